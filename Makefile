@@ -1,0 +1,32 @@
+# Every target starts from nothing: it makes the virtual environment first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+$(READY): pyproject.toml tests/constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)  ## a report of the real capture in examples/
+	mkdir -p demo
+	$(BIN)/nsys-analyze report examples/train_small256.sqlite --batch-size 4 --precision fp32 -o demo/report.md
+	@echo "The report is $(CURDIR)/demo/report.md"
+
+test: lint  ## style, types and tests
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)  ## speed and memory, as ratios within one run
+	$(BIN)/python -m tests.benchmarks.bench_report
+
+clean:
+	rm -rf $(VENV) demo

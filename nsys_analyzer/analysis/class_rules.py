@@ -1,0 +1,245 @@
+"""The table behind :func:`nsys_analyzer.analysis.classes.classify`: one row a rule, the first match wins.
+
+A new class or rule is one row: pattern, class, and a real kernel name that shows it. Most patterns start with
+``_FN`` or ``_IN``, which hold them to the kernel's own qualified name, left of its template arguments, so
+that an elementwise kernel stays one though a functor in its arguments is called softmax. Rows go from the most
+telling name to the least. Names that a compiler or ATen's dispatcher wrote are in ``class_rules_compiled``.
+"""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.class_rules_compiled import COMPILED_RULES, Rule
+
+__all__ = ["RULES", "Rule"]
+
+#: The return type and any number of namespaces; what follows starts an identifier.
+_FN = (
+    r"^(?:void |static )*(?:std::enable_if<[^>]*>::type )?"
+    r"(?:\w+::|<unnamed>::|\(anonymous namespace\)::|\{anonymous\}::)*?"
+)
+#: What follows is anywhere in the qualified name of the kernel.
+_IN = _FN + r"\w*?"
+
+_COMMUNICATION_RULES = (
+    Rule(
+        _FN + r"nccl(?:Dev)?Kernel",
+        "communication",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ),
+    Rule(
+        _FN + r"(?:deep_ep|nvshmem\w*|nccl\w*|userbuffers\w*)",
+        "communication",
+        "void deep_ep::intranode::notify_dispatch<8>(int const*, int*, int const*, int*, int, int, int)",
+    ),
+    Rule(
+        _IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_)",
+        "communication",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*, vllm::RankSignals)",
+    ),
+)
+
+_ATEN_ELEMENTWISE_RULES = (
+    Rule(
+        _IN + r"(?i:distribution_|dropout|philox|curand|bernoulli)",
+        "random",
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>("
+        "at::cuda::detail::TensorInfo<float, unsigned int>, unsigned int, float)",
+    ),
+    Rule(
+        _FN + r"(?:_scatter_gather_|index_|vectorized_index_)elementwise_kernel",
+        "copy/layout",
+        "void at::native::_scatter_gather_elementwise_kernel<(int)128, (int)8, void at::native::"
+        "_cuda_scatter_gather_internal_kernel<(bool)1, at::native::OpaqueType<(int)4>, long>::operator ()"
+        "<at::native::TensorAssign>(at::TensorIterator &)::[lambda(int) (instance 1)]>(int, T3)",
+    ),
+    Rule(
+        _IN + r"elementwise_kernel\w*<.*copy_kernel(?:_cuda|\b)",
+        "copy/layout",
+        "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda("
+        "at::TensorIteratorBase &)::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>()",
+    ),
+    Rule(
+        _IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_)",
+        "elementwise",
+        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>, "
+        "std::array<char *, (unsigned long)1>>(int, T2, T3)",
+    ),
+)
+
+_NAMED_RULES = (
+    Rule(
+        _IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|sgd_)",
+        "optimizer",
+        "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<"
+        "(int)2>, at::native::<unnamed>::TernaryOpScalarFunctor<float, (int)2, (int)2, (int)0>, "
+        "at::native::LerpFunctor<float>, float>(T1, T2, T3...)",
+    ),
+    Rule(  # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
+        _IN + r"(?i:rope|rotary)",
+        "elementwise",
+        "void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheHeadParallelismKernel<(bool)0, "
+        "(unsigned int)128, (unsigned int)8, (unsigned int)16, __half, long>(T5 *, T5 *, T5 *)",
+    ),
+    Rule(
+        _IN + r"(?i:soft_?max)",
+        "softmax",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, "
+        "float const*, int, int, int, bool const*, int, bool)",
+    ),
+    Rule(
+        _IN + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter)",
+        "embedding",
+        "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*, float*, long, "
+        "long const*, long const*)",
+    ),
+    Rule(
+        _IN + r"(?i:(?:layer|rms|group|batch|instance)_?norm|normalization|cuComputePart|cuComputeGrad)",
+        "normalization",
+        "void cuApplyLayerNorm<float, float, float>(T3 *, T2 *, T2 *, const T1 *, int, int, T2, const T3 *)",
+    ),
+    Rule(
+        _IN + r"(?:GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))",
+        "normalization",
+        "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, false>(long, float, "
+        "float const*, float*, float*)",
+    ),
+)
+
+_ATTENTION_RULES = (
+    Rule(
+        _IN + r"(?:flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|fmha|_sdpa_|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_)",
+        "fused attention",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, "
+        "cutlass::arch::Sm80, true, 64, 64, 64, true, true>::Params)",
+    ),
+    Rule(
+        _FN + r"(?:flash|pytorch_flash)::",
+        "fused attention",
+        "void flash::compute_attn_ws<Flash_fwd_kernel_traits<192, 128, 128, 12, 2, false, 1, cutlass::"
+        "bfloat16_t, 128>, true, flash::SingleTileScheduler, flash::SeqLenTraits<true> >()",
+    ),
+    Rule(
+        _IN + r"(?:Kernel2?|device_kernel)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel)",
+        "fused attention",
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
+        "CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, 128, "
+        "cutlass::bfloat16_t, float, cutlass::arch::Sm90> > > >()",
+    ),
+    Rule(
+        _FN + r"fusion::(?:compute_dot_do_o|convert_d[qkv])",
+        "fused attention",
+        "void cudnn::fusion::compute_dot_do_o_specialized<(bool)1, (int)64>(const void *, void *)",
+    ),
+    Rule(  # Triton: the tutorial's names, FlashAttention's Triton port, and vLLM's and SGLang's descendants.
+        _FN + r"(?:_?\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel))",
+        "fused attention",
+        "_attn_fwd",
+    ),
+    Rule(
+        _FN + r"(?:Batch|Single)(?:Prefill|Decode)With|" + _IN + r"(?:merge_attn|merge_state)",
+        "fused attention",
+        "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(bool)0, (unsigned int)2>(T2)",
+    ),
+)
+
+_PRODUCT_RULES = (
+    Rule(
+        _IN + r"(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d|conv_depthwise|im2col|col2im)",
+        "convolution",
+        "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>(int, int, int, "
+        "float const*, int, float*, float const*, kernel_conv_params, unsigned long long, int)",
+    ),
+    Rule(
+        _IN + r"(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)",
+        "convolution",
+        "void cutlass_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>(T1::Params)",
+    ),
+    Rule(
+        _IN + r"(?:scudnn|hcudnn|icudnn)|" + _FN + r"cudnn::cnn::",
+        "convolution",
+        "volta_scudnn_128x64_stridedB_splitK_small_nn_v1",
+    ),
+    Rule(_FN + r"nvjet_", "matmul", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT"),
+    Rule(
+        _IN + r"(?i:split_?k_?reduce|execute_split_k)",
+        "matmul",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>"
+        "(cublasLt::cublasSplitKParams<float>, float const*, float const*, float*)",
+    ),
+    Rule(
+        _IN + r"(?i:gemm|gemv|matmul|mul_mat|marlin|machete|Cijk_)",
+        "matmul",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_"
+        "execute_kernel__5x_cublas",
+    ),
+    Rule(
+        _IN + r"(?:Kernel2?|device_kernel)<.*(?i:gemm)",
+        "matmul",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)",
+    ),
+    Rule(
+        _FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + _FN + r"cublas",
+        "matmul",
+        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>, "
+        "cublasGemvTensorStridedBatched<float> > >()",
+    ),
+    Rule(_FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "matmul", "fused_moe_kernel"),
+)
+
+_DATA_RULES = (
+    Rule(
+        _IN + r"(?i:sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo)|topk|kernel_scan)",
+        "sort/scan",
+        "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortExclusiveSumKernel<at_cuda_detail::"
+        "cub::detail::radix::policy_hub<long, at::cuda::cub::detail::OpaqueType<(int)8>, unsigned long long>"
+        "::Policy1000, unsigned long long>(T2 *)",
+    ),
+    Rule(
+        _FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
+        "sort/scan",
+        "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__scan::ScanAgent<int*, int*, "
+        "thrust::plus<int>, int, int, thrust::detail::integral_constant<bool, bool=0>>>()",
+    ),
+    Rule(
+        _IN + r"(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin|_pool|vector_norm)",
+        "reduction",
+        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<"
+        "float>, unsigned int, float, (int)4, (int)4>>(T3)",
+    ),
+    Rule(
+        _IN + r"(?:RepeatBuffer|[Mm]emset|[Rr]edzone)",
+        "memset/memcpy",
+        "stream_executor::gpu::RepeatBufferKernelImpl(char*, long, long)",
+    ),
+    Rule(
+        _IN + r"(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)|transpose)",
+        "copy/layout",
+        "void at::native::vectorized_gather_kernel<(int)16, long>(char *, char *, T2 *, int, long)",
+    ),
+    Rule(
+        _IN + r"(?i:permut|nchwToNhwc|nhwcToNchw|convertTensor|reshape_and_cache|_pad\d?d?|roll_|flip_)",
+        "copy/layout",
+        "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>(float, float*)",
+    ),
+    Rule(
+        _IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_)",
+        "elementwise",
+        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &(silu(float const&))>("
+        "__nv_bfloat16*, __nv_bfloat16 const*, int)",
+    ),
+    Rule(
+        _IN + r"(?i:_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel)",
+        "elementwise",
+        "transformer_engine::unary_kernel<identity bf16>",
+    ),
+)
+
+RULES: tuple[Rule, ...] = (
+    COMPILED_RULES
+    + _COMMUNICATION_RULES
+    + _ATEN_ELEMENTWISE_RULES
+    + _NAMED_RULES
+    + _ATTENTION_RULES
+    + _PRODUCT_RULES
+    + _DATA_RULES
+)

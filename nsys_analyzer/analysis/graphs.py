@@ -1,0 +1,58 @@
+"""Where the nodes of CUDA graphs were captured: the ranges that a replay no longer opens."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nsys_analyzer.analysis.forest import NONE, Forest
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.trace import Trace, process_of
+
+_INSTANTIATIONS = 8  # a graph of graphs is instantiated a few levels deep at the most
+
+
+def captured_nodes(trace: Trace, forest: Forest) -> Ints:
+    """The forest node open where each operation's graph node was captured.
+
+    Returns:
+        Shape (operations,): -1 outside graph replays, where the capture was not traced or no range was open.
+
+    """
+    operations, nodes = trace.operations, trace.graph_nodes
+    result = np.full(len(operations), NONE, np.int64)
+    replayed = np.flatnonzero(operations.graph_node != 0)
+    if not len(nodes.node) or not len(replayed):
+        return result
+    processes = np.unique(process_of(nodes.thread))
+    key = _key(processes, process_of(nodes.thread), nodes.node)
+    order = np.argsort(key, kind="stable")
+    source = _follow(key[order], _key(processes, process_of(nodes.thread), nodes.original)[order])
+    wanted = _key(processes, operations.process[replayed], operations.graph_node[replayed])
+    found, hit = _find(key[order], wanted)
+    created = order[source[found]]
+    node = forest.node_at(nodes.thread[created], nodes.start[created])
+    result[replayed] = np.where(hit, node, NONE)
+    return result
+
+
+def _key(processes: Ints, process: Ints, node: Ints) -> Ints:
+    """One integer for (process, graph node ID); node IDs are graph ID times 2**32 plus a small index."""
+    code = np.searchsorted(processes, process).clip(max=len(processes) - 1)
+    return np.where((processes[code] == process) & (node != 0), (code << 52) | (node & ((1 << 52) - 1)), -1)
+
+
+def _find(keys: Ints, wanted: Ints) -> tuple[Ints, Bools]:
+    found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
+    return found, keys[found] == wanted
+
+
+def _follow(key: Ints, original: Ints) -> Ints:
+    """For each sorted key the position of the node it was first captured as."""
+    position = np.arange(len(key))
+    for _ in range(_INSTANTIATIONS):
+        source, hit = _find(key, original[position])
+        follows = hit & (original[position] != -1)
+        if not follows.any():
+            break
+        position = np.where(follows, source, position)
+    return position

@@ -1,0 +1,211 @@
+"""The occurrences of each phase in a trace, and the occurrence each GPU operation belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution import (
+    Attribution,
+    RangeRoles,
+    attribute,
+    autograd_threads,
+    waiting_range,
+)
+from nsys_analyzer.analysis.forest import NONE, build_forest
+from nsys_analyzer.analysis.launches import dropped_launches
+from nsys_analyzer.analysis.phases import ATTENTION_PARTS, STEP, WARMUP, PhaseNames
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.trace import LAUNCH, Launches, Ranges, Trace, process_of
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Occurrences of phases, in order of start.
+
+    Attributes:
+        range: index into the trace's ranges.
+        phase: code into ``phases``.
+        process: global process ID.
+        start, end: ns, on the CPU's clock.
+        warmup: True inside a warm-up range of the process.
+        incomplete: True where the capture lacks GPU activity of the instance: launches without a kernel, or
+            an allocation that failed inside.
+        phases: the phases' names, in the order of a step.
+
+    """
+
+    range: Ints
+    phase: Ints
+    process: Ints
+    start: Ints
+    end: Ints
+    warmup: Bools
+    incomplete: Bools
+    phases: tuple[str, ...]
+
+    @property
+    def measured(self) -> Bools:
+        """True for the instances that count as measurements."""
+        measured: Bools = ~self.warmup & ~self.incomplete
+        return measured
+
+
+class AttributedTrace:
+    """A trace with each operation's ranges, phase and instance.
+
+    Args:
+        trace: the trace.
+        names: which range names mean which phase.
+
+    """
+
+    def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
+        self.trace = trace
+        self.roles = RangeRoles(trace.ranges, names or PhaseNames())
+        self.attribution: Attribution = attribute(trace, self.roles)
+
+    @cached_property
+    def instances(self) -> Instances:
+        """Every occurrence of every phase."""
+        ranges, roles = self.trace.ranges, self.roles
+        phases = (*roles.names.leaf_phases, STEP)
+        chosen = [roles.mask(phase) & self._is_instance(roles.mask(STEP) if phase == STEP else roles.leaf)
+                  for phase in phases]  # fmt: skip
+        phase = np.concatenate([np.full(mask.sum(), code) for code, mask in enumerate(chosen)])
+        index = np.concatenate([np.flatnonzero(mask) for mask in chosen])
+        order = np.lexsort((phase, ranges.start[index]))
+        index = index[order]
+        picked = ranges.select(index)
+        process = process_of(picked.thread)
+        warmup = _opened_in(ranges.select(roles.mask(WARMUP)), process, picked.start)
+        incomplete = _incomplete(self.trace, self.lost, process, picked)
+        return Instances(index, phase[order], process, picked.start, picked.end, warmup, incomplete, phases)
+
+    def _is_instance(self, family: Bools) -> Bools:
+        """True for the ranges of a family (all phases, or steps) that lie inside no other one of it."""
+        forest, ranges = self.attribution.forest, self.trace.ranges
+        outermost = forest.outermost(family)
+        inside = np.ones(len(family), np.bool_)
+        is_own = np.zeros(len(forest.range_of), np.bool_)
+        in_family = outermost != NONE
+        is_own[in_family] = forest.range_of[outermost[in_family]] == forest.range_of[in_family]
+        inside[forest.range_of[is_own]] = False
+        # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
+        own_thread = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
+        process, start = process_of(ranges.thread[own_thread]), ranges.start[own_thread]
+        bare = np.zeros(len(own_thread), np.bool_)
+        inside[own_thread] |= waiting_range(self.trace, self.roles, process, start, bare) != NONE
+        instance: Bools = family & ~inside
+        return instance
+
+    @cached_property
+    def lost(self) -> Ints:
+        """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
+        return np.flatnonzero(dropped_launches(self.trace.operations, self.trace.launches))
+
+    @cached_property
+    def phase_instance(self) -> Ints:
+        """Shape (operations,): the instance of a phase (the step aside) each operation belongs to, or -1."""
+        return self._instance_of(self.attribution.enclosing(self.attribution.forest.outermost(self.roles.leaf)))
+
+    @cached_property
+    def step_instance(self) -> Ints:
+        """Shape (operations,): the step each operation belongs to, or -1."""
+        return self._instance_of(self.attribution.enclosing(self.attribution.forest.outermost(self.roles.mask(STEP))))
+
+    def _instance_of(self, ranges: Ints) -> Ints:
+        lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
+        lookup[self.instances.range] = np.arange(len(self.instances.range))
+        return lookup[ranges]
+
+    @cached_property
+    def attention_part(self) -> Ints:
+        """Shape (operations,): code into ``ATTENTION_PARTS`` of the innermost attention range, or -1."""
+        masks = [self.roles.mask(part) for part in ATTENTION_PARTS]
+        part_of_range = np.select(masks, list(range(len(masks))), NONE)
+        found = self.attribution.innermost(self.attribution.forest.nearest(part_of_range != NONE))
+        return np.where(found == NONE, NONE, part_of_range[found]) if len(part_of_range) else found
+
+    @property
+    def instance_pair(self) -> tuple[Ints, Ints]:
+        """The phase instance and the step instance of each operation."""
+        return self.phase_instance, self.step_instance
+
+    def lost_in(self, process: int) -> int:
+        """How many kernel launches of a process lack their kernel."""
+        return int((process_of(self.trace.launches.thread[self.lost]) == process).sum())
+
+    def open_phases(self, process: int) -> tuple[str, ...]:
+        """Phases of a process whose range has no end, by the range's name."""
+        ranges = self.trace.open_ranges
+        roles = RangeRoles(ranges, self.roles.names)
+        mine = (process_of(ranges.thread) == process) & roles.any_phase
+        return tuple(sorted({ranges.names[i] for i in ranges.name[mine]}))
+
+    def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
+        """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count."""
+        forest, ranges = self.attribution.forest, self.trace.ranges
+        outermost = forest.outermost(self.roles.leaf)
+        counts: dict[tuple[str, str], int] = {}
+        node = np.flatnonzero((outermost != NONE) & (outermost != np.arange(len(outermost))))
+        inner, outer = forest.range_of[node], forest.range_of[outermost[node]]
+        differ = ranges.name[inner] != ranges.name[outer]
+        chosen = self.roles.leaf[inner] & (process_of(ranges.thread[inner]) == process) & differ
+        for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
+            pair = (f"`{ranges.names[one]}`", f"`{ranges.names[other]}`")
+            counts[pair] = counts.get(pair, 0) + 1
+        return counts
+
+    def out_of_memory(self, process: int) -> bool:
+        """Whether an allocation of a process failed and it launched no kernel afterwards."""
+        failed, launches = self.trace.failed_allocations, self.trace.launches
+        mine = failed.start[process_of(failed.thread) == process]
+        later = (process_of(launches.thread) == process) & (launches.call == LAUNCH)
+        return bool(len(mine)) and not bool((launches.start[later] > mine.max()).any())
+
+
+def _opened_in(ranges: Ranges, process: Ints, time: Ints) -> Bools:
+    """Whether any of the ranges is open in a process at a time, on whichever thread."""
+    forest = build_forest(process_of(ranges.thread), ranges.start, ranges.end)
+    opened: Bools = forest.node_at(process, time) != NONE
+    return opened
+
+
+def _incomplete(trace: Trace, lost: Ints, process: Ints, picked: Ranges) -> Bools:
+    """Instances that lack kernels they launched, or that end with an allocation that failed."""
+    launched = trace.launches.select(trace.launches.call == LAUNCH)
+    lacking = _count(trace.launches.select(lost), process, picked.start, picked.end) > 0
+    failed = trace.failed_allocations
+    if not len(failed.start):
+        return lacking
+    last_failure = _last_before(failed, process, picked.end)
+    fatal = (last_failure >= picked.start) & (_count(launched, process, last_failure, picked.end) == 0)
+    incomplete: Bools = lacking | fatal
+    return incomplete
+
+
+def _count(calls: Launches, process: Ints, start: Ints, end: Ints) -> Ints:
+    """How many of the calls of a process start in each interval."""
+    return _rank(calls, process, end) - _rank(calls, process, start)
+
+
+def _rank(calls: Launches, process: Ints, time: Ints) -> Ints:
+    result = np.zeros(len(time), np.int64)
+    for one in np.unique(process) if len(calls.start) else ():
+        mine = np.sort(calls.start[process_of(calls.thread) == one])
+        result[process == one] = np.searchsorted(mine, time[process == one])
+    return result
+
+
+def _last_before(calls: Launches, process: Ints, time: Ints) -> Ints:
+    """The start of the last call of a process before a time; far in the past where there is none."""
+    result = np.full(len(time), -(2**62), np.int64)
+    for one in np.unique(process):
+        mine = np.sort(calls.start[process_of(calls.thread) == one])
+        at = np.searchsorted(mine, time) - 1
+        hit = (process == one) & (at >= 0)
+        result[hit] = mine[at[hit]]
+    return result

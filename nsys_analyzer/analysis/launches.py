@@ -1,0 +1,72 @@
+"""Which API call launched each GPU operation: matched by process and correlation ID, one launch each."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.trace import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
+
+
+def match_launches(operations: Operations, launches: Launches) -> Ints:
+    """The launch of each operation.
+
+    A correlation ID is unique within one process only, so the process is part of the key. Where one pair has
+    more than one row (a runtime call and the driver call inside it), the launch is the earliest.
+
+    Returns:
+        Shape (operations,): index into ``launches``, -1 where the operation has no launch row.
+
+    """
+    if not len(launches.start):
+        return np.full(len(operations), -1, np.int64)
+    processes = np.unique(process_of(launches.thread))
+    keys = _key(processes, process_of(launches.thread), launches.correlation)
+    order = np.lexsort((launches.start, keys)) if not _is_sorted(keys, launches.start) else np.arange(len(keys))
+    ordered = keys[order]
+    wanted = _key(processes, operations.process, operations.correlation)
+    found = np.searchsorted(ordered, wanted)  # the first of equals is the earliest
+    found[found == len(ordered)] = 0
+    return np.where((ordered[found] == wanted) & (wanted >= 0), order[found], -1)
+
+
+def dropped_launches(operations: Operations, launches: Launches) -> Bools:
+    """Kernel launches that have no GPU operation: activity records the profiler dropped, or a cut-off capture.
+
+    A launch while its thread captures a graph runs nothing and is not counted.
+
+    Returns:
+        Shape (launches,): True for a call that launches a kernel none of the operations belongs to.
+
+    """
+    processes = np.unique(process_of(launches.thread))
+    keys = _key(processes, process_of(launches.thread), launches.correlation)
+    known = np.zeros(len(keys), np.bool_)
+    if len(operations):
+        seen = np.sort(_key(processes, operations.process, operations.correlation))
+        found = np.searchsorted(seen, keys).clip(max=len(seen) - 1)
+        known = seen[found] == keys
+    dropped: Bools = (launches.call == LAUNCH) & ~known
+    return dropped & ~_in_capture(launches) if dropped.any() else dropped
+
+
+def _in_capture(launches: Launches) -> Bools:
+    """True for the calls between a thread's begin and end of a graph's capture."""
+    order = np.lexsort((launches.start, launches.thread))
+    delta = (launches.call[order] == BEGIN_CAPTURE).astype(np.int64) - (launches.call[order] == END_CAPTURE)
+    inside = np.empty(len(order), np.bool_)
+    inside[order] = np.cumsum(delta) > 0
+    return inside
+
+
+def _key(processes: Ints, process: Ints, correlation: Ints) -> Ints:
+    """One integer for (process, correlation ID), which is 32 bits wide; -1 for a process that launches nothing."""
+    code = np.searchsorted(processes, process).clip(max=max(len(processes) - 1, 0))
+    known = processes[code] == process if len(processes) else np.zeros(len(process), np.bool_)
+    return np.where(known, (code << 32) | (correlation & 0xFFFFFFFF), -1)
+
+
+def _is_sorted(keys: Ints, starts: Ints) -> bool:
+    ascending = keys[1:] > keys[:-1]
+    repeated = (keys[1:] == keys[:-1]) & (starts[1:] >= starts[:-1])
+    return bool((ascending | repeated).all())

@@ -1,0 +1,156 @@
+"""Everything the report says of one process of one capture, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from nsys_analyzer.analysis.attention import AttentionSummary
+from nsys_analyzer.analysis.models import Configuration
+from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats
+from nsys_analyzer.trace.metadata import Gpu, Metadata
+
+#: What can be said of a capture as a whole.
+STATUSES = ("ok", "oom", "partial", "no_kernels", "failed")
+
+
+@dataclass(frozen=True)
+class ThreadShare:
+    """A thread that launches kernels of a phase: its name, its ID, and kernels per instance."""
+
+    thread: str
+    tid: int
+    kernels_per_instance: float
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """One phase over its measured instances; times are of one instance.
+
+    Attributes:
+        phase: the phase, such as "forward".
+        range: the names its ranges have in the trace.
+        instances, warmup_instances, incomplete_instances: measured, left out as warm-up, left out as partial.
+        launch_threads: who launches its kernels.
+        kernels_per_instance: mean.
+        wall_ms: the range's own duration on the CPU's clock.
+        gpu_span_ms: first start to last end of its GPU operations.
+        gpu_busy_ms: the union of their intervals.
+        kernel_sum_ms: the sum of its kernels' durations; without figures where an opaque graph hides kernels.
+        python_ms: timed by the target in an unprofiled run, None where no timings are known.
+        synchronized: whether its GPU work ends before its ranges do, so that wall minus busy is idle time.
+        classes, kernels, memory: per instance, longest first.
+
+    """
+
+    phase: str
+    range: str
+    instances: int
+    warmup_instances: int
+    incomplete_instances: int
+    launch_threads: tuple[ThreadShare, ...]
+    kernels_per_instance: float
+    wall_ms: Stats
+    gpu_span_ms: Stats
+    gpu_busy_ms: Stats
+    kernel_sum_ms: Stats
+    python_ms: Stats | None
+    synchronized: bool
+    classes: tuple[ClassRow, ...]
+    kernels: tuple[KernelRow, ...]
+    memory: tuple[MemoryRow, ...]
+
+    @property
+    def idle_ms(self) -> float | None:
+        """Wall minus busy, where the phase is synchronised."""
+        if not self.synchronized or self.wall_ms.mean is None or self.gpu_busy_ms.mean is None:
+            return None
+        return self.wall_ms.mean - self.gpu_busy_ms.mean
+
+    @property
+    def opaque(self) -> bool:
+        """Whether an opaque graph hides kernels of the phase."""
+        return any(row.kind == "graph" for row in self.memory)
+
+    def share_of(self, kernel_class: str) -> float:
+        """The share of a class in the kernel sum, 0 where it has no kernel."""
+        return sum(row.share for row in self.classes if row.kernel_class == kernel_class)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """Conservation: attributed + unattributed = all, in count and in time.
+
+    Attributes:
+        kernels, kernel_ms: all kernels of the process and their summed duration.
+        attributed, attributed_ms: those launched inside a range.
+        in_phases: those in a phase (the step and warm-up included).
+        in_warmup: those in a warm-up instance of a phase or in a warm-up range.
+        unattributed, unattributed_ms: those launched outside every range, or without a launch row.
+        without_launch: those without a launch row.
+        ambiguous: those launched while several threads had phases open.
+        how: kernels by how they were attributed.
+        lost_launches: kernel launches whose kernel the capture lacks.
+        operations: all GPU operations (copies, fills and graphs too).
+
+    """
+
+    kernels: int
+    attributed: int
+    in_phases: int
+    in_warmup: int
+    unattributed: int
+    kernel_ms: float
+    attributed_ms: float
+    unattributed_ms: float
+    without_launch: int
+    ambiguous: int
+    how: dict[str, int]
+    lost_launches: int
+    operations: int
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """One process of one capture.
+
+    Attributes:
+        name: the capture's name, from its file.
+        process: how the process is called in tables, empty where the capture has one.
+        source: the file's name.
+        status: one of ``STATUSES``; message says why where it is not ok.
+        gpu: the device its kernels ran on, None where unknown.
+        metadata: the capture's conditions, None where there is no trace.
+        configuration: what is known of model, context length, batch size and precision.
+        phases: in the order of a step.
+        whole: every operation of the process as if it were one phase, None without GPU operations.
+
+    """
+
+    name: str
+    process: str
+    source: str
+    status: str
+    message: str = ""
+    pid: int | None = None
+    gpu: Gpu | None = None
+    metadata: Metadata | None = None
+    configuration: Configuration | None = None
+    phases: tuple[PhaseSummary, ...] = ()
+    whole: PhaseSummary | None = None
+    attention: AttentionSummary | None = None
+    coverage: Coverage | None = None
+    precisions: dict[str, float] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The name, with the process where there are several."""
+        return f"{self.name} {self.process}".strip()
+
+    def phase(self, name: str) -> PhaseSummary | None:
+        """A phase by name, if it has a measured instance."""
+        return next((p for p in self.phases if p.phase == name and p.instances), None)
+
+    def with_warnings(self, *warnings: str) -> CaptureSummary:
+        """A copy with further warnings."""
+        return replace(self, warnings=(*self.warnings, *warnings))

@@ -1,0 +1,139 @@
+"""What a reader must know before believing a capture's figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nsys_analyzer.analysis.instances import AttributedTrace
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary import CaptureSummary
+
+HOW_TO_ANNOTATE = (
+    'Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`, and the same '
+    "for backward and optimizer; or name the ranges there are with `--phase forward=NAME`."
+)
+_MISSING_EVENTS = "events might be missing"
+#: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
+_MINOR = 0.02
+#: nsys says these of every capture with a capture range; they carry no news.
+_ROUTINE = (
+    "Not all NVTX events might",
+    "Not all CUDA events might",
+    "No NVTX events collected",
+    "No CUDA events",
+)
+
+
+def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[str, ...]:
+    """The warnings of one process, the gravest first."""
+    checks = (
+        _status,
+        _graphs,
+        _launches,
+        _phases,
+        _synchronisation,
+        _nested,
+        _ambiguous,
+        _precision,
+        _diagnostics,
+    )
+    return tuple(warning for check in checks for warning in check(summary, attributed, process))
+
+
+def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    tables = attributed.trace.tables
+    if summary.status == "oom":
+        yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
+    if summary.coverage and not summary.coverage.kernels and not _opaque(summary):
+        yield "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
+    if "nvtx" not in tables:
+        yield f"The export has no NVTX table (capture with `--trace=cuda,nvtx`). {HOW_TO_ANNOTATE}"
+    if "runtime" not in tables and summary.coverage and summary.coverage.kernels:
+        yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
+    for name in attributed.open_phases(process):
+        yield f"A range `{name}` has no end: that occurrence is partial and left out."
+    partial = sum(phase.incomplete_instances for phase in summary.phases)
+    if partial:
+        yield f"{partial} instances of phases lack kernels that they launched, or end in a failed allocation: left out."
+
+
+def _opaque(summary: CaptureSummary) -> bool:
+    return bool(summary.whole and summary.whole.opaque)
+
+
+def _graphs(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    if summary.whole and _opaque(summary):
+        replays = sum(row.operations_per_instance for row in summary.whole.memory if row.kind == "graph")
+        yield (
+            f"{replays:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown. "
+            "Capture with `--cuda-graph-trace=node` to see them."
+        )
+
+
+def _launches(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    coverage = summary.coverage
+    if coverage and coverage.without_launch:
+        yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
+    if coverage and coverage.lost_launches:
+        yield f"{coverage.lost_launches:,} kernel launches have no kernel: activity records were dropped or cut off."
+
+
+def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del process
+    if "nvtx" in attributed.trace.tables and not summary.phases:
+        seen = Counter(attributed.trace.ranges.names[i] for i in attributed.trace.ranges.name)
+        named = ", ".join(f"`{name}`" for name, _ in seen.most_common(5))
+        found = f" The ranges seen most are {named}." if named else ""
+        yield f"No range names a phase.{found} {HOW_TO_ANNOTATE}"
+    for phase in summary.phases:
+        if phase.instances and not phase.kernels_per_instance and not phase.memory and summary.status == "ok":
+            yield f"No GPU operation was launched inside `{phase.range}` ({phase.phase})."
+        if not phase.instances and phase.warmup_instances:
+            yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
+
+
+def _synchronisation(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    busy = max((p.gpu_busy_ms.mean or 0.0 for p in summary.phases), default=0.0)
+    running = [p.phase for p in summary.phases if not p.synchronized and (p.gpu_busy_ms.mean or 0.0) > busy * _MINOR]
+    if running:
+        yield (
+            f"GPU work of {', '.join(running)} ends after the range does: nothing synchronises there, so wall time "
+            "is what the CPU took to launch it, and no idle time is shown."
+        )
+
+
+def _nested(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del summary
+    for (inner, outer), count in attributed.nested_phases(process).items():
+        yield f"{count:,} {inner} ranges lie inside {outer} and are counted there."
+
+
+def _ambiguous(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    if summary.coverage and summary.coverage.ambiguous:
+        yield (
+            f"{summary.coverage.ambiguous:,} kernels were launched from threads without ranges while several threads "
+            "had phases open: they went to the one in backward, else to the one opened last."
+        )
+
+
+def _precision(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    wanted = summary.configuration.precision if summary.configuration else None
+    tf32 = summary.precisions.get("tf32", 0.0)
+    if wanted == "fp32" and tf32:
+        yield f"The configuration says fp32, but {tf32:.0%} of the product time ran as tf32."
+
+
+def _diagnostics(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    """Messages about this process or about none that uses a GPU."""
+    others = set(np.unique(attributed.trace.operations.process).tolist()) - {process}
+    messages = summary.metadata.diagnostics if summary.metadata else ()
+    for message in dict.fromkeys((m.severity, m.text) for m in messages if m.process not in others):
+        severity, text = message
+        missing = _MISSING_EVENTS in text
+        if missing or (severity in (2, 3) and not text.startswith(_ROUTINE)):
+            yield f"nsys: {' '.join(text.split()).split('. To make sure')[0].rstrip('.')}."

@@ -1,0 +1,1 @@
+"""Finds nsys, calls it, and reads what a run leaves beside its trace."""

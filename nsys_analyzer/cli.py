@@ -1,0 +1,45 @@
+"""The command line: one group, and the one place that catches the package's errors."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from nsys_analyzer import __version__
+from nsys_analyzer.commands.info import info
+from nsys_analyzer.commands.kernels import kernels
+from nsys_analyzer.commands.report import report
+from nsys_analyzer.errors import NsysAnalyzerError
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: nsys-analyze report capture.sqlite"
+)
+@click.version_option(__version__, prog_name="nsys-analyze")
+def cli() -> None:
+    """Answers from Nsight Systems captures of transformers.
+
+    How long do forward, backward and optimizer take, on the CPU's clock and on the GPU's; which kernels dominate;
+    what share is matmul; how does softmax compare with the attention products.
+    """
+
+
+for command in (report, kernels, info):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Runs the command line; an error of the package or the system is one line and exit code 1."""
+    try:
+        cli()
+    except NsysAnalyzerError as error:
+        click.echo(f"Error: {error}", err=True)
+        sys.exit(1)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has gone: nothing is left to say
+            sys.stderr.close()
+            sys.exit(1)
+        where = f"{error.filename}: " if error.filename else ""
+        click.echo(f"Error: {where}{error.strerror or error}", err=True)
+        sys.exit(1)

@@ -1,0 +1,1 @@
+"""The commands of nsys-analyze, one module each."""

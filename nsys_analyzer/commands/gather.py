@@ -1,0 +1,187 @@
+"""Finds the captures a report is about, reads them, and keeps a row for those that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from nsys_analyzer.analysis.models import Configuration, configuration_from_name, find_model
+from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.capture.manifest import Manifest, find_manifest, manifests_without_trace
+from nsys_analyzer.capture.timings import Timing, Timings
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.trace.trace import Trace
+
+TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
+#: A capture of this name is called after its folder: `small_ctx256/capture.sqlite`.
+_GENERIC_STEM = "capture"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the command line says of the configuration; None where it is silent."""
+
+    model: str | None = None
+    context_length: int | None = None
+    batch_size: int | None = None
+    precision: str | None = None
+
+    def over(self, known: Configuration | None) -> Configuration | None:
+        """The configuration with what was given in place of what was known.
+
+        Raises:
+            ConfigurationError: an unknown model.
+        """
+        given = {
+            "model": find_model(self.model) if self.model else None,
+            "context_length": self.context_length,
+            "batch_size": self.batch_size,
+            "precision": self.precision,
+        }
+        stated = {key: value for key, value in given.items() if value is not None}
+        if not stated:
+            return known
+        return replace(known or Configuration(), **stated, source="command line")  # type: ignore[arg-type]
+
+
+def find_traces(paths: Iterable[Path]) -> list[Path]:
+    """The trace files among files and folders (a folder's own, and those one level below), each capture once.
+
+    Raises:
+        TraceError: a path does not exist, or a folder holds no trace.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = _traces_in(path)
+            if not inside and not manifests_without_trace(path):
+                raise TraceError(f"{path} holds no trace", "Give a folder with .sqlite or .nsys-rep files")
+            found += inside
+        else:
+            found.append(path)
+    return list(dict.fromkeys(found))
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    """A report and its export are one capture: the report file stands for both, its export is reused."""
+    places = [folder, *sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))]
+    files = [p for place in places for p in sorted(place.iterdir()) if p.suffix in TRACE_SUFFIXES and p.is_file()]
+    reports = {path.with_suffix("") for path in files if path.suffix != ".sqlite"}
+    exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
+    keep_report = reports - {stem for stem in reports & exported if not _is_stale(stem)}
+    return [p for p in files if (p.suffix == ".sqlite") != (p.with_suffix("") in keep_report)]
+
+
+def _is_stale(stem: Path) -> bool:
+    reports = [p for suffix in TRACE_SUFFIXES[1:] if (p := stem.parent / f"{stem.name}{suffix}").exists()]
+    export = stem.parent / f"{stem.name}.sqlite"
+    return any(report.stat().st_mtime > export.stat().st_mtime for report in reports)
+
+
+def gather(
+    paths: Sequence[Path], names: PhaseNames, given: Given, timings: Timings | None
+) -> tuple[CaptureSummary, ...]:
+    """One summary for each process of each capture, ordered by model and context length.
+
+    A capture that cannot be read keeps a row with its error, unless it is the only one.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read.
+    """
+    traces = find_traces(paths)
+    rows = [summary for trace in traces for summary in _read(trace, names, given, alone=len(traces) == 1)]
+    failed = [row for row in rows if row.status == "failed"]
+    if failed and len(failed) == len(rows):
+        raise TraceError(f"None of {len(rows)} captures could be read; the first: {failed[0].message}")
+    for folder in (path for path in paths if path.is_dir()):
+        rows += [_without_trace(manifest) for manifest in manifests_without_trace(folder)]
+    if timings:
+        rows = [_with_timings(row, timings) for row in rows]
+        rows += _only_timed(rows, timings)
+    return tuple(sorted(rows, key=_order))
+
+
+def _read(path: Path, names: PhaseNames, given: Given, *, alone: bool) -> Iterator[CaptureSummary]:
+    try:
+        manifest = find_manifest(path) if path.exists() else None
+        known = manifest.configuration() if manifest else configuration_from_name(_name(path))
+        configuration = given.over(known)
+        for summary in summarize(Trace.load(path), _name(path), names, configuration):
+            yield _with_status(summary, manifest)
+    except NsysAnalyzerError as error:
+        if alone:
+            raise
+        yield CaptureSummary(_name(path), "", path.name, "failed", str(error), warnings=(str(error),))
+
+
+def _name(path: Path) -> str:
+    stem = path.name.removesuffix(path.suffix)
+    return path.resolve().parent.name if stem == _GENERIC_STEM else stem
+
+
+def _with_status(summary: CaptureSummary, manifest: Manifest | None) -> CaptureSummary:
+    """What the run says of itself outranks what the trace shows."""
+    if manifest is None or manifest.status == "ok":
+        return summary
+    status = "oom" if manifest.status == "oom" else "failed"
+    return replace(summary, status=status, message=manifest.message or manifest.status)
+
+
+def _without_trace(manifest: Manifest) -> CaptureSummary:
+    own = manifest.path.name.removesuffix(".json").removesuffix(".manifest")
+    name = manifest.path.resolve().parent.name if own == "manifest" else own
+    status = "oom" if manifest.status == "oom" else "failed"
+    message = manifest.message or ("no trace was written" if manifest.status == "ok" else manifest.status)
+    return CaptureSummary(
+        name, "", manifest.path.name, status, "" if status == message else message,
+        configuration=manifest.configuration(),
+    )  # fmt: skip
+
+
+def _with_timings(summary: CaptureSummary, timings: Timings) -> CaptureSummary:
+    configuration = summary.configuration or Configuration()
+
+    def timed(phase: PhaseSummary) -> PhaseSummary:
+        found = timings.find(configuration, phase.phase)
+        return replace(phase, python_ms=_stats(found)) if found and found.mean_ms is not None else phase
+
+    return replace(summary, phases=tuple(timed(phase) for phase in summary.phases))
+
+
+def _stats(timing: Timing) -> Stats:
+    return Stats(timing.steps or 1, timing.mean_ms, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
+
+
+def _only_timed(rows: Sequence[CaptureSummary], timings: Timings) -> Iterator[CaptureSummary]:
+    """A row for each configuration that the timings say ran out of memory and that left no capture."""
+    captured = {_key(row.configuration) for row in rows if row.configuration}
+    for configuration in timings.configurations():
+        statuses = {row.status for row in timings.rows if _key(_configuration(row)) == _key(configuration)}
+        if "oom" in statuses and _key(configuration) not in captured:
+            model = configuration.model.name if configuration.model else "unknown model"
+            name = f"{model}_ctx{configuration.context_length or '?'}"
+            yield CaptureSummary(name, "", timings.path.name, "oom", configuration=configuration)
+
+
+def _configuration(timing: Timing) -> Configuration:
+    return Configuration(timing.model, timing.context_length, timing.batch_size, timing.precision, timing.mode)
+
+
+def _key(configuration: Configuration | None) -> tuple[object, ...]:
+    return (configuration.model, configuration.context_length) if configuration else ()
+
+
+def _order(summary: CaptureSummary) -> tuple[object, ...]:
+    configuration = summary.configuration
+    model = configuration.model if configuration else None
+    known = model is not None
+    return (
+        not known,
+        model.parameters if model else 0,
+        (configuration.context_length or 0) if configuration else 0,
+        summary.name,
+    )

@@ -1,0 +1,35 @@
+"""The package's errors: each says what failed and what to do about it."""
+
+from __future__ import annotations
+
+
+class NsysAnalyzerError(Exception):
+    """An error for the user: one line of ``message`` and one line of remedy, ``hint``."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class TraceError(NsysAnalyzerError):
+    """A trace that cannot be read: absent, damaged, or not an Nsight Systems export."""
+
+
+class MissingTableError(TraceError):
+    """A trace that lacks a table the analysis needs."""
+
+
+class ExportError(NsysAnalyzerError):
+    """``nsys export`` is missing or failed."""
+
+
+class TimingsError(NsysAnalyzerError):
+    """A timings CSV that cannot be read or contradicts itself."""
+
+
+class ConfigurationError(NsysAnalyzerError):
+    """An unknown model or an impossible configuration."""

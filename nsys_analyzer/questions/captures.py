@@ -1,0 +1,41 @@
+"""One row for each capture, whatever became of it."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.report.model import Cell, Column, Section, Table
+
+_COLUMNS = (
+    Column("capture"),
+    Column("model"),
+    Column("context", "count"),
+    Column("batch", "count"),
+    Column("status"),
+    Column("GPU"),
+    Column("steps", "count"),
+    Column("kernels", "count"),
+    Column("kernel ms", "ms"),
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """The captures of the report, by model and context length."""
+    rows = tuple(_row(capture) for capture in evidence.captures)
+    return Section("captures", "Captures", (Table(_COLUMNS, rows),))
+
+
+def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
+    configuration = capture.configuration
+    status = f"{capture.status}: {capture.message}" if capture.message else capture.status
+    return (
+        capture.title,
+        configuration.model.name if configuration and configuration.model else None,
+        configuration.context_length if configuration else None,
+        configuration.batch_size if configuration else None,
+        status,
+        capture.gpu.name if capture.gpu else None,
+        max((phase.instances for phase in capture.phases), default=None),
+        capture.coverage.kernels if capture.coverage else None,
+        capture.coverage.kernel_ms if capture.coverage else None,
+    )

@@ -1,0 +1,77 @@
+"""What the questions are answered from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from nsys_analyzer.analysis.labels import short_labels
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.model import Bars, Paragraph, Spread
+
+#: The phases that tables compare, and the step that holds them.
+TRAINING_PHASES = ("forward", "backward", "optimizer")
+_FIGURES_PER_QUESTION = 4
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The captures of a report in order, and how it was made.
+
+    Attributes:
+        captures: one entry for each process of each capture.
+        command: the command line that makes the report again.
+        timings: the name of the timings CSV, empty without one.
+        notes: what was decided while reading it.
+    """
+
+    captures: tuple[CaptureSummary, ...]
+    command: str
+    timings: str = ""
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """A short label for every kernel name, unique in the report."""
+        names = {row.name for capture in self.measured for row in (capture.whole.kernels if capture.whole else ())}
+        return short_labels(sorted(names))
+
+    @property
+    def measured(self) -> tuple[CaptureSummary, ...]:
+        """The captures with GPU operations."""
+        return tuple(capture for capture in self.captures if capture.whole)
+
+    @property
+    def illustrated(self) -> tuple[CaptureSummary, ...]:
+        """The captures that get a figure of their own in each question: the first few."""
+        return self.measured[:_FIGURES_PER_QUESTION]
+
+
+def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """Forward, backward and optimizer, the user's own phases, and the step; the whole capture without any."""
+    named = [phase for phase in capture.phases if phase.instances and phase.kernels]
+    if named:
+        return tuple(phase for phase in named if phase.phase != "loss")
+    return (capture.whole,) if capture.whole else ()
+
+
+def slug(capture: CaptureSummary, question: str) -> str:
+    """A figure's file name: the capture's title in safe characters, and the question."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{capture.title}-{question}").strip("-")
+
+
+def spread(stats: Stats | None) -> Spread | None:
+    """Mean and standard deviation as a cell; None without figures."""
+    return None if stats is None or stats.mean is None else Spread(stats.mean, stats.std)
+
+
+def if_any(figures: tuple[Bars, ...]) -> tuple[Bars, ...]:
+    """The figures that have something to draw."""
+    return tuple(figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series))
+
+
+def nothing_measured() -> Paragraph:
+    """What stands where no capture can answer a question."""
+    return Paragraph("No capture of this report has the ranges or kernels to answer this.")

@@ -1,0 +1,128 @@
+"""(d) What share matmul and every other class has, in inference and in a training step."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.questions.evidence import (
+    TRAINING_PHASES,
+    Evidence,
+    compared_phases,
+    if_any,
+    nothing_measured,
+    slug,
+)
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
+from nsys_analyzer.report.units import percent
+
+_MATMUL = "matmul"
+_FUSED = "fused attention"
+
+
+def answer(evidence: Evidence) -> Section:
+    """Class shares by phase, and the training step against inference."""
+    captures = [capture for capture in evidence.measured if any(p.kernels for p in compared_phases(capture))]
+    blocks: list[Block] = [_answer(capture, evidence) for capture in captures]
+    blocks += [_table(capture) for capture in captures]
+    blocks += if_any(tuple(_figure(capture) for capture in evidence.illustrated))
+    return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
+
+
+def step_classes(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
+    """The classes of a whole training step: of the step range, else of its phases together."""
+    step = capture.phase("step")
+    if step and step.kernels and capture.phase("backward"):
+        return step.classes
+    parts = [phase for name in TRAINING_PHASES if (phase := capture.phase(name)) and phase.kernels]
+    if len(parts) < 2:
+        return None
+    loss = capture.phase("loss")
+    return class_rows(merge_kernels(*(phase.kernels for phase in (*parts, *([loss] if loss else [])))))
+
+
+def _share(rows: tuple[ClassRow, ...], name: str) -> float:
+    return sum(row.share for row in rows if row.kernel_class == name)
+
+
+def _inference(capture: CaptureSummary, evidence: Evidence) -> tuple[PhaseSummary, str] | None:
+    """The forward pass of a forward-only capture of the same configuration, else of this capture."""
+    for other in evidence.measured:
+        ours, theirs = capture.configuration, other.configuration
+        if ours and theirs and theirs.mode == "forward" and ours.model == theirs.model:
+            same = (ours.context_length, ours.batch_size) == (theirs.context_length, theirs.batch_size)
+            forward = other.phase("forward") if same else None
+            if forward and forward.kernels:
+                return forward, f"inference ({other.title})"
+    forward = capture.phase("forward")
+    return (forward, "forward (that is, inference)") if forward and forward.kernels else None
+
+
+def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
+    inference, step = _inference(capture, evidence), step_classes(capture)
+    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}" for p in compared_phases(capture) if p.phase != "step"]
+    short = ", ".join([*parts, *([f"{percent(_share(step, _MATMUL))} of the training step"] if step else [])])
+    text = f"matmul is {', '.join(parts)}"
+    fused = [f"{percent(p.share_of(_FUSED))} of {p.phase}" for p in compared_phases(capture) if p.share_of(_FUSED)]
+    if fused:
+        text += f" (attention fused into one kernel, counted apart, is {', '.join(fused)})"
+    if inference and step:
+        before, after = inference[0].share_of(_MATMUL), _share(step, _MATMUL)
+        text += f". {inference[1].capitalize()} {percent(before)}, whole training step {percent(after)}"
+        text += f": {_why(capture, before, after)}"
+    return Answer(capture.title, f"{text}.", short)
+
+
+def _why(capture: CaptureSummary, before: float, after: float) -> str:
+    optimizer = capture.phase("optimizer")
+    if after < before and optimizer and optimizer.kernel_sum_ms.mean:
+        return (
+            f"the share falls by {(before - after) * 100:.1f} points: the optimizer's "
+            f"{optimizer.kernel_sum_ms.mean:.3f} ms are {percent(optimizer.share_of(_MATMUL))} matmul, and backward "
+            "adds elementwise and reduction work to its products"
+        )
+    return f"the share {'falls' if after < before else 'rises'} by {abs(before - after) * 100:.1f} points"
+
+
+def _columns(capture: CaptureSummary) -> dict[str, tuple[tuple[ClassRow, ...], float | None]]:
+    """Column title to the classes it shows and their kernel sum."""
+    columns = {
+        phase.phase: (phase.classes, phase.kernel_sum_ms.mean)
+        for phase in compared_phases(capture)
+        if phase.phase != "step"
+    }
+    step = step_classes(capture)
+    if step:
+        columns["training step"] = (step, sum(row.ms_per_instance for row in step))
+    return columns
+
+
+def _table(capture: CaptureSummary) -> Table:
+    columns = _columns(capture)
+    heaviest = {row.kernel_class: 0.0 for rows, _ in columns.values() for row in rows}
+    for rows, _ in columns.values():
+        for row in rows:
+            heaviest[row.kernel_class] = max(heaviest[row.kernel_class], row.ms_per_instance)
+    classes = sorted(heaviest, key=lambda name: -heaviest[name])
+    body: list[tuple[Cell, ...]] = [
+        (name, *(_share(rows, name) or None for rows, _ in columns.values())) for name in classes
+    ]
+    sums = ", ".join(f"{title} {total:.3f} ms" for title, (_, total) in columns.items() if total is not None)
+    caption = f"**{capture.title}**: shares of the kernel sum, which is {sums}."
+    return Table((Column("class"), *(Column(title, "percent") for title in columns)), tuple(body), caption)
+
+
+def _figure(capture: CaptureSummary) -> Bars:
+    columns = _columns(capture)
+    classes = sorted(
+        {row.kernel_class for rows, _ in columns.values() for row in rows},
+        key=lambda name: -sum(_share(rows, name) for rows, _ in columns.values()),
+    )
+    series = tuple((name, tuple(_share(rows, name) * 100 for rows, _ in columns.values())) for name in classes)
+    return Bars(
+        slug(capture, "class-shares"),
+        f"{capture.title}: classes of kernels, share of each phase's kernel sum",
+        tuple(columns),
+        tuple(one for one in series if max(one[1]) >= 0.05),
+        "% of kernel sum",
+        "stacked",
+    )

@@ -1,0 +1,79 @@
+"""The dimensions of the models, and the FLOPs that follow from them."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.flops import forward_flops
+from nsys_analyzer.analysis.models import ModelSize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.report.model import Block, Cell, Column, Paragraph, Section, Table
+
+_MODEL_COLUMNS = (
+    Column("model"),
+    Column("d_model", "count"),
+    Column("d_ff", "count"),
+    Column("layers", "count"),
+    Column("heads", "count"),
+    Column("d_head", "count"),
+    Column("parameters", "count"),
+    Column("products per forward", "count"),
+)
+_CAPTURE_COLUMNS = (
+    Column("capture"),
+    Column("model"),
+    Column("context", "count"),
+    Column("batch", "count"),
+    Column("precision"),
+    Column("one forward", "flop"),
+    Column("known from"),
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """One row for each model, and one for each capture whose configuration is known."""
+    models = {c.configuration.model for c in evidence.captures if c.configuration and c.configuration.model}
+    if not models:
+        text = (
+            "The captures do not say which model they ran. Give `--model small --context-length 256 --batch-size 4` "
+            "for FLOPs; every measured time stands without it."
+        )
+        return Section("models", "Model specifications", (Paragraph(text),))
+    known = [capture for capture in evidence.captures if capture.configuration]
+    blocks: tuple[Block, ...] = (
+        Table(_MODEL_COLUMNS, tuple(_model_row(m) for m in sorted(models, key=lambda m: m.parameters))),
+        Table(_CAPTURE_COLUMNS, tuple(_capture_row(capture) for capture in known), "What each capture ran:"),
+        Paragraph(
+            "FLOPs of one forward: projections 8·B·S·d²·L, attention products 4·B·S²·d·L, feed-forward "
+            "6·B·S·d·d_ff·L, head 2·B·S·d·V; a multiplication and an addition count as two. Backward is twice that."
+        ),
+    )
+    return Section("models", "Model specifications", blocks)
+
+
+def _model_row(model: ModelSize) -> tuple[Cell, ...]:
+    return (
+        model.name,
+        model.d_model,
+        model.d_ff,
+        model.num_layers,
+        model.num_heads,
+        model.d_head,
+        model.parameters,
+        model.gemms_per_forward,
+    )
+
+
+def _capture_row(capture: CaptureSummary) -> tuple[Cell, ...]:
+    configuration = capture.configuration
+    if configuration is None:
+        return (capture.title, None, None, None, None, None, None)
+    model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
+    return (
+        capture.title,
+        model.name if model else None,
+        context,
+        batch,
+        configuration.precision,
+        forward_flops(model, batch, context) if model and batch and context else None,
+        configuration.source,
+    )

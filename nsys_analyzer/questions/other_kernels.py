@@ -1,0 +1,80 @@
+"""(c) Which other kernels and classes matter."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.questions.evidence import Evidence, compared_phases, if_any, nothing_measured, slug
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
+from nsys_analyzer.report.units import percent
+
+_SHOWN = 12
+_MATTERS = 0.03
+
+
+def answer(evidence: Evidence) -> Section:
+    """The kernels with the most time, phase by phase, and what is left beside the products."""
+    blocks: list[Block] = [_answer(capture) for capture in evidence.measured if _main(capture)]
+    blocks += [_table(capture, evidence.labels) for capture in evidence.measured if _main(capture)]
+    blocks += if_any(tuple(_figure(capture, evidence.labels) for capture in evidence.illustrated))
+    return Section(
+        "other_kernels", "(c) Which other kernels and classes matter?", tuple(blocks) or (nothing_measured(),), "others"
+    )
+
+
+def _main(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """The phases that partition the step: the step itself would count them twice."""
+    return tuple(p for p in compared_phases(capture) if p.phase != "step" and p.kernels)
+
+
+def _answer(capture: CaptureSummary) -> Answer:
+    """The classes beside the products that take a share worth naming."""
+    parts = []
+    for phase in _main(capture):
+        others = [row for row in phase.classes if row.kernel_class != "matmul" and row.share >= _MATTERS]
+        named = ", ".join(f"{row.kernel_class} {percent(row.share)}" for row in others)
+        parts.append(f"{phase.phase}: {named or 'nothing above 3 %'}")
+    text = "; ".join(parts)
+    return Answer(capture.title, f"beside matmul, {text}.", text)
+
+
+def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
+    phases = _main(capture)
+    shown = _most_important(phases)
+    columns = [Column("kernel", "code"), Column("class")]
+    for phase in phases:
+        columns += [Column(f"{phase.phase} ms", "ms"), Column("share", "percent")]
+    tables = [{row.name: row for row in phase.kernels} for phase in phases]
+    rows = tuple((labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown)
+    total = len(merge_kernels(*(phase.kernels for phase in phases)))
+    sums = ", ".join(f"{p.phase} {p.kernel_sum_ms.mean:.3f} ms" for p in phases if p.kernel_sum_ms.mean is not None)
+    caption = (
+        f"**{capture.title}**: the {len(rows)} of {total} kernels with the most time. "
+        f"Shares are of the phase's kernel sum: {sums}."
+    )
+    return Table(tuple(columns), rows, caption)
+
+
+def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:
+    return merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
+
+
+def _cells(row: KernelRow, tables: list[dict[str, KernelRow]]) -> tuple[Cell, ...]:
+    cells: list[Cell] = []
+    for table in tables:
+        found = table.get(row.name)
+        cells += [found.ms_per_instance, found.share] if found else [None, None]
+    return tuple(cells)
+
+
+def _figure(capture: CaptureSummary, labels: dict[str, str]) -> Bars:
+    phases = _main(capture)
+    shown = _most_important(phases)
+    return Bars(
+        slug(capture, "top-kernels"),
+        f"{capture.title}: kernels with the most GPU time in {' + '.join(phase.phase for phase in phases)}",
+        tuple(labels[row.name] for row in shown),
+        (("ms", tuple(row.ms_per_instance for row in shown)),),
+        "ms per instance",
+        "horizontal",
+    )

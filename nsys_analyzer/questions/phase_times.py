@@ -1,0 +1,152 @@
+"""(a) How long forward, backward and optimizer take, on five clocks."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.questions.evidence import TRAINING_PHASES, Evidence, if_any, nothing_measured, slug, spread
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.report.units import milliseconds, percent
+
+_COLUMNS = (
+    Column("capture"),
+    Column("phase"),
+    Column("n", "count"),
+    Column("python ms", "ms"),
+    Column("wall ms", "ms"),
+    Column("GPU span ms", "ms"),
+    Column("GPU busy ms", "ms"),
+    Column("kernel sum ms", "ms"),
+    Column("busy ÷ wall", "percent"),
+)
+_CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
+_LEGEND = (
+    "*python*: timed by the target around a synchronised phase, without the profiler; *wall*: the range's own "
+    "duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
+    "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
+    "kernels overlap. Mean ± standard deviation over n measured instances."
+)
+#: Busy ÷ wall above and below which a phase is called bound by the GPU or by launches.
+_GPU_BOUND, _LAUNCH_BOUND = 0.9, 0.7
+#: A phase below this share of the longest one has no bar that can be seen.
+_VISIBLE = 0.01
+
+
+def answer(evidence: Evidence) -> Section:
+    """Times of every phase, whether launches or the GPU bound them, and what the profiler cost."""
+    title = "(a) How long do forward, backward and optimizer take?"
+    captures = [capture for capture in evidence.captures if any(p.instances for p in capture.phases)]
+    if not captures:
+        return Section("phase_times", title, (nothing_measured(), *_whole_blocks(evidence)))
+    rows = tuple(_row(capture, phase) for capture in captures for phase in capture.phases if phase.instances)
+    blocks: tuple[Block, ...] = (
+        *(_answer(capture, bool(evidence.timings)) for capture in captures),
+        Table(_COLUMNS, rows),
+        Paragraph(_LEGEND),
+        *if_any(tuple(_figure(capture) for capture in evidence.illustrated)),
+        *_whole_blocks(evidence),
+    )
+    return Section("phase_times", title, blocks, "time")
+
+
+def _row(capture: CaptureSummary, phase: PhaseSummary) -> tuple[Cell, ...]:
+    times = (spread(clock) for clock in _clocks(phase))
+    return (capture.title, phase.phase, phase.instances, *times, _busy_share(phase))
+
+
+def _clocks(phase: PhaseSummary) -> tuple[Stats | None, ...]:
+    """The five clocks in the order of ``_CLOCKS``."""
+    return (phase.python_ms, phase.wall_ms, phase.gpu_span_ms, phase.gpu_busy_ms, phase.kernel_sum_ms)
+
+
+def _busy_share(phase: PhaseSummary) -> float | None:
+    """Busy ÷ wall, where the GPU's work lies inside the range."""
+    if not phase.synchronized or not phase.wall_ms.mean or phase.gpu_busy_ms.mean is None:
+        return None
+    return phase.gpu_busy_ms.mean / phase.wall_ms.mean
+
+
+def _answer(capture: CaptureSummary, timed: bool) -> Answer:
+    phases = [p for name in TRAINING_PHASES if (p := capture.phase(name))]
+    phases = phases or [p for p in capture.phases if p.instances]
+    times = "; ".join(
+        f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall and {milliseconds(p.gpu_busy_ms.mean)} of GPU time"
+        for p in phases
+    )
+    text = " ".join(part for part in (f"{times}.", _bound(phases), _overhead(phases, timed)) if part)
+    short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in phases)
+    return Answer(capture.title, text, f"{short} (wall / GPU busy)")
+
+
+def _wall_and_busy(phase: PhaseSummary) -> str:
+    return f"{milliseconds(phase.wall_ms.mean)} / {milliseconds(phase.gpu_busy_ms.mean)}"
+
+
+def _bound(phases: list[PhaseSummary]) -> str:
+    """Whether each phase waits for the GPU or the GPU for launches."""
+    words: dict[str, list[str]] = {}
+    for phase in phases:
+        share = _busy_share(phase)
+        if share is None:
+            verdict = "not synchronised, so idle time is unknown"
+        elif share >= _GPU_BOUND:
+            verdict = "GPU-bound"
+        elif share <= _LAUNCH_BOUND:
+            verdict = "launch-bound: the GPU waits for the CPU"
+        else:
+            verdict = "between launch-bound and GPU-bound"
+        words.setdefault(verdict, []).append(phase.phase if share is None else f"{phase.phase} ({percent(share)})")
+    found = "; ".join(f"{', '.join(names)}: {verdict}" for verdict, names in words.items())
+    return f"By GPU busy ÷ wall, {found}."
+
+
+def _overhead(phases: list[PhaseSummary], timed: bool) -> str:
+    """Profiled against unprofiled time, and why they differ."""
+    if not timed:
+        return ""
+    compared = [
+        (p, p.wall_ms.mean / p.python_ms.mean - 1)
+        for p in phases
+        if p.python_ms and p.python_ms.mean and p.wall_ms.mean
+    ]
+    if not compared:
+        return "The CSV has no timing for this configuration."
+    figures = ", ".join(f"{p.phase} {overhead:+.1%}" for p, overhead in compared)
+    launch_bound = [p.phase for p, _ in compared if (share := _busy_share(p)) is not None and share <= _LAUNCH_BOUND]
+    reason = (
+        f"tracing adds a cost to every launch, and {', '.join(launch_bound)} waits for launches, so it shows in full"
+        if launch_bound
+        else "the GPU's work hides most of what tracing adds to each launch"
+    )
+    return f"Profiled wall time against the unprofiled timing: {figures}; {reason}."
+
+
+def _figure(capture: CaptureSummary) -> Bars:
+    longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
+    phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
+    by_clock = zip(*(_clocks(phase) for phase in phases), strict=True)
+    series = tuple(
+        (name, tuple(stats.mean if stats else None for stats in clock))
+        for name, clock in zip(_CLOCKS, by_clock, strict=True)
+    )
+    return Bars(
+        slug(capture, "phase-times"),
+        f"{capture.title}: time per phase by clock",
+        tuple(phase.phase for phase in phases),
+        tuple(one for one in series if any(value is not None for value in one[1])),
+        "ms per instance",
+    )
+
+
+def _whole_blocks(evidence: Evidence) -> tuple[Block, ...]:
+    """GPU time of captures without phases: all that can be said of them."""
+    bare = [c for c in evidence.measured if c.whole and not any(p.instances for p in c.phases)]
+    if not bare:
+        return ()
+    columns = (Column("capture"), *(Column(f"{name} ms", "ms") for name in _CLOCKS[2:]))
+    rows = tuple(
+        (c.title, c.whole.gpu_span_ms.mean, c.whole.gpu_busy_ms.mean, c.whole.kernel_sum_ms.mean)
+        for c in bare
+        if c.whole
+    )
+    return (Table(columns, rows, "GPU time of whole captures, which have no measured phase:"),)

@@ -1,0 +1,114 @@
+"""(e) How softmax compares with the attention products, in time and in FLOPs."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.attention import AttentionSummary
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.report.model import Answer, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.report.units import format_number, milliseconds
+
+_COLUMNS = (
+    Column("capture"),
+    Column("softmax ms", "ms"),
+    Column("products ms", "ms"),
+    Column("time: products ÷ softmax", "factor"),
+    Column("FLOPs: products ÷ softmax", "factor"),
+    Column("softmax", "flop/s"),
+    Column("products", "flop/s"),
+    Column("fused ms", "ms"),
+    Column("fused", "flop/s"),
+)
+_CONVENTION = (
+    "Times of one forward pass, over all layers. Softmax is every kernel launched inside the softmax ranges (max, "
+    "subtract, exp, sum, divide), or a softmax by name inside attention where there is no such range; the products "
+    "are the matmul kernels inside the attention ranges. Softmax counts 5 operations per score, 5·B·H·S²·L; the "
+    "products 4·B·S²·d·L; their ratio is 4·d_head ÷ 5."
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """Runtime ratio, FLOP ratio, achieved FLOP/s, and why they differ."""
+    answers = tuple(
+        Answer(capture.title, _sentence(capture), _short(capture.attention)) for capture in evidence.measured
+    )
+    rows = tuple(_row(capture.title, capture.attention) for capture in evidence.measured if capture.attention)
+    table = (Table(_COLUMNS, rows), Paragraph(_CONVENTION)) if rows else ()
+    return Section(
+        "softmax", "(e) How does softmax compare with the attention products?", (*answers, *table), "softmax"
+    )
+
+
+def _row(title: str, attention: AttentionSummary) -> tuple[Cell, ...]:
+    both = (attention.matmul_flops or 0) + (attention.softmax_flops or 0)
+    return (
+        title,
+        attention.softmax_ms,
+        attention.matmul_ms,
+        attention.runtime_ratio,
+        attention.flop_ratio,
+        _rate(attention.softmax_flops, attention.softmax_ms),
+        _rate(attention.matmul_flops, attention.matmul_ms),
+        attention.fused_ms,
+        _rate(both or None, attention.fused_ms),
+    )
+
+
+def _short(attention: AttentionSummary | None) -> str:
+    if attention is None:
+        return "not to be told from the capture"
+    if attention.softmax_ms is None or attention.matmul_ms is None:
+        return f"fused attention, {milliseconds(attention.fused_ms)}"
+    ratio = f"{attention.softmax_ms / attention.matmul_ms:.2f}× the time of the products"
+    flops = f", with 1/{attention.flop_ratio:.3g} of their FLOPs" if attention.flop_ratio else ""
+    return f"{milliseconds(attention.softmax_ms)}, {ratio}{flops}"
+
+
+def _rate(flops: int | None, ms: float | None) -> float | None:
+    """Achieved FLOP/s."""
+    return flops / (ms / 1e3) if flops and ms else None
+
+
+def _sentence(capture: CaptureSummary) -> str:
+    attention = capture.attention
+    if attention is None:
+        return _unknown(capture)
+    if attention.softmax_ms is None or attention.matmul_ms is None or attention.runtime_ratio is None:
+        return (
+            f"attention runs fused, {attention.fused_launches:,.0f} kernels and {milliseconds(attention.fused_ms)} per "
+            "forward: softmax has no time of its own, it is computed in registers between the two products."
+        )
+    ratio = attention.runtime_ratio
+    comparison = f"{1 / ratio:.2f}× as long as" if ratio < 1 else f"{1 / ratio:.2f} of the time of"
+    text = (
+        f"softmax takes {milliseconds(attention.softmax_ms)} per forward, {comparison} the attention products "
+        f"({milliseconds(attention.matmul_ms)})"
+    )
+    return f"{text}{_flops(attention)}."
+
+
+def _flops(attention: AttentionSummary) -> str:
+    """What the FLOPs say, where the dimensions are known."""
+    if attention.flop_ratio is None:
+        return "; give `--model` for the FLOP ratio"
+    text = f", while the products do {attention.flop_ratio:.1f}× its FLOPs"
+    softmax = _rate(attention.softmax_flops, attention.softmax_ms)
+    products = _rate(attention.matmul_flops, attention.matmul_ms)
+    if softmax and products:
+        text += f" ({format_number(products, 'flop/s')} against {format_number(softmax, 'flop/s')})"
+    return text + (
+        ": softmax is bound by memory bandwidth, each of its kernels reads and writes the scores for a few operations "
+        "each, the products reuse what they load"
+    )
+
+
+def _unknown(capture: CaptureSummary) -> str:
+    if capture.whole and capture.whole.opaque:
+        return "the kernels of the graph are not in the capture; capture with `--cuda-graph-trace=node`."
+    if not capture.phase("forward"):
+        return "no forward pass was measured."
+    return (
+        "no range tells attention from the rest of the forward pass. Wrap it in NVTX ranges `scaled dot product "
+        "attention`, `computing attention scores`, `computing softmax` and `final matmul`, or name yours with "
+        "`--phase softmax=NAME --phase scores=NAME --phase values=NAME`."
+    )

@@ -1,0 +1,75 @@
+"""(b) Which kernel takes most GPU time in forward, in backward and in both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.questions.evidence import Evidence, nothing_measured
+from nsys_analyzer.report.model import Answer, Block, Cell, Column, Section, Table
+from nsys_analyzer.report.units import milliseconds, percent
+
+_COLUMNS = (
+    Column("capture"),
+    Column("in one"),
+    Column("kernel with the most GPU time", "code"),
+    Column("class"),
+    Column("launches", "count"),
+    Column("ms", "ms"),
+    Column("share", "percent"),
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """The top kernel of forward, backward and both, and whether it is the same one."""
+    tops = {capture.title: tuple(_tops(capture)) for capture in evidence.measured}
+    answers = tuple(
+        Answer(title, _sentence(rows, evidence.labels), _short(rows, evidence.labels))
+        for title, rows in tops.items()
+        if rows
+    )
+    rows = tuple(_row(title, scope, row, evidence) for title, found in tops.items() for scope, row in found)
+    blocks: tuple[Block, ...] = (*answers, Table(_COLUMNS, rows)) if answers else (nothing_measured(),)
+    return Section("top_kernel", "(b) Which kernel takes the most GPU time?", blocks, "top kernel")
+
+
+def _tops(capture: CaptureSummary) -> Iterator[tuple[str, KernelRow]]:
+    forward, backward = capture.phase("forward"), capture.phase("backward")
+    if forward and forward.kernels:
+        yield "forward", forward.kernels[0]
+    if backward and backward.kernels:
+        yield "backward", backward.kernels[0]
+    if forward and backward and forward.kernels and backward.kernels:
+        yield "forward+backward", merge_kernels(forward.kernels, backward.kernels)[0]
+    if not forward and not backward and capture.whole and capture.whole.kernels:
+        yield "whole capture", capture.whole.kernels[0]
+
+
+def _row(title: str, scope: str, row: KernelRow, evidence: Evidence) -> tuple[Cell, ...]:
+    label = evidence.labels[row.name]
+    return (title, scope, label, row.kernel_class, row.launches_per_instance, row.ms_per_instance, row.share)
+
+
+def _short(tops: tuple[tuple[str, KernelRow], ...], labels: dict[str, str]) -> str:
+    return "; ".join(f"{scope} `{labels[row.name]}` {percent(row.share)}" for scope, row in tops)
+
+
+def _sentence(tops: tuple[tuple[str, KernelRow], ...], labels: dict[str, str]) -> str:
+    parts = [
+        f"in {scope} `{labels[row.name]}` ({row.launches_per_instance:,.0f} launches, "
+        f"{milliseconds(row.ms_per_instance)}, {percent(row.share)})"
+        for scope, row in tops
+    ]
+    names = {row.name for _, row in tops}
+    if len(tops) < 3:
+        return f"{'; '.join(parts)}."
+    of_forward, of_backward, of_both = (row.name for _, row in tops)
+    if len(names) == 1:
+        verdict = "the same kernel in all three"
+    elif of_forward == of_backward:
+        verdict = "the same kernel in forward and backward, another over both"
+    else:
+        same = "forward's" if of_both == of_forward else "backward's" if of_both == of_backward else "neither's"
+        verdict = f"not the same kernel; over both it is {same}"
+    return f"{'; '.join(parts)}: {verdict}."

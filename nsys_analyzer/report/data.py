@@ -1,0 +1,97 @@
+"""The report as JSON: schema version 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+
+SCHEMA_VERSION = 1
+
+
+def report_data(captures: Sequence[CaptureSummary], labels: dict[str, str]) -> dict[str, Any]:
+    """The captures as plain data for ``json.dumps``; times are those of one instance, shares are fractions.
+
+    Args:
+        captures: one entry for each process of each capture.
+        labels: short label of every kernel name.
+    """
+    return {"schema_version": SCHEMA_VERSION, "captures": [_capture(capture, labels) for capture in captures]}
+
+
+def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
+    configuration = capture.configuration
+    return {
+        "name": capture.name,
+        "process": capture.process or None,
+        "pid": capture.pid,
+        "source": capture.source,
+        "status": capture.status,
+        "message": capture.message or None,
+        "gpu": capture.gpu.name if capture.gpu else None,
+        "nsys_version": capture.metadata.nsys_version if capture.metadata else None,
+        "configuration": _configuration(configuration) if configuration else None,
+        "precisions": capture.precisions,
+        "phases": [_phase(phase, labels) for phase in capture.phases],
+        "whole": _phase(capture.whole, labels) if capture.whole else None,
+        "attention": _attention(capture),
+        "coverage": asdict(capture.coverage) if capture.coverage else None,
+        "warnings": list(capture.warnings),
+    }
+
+
+def _configuration(configuration: Any) -> dict[str, Any]:
+    return {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
+
+
+def _phase(phase: PhaseSummary, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "phase": phase.phase,
+        "range": phase.range,
+        "instances": phase.instances,
+        "warmup_instances": phase.warmup_instances,
+        "incomplete_instances": phase.incomplete_instances,
+        "launch_threads": [asdict(thread) for thread in phase.launch_threads],
+        "kernels_per_instance": phase.kernels_per_instance,
+        "wall_ms": _stats(phase.wall_ms),
+        "gpu_span_ms": _stats(phase.gpu_span_ms),
+        "gpu_busy_ms": _stats(phase.gpu_busy_ms),
+        "kernel_sum_ms": _stats(phase.kernel_sum_ms),
+        "python_ms": _stats(phase.python_ms) if phase.python_ms else None,
+        "synchronized": phase.synchronized,
+        "classes": [
+            {
+                "class": row.kernel_class,
+                "launches_per_instance": row.launches_per_instance,
+                "ms_per_instance": row.ms_per_instance,
+                "share": row.share,
+            }
+            for row in phase.classes
+        ],
+        "kernels": [
+            {
+                "name": row.name,
+                "label": labels[row.name],
+                "class": row.kernel_class,
+                "launches_per_instance": row.launches_per_instance,
+                "ms_per_instance": row.ms_per_instance,
+                "avg_us": row.avg_us,
+                "share": row.share,
+            }
+            for row in phase.kernels
+        ],
+        "memory_operations": [asdict(row) for row in phase.memory],
+    }
+
+
+def _stats(stats: Stats) -> dict[str, Any]:
+    return asdict(stats)
+
+
+def _attention(capture: CaptureSummary) -> dict[str, Any] | None:
+    if capture.attention is None:
+        return None
+    return {**asdict(capture.attention), "ratio_of": "products / softmax"}

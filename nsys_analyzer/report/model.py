@@ -1,0 +1,121 @@
+"""The report as data: sections of paragraphs, tables and figures, without a word of formatting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+#: What the cells of a column are; ``report.units`` says how each is written.
+Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean with its standard deviation (None below two samples)."""
+
+    mean: float
+    std: float | None
+
+
+Cell: TypeAlias = "str | int | float | Spread | None"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: its title and the unit of its cells."""
+
+    title: str
+    unit: Unit = "text"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; a cell of None is a figure that does not exist."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    caption: str = ""
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """A paragraph of markdown text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer of a question for one configuration, computed: in a sentence or two, and in a few words."""
+
+    capture: str
+    text: str
+    short: str
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lines of text that stand together: commands, or warnings as bullets."""
+
+    lines: tuple[str, ...]
+    kind: Literal["commands", "bullets"] = "bullets"
+
+
+@dataclass(frozen=True)
+class Details:
+    """Blocks that are folded away under a title."""
+
+    title: str
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True)
+class Bars:
+    """A bar chart.
+
+    Attributes:
+        key: the figure's file name, without extension.
+        title: what it shows.
+        groups: names along the axis.
+        series: name and one value per group (None: nothing known).
+        axis: title of the value axis, with its unit.
+        kind: bars side by side, stacked, or one horizontal bar for each group.
+    """
+
+    key: str
+    title: str
+    groups: tuple[str, ...]
+    series: tuple[tuple[str, tuple[float | None, ...]], ...]
+    axis: str
+    kind: Literal["grouped", "stacked", "horizontal"] = "grouped"
+
+
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Bars"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section of the report: a title, its blocks, and the topic of its answers in a word or two."""
+
+    key: str
+    title: str
+    blocks: tuple[Block, ...]
+    topic: str = ""
+
+    @property
+    def answers(self) -> tuple[Answer, ...]:
+        """The section's answers."""
+        return tuple(block for block in self.blocks if isinstance(block, Answer))
+
+
+@dataclass(frozen=True)
+class Report:
+    """A title and sections in order."""
+
+    title: str
+    sections: tuple[Section, ...]
+
+    @property
+    def figures(self) -> tuple[Bars, ...]:
+        """Every figure of the report."""
+        return tuple(block for section in self.sections for block in section.blocks if isinstance(block, Bars))

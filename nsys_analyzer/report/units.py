@@ -1,0 +1,57 @@
+"""How figures are written: one place for digits, units and thousands."""
+
+from __future__ import annotations
+
+from nsys_analyzer.report.model import Cell, Spread, Unit
+
+ABSENT = "–"
+_SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def format_cell(value: Cell, unit: Unit) -> str:
+    """A cell as text; None is a dash."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, str):
+        return f"`{value}`" if unit == "code" and value else value
+    if isinstance(value, Spread):
+        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{format_number(value.std, unit)}"
+        return format_number(value.mean, unit) + std
+    return format_number(value, unit)
+
+
+def format_number(value: float, unit: Unit) -> str:
+    """A number in the digits its unit deserves; units of time stand in the column's title, others here."""
+    if unit == "count":
+        return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else f"{value:,.1f}"
+    if unit == "percent":
+        return f"{value:.1%}".replace("%", f"{_SPACE}%")
+    if unit in ("flop", "flop/s"):
+        return _scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
+    if unit == "bytes":
+        return f"{value / 2**30:.1f}{_SPACE}GiB"
+    if unit == "bytes/s":
+        return _scaled(value, "B/s")
+    return f"{_digits(value)}×" if unit == "factor" else _digits(value)
+
+
+def _digits(value: float) -> str:
+    """Four digits or more: 5.335, 40.19, 3,100.2."""
+    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
+    return f"{value:,.{decimals}f}"
+
+
+def _scaled(value: float, unit: str) -> str:
+    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(value) >= s), (1.0, ""))
+    return f"{value / scale:.3g}{_SPACE}{prefix}{unit}"
+
+
+def milliseconds(value: float | None) -> str:
+    """A time with its unit, for sentences."""
+    return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
+
+
+def percent(value: float) -> str:
+    """A fraction as a percentage, for sentences."""
+    return format_number(value, "percent")

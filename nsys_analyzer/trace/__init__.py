@@ -1,0 +1,1 @@
+"""Reads an Nsight Systems SQLite export into typed columns: the only SQL of the package."""

@@ -1,0 +1,105 @@
+"""What an export says of its capture: versions, GPUs, threads and the profiler's own messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsys_analyzer.trace.arrays import Frame
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU of the capture's machine; unknown figures are 0."""
+
+    gpu_id: int
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_s: int
+    sm_count: int
+    clock_hz: int
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """A message of the profiler: the global process ID it is about, 1 info, 2 warning or 3 error, its text."""
+
+    process: int
+    severity: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """The capture's conditions.
+
+    Attributes:
+        nsys_version, schema_version, driver, cuda, cpu, os: texts, "unknown" where the export is silent.
+        gpus: the GPUs of the machine, by GPU ID.
+        gpu_of: (pid, CUDA device ordinal) to GPU ID.
+        thread_names: global thread ID to name.
+        diagnostics: the profiler's messages, in the file's order.
+
+    """
+
+    nsys_version: str
+    schema_version: str
+    driver: str
+    cuda: str
+    cpu: str
+    os: str
+    gpus: dict[int, Gpu]
+    gpu_of: dict[tuple[int, int], int]
+    thread_names: dict[int, str]
+    diagnostics: tuple[Diagnostic, ...]
+
+    def gpu(self, pid: int, device: int) -> Gpu | None:
+        """The GPU behind a device ordinal of a process; a machine with one GPU needs no table."""
+        only = next(iter(self.gpus.values())) if len(self.gpus) == 1 else None
+        return self.gpus.get(self.gpu_of.get((pid, device), -1), only)
+
+
+def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata:
+    """Builds the metadata from the small tables (``export``, ``environment``, ``gpus``, ...)."""
+    export = _pairs(frames["export"])
+    environment = _pairs(frames["environment"])
+    threads = frames["threads"]
+    return Metadata(
+        nsys_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
+        schema_version=export.get("EXPORT_SCHEMA_VERSION", "unknown"),
+        driver=environment.get("NvDriverVersion", "unknown"),
+        cuda=_cuda_version(environment.get("CudaDriverVersion", "")),
+        cpu=environment.get("CpuDescription", "unknown"),
+        os=environment.get("OsDescription", "unknown"),
+        gpus=_gpus(frames["gpus"]),
+        gpu_of=_gpu_of(frames["cuda_devices"]),
+        thread_names={
+            int(thread): strings.get(int(name), "")
+            for thread, name in zip(threads["thread"], threads["name"], strict=True)
+        },
+        diagnostics=_diagnostics(frames["diagnostics"]),
+    )
+
+
+def _diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
+    rows = zip(frame["process"].tolist(), frame["severity"].tolist(), frame["text"].to_pylist(), strict=True)
+    return tuple(Diagnostic(*row) for row in rows)
+
+
+def _pairs(frame: Frame) -> dict[str, str]:
+    return dict(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
+
+
+def _cuda_version(number: str) -> str:
+    """CUDA's integer (13000) as people write it (13.0)."""
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number.isdigit() else "unknown"
+
+
+def _gpus(frame: Frame) -> dict[int, Gpu]:
+    columns = ("id", "memory_bytes", "bandwidth", "sm_count", "clock_hz")
+    rows = zip(frame["name"].to_pylist(), *(frame[name].tolist() for name in columns), strict=True)
+    return {gpu_id: Gpu(gpu_id, name, *figures) for name, gpu_id, *figures in rows}
+
+
+def _gpu_of(frame: Frame) -> dict[tuple[int, int], int]:
+    rows = zip(*(frame[name].tolist() for name in ("pid", "device", "gpu")), strict=True)
+    return {(pid, device): gpu for pid, device, gpu in rows}

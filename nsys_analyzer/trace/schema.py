@@ -1,0 +1,194 @@
+"""The tables and columns the package reads from an nsys export, with every name they have had.
+
+A new schema version costs a row here. Nothing is guaranteed to be there: nsys creates tables lazily and
+renames columns between versions, so each column says what stands in where it is absent or NULL.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Stands for the end of a range that has none.
+NO_END = -(2**62)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: our name, its names in the file (newest first), and the value where it is absent or NULL."""
+
+    name: str
+    aliases: tuple[str, ...]
+    default: int | str
+    doc: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table: its names in the file, its columns, and the ``--trace`` option that records it."""
+
+    key: str
+    aliases: tuple[str, ...]
+    columns: tuple[Column, ...]
+    trace_option: str
+    required: tuple[str, ...] = ()
+    condition: tuple[str, str] | None = None
+    """A column and what its value must be; where the column is absent, so is the table."""
+
+
+def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Column:
+    return Column(name, aliases or (name,), default, doc)
+
+
+_START = _column("start", doc="start, ns since the start of the session")
+_END = _column("end", doc="end, ns since the start of the session")
+_GPU = (
+    _START,
+    _END,
+    _column("device", "deviceId", doc="CUDA device ordinal in its process"),
+    _column("stream", "streamId", doc="CUDA stream ID"),
+    _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
+    _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
+)
+_GRAPH_NODE = _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays")
+_BYTES = _column("bytes", doc="bytes moved or set")
+
+KERNEL = Table(
+    "kernel",
+    ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"),
+    (
+        *_GPU,
+        _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
+        _GRAPH_NODE,
+    ),
+    "cuda",
+    ("start", "end", "name"),
+)
+MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), (*_GPU, _BYTES, _GRAPH_NODE), "cuda", ("start", "end"))
+MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _BYTES, _GRAPH_NODE), "cuda", ("start", "end"))
+GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, "cuda", ("start", "end"))
+RUNTIME = Table(
+    "runtime",
+    ("CUPTI_ACTIVITY_KIND_RUNTIME",),
+    (
+        _START,
+        _column("thread", "globalTid", doc="global thread ID"),
+        _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
+        _column("name", "nameId", doc="StringIds ID of the API function"),
+    ),
+    "cuda",
+    ("start", "thread", "correlation"),
+)
+FAILED_ALLOCATIONS = Table(
+    "failed_allocations",
+    RUNTIME.aliases,
+    RUNTIME.columns,
+    "cuda",
+    RUNTIME.required,
+    ("returnValue", "= 2"),  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
+)
+NVTX = Table(
+    "nvtx",
+    ("NVTX_EVENTS",),
+    (
+        _START,
+        _column("end", default=NO_END, doc="end, ns; the default marks a range without an end"),
+        _column("kind", "eventType", default=59, doc="59/70 push-pop, 60/71 start-end; others are no ranges"),
+        _column("thread", "globalTid", doc="global thread ID that opened the range"),
+        _column("text_id", "textId", default=-1, doc="StringIds ID of the name"),
+        _column("text", default="", doc="the name where there is no text ID"),
+    ),
+    "nvtx",
+    ("start", "thread"),
+    ("eventType", "IN (59, 60, 70, 71)"),
+)
+GRAPH_NODES = Table(
+    "graph_nodes",
+    ("CUDA_GRAPH_NODE_EVENTS",),
+    (
+        _START,
+        _column("thread", "globalTid", doc="global thread ID that created the node"),
+        _column("graph_node", "graphNodeId", doc="CUDA graph node ID"),
+        _column("original", "originalGraphNodeId", doc="the captured node this one was instantiated from, or 0"),
+    ),
+    "cuda",
+    ("start", "thread", "graph_node"),
+)
+STRINGS = Table(
+    "strings",
+    ("StringIds",),
+    (
+        _column("id", doc="string ID"),
+        _column("value", default="", doc="the string"),
+    ),
+    "cuda,nvtx",
+    ("id", "value"),
+)
+THREADS = Table(
+    "threads",
+    ("ThreadNames",),
+    (
+        _column("thread", "globalTid", doc="global thread ID"),
+        _column("name", "nameId", default=-1, doc="StringIds ID of the thread's name"),
+    ),
+    "cuda",
+    ("thread", "name"),
+)
+DIAGNOSTICS = Table(
+    "diagnostics",
+    ("DIAGNOSTIC_EVENT",),
+    (
+        _column("process", "globalPid", doc="global process ID the message is about"),
+        _column("severity", default=1, doc="1 info, 2 warning, 3 error, 4 verbose"),
+        _column("text", default="", doc="the profiler's message"),
+    ),
+    "cuda",
+    ("text",),
+)
+GPUS = Table(
+    "gpus",
+    ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU"),
+    (
+        _column("id", default=0, doc="GPU ID"),
+        _column("name", default="", doc="GPU name"),
+        _column("memory_bytes", "totalMemory", "memorySize", doc="device memory, bytes"),
+        _column("bandwidth", "memoryBandwidth", doc="peak memory bandwidth, bytes/s"),
+        _column("sm_count", "smCount", "smNum", doc="streaming multiprocessors"),
+        _column("clock_hz", "clockRate", doc="SM clock, Hz"),
+    ),
+    "cuda",
+    ("name",),
+)
+CUDA_DEVICES = Table(
+    "cuda_devices",
+    ("TARGET_INFO_CUDA_DEVICE",),
+    (
+        _column("gpu", "gpuId", doc="GPU ID"),
+        _column("device", "cudaId", doc="CUDA device ordinal in its process"),
+        _column("pid", doc="process ID"),
+    ),
+    "cuda",
+    ("gpu", "device", "pid"),
+)
+ENVIRONMENT = Table(
+    "environment",
+    ("TARGET_INFO_SYSTEM_ENV",),
+    (
+        _column("name", default="", doc="property"),
+        _column("value", default="", doc="its value"),
+    ),
+    "cuda",
+    ("name", "value"),
+)
+EXPORT = Table(
+    "export",
+    ("META_DATA_EXPORT", "EXPORT_META_DATA"),
+    (
+        _column("name", default="", doc="property"),
+        _column("value", default="", doc="its value"),
+    ),
+    "cuda",
+    ("name", "value"),
+)
+
+#: A file with none of these is no nsys export: every version writes at least one.
+SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)

@@ -1,0 +1,283 @@
+"""A trace in memory: GPU operations, launches and NVTX ranges as typed columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nsys_analyzer.errors import MissingTableError
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts
+from nsys_analyzer.trace.metadata import Metadata, read_metadata
+from nsys_analyzer.trace.reader import Reader
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+#: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
+KINDS = ("kernel", "memcpy", "memset", "graph")
+KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
+
+#: What an API call does, by the start of its name, in the order of ``Launches.call``'s codes.
+CALLS = (
+    ("other", ()),
+    (
+        "launch a kernel",
+        ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel"),
+    ),
+    ("begin a graph's capture", ("cudaStreamBeginCapture", "cuStreamBeginCapture")),
+    ("end a graph's capture", ("cudaStreamEndCapture", "cuStreamEndCapture")),
+    ("allocate", ("cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc")),
+)
+OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
+
+_OPERATION_TABLES = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)
+_SMALL_TABLES = (
+    schema.GRAPH_NODES,
+    schema.STRINGS,
+    schema.THREADS,
+    schema.DIAGNOSTICS,
+    schema.GPUS,
+    schema.CUDA_DEVICES,
+    schema.ENVIRONMENT,
+    schema.EXPORT,
+)
+#: An autograd annotation of ``--pytorch=autograd-nvtx`` carries IDs behind its name.
+_ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
+_PROCESS_MASK = ~0xFFFFFF
+
+
+def process_of(thread: Ints) -> Ints:
+    """The global process ID of global thread IDs: the low 24 bits are the thread's."""
+    return thread & _PROCESS_MASK
+
+
+def pid_of(process: Any) -> Any:
+    """The operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
+    return (process >> 24) & 0xFFFFFF
+
+
+@dataclass(frozen=True)
+class Operations:
+    """GPU operations, one entry each in every array, kernels first in the file's order.
+
+    Attributes:
+        kind: code into ``KINDS``.
+        start, end: ns.
+        device, stream: CUDA ordinals.
+        correlation: correlation ID, unique within a process.
+        process: global process ID.
+        name: code into ``names``; -1 for an operation that is not a kernel.
+        graph_node: CUDA graph node ID, 0 outside graph replays.
+        names: the full kernel names.
+    """
+
+    kind: SmallInts
+    start: Ints
+    end: Ints
+    device: SmallInts
+    stream: Ints
+    correlation: Ints
+    process: Ints
+    name: SmallInts
+    graph_node: Ints
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, mask: Any) -> Operations:
+        """The operations that a boolean mask or an index array picks."""
+        columns = {key: getattr(self, key)[mask] for key in self.__dataclass_fields__ if key != "names"}
+        return Operations(**columns, names=self.names)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
+
+    start: Ints
+    thread: Ints
+    correlation: Ints
+    call: SmallInts
+
+    def select(self, mask: Any) -> Launches:
+        """The calls that a boolean mask or an index array picks."""
+        return Launches(self.start[mask], self.thread[mask], self.correlation[mask], self.call[mask])
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """NVTX ranges: start and end in ns, global thread ID, code into ``names``.
+
+    ``Trace.ranges`` holds those with an end, ``Trace.open_ranges`` those without (their end is meaningless).
+    """
+
+    start: Ints
+    end: Ints
+    thread: Ints
+    name: Ints
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, mask: Any) -> Ranges:
+        """The ranges that a boolean mask picks."""
+        return Ranges(self.start[mask], self.end[mask], self.thread[mask], self.name[mask], self.names)
+
+
+@dataclass(frozen=True)
+class GraphNodes:
+    """CUDA graph nodes as they were created: time in ns, thread, node ID and the node it was instantiated from."""
+
+    start: Ints
+    thread: Ints
+    node: Ints
+    original: Ints
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One nsys export.
+
+    ``Trace.load(path).kernels`` is the kernel table as a pandas DataFrame, each kernel with its phase,
+    instance, range path and class; the columns are documented at
+    :func:`nsys_analyzer.analysis.frame.kernel_frame`. ``tables`` holds the keys (``trace.schema``) of the
+    tables that the file has.
+    """
+
+    path: Path
+    operations: Operations
+    launches: Launches
+    failed_allocations: Launches
+    ranges: Ranges
+    open_ranges: Ranges
+    graph_nodes: GraphNodes
+    metadata: Metadata
+    tables: frozenset[str]
+
+    @staticmethod
+    def load(path: str | Path) -> Trace:
+        """Reads a ``.sqlite`` export, or a ``.nsys-rep`` by exporting it first.
+
+        Raises:
+            TraceError: the file is absent, damaged or not an nsys export.
+            MissingTableError: it holds no CUDA activity table and no NVTX ranges either.
+            ExportError: a ``.nsys-rep`` could not be exported.
+        """
+        path = Path(path)
+        return read_trace(Reader(sqlite_of(path)), path)
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """The kernel table, with the default phase names; see :func:`kernel_frame` for its columns."""
+        # The one import against the direction of the layers: the convenience that library users type.
+        from nsys_analyzer.analysis.frame import kernel_frame
+
+        return kernel_frame(self)
+
+
+def sqlite_of(path: Path) -> Path:
+    """The SQLite file behind a path: the path itself, or the export of a report file."""
+    if path.suffix in (".nsys-rep", ".qdrep"):
+        from nsys_analyzer.capture.export import exported_sqlite
+
+        return exported_sqlite(path)
+    return path
+
+
+def read_trace(reader: Reader, path: Path) -> Trace:
+    """Reads everything the analysis needs from an open export."""
+    large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX, schema.FAILED_ALLOCATIONS)
+    if not any(reader.name_of(table) for table in large):
+        raise MissingTableError(
+            f"{path} holds neither CUDA activity nor NVTX ranges",
+            "Capture again with: nsys profile --trace=cuda,nvtx",
+        )
+    frames = reader.read_all((*large, *_SMALL_TABLES))
+    strings = dict(zip(frames["strings"]["id"].tolist(), frames["strings"]["value"].to_pylist(), strict=True))
+    ranges = _ranges(frames["nvtx"], strings)
+    ended = ranges.end > schema.NO_END
+    nodes = frames["graph_nodes"]
+    failed = _launches(frames["failed_allocations"], strings)
+    return Trace(
+        path,
+        _operations(frames, strings),
+        _launches(frames["runtime"], strings),
+        failed.select(failed.call == ALLOCATE),
+        ranges.select(ended),
+        ranges.select(~ended),
+        GraphNodes(nodes["start"], nodes["thread"], nodes["graph_node"], nodes["original"]),
+        read_metadata(frames, strings),
+        frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
+    )
+
+
+def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
+    parts = [frames[kind] for kind in KINDS]
+    lengths = [len(part["start"]) for part in parts]
+
+    def column(key: str, dtype: type = np.int64) -> Any:
+        arrays = [part[key] if key in part else np.zeros(n, np.int64) for part, n in zip(parts, lengths, strict=True)]
+        return np.concatenate(arrays, dtype=dtype, casting="unsafe")
+
+    ids, codes = np.unique(parts[KERNEL]["name"], return_inverse=True)
+    others = np.full(sum(lengths) - lengths[KERNEL], -1, np.int32)
+    return Operations(
+        kind=np.repeat(np.arange(len(KINDS), dtype=np.int32), lengths),
+        start=column("start"),
+        end=column("end"),
+        device=column("device", np.int32),
+        stream=column("stream"),
+        correlation=column("correlation"),
+        process=_known_process(column("process"), frames["runtime"]["thread"]),
+        name=np.concatenate([codes.astype(np.int32), others]),
+        graph_node=column("graph_node"),
+        names=tuple(strings.get(i, f"unknown kernel {i}") for i in ids.tolist()),
+    )
+
+
+def _known_process(process: Ints, launch_threads: Ints) -> Ints:
+    """Exports before globalPid leave it out: with one launching process it is that one."""
+    if process.any() or not len(process):
+        return process
+    launching = np.unique(process_of(launch_threads))
+    return np.full_like(process, launching[0]) if len(launching) == 1 else process
+
+
+def _launches(frame: Frame, strings: dict[int, str]) -> Launches:
+    names, codes = np.unique(frame["name"], return_inverse=True)
+    calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
+    call = calls[codes] if len(names) else np.empty(0, np.int32)
+    return Launches(frame["start"], frame["thread"], frame["correlation"], call)
+
+
+def _call(api: str) -> int:
+    return next((code for code, (_, prefixes) in enumerate(CALLS) if api.startswith(prefixes)), OTHER_CALL)
+
+
+def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
+    """Names the ranges: by text ID where there is one, else by text, autograd's IDs cut off."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    by_id, texts = frame["text_id"], frame["text"]
+    used, id_codes = np.unique(by_id, return_inverse=True)
+    encoded = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="").dictionary_encode()
+    inline = encoded.dictionary.to_pylist()
+    named = [_strip_annotation(strings.get(i, "")) for i in used.tolist()]
+    names, codes = np.unique(np.array([*named, *inline, ""], dtype=object), return_inverse=True)
+    inline_codes = pa.array(encoded.indices, pa.int64()).to_numpy(zero_copy_only=False)
+    code = np.where(by_id >= 0, codes[id_codes], codes[len(named) :][inline_codes])
+    return Ranges(frame["start"], frame["end"], frame["thread"], code.astype(np.int64), tuple(map(str, names)))
+
+
+def _strip_annotation(name: str) -> str:
+    import re
+
+    return re.sub(_ANNOTATION, "", name)

@@ -1,0 +1,1 @@
+"""Instrumented programs that a person can run alone."""

@@ -1,0 +1,318 @@
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.capture import export
+from nsys_analyzer.capture.export import exported_sqlite
+from nsys_analyzer.capture.nsys import find_nsys, nsys_version
+from nsys_analyzer.errors import ExportError
+
+# Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
+# which report it was made from.
+FAKE_NSYS = """#!{python}
+import os, sqlite3, sys
+here = os.path.dirname(os.path.abspath(__file__))
+if sys.argv[1:] == ["--version"]:
+    print("NVIDIA Nsight Systems version 2022.4.2.1-df9881f")
+    sys.exit()
+assert sys.argv[1:6] == ["export", "--type", "sqlite", "--force-overwrite", "true"], sys.argv
+assert sys.argv[6] == "--output", sys.argv
+output, report = sys.argv[7:]
+with open(os.path.join(here, "calls"), "a") as calls:
+    calls.write(report + "\\n")
+database = sqlite3.connect(output)
+database.execute("CREATE TABLE made_from (report BLOB)")
+database.execute("INSERT INTO made_from VALUES (?)", [open(report, "rb").read()])
+database.commit()
+database.close()
+{behaviour}
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    return cache
+
+
+@pytest.fixture
+def report(tmp_path: Path) -> Path:
+    path = tmp_path / "captures" / "run.nsys-rep"
+    path.parent.mkdir()
+    path.write_bytes(b"first capture")
+    return path
+
+
+@pytest.fixture
+def fake_nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    def install(behaviour: str = "") -> Path:
+        nsys = tmp_path / "fake" / "nsys"
+        nsys.parent.mkdir(exist_ok=True)
+        nsys.write_text(FAKE_NSYS.format(python=sys.executable, behaviour=behaviour))
+        nsys.chmod(0o755)
+        monkeypatch.setenv("NSYS", str(nsys))
+        return nsys
+
+    return install
+
+
+def calls_of(nsys: Path) -> int:
+    log = nsys.with_name("calls")
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def made_from(sqlite: Path) -> bytes:
+    with closing(sqlite3.connect(sqlite)) as database:
+        (content,) = database.execute("SELECT report FROM made_from").fetchone()
+    assert isinstance(content, bytes)
+    return content
+
+
+def age(path: Path, seconds: int) -> None:
+    status = path.stat()
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns - seconds * 10**9))
+
+
+@pytest.mark.parametrize("suffix", [".nsys-rep", ".qdrep"])
+def test_exports_beside_the_report(suffix: str, report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys()
+    report = report.rename(report.with_name(f"run.v2{suffix}"))
+    assert exported_sqlite(report) == report.with_name("run.v2.sqlite")
+    assert made_from(report.with_name("run.v2.sqlite")) == b"first capture"
+    assert calls_of(nsys) == 1
+
+
+def test_a_fresh_export_is_used_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys()
+    assert exported_sqlite(report) == exported_sqlite(report)
+    assert calls_of(nsys) == 1
+
+
+def test_an_export_as_old_as_the_report_is_fresh(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys()
+    sqlite = exported_sqlite(report)
+    modified = report.stat().st_mtime_ns
+    os.utime(sqlite, ns=(modified, modified))
+    exported_sqlite(report)
+    assert calls_of(nsys) == 1
+
+
+def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys()
+    sqlite = exported_sqlite(report)
+    report.write_bytes(b"second capture")
+    age(sqlite, seconds=3600)
+    assert exported_sqlite(report) == sqlite
+    assert made_from(sqlite) == b"second capture"
+    assert calls_of(nsys) == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"SQLite form", b"no database at all"])
+def test_a_file_that_is_no_database_is_made_again(content: bytes, report: Path, fake_nsys: Callable[..., Path]) -> None:
+    fake_nsys()
+    report.with_suffix(".sqlite").write_bytes(content)
+    assert made_from(exported_sqlite(report)) == b"first capture"
+
+
+def test_a_fresh_export_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_nsys", lambda: None)
+    with closing(sqlite3.connect(report.with_suffix(".sqlite"))) as database:
+        database.execute("CREATE TABLE anything (x)")
+    assert exported_sqlite(report) == report.with_suffix(".sqlite")
+
+
+def test_a_folder_that_cannot_be_written(
+    report: Path, own_cache: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = fake_nsys()
+    captures = report.parent
+    # Root writes where the mode forbids it, so the question is answered for it.
+    monkeypatch.setattr(export, "_is_writable", lambda folder: folder != captures)
+    sqlite = exported_sqlite(report)
+    assert sqlite.name == "run.sqlite"
+    assert sqlite.is_relative_to(own_cache / "nsys-analyze")
+    assert made_from(sqlite) == b"first capture"
+    assert sqlite.parent.stat().st_mode & 0o777 == 0o700
+    assert [path.name for path in captures.iterdir()] == ["run.nsys-rep"]
+
+    assert exported_sqlite(report) == sqlite
+    assert calls_of(nsys) == 1
+    age(sqlite, seconds=3600)
+    assert exported_sqlite(report) == sqlite
+    assert calls_of(nsys) == 2
+
+
+def test_reports_of_one_name_have_a_cache_each(
+    report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_nsys()
+    other = tmp_path / "others" / "run.nsys-rep"
+    other.parent.mkdir()
+    other.write_bytes(b"another capture")
+    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
+    assert made_from(exported_sqlite(report)) == b"first capture"
+    assert made_from(exported_sqlite(other)) == b"another capture"
+
+
+def test_writability_is_tried(tmp_path: Path) -> None:
+    assert export._is_writable(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert not export._is_writable(tmp_path / "absent")
+
+
+def test_a_cache_that_cannot_be_made(
+    report: Path, own_cache: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nsys()
+    own_cache.write_text("a file where the folder should be")
+    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
+    with pytest.raises(ExportError, match="Set XDG_CACHE_HOME to a folder that can be written"):
+        exported_sqlite(report)
+
+
+def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_nsys", lambda: None)
+    with pytest.raises(ExportError) as caught:
+        exported_sqlite(report)
+    assert caught.value.message == f"{report} must be exported to SQLite first, and there is no nsys here"
+    assert caught.value.hint == (
+        "Install Nsight Systems, or export on the machine that has it: nsys export --type sqlite run.nsys-rep"
+    )
+
+
+def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "find_nsys", lambda: None)
+    sqlite = report.with_suffix(".sqlite")
+    with closing(sqlite3.connect(sqlite)) as database:
+        database.execute("CREATE TABLE anything (x)")
+    age(sqlite, seconds=3600)
+    with pytest.raises(ExportError, match=r"run\.sqlite is older than run\.nsys-rep"):
+        exported_sqlite(report)
+
+
+FAILURES = {
+    # As the real ones print it, progress bars included.
+    "disk": (
+        r'sys.stderr.write("\rExporting 93 events: [=6%  ]\rExporting 93 events: [=7%  ]\n'
+        r'Exportation error: unable to open database file\n"); sys.exit(1)',
+        "nsys export failed: Exportation error: unable to open database file. Try it by hand: nsys export",
+    ),
+    "silent": ("sys.exit(3)", "nsys export failed: exit status 3"),
+    "stdout only": ('print("no licence"); sys.exit(1)', "nsys export failed: no licence"),
+    "no output": ("os.remove(output)", "nsys export failed: exit status 0"),
+    "other output": ('open(output, "w").write("text")', "nsys export failed: exit status 0"),
+    "not a report": (
+        'sys.exit("Exportation error: Version tag is not found in the stream.")',
+        "is not an Nsight Systems report, or only a part of one: Exportation error: Version tag is not found",
+    ),
+    "signal": ("os.kill(os.getpid(), 9)", "nsys export failed: exit status -9"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failed_export_leaves_nothing(failure: str, report: Path, fake_nsys: Callable[..., Path]) -> None:
+    behaviour, message = FAILURES[failure]
+    fake_nsys(behaviour)
+    with pytest.raises(ExportError) as caught:
+        exported_sqlite(report)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
+
+
+def test_a_failed_export_leaves_the_older_one(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    fake_nsys()
+    sqlite = exported_sqlite(report)
+    age(sqlite, seconds=3600)
+    fake_nsys("sys.exit(1)")
+    with pytest.raises(ExportError):
+        exported_sqlite(report)
+    assert made_from(sqlite) == b"first capture"
+
+
+def test_an_interrupted_export_leaves_nothing(
+    report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nsys()
+    run = subprocess.run
+
+    def interrupted(command: list[str], **_options: object) -> None:
+        run(command, check=True)
+        assert Path(command[command.index("--output") + 1]).exists()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        exported_sqlite(report)
+    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
+
+
+def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys('sys.exit("Exportation error: Version number is invalid: 2023@4@4@54-234433681190v0")')
+    report.write_bytes(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n\x0bLocal (CLI)")
+    with pytest.raises(ExportError) as caught:
+        exported_sqlite(report)
+    assert caught.value.message == (
+        f"{report} was taken by Nsight Systems 2023.4.4.54, and {nsys} is 2022.4.2.1: too old to read it"
+    )
+    assert caught.value.hint.endswith("nsys export --type sqlite run.nsys-rep")
+
+
+def test_an_nsys_that_cannot_run(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys()
+    nsys.write_text("#!/no/such/interpreter\n")
+    with pytest.raises(ExportError, match="cannot be run"):
+        exported_sqlite(report)
+
+
+def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys()
+    report.write_bytes(b"")
+    with pytest.raises(ExportError, match="is empty"):
+        exported_sqlite(report)
+    assert calls_of(nsys) == 0
+
+
+@pytest.mark.parametrize("name", ["absent.nsys-rep", "folder.nsys-rep"])
+def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
+    (tmp_path / "folder.nsys-rep").mkdir()
+    with pytest.raises(ExportError, match="does not exist or is not a file"):
+        exported_sqlite(tmp_path / name)
+
+
+def test_a_file_of_another_name(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="not called like an Nsight Systems report"):
+        exported_sqlite(tmp_path / "run.sqlite")
+
+
+@pytest.mark.nsys
+def test_the_real_nsys(tmp_path: Path) -> None:
+    """Needs no GPU: a capture of a process without a range is a report, and exports like any other."""
+    nsys = find_nsys()
+    if nsys is None:
+        pytest.skip("no nsys on this machine")
+    report = tmp_path / "tiny.nsys-rep"
+    options = ["--trace", "nvtx", "--sample", "none", "--cpuctxsw", "none", "--output", str(tmp_path / "tiny")]
+    profiled = subprocess.run(
+        [nsys, "profile", *options, shutil.which("true") or "true"], capture_output=True, text=True
+    )
+    if not report.exists():
+        pytest.skip(f"nsys {nsys_version(nsys)} makes no report here: {profiled.stderr.strip()[-200:]}")
+    sqlite = exported_sqlite(report)
+    assert sqlite == tmp_path / "tiny.sqlite"
+    with closing(sqlite3.connect(sqlite)) as database:
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert "StringIds" in tables
+    modified = sqlite.stat().st_mtime_ns
+    assert exported_sqlite(report).stat().st_mtime_ns == modified
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.nsys-rep", "tiny.sqlite"]

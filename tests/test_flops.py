@@ -1,0 +1,57 @@
+import pytest
+
+from nsys_analyzer.analysis.flops import (
+    attention_product_flops,
+    attention_to_softmax_flop_ratio,
+    backward_flops,
+    feed_forward_flops,
+    forward_flops,
+    head_flops,
+    projection_flops,
+    softmax_flops,
+)
+from nsys_analyzer.analysis.models import MODEL_SIZES, ModelSize, find_model
+
+TINY = ModelSize("tiny", d_model=8, d_ff=16, num_layers=3, num_heads=2, vocab_size=100)
+B, S = 2, 5
+
+
+def test_each_part_of_a_tiny_model() -> None:
+    assert projection_flops(TINY, B, S) == 15_360  # 8·2·5·8²·3
+    assert attention_product_flops(TINY, B, S) == 4_800  # 4·2·5²·8·3
+    assert feed_forward_flops(TINY, B, S) == 23_040  # 6·2·5·8·16·3
+    assert head_flops(TINY, B, S) == 16_000  # 2·2·5·8·100
+    assert softmax_flops(TINY, B, S) == 1_500  # 5·2·2·5²·3
+
+
+def test_parts_are_the_products_they_stand_for() -> None:
+    def product(m: int, k: int, n: int) -> int:
+        return 2 * m * k * n
+
+    tokens, d, d_head = B * S, TINY.d_model, TINY.d_head
+    assert projection_flops(TINY, B, S) == 3 * 4 * product(tokens, d, d)
+    scores_and_values = product(S, d_head, S) + product(S, S, d_head)
+    assert attention_product_flops(TINY, B, S) == 3 * B * TINY.num_heads * scores_and_values
+    assert feed_forward_flops(TINY, B, S) == 3 * (2 * product(tokens, d, TINY.d_ff) + product(tokens, TINY.d_ff, d))
+    assert head_flops(TINY, B, S) == product(tokens, d, TINY.vocab_size)
+
+
+def test_forward_and_backward() -> None:
+    assert forward_flops(TINY, B, S) == 59_200  # 15,360 + 4,800 + 23,040 + 16,000
+    assert backward_flops(TINY, B, S) == 118_400  # 2·59,200
+
+
+def test_forward_of_small() -> None:
+    # B 4, S 256: projections 8·1,024·768²·12 = 57,982,058,496; attention 4·4·256²·768·12 = 9,663,676,416;
+    # feed-forward 6·1,024·768·3,072·12 = 173,946,175,488; head 2·1,024·768·10,000 = 15,728,640,000
+    assert forward_flops(find_model("small"), 4, 256) == 257_320_550_400
+
+
+@pytest.mark.parametrize("model", MODEL_SIZES, ids=lambda model: model.name)
+def test_ratio_is_four_fifths_of_d_head(model: ModelSize) -> None:
+    ratio = attention_product_flops(model, 4, 512) / softmax_flops(model, 4, 512)
+    assert attention_to_softmax_flop_ratio(model) == pytest.approx(ratio)
+
+
+def test_ratio_of_small() -> None:
+    assert attention_to_softmax_flop_ratio(find_model("small")) == pytest.approx(51.2)  # 4·64/5

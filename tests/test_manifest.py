@@ -1,0 +1,166 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
+from nsys_analyzer.capture.manifest import ManifestError, find_manifest, manifests_without_trace, read_manifest
+from nsys_analyzer.errors import NsysAnalyzerError
+
+SMALL = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 10_000}
+
+
+def write(path: Path, **values: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"schema_version": 1, **values}), encoding="utf-8")
+    return path
+
+
+def touch(*paths: Path) -> None:
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def test_full_manifest(tmp_path: Path) -> None:
+    values = {
+        "model": "small",
+        **SMALL,
+        "context_length": 256,
+        "batch_size": 4,
+        "precision": "bfloat16",
+        "mode": "train",
+        "attention": "sdpa",
+        "status": "ok",
+        "message": None,
+        "warmup_steps": 0,
+        "steps": 3,
+        "gpu": "Some GPU",
+        "command": "python train.py",
+        "capture": "small.nsys-rep",
+        "a_key_of_tomorrow": [1, 2],
+    }
+    manifest = read_manifest(write(tmp_path / "manifest.json", **values))
+    assert manifest.warmup_steps == 0
+    assert manifest.capture == "small.nsys-rep"
+    assert manifest.configuration() == Configuration(find_model("small"), 256, 4, "bf16", "train", "sdpa", "manifest")
+
+
+def test_everything_is_optional(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text("\ufeff{}", encoding="utf-8")
+    manifest = read_manifest(path)
+    assert manifest.status == "ok"
+    assert manifest.configuration() == Configuration(source="manifest")
+
+
+def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    assert read_manifest(write(path, **SMALL)).configuration().model == find_model("small")
+    assert read_manifest(write(path, model="2_7b", d_model=2560)).configuration().model == find_model("2.7B")
+    tiny = {"d_model": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
+    expected = ModelSize("tiny", 64, 256, 2, 4, 50)
+    assert read_manifest(write(path, model="tiny", **tiny)).configuration().model == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON"),
+        ("", "not JSON"),
+        ("[1]", "JSON list, not an object"),
+        ('{"d_model": "wide"}', "'d_model' is 'wide' where a whole number is due"),
+        ('{"batch_size": true}', "'batch_size' is True where a whole number is due"),
+        ('{"context_length": 256.5}', "where a whole number is due"),
+        ('{"model": 7}', "'model' is 7 where text is due"),
+        ('{"context_length": 0}', "'context_length' is 0, which is impossible"),
+        ('{"status": "great"}', "unknown status 'great'. Use one of ok, oom, failed, timeout"),
+        ('{"schema_version": 2}', "schema version 2, this release reads 1. Upgrade"),
+        ('{"model": "huge"}', "Unknown model 'huge'. Known models: small.*or give d_model"),
+        ('{"d_model": 70, "d_ff": 9, "num_layers": 1, "num_heads": 3}', "70 is not a multiple of num_heads 3"),
+    ],
+)
+def test_malformed(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError, match=message) as error:
+        read_manifest(path)
+    assert isinstance(error.value, NsysAnalyzerError)
+    assert str(path) in error.value.message
+    assert error.value.hint
+
+
+def test_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match="cannot be read"):
+        read_manifest(tmp_path / "manifest.json")
+    binary = tmp_path / "x.manifest.json"
+    binary.write_bytes(b"\xff\xfe\x00\x81")
+    with pytest.raises(ManifestError, match="not JSON"):
+        read_manifest(binary)
+
+
+def test_own_manifest_comes_first(tmp_path: Path) -> None:
+    trace = tmp_path / "2.7B_ctx256.nsys-rep"
+    touch(trace, tmp_path / "other.sqlite")
+    write(tmp_path / "manifest.json", context_length=128, capture=trace.name)
+    write(tmp_path / "2.7B_ctx256.manifest.json", context_length=256)
+    found = find_manifest(trace)
+    assert found is not None
+    assert found.context_length == 256
+
+
+def test_shared_manifest_of_the_only_trace(tmp_path: Path) -> None:
+    touch(tmp_path / "a.nsys-rep", tmp_path / "a.sqlite", tmp_path / "report.json")
+    write(tmp_path / "manifest.json", steps=3)
+    assert find_manifest(tmp_path / "a.nsys-rep") is not None
+    assert find_manifest(tmp_path / "a.sqlite") is not None
+
+
+def test_shared_manifest_of_several_traces(tmp_path: Path) -> None:
+    touch(tmp_path / "a.nsys-rep", tmp_path / "b.sqlite", tmp_path / "2.7B_x.json.gz")
+    write(tmp_path / "manifest.json", steps=3)
+    assert find_manifest(tmp_path / "a.nsys-rep") is None
+    write(tmp_path / "manifest.json", steps=3, capture="a.nsys-rep")
+    assert find_manifest(tmp_path / "a.sqlite") is not None
+    assert find_manifest(tmp_path / "b.sqlite") is None
+    write(tmp_path / "manifest.json", steps=3, capture="2.7B_x")
+    assert find_manifest(tmp_path / "2.7B_x.json.gz") is not None
+
+
+def test_no_manifest(tmp_path: Path) -> None:
+    touch(tmp_path / "a.sqlite")
+    assert find_manifest(tmp_path / "a.sqlite") is None
+
+
+def test_manifests_without_trace(tmp_path: Path) -> None:
+    touch(tmp_path / "small" / "run.nsys-rep", tmp_path / "deep" / "er" / "x", tmp_path / ".hidden" / "x")
+    write(tmp_path / "small" / "manifest.json", model="small")
+    write(tmp_path / "xl" / "manifest.json", model="xl", status="oom", message="CUDA out of memory")
+    write(tmp_path / "deep" / "er" / "manifest.json", status="oom")
+    write(tmp_path / ".hidden" / "manifest.json", status="oom")
+    write(tmp_path / "flat.manifest.json", model="large", status="oom")
+    found = manifests_without_trace(tmp_path)
+    assert [(manifest.model, manifest.status) for manifest in found] == [("large", "oom"), ("xl", "oom")]
+    assert found[1].message == "CUDA out of memory"
+
+
+def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
+    touch(tmp_path / "a.sqlite", tmp_path / "b.sqlite", tmp_path / "c.json")
+    write(tmp_path / "a.manifest.json")
+    write(tmp_path / "c.manifest.json")
+    write(tmp_path / "gone.manifest.json", status="failed")
+    write(tmp_path / "manifest.json", capture="b.nsys-rep")
+    assert [manifest.path.name for manifest in manifests_without_trace(tmp_path)] == ["gone.manifest.json"]
+    write(tmp_path / "manifest.json", capture="d.nsys-rep", status="oom")
+    assert [manifest.status for manifest in manifests_without_trace(tmp_path)] == ["failed", "oom"]
+
+
+def test_manifests_without_a_folder(tmp_path: Path) -> None:
+    assert manifests_without_trace(tmp_path / "nowhere") == []
+
+
+def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ManifestError, match="not JSON"):
+        manifests_without_trace(tmp_path)

@@ -1,0 +1,401 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
+from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Timing, Timings, read_timings
+from nsys_analyzer.errors import TimingsError
+
+OURS = (
+    "model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"
+    "mean_ms,std_ms,min_ms,max_ms,median_ms,peak_memory_bytes,status\n"
+)
+
+
+def read(tmp_path: Path, text: str, encoding: str = "utf-8") -> Timings:
+    path = tmp_path / "timings.csv"
+    path.write_bytes(text.encode(encoding))
+    return read_timings(path)
+
+
+def fails(tmp_path: Path, text: str, message: str) -> TimingsError:
+    with pytest.raises(TimingsError, match=message) as error:
+        read(tmp_path, text)
+    assert str(tmp_path / "timings.csv") in error.value.message
+    assert error.value.hint
+    assert "\n" not in str(error.value)
+    return error.value
+
+
+def brief(timings: Timings) -> list[tuple[str, str, float | None, str]]:
+    return [(row.model_name, row.phase, row.mean_ms, row.status) for row in timings.rows]
+
+
+def test_our_own_columns(tmp_path: Path) -> None:
+    timings = read(tmp_path, OURS + "small,256,4,fp32,train,forward,5,10,20.5,0.5,20,21,20.4,1000,ok\n")
+    assert timings.rows == (
+        Timing(
+            model=find_model("small"),
+            model_name="small",
+            context_length=256,
+            batch_size=4,
+            precision="fp32",
+            mode="train",
+            phase="forward",
+            warmup_steps=5,
+            steps=10,
+            mean_ms=20.5,
+            std_ms=0.5,
+            min_ms=20.0,
+            max_ms=21.0,
+            median_ms=20.4,
+            peak_memory_bytes=1000,
+            status="ok",
+            line=2,
+        ),
+    )
+    assert timings.notes == ()
+
+
+# --- columns that people already have ---
+
+
+def test_dimensions_seconds_and_success(tmp_path: Path) -> None:
+    timings = read(
+        tmp_path,
+        "d_model,d_ff,num_layers,num_heads,context_length,batch_size,mean_time,std_time,cv,status,only_forward\n"
+        "768,3072,12,12,128,4,0.078,0.0012,0.015,success,False\n"
+        "768,3072,12,12,128,4,0.026,0.0,0.0,success,True\n",
+    )
+    # 0.078 s = 78 ms, 0.026 s = 26 ms, 0.0012 s = 1.2 ms
+    assert [(row.model_name, row.phase, row.status) for row in timings.rows] == [
+        ("small", "forward+backward", "ok"),
+        ("small", "forward", "ok"),
+    ]
+    assert [row.mean_ms for row in timings.rows] == pytest.approx([78.0, 26.0])
+    assert timings.rows[0].std_ms == pytest.approx(1.2)
+    assert timings.rows[0].mode is None
+    assert timings.notes == ("mean_time, std_time: no unit in the column's name, read as seconds",)
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "expected_ms", "noted"),
+    [
+        ("mean_ms", "2", 2.0, False),
+        ("avg_ms", "2", 2.0, False),
+        ("avg_ms_per_step", "2", 2.0, False),
+        ("mean_time_ms", "2", 2.0, False),
+        ("Mean (ms)", "2", 2.0, False),
+        ("mean_s", "2", 2_000.0, False),
+        ("mean_time_s", "2", 2_000.0, False),
+        ("latency_us", "2", 0.002, False),
+        ("mean_time", "2", 2_000.0, True),
+        ("mean", "2", 2_000.0, True),
+        ("time", "2", 2_000.0, True),
+    ],
+)
+def test_units(tmp_path: Path, header: str, value: str, expected_ms: float, noted: bool) -> None:
+    timings = read(tmp_path, f"model,phase,{header}\nsmall,forward,{value}\n")
+    assert timings.rows[0].mean_ms == pytest.approx(expected_ms)
+    assert bool(timings.notes) == noted
+
+
+def test_wide_columns(tmp_path: Path) -> None:
+    timings = read(
+        tmp_path,
+        "Model Size,Forward mean (ms),Forward std (ms),backward_mean_ms,optimizer_step_ms,fwd_bwd_s,loss_mean\n"
+        "small,20,1,40,5,0.06,2.3\n",
+    )
+    assert brief(timings) == [
+        ("small", "forward", 20.0, "ok"),
+        ("small", "backward", 40.0, "ok"),
+        ("small", "optimizer", 5.0, "ok"),
+        ("small", "forward+backward", 60.0, "ok"),  # 0.06 s
+    ]
+    assert [row.std_ms for row in timings.rows] == [1.0, None, None, None]
+
+
+def test_wide_and_only_forward_tell_the_mode(tmp_path: Path) -> None:
+    text = "model,only_forward,forward_ms,backward_ms\nsmall,True,19,\nsmall,False,20,40\n"
+    assert [(row.mode, row.phase, row.mean_ms) for row in read(tmp_path, text).rows] == [
+        ("forward", "forward", 19.0),
+        ("forward+backward", "forward", 20.0),
+        ("forward+backward", "backward", 40.0),
+    ]
+
+
+def test_mode_says_what_was_timed_where_there_is_no_phase(tmp_path: Path) -> None:
+    text = "model,mode,mean_ms\nsmall,fwd,20\nsmall,fwd_bwd,60\nsmall,train,70\nsmall,compiled,9\n"
+    timings = read(tmp_path, text)
+    assert [(row.mode, row.phase) for row in timings.rows] == [
+        (None, "forward"),
+        (None, "forward+backward"),
+        (None, "step"),
+        ("compiled", UNKNOWN_PHASE),
+    ]
+    assert "no column says which phase was timed" in timings.notes[0]
+
+
+def test_unknown_phase_matches_nothing(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,mean_ms\nsmall,20\n")
+    assert timings.rows[0].phase == UNKNOWN_PHASE
+    assert timings.find(Configuration(find_model("small")), "forward") is None
+
+
+def test_synonyms_of_the_other_fields(tmp_path: Path) -> None:
+    text = "size,seq_len,batch,dtype,num_warmup,n_steps,phase,mean_ms\n2_7b,512.0,4,torch.bfloat16,5,10,bwd,9\n"
+    row = read(tmp_path, text).rows[0]
+    assert row.model == find_model("2.7B")
+    assert row.model_name == "2_7b"
+    assert (row.context_length, row.batch_size, row.precision) == (512, 4, "bf16")
+    assert (row.warmup_steps, row.steps, row.phase) == (5, 10, "backward")
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "precision"),
+    [
+        ("mixed_precision", "True", "bf16"),
+        ("mixed_precision", "False", "fp32"),
+        ("mixed_precision", "fp16", "fp16"),
+        ("mixed_precision", "", None),
+        ("dtype,mixed_precision", "float32,True", "bf16"),
+        ("dtype,mixed_precision", "float16,True", "fp16"),
+        ("dtype,mixed_precision", "tf32,False", "tf32"),
+        ("precision", "TF32", "tf32"),
+    ],
+)
+def test_precision(tmp_path: Path, header: str, cells: str, precision: str | None) -> None:
+    timings = read(tmp_path, f"model,phase,mean_ms,{header}\nsmall,forward,20,{cells}\n")
+    assert timings.rows[0].precision == precision
+
+
+def test_own_model_by_dimensions(tmp_path: Path) -> None:
+    text = "model,d_model,d_ff,num_layers,num_heads,forward_ms\ntiny,64,256,2,4,1\n,128,512,2,4,2\n"
+    timings = read(tmp_path, text)
+    assert timings.rows[0].model == ModelSize("tiny", 64, 256, 2, 4)
+    assert timings.rows[1].model_name == "d128-L2"
+
+
+def test_known_name_with_other_dimensions_is_noted(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,d_model,d_ff,num_layers,num_heads,forward_ms\nxl,2560,10240,32,32,1\n")
+    assert timings.rows[0].model == find_model("2.7B")
+    assert timings.notes == ("xl has the dimensions of 2.7B in this file, not those of the known xl",)
+
+
+# --- statuses and missing values ---
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "status"),
+    [
+        ("mean_ms", "OOM", "oom"),
+        ("mean_ms", "CUDA out of memory", "oom"),
+        ("mean_ms", "failed", "failed"),
+        ("mean_ms", "", "missing"),
+        ("mean_ms", "NaN", "missing"),
+        ("mean_ms", "-", "missing"),
+        ("mean_ms,status", "nan,OOM", "oom"),
+        ("mean_ms,status", ",torch.OutOfMemoryError: tried to allocate", "oom"),
+        ("mean_ms,status", "-1,oom", "oom"),
+        ("mean_ms,status", ",timeout", "timeout"),
+        ("mean_ms,status", ",Skipped", "skipped"),
+        ("mean_ms,oom", ",True", "oom"),
+        ("mean_ms,oom", ",False", "missing"),
+    ],
+)
+def test_no_time(tmp_path: Path, header: str, cells: str, status: str) -> None:
+    timings = read(tmp_path, f"model,phase,{header}\nxl,forward,{cells}\n")
+    assert brief(timings) == [("xl", "forward", None, status)]
+
+
+@pytest.mark.parametrize("status", ["ok", "Success", "", "measured"])
+def test_a_time_with_a_status(tmp_path: Path, status: str) -> None:
+    timings = read(tmp_path, f"model,phase,mean_ms,status\nxl,forward,12,{status}\n")
+    assert brief(timings) == [("xl", "forward", 12.0, "ok")]
+
+
+def test_wide_row_that_ran_out_of_memory_in_backward(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,forward_ms,backward_ms,oom\nxl,30,,True\n2.7B,,,True\nlarge,9,OOM,\n")
+    assert brief(timings) == [
+        ("xl", "forward", 30.0, "ok"),
+        ("xl", "backward", None, "oom"),
+        ("2.7B", "forward", None, "oom"),
+        ("2.7B", "backward", None, "oom"),
+        ("large", "forward", 9.0, "ok"),
+        ("large", "backward", None, "oom"),
+    ]
+
+
+# --- the file itself ---
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_case_spaces_and_blank_lines(tmp_path: Path, separator: str) -> None:
+    lines = [" MODEL , Context Length,Phase ,Mean_MS", "small, 128 , forward,20.5", "", " , , ,", "", ""]
+    timings = read(tmp_path, "\r\n".join(lines).replace(",", separator))
+    assert brief(timings) == [("small", "forward", 20.5, "ok")]
+    assert timings.rows[0].line == 2
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_byte_order_marks(tmp_path: Path, encoding: str) -> None:
+    assert brief(read(tmp_path, "model,forward_ms\nsmall,20\n", encoding)) == [("small", "forward", 20.0, "ok")]
+
+
+def test_decimal_comma_and_pandas_index(tmp_path: Path) -> None:
+    assert brief(read(tmp_path, ";model;forward_ms\n0;small;20,5\n")) == [("small", "forward", 20.5, "ok")]
+
+
+def test_two_columns_for_one_figure(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,phase,mean_time,mean_ms\nsmall,forward,7,20\n")
+    assert timings.rows[0].mean_ms == 20.0
+    assert timings.notes == ("mean_time: not used, another column gives the same figure",)
+
+
+# --- find ---
+
+SWEEP = (
+    "model,context_length,batch_size,precision,mode,phase,mean_ms\n"
+    "small,128,4,fp32,train,forward,10\n"
+    "small,128,4,fp32,train,backward,20\n"
+    "small,256,4,fp32,train,forward,30\n"
+    "small,256,4,bf16,train,forward,40\n"
+    "small,256,4,bf16,forward,forward,45\n"
+    "2.7B,256,4,fp32,train,forward,50\n"
+)
+
+
+def found(timings: Timings, phase: str = "forward", **known: object) -> float | None:
+    timing = timings.find(Configuration(**known), phase)  # type: ignore[arg-type]
+    return timing.mean_ms if timing else None
+
+
+def test_find(tmp_path: Path) -> None:
+    timings = read(tmp_path, SWEEP)
+    small = find_model("small")
+    assert found(timings, model=small, context_length=128) == 10.0
+    assert found(timings, "backward", model=small, context_length=128) == 20.0
+    assert found(timings, "optimizer", model=small, context_length=128) is None
+    assert found(timings, model=small, context_length=256) is None  # fp32 or bf16: unsure
+    assert found(timings, model=small, context_length=256, precision="fp32") == 30.0
+    assert found(timings, model=small, context_length=256, precision="bf16") is None  # train or forward: unsure
+    assert found(timings, model=small, context_length=256, precision="bf16", mode="train") == 40.0
+    assert found(timings, model=small, context_length=256, precision="bf16", mode="forward+backward") == 40.0
+    assert found(timings, model=small, context_length=512) is None
+    assert found(timings, model=small, context_length=128, batch_size=8) is None
+    assert found(timings, model=find_model("xl-2026")) == 50.0  # the 2.7B's dimensions
+    assert found(timings) is None
+    assert len(timings.configurations()) == 5
+
+
+def test_find_prefers_rows_that_know_more(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,ctx,precision,forward_ms\nsmall,128,,10\nsmall,128,bf16,20\n")
+    assert found(timings, model=find_model("small"), context_length=128, precision="bf16") == 20.0
+    assert found(timings, model=find_model("small"), context_length=128, precision="fp32") == 10.0
+
+
+def test_a_step_is_not_found_across_modes(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,mode,phase,mean_ms\nsmall,forward+backward,step,10\n")
+    assert found(timings, "step", model=find_model("small"), mode="train") is None
+    assert found(timings, "step", model=find_model("small")) == 10.0
+
+
+def test_knowing_nothing_fits_a_file_of_one_configuration(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,ctx,forward_ms,backward_ms\nsmall,128,10,20\n")
+    assert found(timings, "backward") == 20.0
+    assert timings.configurations() == (Configuration(find_model("small"), 128, source="timings"),)
+    two = read(tmp_path, "model,mode,phase,mean_ms\nsmall,forward,forward,10\nsmall,train,backward,20\n")
+    assert found(two, "backward") is None
+
+
+# --- repeats ---
+
+
+def test_repeats_are_refused(tmp_path: Path) -> None:
+    error = fails(tmp_path, "model,ctx,forward_ms\nsmall,128,10\nxl,128,9\nsmall,128,11\n", "lines 2 and 4")
+    assert "both time the forward of small, context 128" in error.message
+    assert "warmup_steps or timestamp" in error.hint
+
+
+def test_most_warmup_steps_win(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,warmup,forward_ms\nsmall,0,58\nsmall,5,20\nsmall,1,21\n")
+    assert brief(timings) == [("small", "forward", 20.0, "ok")]
+    assert timings.notes == (
+        "rows for the same run, the one with the most warm-up steps used: line 3 (forward), not 2, 4",
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "older", "newer"),
+    [
+        ("timestamp", "2025-06-12 09:00:00", "2025-06-12T10:00:00Z"),
+        ("date", "2025-06-12", "2025-06-13"),
+        ("time_stamp", "20250612_090000", "20250612_100000"),
+        ("timestamp", "1749700000", "1749700001.5"),
+        ("timestamp", "2025-06-12 09:00:00.100000", "2025-06-12 09:00:00.200000"),
+    ],
+)
+def test_newest_wins(tmp_path: Path, header: str, older: str, newer: str) -> None:
+    timings = read(tmp_path, f"model,forward_ms,{header}\nsmall,2,{newer}\nsmall,1,{older}\n")
+    assert brief(timings) == [("small", "forward", 2.0, "ok")]
+    assert timings.notes == ("rows for the same run, the one with the newest time stamp used: line 2 (forward), not 3",)
+
+
+def test_warmup_first_then_time_stamp(tmp_path: Path) -> None:
+    rows = "small,5,1,2025-06-12\nsmall,5,2,2025-06-13\nsmall,0,3,2025-06-14\n"
+    assert read(tmp_path, "model,warmup,forward_ms,date\n" + rows).rows[0].mean_ms == 2.0
+
+
+@pytest.mark.parametrize("stamp", ["", "yesterday"])
+def test_a_missing_time_stamp_tells_nothing(tmp_path: Path, stamp: str) -> None:
+    fails(tmp_path, f"model,forward_ms,date\nsmall,1,2025-06-12\nsmall,2,{stamp}\n", "lines 2 and 3")
+
+
+# --- malformed ---
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("\n \n", "the file is empty"),
+        ("just text\n", "line 1: not a CSV"),
+        ("model,forward_ms\n", "a header and no rows"),
+        ("model,phase\nsmall,forward\n", "line 1: no column of times among 'model', 'phase'"),
+        ("model,forward_std_ms\nsmall,1\n", "no column of times"),
+        ("name,mean_ms\nsmall,1\n", "line 1: no column names the model"),
+        ("d_model,num_layers,mean_ms\n768,12,1\n", "no column names the model"),
+        ("model,mean_ms\nsmall,-3\n", "line 2, column 'mean_ms': '-3' is a negative time"),
+        ("model,mean_ms\nsmall,fast\n", "line 2, column 'mean_ms': 'fast' is not a number"),
+        ("model,mean_ms\nsmall,inf\n", "'inf' is not a number"),
+        ("model,mean_ms,std_ms\nsmall,1,x\n", "column 'std_ms': 'x' is not a number"),
+        ("model,ctx,mean_ms\nsmall,12.5,1\n", "column 'ctx': '12.5' is not a whole number of at least 1"),
+        ("model,ctx,mean_ms\nsmall,0,1\n", "column 'ctx': '0' is not a whole number"),
+        ("model,only_forward,mean_ms\nsmall,maybe,1\n", "'maybe' is neither true nor false"),
+        ("model,mean_ms\n,1\n", "line 2, column 'model': no model"),
+        ("model,mean_ms\nsmall,1\n\nhuge,1\n", "line 4, column 'model': Unknown model 'huge'"),
+        ("model,d_model,mean_ms\nsmall,64,1\n", "column 'd_model': 64 is not small's, which is 768"),
+        ("d_model,d_ff,num_layers,num_heads,mean_ms\n70,1,1,3,1\n", "line 2, column 'd_model'.*not a multiple"),
+        ("model,mean_ms\nsmall,1,234\n", "line 2: 3 cells under a header of 2"),
+        ("model,mean_ms\nsmall,1\0\n", "not a CSV: it is not text"),
+    ],
+)
+def test_malformed(tmp_path: Path, text: str, message: str) -> None:
+    fails(tmp_path, text, message)
+
+
+def test_unknown_model_says_what_can_be_given(tmp_path: Path) -> None:
+    error = fails(tmp_path, "model,mean_ms\nhuge,1\n", "Unknown model")
+    assert re.search("Known models: small, .*; or give its d_model, d_ff, num_layers, num_heads", error.hint)
+
+
+def test_no_such_file_folder_or_binary(tmp_path: Path) -> None:
+    with pytest.raises(TimingsError, match="no such file"):
+        read_timings(tmp_path / "none.csv")
+    with pytest.raises(TimingsError, match="cannot be read"):
+        read_timings(tmp_path)
+    binary = tmp_path / "trace.csv"
+    binary.write_bytes(b"SQLite format 3\xff\xfa")
+    with pytest.raises(TimingsError, match="it is not text"):
+        read_timings(binary)
