@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.trace import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 
 
@@ -20,7 +20,7 @@ def match_launches(operations: Operations, launches: Launches) -> Ints:
     """
     if not len(launches.start):
         return np.full(len(operations), -1, np.int64)
-    processes = np.unique(process_of(launches.thread))
+    processes = distinct(process_of(launches.thread))
     keys = _key(processes, process_of(launches.thread), launches.correlation)
     order = np.lexsort((launches.start, keys)) if not _is_sorted(keys, launches.start) else np.arange(len(keys))
     ordered = keys[order]
@@ -39,7 +39,7 @@ def dropped_launches(operations: Operations, launches: Launches) -> Bools:
         Shape (launches,): True for a call that launches a kernel none of the operations belongs to.
 
     """
-    processes = np.unique(process_of(launches.thread))
+    processes = distinct(process_of(launches.thread))
     keys = _key(processes, process_of(launches.thread), launches.correlation)
     known = np.zeros(len(keys), np.bool_)
     if len(operations):
@@ -61,6 +61,8 @@ def _in_capture(launches: Launches) -> Bools:
 
 def _key(processes: Ints, process: Ints, correlation: Ints) -> Ints:
     """One integer for (process, correlation ID), which is 32 bits wide; -1 for a process that launches nothing."""
+    if len(processes) == 1:
+        return np.where(process == processes[0], correlation & 0xFFFFFFFF, -1)
     code = np.searchsorted(processes, process).clip(max=max(len(processes) - 1, 0))
     known = processes[code] == process if len(processes) else np.zeros(len(process), np.bool_)
     return np.where(known, (code << 32) | (correlation & 0xFFFFFFFF), -1)

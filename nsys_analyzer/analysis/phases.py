@@ -51,7 +51,7 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-_COUNTER = re.compile(r"[\s:#=\-]*\d+(\s*(/|of)\s*\d+)?$")
+_COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 
 
 def normalized_name(name: str) -> str:
@@ -59,12 +59,9 @@ def normalized_name(name: str) -> str:
 
     PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``.
     """
-    text = name.split("#AdamW", 1)[0] if name.startswith("Optimizer.step#") else name
-    text = text.split("#", 1)[0] if name.startswith("Optimizer.") else text
-    text = re.sub(r"([a-z])([A-Z])", r"\1 \2", text.split(",", 1)[0]).lower()
-    text = re.sub(r"[_\-./@()\[\]{}|*<>]+", " ", text).strip()
-    text = _COUNTER.sub("", text)
-    return re.sub(r"[\s:#=]+", " ", text).strip()
+    text = name.split("#", 1)[0] if name.startswith("Optimizer.") else name.split(",", 1)[0]
+    text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", text)).lower()
+    return re.sub(r"[\W_]+", " ", text).strip()
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.trace import Trace, pid_of, process_of
 
 
@@ -24,14 +25,14 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     A process is called by its rank where each one has a GPU of its own, as in one process per GPU; else by
     its process ID.
     """
-    used, first = np.unique(trace.operations.process, return_index=True)
+    used = distinct(trace.operations.process)
     if not len(used):
         idle = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
         fallback = int(process_of(idle[:1])[0]) if len(idle) else 0
         return (Process(fallback, pid_of(fallback), ""),)
-    devices = [_gpu_of(trace, int(p), int(trace.operations.device[i])) for p, i in zip(used, first, strict=True)]
     if len(used) == 1:
         return (Process(int(used[0]), pid_of(int(used[0])), ""),)
+    devices = [_gpu_of(trace, int(process)) for process in used]
     ranked = len(set(devices)) == len(devices)
     order = sorted(range(len(used)), key=lambda i: (devices[i], int(used[i])))
     return tuple(
@@ -40,6 +41,7 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     )
 
 
-def _gpu_of(trace: Trace, process: int, device: int) -> int:
+def _gpu_of(trace: Trace, process: int) -> int:
     """The GPU a process's first operation ran on; with its visible devices reordered, not its ordinal."""
+    device = int(trace.operations.device[np.argmax(trace.operations.process == process)])
     return trace.metadata.gpu_of.get((pid_of(process), device), device)

@@ -25,7 +25,7 @@ from nsys_analyzer.analysis.statistics import (
 )
 from nsys_analyzer.analysis.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.warnings import capture_warnings
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.trace import KERNEL, Trace
 
 
@@ -133,7 +133,9 @@ class _ProcessView:
         """The threads that launch the kernels of some operations, most kernels first."""
         trace = self.attributed.trace
         launch = self.attributed.attribution.launch[self.mine][inside & (self.operations.kind == KERNEL)]
-        threads, counts = np.unique(trace.launches.thread[launch[launch >= 0]], return_counts=True)
+        of_kernel = trace.launches.thread[launch[launch >= 0]]
+        threads = distinct(of_kernel)
+        counts = np.bincount(np.searchsorted(threads, of_kernel), minlength=len(threads))
         return tuple(
             ThreadShare(
                 trace.metadata.thread_names.get(int(threads[i]), "unnamed"),

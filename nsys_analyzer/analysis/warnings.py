@@ -6,9 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from nsys_analyzer.analysis.instances import AttributedTrace
+from nsys_analyzer.trace.arrays import distinct
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary import CaptureSummary
@@ -130,7 +129,7 @@ def _precision(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 def _diagnostics(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
     """Messages about this process or about none that uses a GPU."""
-    others = set(np.unique(attributed.trace.operations.process).tolist()) - {process}
+    others = set(distinct(attributed.trace.operations.process).tolist()) - {process}
     messages = summary.metadata.diagnostics if summary.metadata else ()
     for message in dict.fromkeys((m.severity, m.text) for m in messages if m.process not in others):
         severity, text = message

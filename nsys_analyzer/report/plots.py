@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
 _WIDTH_INCHES = 8.0
 _DPI = 120
+_FEWEST_GROUPS = 3
 _PALETTE = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
     "#1f3a7a", "#8a6508", "#993224",
@@ -20,15 +23,33 @@ _PALETTE = (
 
 def draw(figure: Bars, path: Path) -> None:
     """Draws one figure into a PNG file."""
+    plain = replace(
+        figure,
+        title=_plain(figure.title, 160),
+        groups=tuple(_plain(group, 60) for group in figure.groups),
+        series=tuple((_plain(name, 60), values) for name, values in figure.series),
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box stands for the letter
+        _draw(plain, path)
+
+
+def _plain(text: str, limit: int) -> str:
+    """A text that leaves room for the bars, its dollars themselves and no TeX."""
+    short = text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 + 1 :]}"
+    return short.replace("$", r"\$")
+
+
+def _draw(figure: Bars, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    height = _height(figure)
-    canvas = Figure(figsize=(_WIDTH_INCHES, height), dpi=_DPI, layout="constrained")
+    canvas = Figure(figsize=(_WIDTH_INCHES, _height(figure)), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
     _DRAWERS[figure.kind](axes, figure)
     axes.set_title(figure.title, fontsize=11, loc="left", wrap=True)
+    axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     if len(figure.series) > 1:
         canvas.legend(
@@ -50,7 +71,7 @@ def _grouped(axes: Axes, figure: Bars) -> None:
         at = [group + (number - (len(figure.series) - 1) / 2) * width for group in range(len(figure.groups))]
         bars = axes.bar(at, [value or 0.0 for value in values], width, label=name, color=_color(number))
         if len(figure.groups) * len(figure.series) <= 24:
-            texts = ["" if value is None else f"{value:.3g}" for value in values]
+            texts = ["" if value is None else _three_digits(value) for value in values]
             axes.bar_label(bars, texts, fontsize=7, padding=1)
     _group_axis(axes, figure)
 
@@ -61,7 +82,7 @@ def _stacked(axes: Axes, figure: Bars) -> None:
         heights = [value or 0.0 for value in values]
         bars = axes.bar(range(len(base)), heights, 0.6, bottom=base, label=name, color=_color(number))
         texts = [f"{height:.0f}" if height >= 4 else "" for height in heights]
-        axes.bar_label(bars, texts, label_type="center", fontsize=8, color="white")
+        axes.bar_label(bars, texts, label_type="center", fontsize=8, color=_text_color(number))
         base = [low + height for low, height in zip(base, heights, strict=True)]
     _group_axis(axes, figure)
 
@@ -70,7 +91,7 @@ def _horizontal(axes: Axes, figure: Bars) -> None:
     ((_, values),) = figure.series
     at = range(len(figure.groups))
     bars = axes.barh(at, [value or 0.0 for value in values], 0.7, color=_PALETTE[0])
-    axes.bar_label(bars, [f"{value:.3g}" if value else "" for value in values], fontsize=8, padding=2)
+    axes.bar_label(bars, [_three_digits(value) if value else "" for value in values], fontsize=8, padding=2)
     axes.set_yticks(at, figure.groups, fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel(figure.axis, fontsize=9)
@@ -83,6 +104,21 @@ def _group_axis(axes: Axes, figure: Bars) -> None:
     axes.set_xticks(range(len(figure.groups)), figure.groups, fontsize=8, **alignment)
     axes.set_ylabel(figure.axis, fontsize=9)
     axes.margins(y=0.1)
+    spare = max(0, _FEWEST_GROUPS - len(figure.groups)) / 2  # a single bar is no wall
+    axes.set_xlim(-0.6 - spare, len(figure.groups) - 0.4 + spare)
+
+
+def _three_digits(value: float) -> str:
+    """A value over its bar: 0.0573, 2.00, 20.8, 1,235."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:#.3g}" if abs(value) >= 1e-4 or not value else f"{value:.0e}"
+
+
+def _text_color(number: int) -> str:
+    """Black or white, whichever is read better on a color of the palette."""
+    red, green, blue = (int(_color(number)[i : i + 2], 16) for i in (1, 3, 5))
+    return "black" if 0.299 * red + 0.587 * green + 0.114 * blue > 140 else "white"
 
 
 def _color(number: int) -> str:

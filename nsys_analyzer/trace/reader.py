@@ -162,5 +162,7 @@ def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
             frame[column.name] = values.cast(pa.string()).combine_chunks()
         else:
             filled = pc.fill_null(values, column.default) if values.null_count else values
-            frame[column.name] = filled.to_numpy().astype(np.int64, copy=False)
+            # Chunk by chunk: the conversion of a whole chunked column imports pandas.
+            chunks = [np.asarray(chunk).astype(np.int64, copy=False) for chunk in filled.chunks]
+            frame[column.name] = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
     return frame

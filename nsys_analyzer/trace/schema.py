@@ -74,17 +74,10 @@ RUNTIME = Table(
         _column("thread", "globalTid", doc="global thread ID"),
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("name", "nameId", doc="StringIds ID of the API function"),
+        _column("result", "returnValue", doc="what the call returned, 0 for success"),
     ),
     "cuda",
     ("start", "thread", "correlation"),
-)
-FAILED_ALLOCATIONS = Table(
-    "failed_allocations",
-    RUNTIME.aliases,
-    RUNTIME.columns,
-    "cuda",
-    RUNTIME.required,
-    ("returnValue", "= 2"),  # cudaErrorMemoryAllocation, CUDA_ERROR_OUT_OF_MEMORY
 )
 NVTX = Table(
     "nvtx",

@@ -10,7 +10,7 @@ import numpy as np
 
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts, dense_codes, distinct
 from nsys_analyzer.trace.metadata import Metadata, read_metadata
 from nsys_analyzer.trace.reader import Reader
 
@@ -34,6 +34,8 @@ CALLS = (
     ("allocate", ("cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc")),
 )
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
+
+_OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _OPERATION_TABLES = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)
 _SMALL_TABLES = (
@@ -193,7 +195,7 @@ def sqlite_of(path: Path) -> Path:
 
 def read_trace(reader: Reader, path: Path) -> Trace:
     """Reads everything the analysis needs from an open export."""
-    large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX, schema.FAILED_ALLOCATIONS)
+    large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX)
     if not any(reader.name_of(table) for table in large):
         raise MissingTableError(
             f"{path} holds neither CUDA activity nor NVTX ranges",
@@ -204,12 +206,13 @@ def read_trace(reader: Reader, path: Path) -> Trace:
     ranges = _ranges(frames["nvtx"], strings)
     ended = ranges.end > schema.NO_END
     nodes = frames["graph_nodes"]
-    failed = _launches(frames["failed_allocations"], strings)
+    launches = _launches(frames["runtime"], strings)
+    failed = (launches.call == ALLOCATE) & (frames["runtime"]["result"] == _OUT_OF_MEMORY)
     return Trace(
         path,
         _operations(frames, strings),
-        _launches(frames["runtime"], strings),
-        failed.select(failed.call == ALLOCATE),
+        launches,
+        launches.select(failed),
         ranges.select(ended),
         ranges.select(~ended),
         GraphNodes(nodes["start"], nodes["thread"], nodes["graph_node"], nodes["original"]),
@@ -226,7 +229,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         arrays = [part[key] if key in part else np.zeros(n, np.int64) for part, n in zip(parts, lengths, strict=True)]
         return np.concatenate(arrays, dtype=dtype, casting="unsafe")
 
-    ids, codes = np.unique(parts[KERNEL]["name"], return_inverse=True)
+    ids, codes = dense_codes(parts[KERNEL]["name"])
     others = np.full(sum(lengths) - lengths[KERNEL], -1, np.int32)
     return Operations(
         kind=np.repeat(np.arange(len(KINDS), dtype=np.int32), lengths),
@@ -246,12 +249,12 @@ def _known_process(process: Ints, launch_threads: Ints) -> Ints:
     """Exports before globalPid leave it out: with one launching process it is that one."""
     if process.any() or not len(process):
         return process
-    launching = np.unique(process_of(launch_threads))
+    launching = distinct(process_of(launch_threads))
     return np.full_like(process, launching[0]) if len(launching) == 1 else process
 
 
 def _launches(frame: Frame, strings: dict[int, str]) -> Launches:
-    names, codes = np.unique(frame["name"], return_inverse=True)
+    names, codes = dense_codes(frame["name"])
     calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
     call = calls[codes] if len(names) else np.empty(0, np.int32)
     return Launches(frame["start"], frame["thread"], frame["correlation"], call)
@@ -267,7 +270,7 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
     import pyarrow.compute as pc
 
     by_id, texts = frame["text_id"], frame["text"]
-    used, id_codes = np.unique(by_id, return_inverse=True)
+    used, id_codes = dense_codes(by_id)
     encoded = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="").dictionary_encode()
     inline = encoded.dictionary.to_pylist()
     named = [_strip_annotation(strings.get(i, "")) for i in used.tolist()]

@@ -31,7 +31,7 @@ from nsys_analyzer.capture.nsys import find_nsys, nsys_version
 from tests.benchmarks.long_capture import columns_of, enlarge
 
 ROOT = Path(__file__).parents[2]
-TRACE = ROOT / "tests" / "data" / "train_small.sqlite"
+TRACE = ROOT / "examples" / "train_small256.sqlite"
 TOOL = [sys.executable, "-m", "nsys_analyzer"]
 SCALES = (10_000, 100_000, 1_000_000, 5_000_000)  # kernels
 

@@ -1,0 +1,24 @@
+"""Distinct values and their codes are those of ``np.unique``."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.trace.arrays import dense_codes, distinct
+
+values = st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**62), 2**62)), max_size=30)
+
+
+@given(values)
+def test_codes_lead_back_to_the_values(numbers: list[int]) -> None:
+    array = np.array(numbers, np.int64)
+    ids, codes = dense_codes(array)
+    assert ids.tolist() == sorted(set(numbers))
+    assert ids[codes].tolist() == numbers
+
+
+@given(values)
+def test_distinct_values_are_sorted_and_complete(numbers: list[int]) -> None:
+    assert distinct(np.array(numbers, np.int64)).tolist() == sorted(set(numbers))
