@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 import click
@@ -31,6 +32,9 @@ for command in (report, kernels, info):
 
 def main() -> None:
     """Runs the command line; an error of the package or the system is one line and exit code 1."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows a question mark
+            stream.reconfigure(errors="replace")
     try:
         cli()
     except NsysAnalyzerError as error:

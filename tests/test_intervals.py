@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals import group_bounds, group_sum, union_length
+from nsys_analyzer.analysis.intervals import group_sum, unions
 
 GROUPS = 3
 intervals = st.lists(
@@ -21,14 +21,13 @@ intervals = st.lists(
 def test_the_union_counts_every_covered_moment_once(rows: list[tuple[int, int, int]]) -> None:
     group, start, end = np.array(rows, np.int64).reshape(-1, 3).T
     covered = [len({t for g, s, e in rows if g == wanted for t in range(s, e)}) for wanted in range(GROUPS)]
-    assert union_length(group, start, end, GROUPS).tolist() == covered
+    assert unions(group, start, end, GROUPS)[0].tolist() == covered
 
 
 @given(intervals)
 def test_busy_is_at_most_the_sum_and_the_span(rows: list[tuple[int, int, int]]) -> None:
     group, start, end = np.array(rows, np.int64).reshape(-1, 3).T
-    busy = union_length(group, start, end, GROUPS)
-    first, last = group_bounds(group, start, end, GROUPS)
+    busy, first, last = unions(group, start, end, GROUPS)
     assert (busy <= group_sum(group, end - start, GROUPS)).all()
     assert (busy <= last - first).all()
 
@@ -36,7 +35,7 @@ def test_busy_is_at_most_the_sum_and_the_span(rows: list[tuple[int, int, int]]) 
 def test_overlap_across_streams_is_counted_once() -> None:
     # Group 0: [0, 10) and [5, 12) cover 12; group 1: [100, 110) and [120, 125) cover 15 of a span of 25.
     group, start, end = (np.array(c, np.int64) for c in ([0, 1, 0, 1], [0, 100, 5, 120], [10, 110, 12, 125]))
-    assert union_length(group, start, end, 3).tolist() == [12, 15, 0]
-    first, last = group_bounds(group, start, end, 3)
-    assert (last - first).tolist() == [12, 25, 0]
+    busy, first, last = unions(group, start, end, 3)
+    assert busy.tolist() == [12, 15, 0]
+    assert (first.tolist(), last.tolist()) == ([0, 100, 0], [12, 125, 0])
     assert group_sum(group, end - start, 3).tolist() == [17, 15, 0]

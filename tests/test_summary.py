@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.models import Configuration, find_model
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from tests.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
@@ -215,3 +216,11 @@ def test_laws(
     leaves = [p for p in summary.phases if p.phase != "step"]
     counted = sum(p.kernels_per_instance * p.instances for p in leaves)
     assert counted <= coverage.in_phases + 1e-9
+
+
+def test_a_file_name_that_the_kernels_contradict_is_not_believed(step_trace: Path) -> None:
+    # The small model needs 4 · 12 + 1 = 49 products per forward or more; the step launches one.
+    guessed = Configuration(find_model("small"), 256, source="file name")
+    (summary,) = summarize(Trace.load(step_trace), "train_small256", configuration=guessed)
+    assert summary.configuration is None
+    assert any("49 products" in warning for warning in summary.warnings)

@@ -104,7 +104,7 @@ class AttributedTrace:
     @cached_property
     def lost(self) -> Ints:
         """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
-        return np.flatnonzero(dropped_launches(self.trace.operations, self.trace.launches))
+        return np.flatnonzero(dropped_launches(self.trace.launches, self.attribution.launch))
 
     @cached_property
     def phase_instance(self) -> Ints:

@@ -30,24 +30,27 @@ def match_launches(operations: Operations, launches: Launches) -> Ints:
     return np.where((ordered[found] == wanted) & (wanted >= 0), order[found], -1)
 
 
-def dropped_launches(operations: Operations, launches: Launches) -> Bools:
+def dropped_launches(launches: Launches, launch: Ints) -> Bools:
     """Kernel launches that have no GPU operation: activity records the profiler dropped, or a cut-off capture.
 
-    A launch while its thread captures a graph runs nothing and is not counted.
+    A launch while its thread captures a graph runs nothing and is not counted; nor is a driver call inside the
+    runtime call that launched the kernel, which has the same correlation ID.
+
+    Args:
+        launches: the API calls.
+        launch: the launch of each operation, as :func:`match_launches` gives it.
 
     Returns:
         Shape (launches,): True for a call that launches a kernel none of the operations belongs to.
-
     """
-    processes = distinct(process_of(launches.thread))
-    keys = _key(processes, process_of(launches.thread), launches.correlation)
-    known = np.zeros(len(keys), np.bool_)
-    if len(operations):
-        seen = np.sort(_key(processes, operations.process, operations.correlation))
-        found = np.searchsorted(seen, keys).clip(max=len(seen) - 1)
-        known = seen[found] == keys
-    dropped: Bools = (launches.call == LAUNCH) & ~known
-    return dropped & ~_in_capture(launches) if dropped.any() else dropped
+    matched = np.zeros(len(launches.start), np.bool_)
+    matched[launch[launch >= 0]] = True
+    dropped: Bools = (launches.call == LAUNCH) & ~matched
+    if dropped.any():
+        keys = _key(distinct(process_of(launches.thread)), process_of(launches.thread), launches.correlation)
+        dropped[dropped] = ~np.isin(keys[dropped], keys[matched])
+        dropped &= ~_in_capture(launches)
+    return dropped
 
 
 def _in_capture(launches: Launches) -> Bools:

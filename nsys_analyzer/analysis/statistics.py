@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from nsys_analyzer.analysis.classes import classify
-from nsys_analyzer.analysis.intervals import group_bounds, group_sum, union_length
+from nsys_analyzer.analysis.intervals import group_sum, unions
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.trace import GRAPH, KERNEL, KINDS, Operations
 
@@ -72,7 +73,7 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class GpuClocks:
-    """GPU time of instances, one entry per instance, ns, and how many kernels each launched."""
+    """GPU time of instances, one entry per instance: ns, and how many kernels and opaque graphs each launched."""
 
     span: Ints
     busy: Ints
@@ -89,40 +90,86 @@ def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClo
         operations: the operations.
         instance: shape (operations,), from 0 to ``instances - 1``; -1 for none.
         instances: how many there are.
-
     """
-    inside = instance >= 0
-    if not inside.all():
-        operations, instance = operations.select(inside), instance[inside]
-    first, last = group_bounds(instance, operations.start, operations.end, instances)
-    is_kernel = operations.kind == KERNEL
-    duration = (operations.end - operations.start)[is_kernel]
+    inside = np.flatnonzero(instance >= 0)
+    instance, kind = instance[inside], operations.kind[inside]
+    start, end = operations.start[inside], operations.end[inside]
+    busy, first, last = unions(instance, start, end, instances)
+    kernel = kind == KERNEL
     return GpuClocks(
         span=last - first,
-        busy=union_length(instance, operations.start, operations.end, instances),
-        kernel_sum=group_sum(instance[is_kernel], duration, instances),
+        busy=busy,
+        kernel_sum=group_sum(instance[kernel], (end - start)[kernel], instances),
         last_end=last,
-        kernels=np.bincount(instance[is_kernel], minlength=instances),
-        opaque=np.bincount(instance[operations.kind == GRAPH], minlength=instances),
+        kernels=np.bincount(instance[kernel], minlength=instances),
+        opaque=np.bincount(instance[kind == GRAPH], minlength=instances),
     )
 
 
-def kernel_rows(operations: Operations, instances: int) -> tuple[KernelRow, ...]:
-    """The kernels among some operations by name, longest first, per one of ``instances`` instances."""
-    is_kernel = operations.kind == KERNEL
-    code = operations.name[is_kernel].astype(np.int64)
-    total = group_sum(code, (operations.end - operations.start)[is_kernel], len(operations.names))
-    launches = np.bincount(code, minlength=len(operations.names))
-    order = [int(i) for i in np.lexsort((np.arange(len(total)), -total)) if launches[i]]
-    everything = int(total.sum())
+@dataclass(frozen=True)
+class Totals:
+    """Sums of operations by group (a phase, as a rule).
+
+    Attributes:
+        kernels, kernel_ns: shape (groups, kernel names), launches and summed duration.
+        operations, operation_ns: shape (groups, kinds of operation).
+        threads: shape (groups, threads), kernels by the thread that launched them; the last column has no launch.
+    """
+
+    kernels: Ints
+    kernel_ns: Ints
+    operations: Ints
+    operation_ns: Ints
+    threads: Ints
+
+
+def totals(operations: Operations, thread: Ints, threads: int, group: Ints, groups: int) -> Totals:
+    """Sums of the operations of each group.
+
+    Args:
+        operations: the operations.
+        thread: shape (operations,), code of the launching thread, ``threads`` where there is no launch.
+        threads: how many threads launch.
+        group: shape (operations,), from 0 to ``groups - 1``; -1 for none.
+        groups: how many groups there are.
+    """
+    inside = np.flatnonzero(group >= 0)
+    group, kind = group[inside], operations.kind[inside]
+    duration = (operations.end - operations.start)[inside]
+    of_kernel = np.flatnonzero(kind == KERNEL)
+    kernel_group, kernel_ns = group[of_kernel], duration[of_kernel]
+    name, of_thread = operations.name[inside][of_kernel], thread[inside][of_kernel]
+    return Totals(
+        *_count_and_sum(kernel_group, name, kernel_ns, (groups, len(operations.names))),
+        *_count_and_sum(group, kind, duration, (groups, len(KINDS))),
+        _count_and_sum(kernel_group, of_thread, kernel_ns, (groups, threads + 1))[0],
+    )
+
+
+def _count_and_sum(group: Ints, code: Any, values: Ints, shape: tuple[int, int]) -> tuple[Ints, Ints]:
+    flat = group * shape[1] + code
+    count = np.bincount(flat, minlength=shape[0] * shape[1])
+    return count.reshape(shape), group_sum(flat, values, shape[0] * shape[1]).reshape(shape)
+
+
+def kernel_rows(names: Sequence[str], launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:
+    """Kernels by name, longest first, per one of ``instances`` instances.
+
+    Args:
+        names: the kernel names.
+        launches, ns: shape (names,), launches and summed duration over all instances.
+        instances: over how many instances.
+    """
+    order = [int(i) for i in np.argsort(-ns, kind="stable") if launches[i]]
+    everything = int(ns.sum())
     return tuple(
         KernelRow(
-            name=operations.names[i],
-            kernel_class=classify(operations.names[i]),
+            name=names[i],
+            kernel_class=classify(names[i]),
             launches_per_instance=int(launches[i]) / instances,
-            ms_per_instance=int(total[i]) / instances / _NS_PER_MS,
-            avg_us=int(total[i]) / int(launches[i]) / 1e3,
-            share=int(total[i]) / everything if everything else 0.0,
+            ms_per_instance=int(ns[i]) / instances / _NS_PER_MS,
+            avg_us=int(ns[i]) / int(launches[i]) / 1e3,
+            share=int(ns[i]) / everything if everything else 0.0,
         )
         for i in order
     )
@@ -162,13 +209,10 @@ def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.ms_per_instance, row.kernel_class)))
 
 
-def memory_rows(operations: Operations, instances: int) -> tuple[MemoryRow, ...]:
-    """Copies, fills and opaque graphs among some operations, per one of ``instances`` instances."""
-    rows = []
-    for code, kind in enumerate(KINDS):
-        chosen = operations.kind == code
-        count = int(chosen.sum())
-        if code != KERNEL and count:
-            ns = int((operations.end - operations.start)[chosen].sum())
-            rows.append(MemoryRow(kind, count / instances, ns / instances / _NS_PER_MS))
-    return tuple(rows)
+def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
+    """Copies, fills and opaque graphs, per one of ``instances`` instances; both arrays have shape (kinds,)."""
+    return tuple(
+        MemoryRow(kind, int(count[code]) / instances, int(ns[code]) / instances / _NS_PER_MS)
+        for code, kind in enumerate(KINDS)
+        if code != KERNEL and count[code]
+    )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from nsys_analyzer.analysis.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.attribution import HOW
+from nsys_analyzer.analysis.forest import NONE
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import PhaseNames
@@ -18,10 +20,12 @@ from nsys_analyzer.analysis.statistics import (
     GpuClocks,
     KernelRow,
     Stats,
+    Totals,
     class_rows,
     gpu_clocks,
     kernel_rows,
     memory_rows,
+    totals,
 )
 from nsys_analyzer.analysis.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.warnings import capture_warnings
@@ -56,10 +60,17 @@ class _ProcessView:
         self.mine: Bools | slice = slice(None) if mine.all() else mine
         self.operations = operations if mine.all() else operations.select(mine)
         self.own_instances = self.instances.process == process.global_pid
+        launches = attributed.trace.launches
+        self.launch = attributed.attribution.launch[self.mine]
+        of_operation = np.append(launches.thread, -1)[self.launch]
+        self.threads = distinct(of_operation[of_operation >= 0])
+        self.thread = np.where(self.launch < 0, len(self.threads), np.searchsorted(self.threads, of_operation))
 
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
         trace = self.attributed.trace
         phases = self.phases()
+        contradicted = _contradicts(configuration, phases)
+        configuration = None if contradicted else configuration
         whole = self.whole() if len(self.operations) else None
         summary = CaptureSummary(
             name=name,
@@ -76,7 +87,8 @@ class _ProcessView:
             coverage=self.coverage(),
             precisions=_precisions(whole.kernels) if whole else {},
         )
-        return replace(summary, warnings=capture_warnings(summary, self.attributed, self.process.global_pid))
+        warnings = capture_warnings(summary, self.attributed, self.process.global_pid)
+        return replace(summary, warnings=(*warnings, *([contradicted] if contradicted else [])))
 
     def status(self) -> str:
         """No kernels, out of memory, partial, or ok."""
@@ -90,82 +102,78 @@ class _ProcessView:
 
     def phases(self) -> tuple[PhaseSummary, ...]:
         """The phases that occur, in the order of a step; the step itself last."""
-        groups = (self.attributed.phase_instance[self.mine], self.attributed.step_instance[self.mine])
-        count = len(self.instances.range)
-        clocks = [gpu_clocks(self.operations, group, count) for group in groups]
-        found = []
-        for code, phase in enumerate(self.instances.phases):
+        leaf, step = (part[self.mine] for part in self.attributed.instance_pair)
+        *leaves, last = range(len(self.instances.phases))
+        return (*self._group(leaf, leaves), *self._group(step, [last]))
+
+    def _group(self, instance: Ints, codes: Sequence[int]) -> Iterator[PhaseSummary]:
+        """The phases of these codes that occur, from the instance of each operation."""
+        clocks = gpu_clocks(self.operations, instance, len(self.instances.range))
+        # The last entry serves operations without an instance.
+        phase_of = np.append(np.where(self.instances.measured, self.instances.phase, NONE), NONE)
+        sums = self._totals(phase_of[instance], len(self.instances.phases))
+        for code in codes:
             chosen = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(chosen):
-                which = int(phase == self.instances.phases[-1])
-                found.append(self._phase(phase, chosen, groups[which], clocks[which]))
-        return tuple(found)
+                yield self._phase(code, chosen, clocks, sums)
 
-    def _phase(self, phase: str, chosen: Ints, group: Ints, clocks: GpuClocks) -> PhaseSummary:
+    def _totals(self, group: Ints, groups: int) -> Totals:
+        return totals(self.operations, self.thread, len(self.threads), group, groups)
+
+    def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
-        flag = np.zeros(len(self.instances.range) + 1, np.bool_)
-        flag[measured] = True
-        inside = flag[group]
-        operations = self.operations.select(inside)
         ranges, instances = self.attributed.trace.ranges, self.instances
-        n = max(len(measured), 1)
-        kernels = kernel_rows(operations, n)
         return PhaseSummary(
-            phase=phase,
+            phase=instances.phases[code],
             range=", ".join(sorted({ranges.names[i] for i in ranges.name[instances.range[chosen]]})),
             instances=len(measured),
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
-            launch_threads=self._threads(inside, n),
-            kernels_per_instance=int(clocks.kernels[measured].sum()) / n,
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
-            gpu_span_ms=Stats.of_ns(clocks.span[measured]),
-            gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
-            kernel_sum_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_sum[measured]),
-            python_ms=None,
             synchronized=bool((clocks.last_end[measured] <= instances.end[measured]).all()),
-            classes=class_rows(kernels),
-            kernels=kernels,
-            memory=memory_rows(operations, n),
+            **self._gpu_figures(code, measured, clocks, sums),
         )
 
-    def _threads(self, inside: Bools, instances: int) -> tuple[ThreadShare, ...]:
-        """The threads that launch the kernels of some operations, most kernels first."""
-        trace = self.attributed.trace
-        launch = self.attributed.attribution.launch[self.mine][inside & (self.operations.kind == KERNEL)]
-        of_kernel = trace.launches.thread[launch[launch >= 0]]
-        threads = distinct(of_kernel)
-        counts = np.bincount(np.searchsorted(threads, of_kernel), minlength=len(threads))
+    def _gpu_figures(self, code: int, measured: Ints, clocks: GpuClocks, sums: Totals) -> dict[str, Any]:
+        """The fields of a phase that come from its GPU operations."""
+        n = max(len(measured), 1)
+        kernels = kernel_rows(self.operations.names, sums.kernels[code], sums.kernel_ns[code], n)
+        return {
+            "launch_threads": self._threads(sums.threads[code], n),
+            "kernels_per_instance": int(sums.kernels[code].sum()) / n,
+            "gpu_span_ms": Stats.of_ns(clocks.span[measured]),
+            "gpu_busy_ms": Stats.of_ns(clocks.busy[measured]),
+            "kernel_sum_ms": Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_sum[measured]),
+            "python_ms": None,
+            "classes": class_rows(kernels),
+            "kernels": kernels,
+            "memory": memory_rows(sums.operations[code], sums.operation_ns[code], n),
+        }
+
+    def _threads(self, kernels: Ints, instances: int) -> tuple[ThreadShare, ...]:
+        """The threads that launch kernels, most kernels first."""
+        names = self.attributed.trace.metadata.thread_names
         return tuple(
             ThreadShare(
-                trace.metadata.thread_names.get(int(threads[i]), "unnamed"),
-                int(threads[i]) & 0xFFFFFF,
-                int(counts[i]) / instances,
+                names.get(int(self.threads[i]), "unnamed"), int(self.threads[i]) & 0xFFFFFF, int(kernels[i]) / instances
             )
-            for i in np.argsort(-counts, kind="stable")
+            for i in np.argsort(-kernels[:-1], kind="stable")
+            if kernels[i]
         )
 
     def whole(self) -> PhaseSummary:
         """The process's operations as one phase of one instance."""
-        clocks = gpu_clocks(self.operations, np.zeros(len(self.operations), np.int64), 1)
-        kernels = kernel_rows(self.operations, 1)
+        everything = np.zeros(len(self.operations), np.int64)
+        clocks = gpu_clocks(self.operations, everything, 1)
         return PhaseSummary(
             phase="whole capture",
             range="",
             instances=1,
             warmup_instances=0,
             incomplete_instances=0,
-            launch_threads=self._threads(np.ones(len(self.operations), np.bool_), 1),
-            kernels_per_instance=int(clocks.kernels[0]),
             wall_ms=Stats(0),
-            gpu_span_ms=Stats.of_ns(clocks.span),
-            gpu_busy_ms=Stats.of_ns(clocks.busy),
-            kernel_sum_ms=Stats.of_ns([] if clocks.opaque.any() else clocks.kernel_sum),
-            python_ms=None,
             synchronized=False,
-            classes=class_rows(kernels),
-            kernels=kernels,
-            memory=memory_rows(self.operations, 1),
+            **self._gpu_figures(0, np.zeros(1, np.int64), clocks, self._totals(everything, 1)),
         )
 
     def attention(self, configuration: Configuration | None) -> AttentionSummary | None:
@@ -192,12 +200,31 @@ class _ProcessView:
             kernel_ms=total / 1e6,
             attributed_ms=covered / 1e6,
             unattributed_ms=(total - covered) / 1e6,
-            without_launch=int((attribution.launch[self.mine][kernel] < 0).sum()),
+            without_launch=int((self.launch[kernel] < 0).sum()),
             ambiguous=int(attribution.ambiguous[self.mine][kernel].sum()),
             how={HOW[code]: int(n) for code, n in enumerate(np.bincount(how, minlength=len(HOW)))},
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
         )
+
+
+def _contradicts(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
+    """Why a configuration read from a file name cannot be the capture's; empty where it can.
+
+    A forward pass of L layers needs at least 4·L + 1 products, however they are fused: Q, K and V as one, output,
+    gate and up as one, down, and the head.
+    """
+    if not configuration or configuration.source != "file name" or not configuration.model:
+        return ""
+    layers = configuration.model.num_layers
+    for phase in phases:
+        products = sum(row.launches_per_instance for row in phase.classes if row.kernel_class == "matmul")
+        if phase.phase == "forward" and phase.instances and 0 < products < 4 * layers + 1:
+            return (
+                f"The file name says {configuration.model.name}, which needs {4 * layers + 1} products per forward or "
+                f"more; the capture launches {products:,.0f}, so the name is not believed."
+            )
+    return ""
 
 
 def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:

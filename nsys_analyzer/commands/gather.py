@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -93,7 +94,8 @@ def gather(
         NsysAnalyzerError: nothing could be read.
     """
     traces = find_traces(paths)
-    rows = [summary for trace in traces for summary in _read(trace, names, given, alone=len(traces) == 1)]
+    titles = _titles(traces)
+    rows = [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=len(traces) == 1)]
     failed = [row for row in rows if row.status == "failed"]
     if failed and len(failed) == len(rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {failed[0].message}")
@@ -105,17 +107,24 @@ def gather(
     return tuple(sorted(rows, key=_order))
 
 
-def _read(path: Path, names: PhaseNames, given: Given, *, alone: bool) -> Iterator[CaptureSummary]:
+def _titles(traces: Sequence[Path]) -> dict[Path, str]:
+    """What each capture is called: after its file, or by its path where several files have one name."""
+    names = {trace: _name(trace) for trace in traces}
+    times = Counter(names.values())
+    return {trace: name if times[name] == 1 else str(trace) for trace, name in names.items()}
+
+
+def _read(path: Path, title: str, names: PhaseNames, given: Given, *, alone: bool) -> Iterator[CaptureSummary]:
     try:
         manifest = find_manifest(path) if path.exists() else None
         known = manifest.configuration() if manifest else configuration_from_name(_name(path))
         configuration = given.over(known)
-        for summary in summarize(Trace.load(path), _name(path), names, configuration):
+        for summary in summarize(Trace.load(path), title, names, configuration):
             yield _with_status(summary, manifest)
     except NsysAnalyzerError as error:
         if alone:
             raise
-        yield CaptureSummary(_name(path), "", path.name, "failed", str(error), warnings=(str(error),))
+        yield CaptureSummary(title, "", path.name, "failed", str(error), warnings=(str(error),))
 
 
 def _name(path: Path) -> str:
@@ -158,21 +167,26 @@ def _stats(timing: Timing) -> Stats:
 
 def _only_timed(rows: Sequence[CaptureSummary], timings: Timings) -> Iterator[CaptureSummary]:
     """A row for each configuration that the timings say ran out of memory and that left no capture."""
-    captured = {_key(row.configuration) for row in rows if row.configuration}
-    for configuration in timings.configurations():
-        statuses = {row.status for row in timings.rows if _key(_configuration(row)) == _key(configuration)}
-        if "oom" in statuses and _key(configuration) not in captured:
-            model = configuration.model.name if configuration.model else "unknown model"
-            name = f"{model}_ctx{configuration.context_length or '?'}"
-            yield CaptureSummary(name, "", timings.path.name, "oom", configuration=configuration)
+    captured = [row.configuration for row in rows if row.configuration]
+    out = [_configuration(timing) for timing in timings.rows if timing.status == "oom"]
+    lost = [one for one in out if not any(_may_be(one, other) for other in captured)]
+    for configuration in dict.fromkeys(replace(one, mode=None) for one in lost):
+        model = configuration.model.name if configuration.model else "unknown model"
+        name = f"{model}_ctx{configuration.context_length or '?'}"
+        yield CaptureSummary(name, "", timings.path.name, "oom", configuration=configuration)
 
 
 def _configuration(timing: Timing) -> Configuration:
-    return Configuration(timing.model, timing.context_length, timing.batch_size, timing.precision, timing.mode)
+    return Configuration(
+        timing.model, timing.context_length, timing.batch_size, timing.precision, timing.mode, source="timings"
+    )
 
 
-def _key(configuration: Configuration | None) -> tuple[object, ...]:
-    return (configuration.model, configuration.context_length) if configuration else ()
+def _may_be(one: Configuration, other: Configuration) -> bool:
+    """Whether two configurations of one model and context contradict each other in nothing that both know."""
+    pairs = ((one.batch_size, other.batch_size), (one.precision, other.precision), (one.mode, other.mode))
+    same = (one.model, one.context_length) == (other.model, other.context_length)
+    return same and all(left == right for left, right in pairs if left is not None and right is not None)
 
 
 def _order(summary: CaptureSummary) -> tuple[object, ...]:

@@ -83,7 +83,7 @@ def _threads(trace: Trace) -> Iterator[str]:
     for thread in threads.tolist():
         name = trace.metadata.thread_names.get(thread, "unnamed")
         calls, ranges = (trace.launches.thread == thread).sum(), (trace.ranges.thread == thread).sum()
-        yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} CUDA API calls, {ranges:,} ranges"
+        yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} CUDA calls, {ranges:,} ranges"
 
 
 def _ranges(trace: Trace) -> Iterator[str]:

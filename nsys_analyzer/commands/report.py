@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.commands.options import phase_names_option
+from nsys_analyzer.errors import NsysAnalyzerError
 
 if TYPE_CHECKING:
     from nsys_analyzer.questions.evidence import Evidence
@@ -72,7 +73,7 @@ def _command() -> str:
     import shlex
     import sys
 
-    words = [Path(word).name if Path(word).exists() and Path(word).is_absolute() else word for word in sys.argv[1:]]
+    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
     return shlex.join(["nsys-analyze", *words])
 
 
@@ -85,7 +86,7 @@ def _write_json(evidence: Evidence, output: str | None) -> None:
     if output in (None, "-"):
         click.echo(text)
     else:
-        _replace(Path(str(output)), text + "\n")
+        _replace(_writable(Path(str(output))), text + "\n")
 
 
 def _write_markdown(evidence: Evidence, output: str | None, *, figures: bool) -> None:
@@ -97,7 +98,7 @@ def _write_markdown(evidence: Evidence, output: str | None, *, figures: bool) ->
     if output == "-":
         click.echo(render_markdown(built, {}), nl=False)
         return
-    path = Path(output or "report.md")
+    path = _writable(Path(output or "report.md"))
     _replace(path, render_markdown(built, _draw(built, path) if figures else {}))
     print_answers(built)
     click.echo(f"\n{path}")
@@ -117,9 +118,27 @@ def _draw(built: Report, path: Path) -> dict[str, str]:
     return drawn
 
 
+def _writable(path: Path) -> Path:
+    """The path, once a file can be made beside it.
+
+    Raises:
+        NsysAnalyzerError: a folder stands there, or its folder cannot be made or written.
+    """
+    import tempfile
+
+    if path.is_dir():
+        raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            return path
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise NsysAnalyzerError(f"{path} cannot be written ({reason})", "Name another file with -o") from error
+
+
 def _replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all: what stood there stays until the new text is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
         temporary.write_text(text, encoding="utf-8")

@@ -13,7 +13,7 @@ from nsys_analyzer.questions.evidence import (
     slug,
 )
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
-from nsys_analyzer.report.units import percent
+from nsys_analyzer.report.units import milliseconds, percent
 
 _MATMUL = "matmul"
 _FUSED = "fused attention"
@@ -68,19 +68,22 @@ def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     if inference and step:
         before, after = inference[0].share_of(_MATMUL), _share(step, _MATMUL)
         text += f". {inference[1].capitalize()} {percent(before)}, whole training step {percent(after)}"
-        text += f": {_why(capture, before, after)}"
+        text += f": {_change(inference[0].classes, step)}"
     return Answer(capture.title, f"{text}.", short)
 
 
-def _why(capture: CaptureSummary, before: float, after: float) -> str:
-    optimizer = capture.phase("optimizer")
-    if after < before and optimizer and optimizer.kernel_sum_ms.mean:
-        return (
-            f"the share falls by {(before - after) * 100:.1f} points: the optimizer's "
-            f"{optimizer.kernel_sum_ms.mean:.3f} ms are {percent(optimizer.share_of(_MATMUL))} matmul, and backward "
-            "adds elementwise and reduction work to its products"
-        )
-    return f"the share {'falls' if after < before else 'rises'} by {abs(before - after) * 100:.1f} points"
+def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
+    """By how much the share changes, and which classes take or give it."""
+    change = _share(step, _MATMUL) - _share(inference, _MATMUL)
+    others = {row.kernel_class for row in (*inference, *step)} - {_MATMUL}
+    moved = sorted(others, key=lambda name: (_share(inference, name) - _share(step, name)) * (1 if change < 0 else -1))
+    named = [
+        f"{name} goes from {percent(_share(inference, name))} to {percent(_share(step, name))}"
+        for name in moved[:2]
+        if (_share(step, name) - _share(inference, name)) * change < 0
+    ]
+    verb = "falls" if change < 0 else "rises"
+    return "; ".join([f"the share {verb} by {abs(change) * 100:.1f} points", *named])
 
 
 def _columns(capture: CaptureSummary) -> dict[str, tuple[tuple[ClassRow, ...], float | None]]:
@@ -106,7 +109,7 @@ def _table(capture: CaptureSummary) -> Table:
     body: list[tuple[Cell, ...]] = [
         (name, *(_share(rows, name) or None for rows, _ in columns.values())) for name in classes
     ]
-    sums = ", ".join(f"{title} {total:.3f} ms" for title, (_, total) in columns.items() if total is not None)
+    sums = ", ".join(f"{title} {milliseconds(total)}" for title, (_, total) in columns.items() if total is not None)
     caption = f"**{capture.title}**: shares of the kernel sum, which is {sums}."
     return Table((Column("class"), *(Column(title, "percent") for title in columns)), tuple(body), caption)
 

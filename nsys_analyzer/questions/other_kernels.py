@@ -6,7 +6,7 @@ from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import Evidence, compared_phases, if_any, nothing_measured, slug
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
-from nsys_analyzer.report.units import percent
+from nsys_analyzer.report.units import milliseconds, percent
 
 _SHOWN = 12
 _MATTERS = 0.03
@@ -47,7 +47,9 @@ def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
     tables = [{row.name: row for row in phase.kernels} for phase in phases]
     rows = tuple((labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown)
     total = len(merge_kernels(*(phase.kernels for phase in phases)))
-    sums = ", ".join(f"{p.phase} {p.kernel_sum_ms.mean:.3f} ms" for p in phases if p.kernel_sum_ms.mean is not None)
+    sums = ", ".join(
+        f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
+    )
     caption = (
         f"**{capture.title}**: the {len(rows)} of {total} kernels with the most time. "
         f"Shares are of the phase's kernel sum: {sums}."

@@ -8,21 +8,16 @@ from nsys_analyzer.questions.evidence import TRAINING_PHASES, Evidence, if_any, 
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
+_CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
 _COLUMNS = (
     Column("capture"),
     Column("phase"),
     Column("n", "count"),
-    Column("python ms", "ms"),
-    Column("wall ms", "ms"),
-    Column("GPU span ms", "ms"),
-    Column("GPU busy ms", "ms"),
-    Column("kernel sum ms", "ms"),
-    Column("busy ÷ wall", "percent"),
+    *(Column(f"{clock} ms", "ms") for clock in _CLOCKS),
 )
-_CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
 _LEGEND = (
-    "*python*: timed by the target around a synchronised phase, without the profiler; *wall*: the range's own "
-    "duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
+    "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
+    "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
     "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
     "kernels overlap. Mean ± standard deviation over n measured instances."
 )
@@ -51,7 +46,7 @@ def answer(evidence: Evidence) -> Section:
 
 def _row(capture: CaptureSummary, phase: PhaseSummary) -> tuple[Cell, ...]:
     times = (spread(clock) for clock in _clocks(phase))
-    return (capture.title, phase.phase, phase.instances, *times, _busy_share(phase))
+    return (capture.title, phase.phase, phase.instances, *times)
 
 
 def _clocks(phase: PhaseSummary) -> tuple[Stats | None, ...]:

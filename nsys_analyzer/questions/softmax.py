@@ -96,10 +96,12 @@ def _flops(attention: AttentionSummary) -> str:
     products = _rate(attention.matmul_flops, attention.matmul_ms)
     if softmax and products:
         text += f" ({format_number(products, 'flop/s')} against {format_number(softmax, 'flop/s')})"
-    return text + (
-        ": softmax is bound by memory bandwidth, each of its kernels reads and writes the scores for a few operations "
-        "each, the products reuse what they load"
-    )
+        if softmax < products:
+            text += (
+                ": softmax is bound by memory bandwidth, its kernels read and write every score for an operation or "
+                "two each, while a product reuses what it loads"
+            )
+    return text
 
 
 def _unknown(capture: CaptureSummary) -> str:

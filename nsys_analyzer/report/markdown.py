@@ -62,7 +62,7 @@ def _(block: Table, figures: dict[str, str]) -> str:
     alignment = ["left" if unit in _TEXT_UNITS else "right" for unit in units]
     text = tabulate(
         rows,
-        headers=[column.title for column in block.columns],
+        headers=[_escape(column.title) for column in block.columns],
         tablefmt="pipe",
         colalign=alignment if rows else None,
         disable_numparse=True,

@@ -26,5 +26,5 @@ def print_answers(report: Report) -> None:
 
 
 def _plain(text: str) -> str:
-    """Markdown without its marks."""
-    return re.sub(r"[`*]", "", text)
+    """Markdown without its marks, and without the no-break spaces that a terminal breaks at all the same."""
+    return re.sub(r"[`*]", "", text).replace("\N{NO-BREAK SPACE}%", "%")

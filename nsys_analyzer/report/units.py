@@ -6,7 +6,8 @@ from nsys_analyzer.report.model import Cell, Spread, Unit
 
 ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
 
 def format_cell(value: Cell, unit: Unit) -> str:
@@ -16,7 +17,7 @@ def format_cell(value: Cell, unit: Unit) -> str:
     if isinstance(value, str):
         return f"`{value}`" if unit == "code" and value else value
     if isinstance(value, Spread):
-        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{format_number(value.std, unit)}"
+        std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimals(value.mean)}f}"
         return format_number(value.mean, unit) + std
     return format_number(value, unit)
 
@@ -38,12 +39,15 @@ def format_number(value: float, unit: Unit) -> str:
 
 def _digits(value: float) -> str:
     """Four digits or more: 5.335, 40.19, 3,100.2."""
-    decimals = 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
-    return f"{value:,.{decimals}f}"
+    return f"{value:,.{_decimals(value)}f}"
+
+
+def _decimals(value: float) -> int:
+    return 3 if abs(value) < 10 else 2 if abs(value) < 100 else 1
 
 
 def _scaled(value: float, unit: str) -> str:
-    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(value) >= s), (1.0, ""))
+    scale, prefix = next(((s, p) for s, p in _PREFIXES if abs(value) >= s * _ROUNDS_UP), (1.0, ""))
     return f"{value / scale:.3g}{_SPACE}{prefix}{unit}"
 
 

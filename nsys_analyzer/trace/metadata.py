@@ -66,7 +66,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
     return Metadata(
         nsys_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
         schema_version=export.get("EXPORT_SCHEMA_VERSION", "unknown"),
-        driver=environment.get("NvDriverVersion", "unknown"),
+        driver=_known(environment.get("NvDriverVersion")),
         cuda=_cuda_version(environment.get("CudaDriverVersion", "")),
         cpu=environment.get("CpuDescription", "unknown"),
         os=environment.get("OsDescription", "unknown"),
@@ -89,9 +89,14 @@ def _pairs(frame: Frame) -> dict[str, str]:
     return dict(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
 
 
+def _known(version: str | None) -> str:
+    """A version, or "unknown": without a driver nsys writes 0."""
+    return version if version and version != "0" else "unknown"
+
+
 def _cuda_version(number: str) -> str:
     """CUDA's integer (13000) as people write it (13.0)."""
-    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if number.isdigit() else "unknown"
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if _known(number).isdigit() else "unknown"
 
 
 def _gpus(frame: Frame) -> dict[int, Gpu]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -46,10 +48,9 @@ class Reader:
         query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
         columns: dict[str, tuple[str, ...]] = {}
         try:
-            with sqlite3.connect(self._uri, uri=True) as connection:
+            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 for table, column in connection.execute(query):
                     columns[table] = (*columns.get(table, ()), column)
-            connection.close()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
         return columns
@@ -61,18 +62,22 @@ class Reader:
     def count(self, table: str) -> int:
         """Rows of a table, by its name in the file."""
         try:
-            with sqlite3.connect(self._uri, uri=True) as connection:
+            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
                 rows = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0]
-            connection.close()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
         return int(rows)
 
     def name_of(self, table: Table) -> str | None:
-        """The name a table has in this file, or None where it is absent."""
-        needed = {table.condition[0]} if table.condition else set()
-        return next((name for name in table.aliases if needed <= set(self.columns_of.get(name, ()))
-                     and name in self.columns_of), None)  # fmt: skip
+        """The name a table has in this file, or None where it is absent.
+
+        Some versions of nsys number a table whose columns changed: ``NVTX_EVENTS_V2``.
+        """
+        for alias in table.aliases:
+            named = [name for name in self.columns_of if re.fullmatch(rf"{alias}(_V\d+)?", name)]
+            if named:
+                return max(named)
+        return None
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -97,9 +102,14 @@ class Reader:
                     f"{self.path}: table {name} has no column {column.aliases[0]}",
                     f"Capture again with --trace={table.trace_option} and a current nsys",
                 )
-        where = f" WHERE {' '.join(table.condition)}" if table.condition else ""
+        where = self._where(table, name)
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
         return _to_frame(self._query(f'SELECT {selected} FROM "{name}"{where}'), table.columns)
+
+    def _where(self, table: Table, name: str) -> str:
+        wanted = table.filter
+        usable = wanted and wanted.column in self.columns_of[name] and (wanted.table or name) in self.columns_of
+        return f" WHERE {wanted.column} {wanted.predicate}" if wanted and usable else ""
 
     def _query(self, sql: str) -> pa.Table:
         import adbc_driver_sqlite
@@ -123,13 +133,23 @@ class Reader:
 def _check_header(path: Path) -> None:
     try:
         with path.open("rb") as file:
-            header = file.read(16)
+            header = file.read(100)
+            size = file.seek(0, 2)
     except OSError as error:
         raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
     if not header:
         raise TraceError(f"{path} is empty", "Export the report again")
-    if header != b"SQLite format 3\x00":
+    if header[:16] != b"SQLite format 3\x00":
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
+    if size < _size_in_header(header):  # SQLite reads what a half-written last page lacks as zeros
+        raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
+
+
+def _size_in_header(header: bytes) -> int:
+    """The size in bytes that a database says it has; 100, its header's, where it does not say."""
+    page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+    known = header[24:28] == header[92:96]  # the change counter, as it was when the count was written
+    return max(100, (65_536 if page == 1 else page) * pages) if known else 100
 
 
 def _alias(column: Column, columns: tuple[str, ...]) -> str | None:

@@ -23,6 +23,15 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Filter:
+    """The rows worth reading: a predicate on a column, in force where the file has the column and the table."""
+
+    column: str
+    predicate: str
+    table: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it."""
 
@@ -31,8 +40,7 @@ class Table:
     columns: tuple[Column, ...]
     trace_option: str
     required: tuple[str, ...] = ()
-    condition: tuple[str, str] | None = None
-    """A column and what its value must be; where the column is absent, so is the table."""
+    filter: Filter | None = None
 
 
 def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Column:
@@ -78,6 +86,8 @@ RUNTIME = Table(
     ),
     "cuda",
     ("start", "thread", "correlation"),
+    # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
+    Filter("nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*')", "StringIds"),
 )
 NVTX = Table(
     "nvtx",
@@ -92,7 +102,7 @@ NVTX = Table(
     ),
     "nvtx",
     ("start", "thread"),
-    ("eventType", "IN (59, 60, 70, 71)"),
+    Filter("eventType", "IN (59, 60, 70, 71)"),
 )
 GRAPH_NODES = Table(
     "graph_nodes",

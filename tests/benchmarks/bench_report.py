@@ -40,7 +40,7 @@ FLOOR_COLUMNS = {
     "CUPTI_ACTIVITY_KIND_KERNEL": (*GPU_COLUMNS, "demangledName", "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (*GPU_COLUMNS, "bytes", "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_MEMSET": (*GPU_COLUMNS, "bytes", "graphNodeId"),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "globalTid", "correlationId", "nameId"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "globalTid", "correlationId", "nameId", "returnValue"),
     "NVTX_EVENTS": ("start", "end", "eventType", "globalTid", "textId", "text"),
     "StringIds": ("id", "value"),
 }

@@ -1,0 +1,297 @@
+"""The group, ``kernels`` and ``info``; and that every command's example runs."""
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from nsys_analyzer import __version__
+from nsys_analyzer.cli import cli, main
+from tests.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
+
+RealCapture = Callable[[str], Path]
+MS = 1_000_000
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+
+
+def output(*arguments: object) -> str:
+    result = invoke(*arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the program as it is installed and returns the one line it ends with."""
+
+    def run(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["nsys-analyze", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+        out, err = capsys.readouterr()
+        assert (stop.value.code, out) == (1, "")
+        (line,) = err.splitlines()
+        assert line.startswith("Error: ")
+        return str(line)
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """A forward of 2 ms GEMM, 1 ms softmax; a backward of 3 ms GEMM, 2 ms ADD; and 1 ms of ADD outside."""
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+    export.range("forward", 0, 10 * MS).kernel(GEMM, 1, 10, 10 + 2 * MS).kernel(SOFTMAX, 2, 3 * MS, 4 * MS)
+    export.range("backward", 10 * MS, 20 * MS)
+    export.kernel(GEMM, 11 * MS, 12 * MS, 15 * MS, AUTOGRAD).kernel(ADD, 11 * MS + 1, 15 * MS, 17 * MS, AUTOGRAD)
+    export.kernel(ADD, 21 * MS, 22 * MS, 23 * MS)
+    return export.write(tmp_path / "trace.sqlite")
+
+
+# --- kernels ---
+
+
+def rows_of(*arguments: object) -> list[tuple[str, str, float, float, float]]:
+    """Name, class, launches, ms and share of each row, from JSON."""
+    rows = json.loads(output("kernels", *arguments, "--format", "json"))
+    return [
+        (row["name"], row["class"], row["launches"], round(row["ms"], 6), round(row["share"], 6)) for row in rows
+    ]  # fmt: skip
+
+
+def test_kernels_of_the_whole_capture(trace: Path) -> None:
+    # 5 ms GEMM, 3 ms ADD, 1 ms softmax
+    assert rows_of(trace) == [
+        (GEMM, "matmul", 2, 5, round(5 / 9, 6)),
+        (ADD, "elementwise", 2, 3, round(3 / 9, 6)),
+        (SOFTMAX, "softmax", 1, 1, round(1 / 9, 6)),
+    ]
+
+
+def test_kernels_of_a_phase_a_class_and_the_top(trace: Path) -> None:
+    assert rows_of(trace, "--phase", "backward") == [(GEMM, "matmul", 1, 3, 0.6), (ADD, "elementwise", 1, 2, 0.4)]
+    assert rows_of(trace, "--class", "softmax") == [(SOFTMAX, "softmax", 1, 1, round(1 / 9, 6))]
+    assert rows_of(trace, "--phase", "backward", "--class", "elementwise") == [(ADD, "elementwise", 1, 2, 0.4)]
+    assert [row[0] for row in rows_of(trace, "--top", 2)] == [GEMM, ADD]
+
+
+def test_kernels_per_instance(tmp_path: Path) -> None:
+    """Two steps: the kernels of a phase are those of one of its instances."""
+    path = training_step(training_step(Export().gpu()), at=2000).write(tmp_path / "t.sqlite")
+    assert [row[2] for row in rows_of(path, "--phase", "forward")] == [1, 1]
+    assert [row[2] for row in rows_of(path)] == [4, 6]
+
+
+def test_kernels_of_a_phase_by_name(tmp_path: Path) -> None:
+    path = Export().gpu().range("tokens", 0, 10).kernel(GEMM, 1, 2, 5).write(tmp_path / "t.sqlite")
+    assert [row[0] for row in rows_of(path, "--phase", "data", "--phase-name", "data=tokens")] == [GEMM]
+
+
+def test_kernels_as_a_table(trace: Path) -> None:
+    lines = output("kernels", trace).replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    assert lines[0].split() == ["kernel", "class", "launches", "ms", "avg", "µs", "share"]
+    assert lines[1].split() == [GEMM, "matmul", "2", "5.000", "2,500.0", "55.6", "%"]
+    assert len(lines) == 4
+
+
+def test_kernels_as_csv(trace: Path) -> None:
+    text = output("kernels", trace, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert list(rows[0]) == ["name", "class", "launches", "ms", "avg_us", "share"]
+    assert [row["name"] for row in rows] == [GEMM, ADD, SOFTMAX]  # a name with commas is one cell
+    assert (float(rows[0]["ms"]), float(rows[0]["avg_us"])) == (5.0, 2500.0)
+
+
+def test_kernels_of_two_processes(tmp_path: Path) -> None:
+    export = Export().gpu().kernel(GEMM, 1, 2, 5, pid=100).kernel(ADD, 1, 2, 9, pid=200)
+    path = export.write(tmp_path / "t.sqlite")
+    rows = list(csv.DictReader(io.StringIO(output("kernels", path, "--format", "csv"))))
+    assert [(row["process"], row["name"]) for row in rows] == [("pid 100", GEMM), ("pid 200", ADD)]
+    assert output("kernels", path).splitlines()[0].split()[0] == "process"
+
+
+def test_kernels_of_a_real_capture(real_capture: RealCapture) -> None:
+    rows = rows_of(real_capture("train_small256"), "--phase", "forward", "--class", "matmul")
+    assert sum(row[2] for row in rows) == 121  # 109 products, 12 of them in two launches
+
+
+def test_kernels_that_are_not_there(trace: Path, fails: Callable[..., str]) -> None:
+    line = fails("kernels", trace, "--phase", "optimizer")
+    assert "'optimizer'" in line
+    assert re.search(r"It has: (backward, forward|forward, backward)\. To name one: --phase-name optimizer=", line)
+    line = fails("kernels", trace, "--class", "gemm")
+    assert "'gemm'" in line
+    assert "elementwise, matmul, softmax" in line
+    assert "PHASE=NAME" in fails("kernels", trace, "--phase-name", "forward")
+
+
+def test_kernels_of_files_without(tmp_path: Path, fails: Callable[..., str]) -> None:
+    path = Export().range("forward", 0, 10).write(tmp_path / "ranges.sqlite")
+    assert "--trace=cuda,nvtx" in fails("kernels", path)
+    assert "No such file" in fails("kernels", tmp_path / "absent.sqlite")
+
+
+# --- info ---
+
+
+def test_info(trace: Path) -> None:
+    text = output("info", trace)
+    lines = text.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "Capture:", "Tables (rows):", "Processes:", "Threads:", "Ranges (count, total ms):", "Warnings:",
+    ]  # fmt: skip
+    for line in (
+        "  nsys 2025.3.2.0, schema 3.20.3",
+        "  GPU 0: NVIDIA H200, 150.0 GiB, 132 SMs",
+        "  CUPTI_ACTIVITY_KIND_KERNEL: 5",
+        "  pid 100: device 0; 5 kernel",
+        f"  pid 100 tid {MAIN} python3: 3 CUDA calls, 2 ranges",
+        f"  pid 100 tid {AUTOGRAD} pt_autograd_0: 2 CUDA calls, 0 ranges",
+        "  backward: 1, 10.000",
+    ):
+        assert line in lines
+
+
+def test_info_without_anything_optional(tmp_path: Path) -> None:
+    path = training_step(Export(("ThreadNames", "META_DATA_EXPORT", "NVTX_EVENTS"))).write(tmp_path / "t.sqlite")
+    text = output("info", path)
+    assert "nsys unknown, schema unknown" in text
+    assert f"pid 100 tid {AUTOGRAD} unnamed: 2 CUDA calls, 0 ranges" in text
+    assert "no NVTX table" in text
+
+
+def test_info_of_ranges_without_a_name_or_an_end(tmp_path: Path) -> None:
+    export = Export().range("", 0, 10).range("forward", 20, None)
+    for i in range(50):
+        export.range(f"layer{i}", 100, 101)
+    text = output("info", export.write(tmp_path / "t.sqlite"))
+    assert "(unnamed): 1, 0.000" in text
+    assert "forward: 1 without an end" in text
+    assert "and 11 more names" in text
+
+
+def test_info_of_real_captures(real_capture: RealCapture) -> None:
+    text = output("info", real_capture("ddp2_small256"))
+    assert "(rank 0)" in text
+    assert "(rank 1)" in text
+    text = output("info", real_capture("graph_small256"))
+    assert "CUDA graph replays are opaque" in text
+
+
+def test_info_of_what_is_no_trace(tmp_path: Path, fails: Callable[..., str]) -> None:
+    assert "No such file" in fails("info", tmp_path / "absent.sqlite")
+    assert "Is a directory" in fails("info", tmp_path)
+
+
+# --- help ---
+
+COMMANDS = sorted(cli.commands)
+
+
+def example_of(command: click.Command) -> str:
+    assert command.epilog
+    found = re.fullmatch(r"Example: nsys-analyze (.+)", command.epilog)
+    assert found, command.epilog
+    return found[1]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(name: str) -> None:
+    text = output(name, "--help")
+    assert "Example: nsys-analyze" in text
+    assert output(name, "-h") == text
+    options = [p for p in cli.commands[name].params if isinstance(p, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+
+
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a folder that holds what the examples name."""
+    monkeypatch.chdir(tmp_path)
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+    for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite"):
+        training_step(export).write(tmp_path / path)
+    timings = "model,context_length,phase,mean_ms\nsmall,128,forward,1.5\nsmall,256,forward,2.5\n"
+    (tmp_path / "timings.csv").write_text(timings, encoding="utf-8")
+    example = example_of(cli.commands[name] if name else cli)
+    assert output(*shlex.split(example))
+
+
+def test_group_help() -> None:
+    text = output("--help")
+    for name in COMMANDS:
+        assert re.search(rf"^  {name} ", text, re.M)
+
+
+def test_version() -> None:
+    assert output("--version") == f"nsys-analyze, version {__version__}\n"
+
+
+def test_an_unknown_command() -> None:
+    result = invoke("reprot")
+    assert result.exit_code == 2
+    assert "No such command 'reprot'" in result.stderr
+
+
+def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, encoding="utf-8", check=False
+    )
+
+
+HEAVY = ("numpy", "pandas", "matplotlib", "pyarrow", "torch", "sqlite_utils", "rich", "tabulate")
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
+def test_help_starts_at_once(arguments: list[str]) -> None:
+    """Help imports none of what an analysis needs."""
+    code = (
+        "import sys\n"
+        f"sys.argv = ['nsys-analyze', *{arguments!r}]\n"
+        "from nsys_analyzer.cli import main\n"
+        "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
+    )
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_the_package_is_lazy_too() -> None:
+    code = "import sys, nsys_analyzer; print('numpy' in sys.modules, nsys_analyzer.Trace.__name__)"
+    assert python(code).stdout == "False Trace\n"
+    assert "no attribute 'Tracer'" in python("import nsys_analyzer; nsys_analyzer.Tracer").stderr
+
+
+def test_as_a_module(trace: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "nsys_analyzer", "kernels", str(trace), "--format", "csv"],
+        capture_output=True, text=True, encoding="utf-8", check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[1].startswith(f"{GEMM},matmul,2.0,5.0,")
+
+
+def test_a_closed_pipe_is_no_error(trace: Path) -> None:
+    """As in `nsys-analyze info … | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "nsys_analyzer", "info", str(trace)],
+        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert done.stderr == ""

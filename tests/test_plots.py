@@ -1,0 +1,109 @@
+"""Figures of every kind, of the sizes and names that captures have."""
+
+import struct
+from pathlib import Path
+from typing import Literal
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from nsys_analyzer.report.model import Bars
+from nsys_analyzer.report.plots import draw
+
+Kind = Literal["grouped", "stacked", "horizontal"]
+Series = tuple[tuple[str, tuple[float | None, ...]], ...]
+KINDS: list[Kind] = ["grouped", "stacked", "horizontal"]
+PHASES = ("forward", "backward", "optimizer", "step")
+
+
+def size(figure: Bars, tmp_path: Path) -> tuple[int, int]:
+    """Draws a figure; the width and height that its PNG header says."""
+    path = tmp_path / "figure.png"
+    draw(figure, path)
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    return int(width), int(height)
+
+
+def bars(kind: Kind, groups: tuple[str, ...], *values: tuple[float | None, ...]) -> Bars:
+    series: Series = tuple((f"series {i}", one) for i, one in enumerate(values))
+    return Bars("figure", "train_small256: a figure", groups, series, "ms per instance", kind)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_width(tmp_path: Path, kind: Kind) -> None:
+    # 8 in at 120 dots per inch
+    assert size(bars(kind, PHASES, (21.0, 40.2, 22.4, 84.1)), tmp_path)[0] == 960
+
+
+def test_height(tmp_path: Path) -> None:
+    four = (1.0, 2.0, 3.0, 4.0)
+    assert size(bars("grouped", PHASES, four), tmp_path)[1] == 504  # 4.2 in
+    assert size(bars("stacked", PHASES, *[four] * 13), tmp_path)[1] == 556  # two more rows of the legend, 0.22 in each
+    assert size(bars("horizontal", PHASES, four), tmp_path)[1] == 288  # 1.2 + 4 · 0.3 in
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "values",
+    [
+        (None, 1.0, None, 2.0),
+        (None, None, None, None),
+        (0.0, 0.0, 0.0, 0.0),
+        (1e-7, 1e6, 0.5, 3.0),
+        (1234.5, 12_345.0, 999.99, 100.0),
+    ],
+)
+def test_values(tmp_path: Path, kind: Kind, values: tuple[float | None, ...]) -> None:
+    assert size(bars(kind, PHASES, values), tmp_path)[0] == 960
+    if kind != "horizontal":
+        assert size(bars(kind, PHASES, values, (1.0, None, 2.0, None), values), tmp_path)[0] == 960
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_group(tmp_path: Path, kind: Kind) -> None:
+    assert size(bars(kind, ("forward",), (9.0,)), tmp_path)[0] == 960
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_thirty_groups(tmp_path: Path, kind: Kind) -> None:
+    groups = tuple(f"kernel number {i}" for i in range(30))
+    width, height = size(bars(kind, groups, tuple(float(i) for i in range(30))), tmp_path)
+    assert (width, height) == (960, 1224 if kind == "horizontal" else 504)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("length", [60, 300])
+def test_long_names(tmp_path: Path, kind: Kind, length: int) -> None:
+    groups = tuple(f"{i} " + "x" * (length - 2) for i in range(12))
+    figure = Bars("f", "t " * length, groups, (("ms", tuple(float(i) for i in range(12))),), "ms", kind)
+    assert size(figure, tmp_path)[0] == 960
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_names_are_no_formulas(tmp_path: Path, kind: Kind) -> None:
+    """Dollars start no TeX, a leading underscore hides nothing, a letter that the font lacks is a box."""
+    groups = ("$a$", r"$\frac$", "_private", "训练")
+    figure = Bars("f", r"$x_1$ and \$ of $\nonsense$", groups, (("$y$", (1.0, 2.0, 3.0, 4.0)),), "ms", kind)
+    assert size(figure, tmp_path)[0] == 960
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_cut_off(tmp_path: Path, kind: Kind) -> None:
+    """The outermost pixels of the picture are background on every side."""
+    label = "elementwise mul float (strided, Binary, 2 gpu_k…impl_nocast)"
+    groups = tuple(f"{label[:57]} {i}" for i in range(3))
+    figure = Bars("f", "2.7B_ctx1024 rank 0: " + "kernels " * 12, groups, (("ms", (1500.0, 20.0, 3.0)),), "ms", kind)
+    draw(figure, tmp_path / "figure.png")
+    pixels = matplotlib.image.imread(tmp_path / "figure.png")[:, :, :3]
+    edges = (pixels[0], pixels[-1], pixels[:, 0], pixels[:, -1])
+    assert all(np.all(edge == 1.0) for edge in edges)
+
+
+def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
+    figure = bars("grouped", PHASES, (21.0, 40.2, 22.4, 84.1))
+    draw(figure, tmp_path / "a.png")
+    draw(figure, tmp_path / "b.png")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()

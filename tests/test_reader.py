@@ -1,0 +1,346 @@
+"""Loading an export: every schema seen, and every way a file can be unreadable."""
+
+import hashlib
+import os
+import re
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.errors import MissingTableError, TraceError
+from nsys_analyzer.trace.trace import Trace
+from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
+
+RealCapture = Callable[[str], Path]
+
+
+def step(*drop: str, rename: dict[str, str] | None = None, **options: bool) -> Export:
+    export = Export(drop, rename).thread(AUTOGRAD, "pt_autograd_0").gpu()
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text="the clock drifted", globalPid=global_pid())
+    export.add("TARGET_INFO_SYSTEM_ENV", name="NvDriverVersion", value="580.1")
+    export.add("TARGET_INFO_CUDA_DEVICE", gpuId=0, cudaId=0, pid=100)
+    export.memory("MEMCPY", 5, 6, 8)
+    return training_step(export, **options)
+
+
+def sums(trace: Trace) -> dict[str, tuple[int, float]]:
+    """Kernels and kernel sum (ns) of each phase."""
+    (summary,) = summarize(trace, "trace")
+    return {
+        p.phase: (round(p.kernels_per_instance), round((p.kernel_sum_ms.mean or 0.0) * 1e6)) for p in summary.phases
+    }
+
+
+# forward GEMM 100 + ADD 20, backward GEMM 200 + ADD 40, optimizer ADD 80; the step holds them all
+STEP = {"forward": (2, 120), "backward": (2, 240), "optimizer": (1, 80), "step": (5, 440)}
+
+
+def test_a_whole_export(tmp_path: Path) -> None:
+    trace = Trace.load(step().write(tmp_path / "step.sqlite"))
+    assert sums(trace) == STEP
+    assert trace.operations.names == (GEMM, ADD)
+    assert trace.metadata.nsys_version == "2025.3.2.0"
+    assert trace.metadata.schema_version == "3.20.3"
+    assert trace.metadata.driver == "580.1"
+    assert trace.metadata.thread_names == {global_tid(MAIN): "python3", global_tid(AUTOGRAD): "pt_autograd_0"}
+    assert [d.text for d in trace.metadata.diagnostics] == ["the clock drifted"]
+    gpu = trace.metadata.gpu(100, 0)
+    assert gpu is not None
+    assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("NVIDIA H200", 150 << 30, 132)
+
+
+def test_a_path_as_text(step_trace: Path) -> None:
+    assert len(Trace.load(str(step_trace)).operations) == 5
+
+
+# --- tables and columns that are not there ---
+
+
+@pytest.mark.parametrize(
+    "missing",
+    [
+        ("DIAGNOSTIC_EVENT",),
+        ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV"),
+        ("META_DATA_EXPORT",),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY",),
+        ("CUPTI_ACTIVITY_KIND_KERNEL.graphNodeId",),
+        ("NVTX_EVENTS.textId",),
+        ("CUPTI_ACTIVITY_KIND_KERNEL.globalPid", "CUPTI_ACTIVITY_KIND_MEMCPY.globalPid"),
+        ("CUPTI_ACTIVITY_KIND_KERNEL.demangledName",),
+        ("CUPTI_ACTIVITY_KIND_KERNEL.deviceId", "CUPTI_ACTIVITY_KIND_KERNEL.streamId"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME.returnValue",),
+        ("DIAGNOSTIC_EVENT.globalPid", "DIAGNOSTIC_EVENT.severity"),
+        ("NVTX_EVENTS.domainId",),
+    ],
+    ids=lambda names: ", ".join(names),
+)
+def test_absent_tables_and_columns_change_no_time(tmp_path: Path, missing: tuple[str, ...]) -> None:
+    trace = Trace.load(step(*missing).write(tmp_path / "step.sqlite"))
+    assert sums(trace) == STEP
+    assert set(trace.operations.process.tolist()) == {global_pid()}
+
+
+def test_without_metadata_all_is_unknown(tmp_path: Path) -> None:
+    tables = ("META_DATA_EXPORT", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV")
+    metadata = Trace.load(step(*tables).write(tmp_path / "step.sqlite")).metadata
+    assert (metadata.nsys_version, metadata.schema_version, metadata.driver) == ("unknown",) * 3
+    assert (metadata.cuda, metadata.cpu, metadata.os) == ("unknown",) * 3
+    assert metadata.gpus == {}
+    assert metadata.gpu(100, 0) is None
+
+
+def test_without_thread_names_backward_is_still_found(tmp_path: Path) -> None:
+    """The other thread has no name that says autograd, but launches while the main thread is in backward."""
+    trace = Trace.load(step("ThreadNames").write(tmp_path / "step.sqlite"))
+    assert trace.metadata.thread_names == {}
+    assert sums(trace) == STEP
+
+
+def test_without_nvtx_table(tmp_path: Path) -> None:
+    trace = Trace.load(step("NVTX_EVENTS").write(tmp_path / "step.sqlite"))
+    assert "nvtx" not in trace.tables
+    assert len(trace.ranges) == len(trace.open_ranges) == 0
+    assert len(trace.kernels) == 5
+    assert trace.kernels["phase"].isna().all()
+    (summary,) = summarize(trace, "trace")
+    assert any("no NVTX table" in warning for warning in summary.warnings)
+
+
+def test_without_kernel_table(tmp_path: Path) -> None:
+    trace = Trace.load(step("CUPTI_ACTIVITY_KIND_KERNEL").write(tmp_path / "step.sqlite"))
+    assert [trace.operations.kind.tolist(), len(trace.ranges)] == [[1], 4]  # the copy; step and three phases
+    with pytest.raises(MissingTableError, match="--trace=cuda,nvtx"):
+        _ = trace.kernels
+
+
+def test_without_api_calls_no_kernel_has_a_launch(tmp_path: Path) -> None:
+    trace = Trace.load(step("CUPTI_ACTIVITY_KIND_RUNTIME").write(tmp_path / "step.sqlite"))
+    (summary,) = summarize(trace, "trace")
+    assert summary.coverage is not None
+    assert (summary.coverage.kernels, summary.coverage.without_launch) == (5, 5)
+    assert any("no CUDA API table" in warning for warning in summary.warnings)
+
+
+def test_old_names(tmp_path: Path) -> None:
+    rename = {
+        "META_DATA_EXPORT": "EXPORT_META_DATA",
+        "TARGET_INFO_GPU": "TARGET_INFO_CUDA_GPU",
+        "TARGET_INFO_GPU.totalMemory": "memorySize",
+        "TARGET_INFO_GPU.smCount": "smNum",
+        "CUPTI_ACTIVITY_KIND_KERNEL": "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL",
+    }
+    trace = Trace.load(step("TARGET_INFO_CUDA_DEVICE", rename=rename).write(tmp_path / "old.sqlite"))
+    assert sums(trace) == STEP
+    assert trace.metadata.nsys_version == "2025.3.2.0"
+    gpu = trace.metadata.gpu(100, 0)
+    assert gpu is not None
+    assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("NVIDIA H200", 150 << 30, 132)
+
+
+def test_an_unknown_string_id_keeps_its_kernel(tmp_path: Path) -> None:
+    export = Export().kernel(GEMM, 1, 2, 5)
+    export._rows["CUPTI_ACTIVITY_KIND_KERNEL"][0]["demangledName"] = 999
+    trace = Trace.load(export.write(tmp_path / "t.sqlite"))
+    assert trace.operations.names == ("unknown kernel 999",)
+
+
+# --- names, texts and times ---
+
+
+@pytest.mark.parametrize("dropped", [(), ("NVTX_EVENTS.text",)], ids=["text is NULL", "no text column"])
+def test_names_by_id(tmp_path: Path, dropped: tuple[str, ...]) -> None:
+    export = Export(dropped).range("forward", 0, 10, by_id=True).range("backward", 10, 20, by_id=True)
+    ranges = Trace.load(export.write(tmp_path / "t.sqlite")).ranges
+    assert [ranges.names[i] for i in ranges.name] == ["forward", "backward"]
+
+
+def test_a_range_without_any_name(tmp_path: Path) -> None:
+    export = Export().add("NVTX_EVENTS", start=0, end=10, eventType=59, globalTid=global_tid())
+    ranges = Trace.load(export.write(tmp_path / "t.sqlite")).ranges
+    assert [ranges.names[i] for i in ranges.name] == [""]
+
+
+def test_only_ranges_are_ranges(tmp_path: Path) -> None:
+    export = Export().range("a", 0, 10).range("open", 0, None)
+    for kind in (34, 33, 75):  # a mark, a category's name, a domain's name
+        export.range("not a range", 3, 4, kind=kind)
+    for kind in (60, 70, 71):
+        export.range(f"kind {kind}", 5, 9, kind=kind)
+    trace = Trace.load(export.write(tmp_path / "t.sqlite"))
+    assert [trace.ranges.names[i] for i in trace.ranges.name] == ["a", "kind 60", "kind 70", "kind 71"]
+    assert [trace.open_ranges.names[i] for i in trace.open_ranges.name] == ["open"]
+
+
+def test_text_after_the_first_batch(tmp_path: Path) -> None:
+    """A driver that takes a column's type from its first 65,536 rows must not lose the text behind them."""
+    export = Export()
+    for i in range(70_000):
+        export.range("layer", i, i + 1, by_id=True)
+    export.range("forward", 80_000, 80_010).range("layer", 80_001, 80_002, by_id=True)
+    ranges = Trace.load(export.write(tmp_path / "t.sqlite")).ranges
+    assert len(ranges) == 70_002
+    assert [ranges.names[i] for i in ranges.name[[0, 69_999, 70_000, 70_001]]] == ["layer", "layer", "forward", "layer"]
+
+
+def test_ids_and_ends_after_the_first_batch(tmp_path: Path) -> None:
+    export = Export()
+    for i in range(70_000):
+        export.range("layer", i, None)
+    export.range("forward", 80_000, 80_010, by_id=True)
+    trace = Trace.load(export.write(tmp_path / "t.sqlite"))
+    assert len(trace.open_ranges) == 70_000
+    assert [trace.ranges.names[i] for i in trace.ranges.name] == ["forward"]
+
+
+def test_negative_times(tmp_path: Path) -> None:
+    """A range that was open when the session began has a negative start."""
+    trace = Trace.load(training_step(Export().gpu(), at=-2000).write(tmp_path / "t.sqlite"))
+    assert trace.ranges.start.tolist() == [-2000, -1990, -1700, -1300]
+    assert trace.ranges.end.tolist() == [-1000, -1700, -1300, -1050]
+    assert sums(trace) == STEP
+
+
+# --- the file itself ---
+
+NAMES = ["with space.sqlite", "what?.sqlite", "a#b.sqlite", "100%25.sqlite", "a&mode=rw.sqlite", "ünï ✓.sqlite"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_file_name(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / f"folder of {name}"
+    folder.mkdir()
+    trace = Trace.load(step().write(folder / name))
+    assert sums(trace) == STEP
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_a_relative_path(step_trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(step_trace.parent)
+    assert sums(Trace.load("step.sqlite")) == STEP
+
+
+def fingerprint(path: Path) -> tuple[str, int]:
+    return hashlib.sha256(path.read_bytes()).hexdigest(), path.stat().st_mtime_ns
+
+
+def test_the_file_stays_as_it_is(step_trace: Path) -> None:
+    before = fingerprint(step_trace)
+    assert len(Trace.load(step_trace).kernels) == 5
+    assert fingerprint(step_trace) == before
+    assert [path.name for path in step_trace.parent.iterdir()] == ["step.sqlite"]
+
+
+def test_a_read_only_file_in_a_read_only_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "locked"
+    folder.mkdir()
+    path = step().write(folder / "step.sqlite")
+    path.chmod(0o444)
+    folder.chmod(0o555)
+    try:
+        assert sums(Trace.load(path)) == STEP
+        assert os.listdir(folder) == ["step.sqlite"]  # noqa: PTH208
+    finally:
+        folder.chmod(0o755)
+
+
+def test_a_file_in_wal_mode_leaves_no_journal(step_trace: Path) -> None:
+    """Opened as a database, not as immutable, such a file would get a -shm and a -wal beside it."""
+    with closing(sqlite3.connect(step_trace)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+    before = fingerprint(step_trace)
+    assert sums(Trace.load(step_trace)) == STEP
+    assert fingerprint(step_trace) == before
+    assert [path.name for path in step_trace.parent.iterdir()] == ["step.sqlite"]
+
+
+# --- files that cannot be read ---
+
+
+def fails(path: Path, *parts: str) -> TraceError:
+    with pytest.raises(TraceError) as error:
+        Trace.load(path)
+    said = str(error.value)
+    assert "\n" not in said
+    assert str(path) in said
+    assert error.value.hint
+    for part in parts:
+        assert part in said
+    return error.value
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    fails(tmp_path / "absent.sqlite", "No such file", ".nsys-rep")
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    fails(tmp_path, "Is a directory", ".sqlite")
+
+
+def test_an_empty_file(tmp_path: Path) -> None:
+    path = tmp_path / "empty.sqlite"
+    path.touch()
+    fails(path, "is empty", "Export the report again")
+
+
+@pytest.mark.parametrize(
+    "content", [b"x", b"start,end\n1,2\n", b"SQLite format 3", bytes(range(256)) * 20], ids=["x", "csv", "cut", "noise"]
+)
+def test_not_sqlite(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "other.sqlite"
+    path.write_bytes(content)
+    fails(path, "not a SQLite file", "nsys export --type sqlite")
+
+
+def test_sqlite_but_no_export(tmp_path: Path) -> None:
+    path = tmp_path / "contacts.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE people (name TEXT)")
+        connection.commit()
+    fails(path, "not an nsys export", "nsys export --type sqlite")
+
+
+def test_an_export_with_nothing_to_analyze(tmp_path: Path) -> None:
+    error = fails(Export().write(tmp_path / "t.sqlite"), "neither CUDA activity nor NVTX ranges", "--trace=cuda,nvtx")
+    assert isinstance(error, MissingTableError)
+
+
+@pytest.mark.parametrize(
+    "column", ["CUPTI_ACTIVITY_KIND_KERNEL.start", "CUPTI_ACTIVITY_KIND_RUNTIME.correlationId", "NVTX_EVENTS.globalTid"]
+)
+def test_a_table_without_a_column_it_needs(tmp_path: Path, column: str) -> None:
+    table, name = column.split(".")
+    error = fails(step(column).write(tmp_path / "t.sqlite"), f"table {table} has no column {name}", "--trace=")
+    assert isinstance(error, MissingTableError)
+
+
+@pytest.mark.parametrize("kept", [16, 99, 100, 2000, 4096, 0.001, 0.01, 0.1, 0.5, 0.9, 0.999, -1])
+def test_a_truncated_export(tmp_path: Path, real_capture: RealCapture, kept: float) -> None:
+    """Cut to a number of bytes, to a fraction, or by one byte; SQLite reads what is missing of a page as zeros."""
+    whole = real_capture("train_small256")
+    size = whole.stat().st_size
+    length = int(kept) if kept > 1 else size - 1 if kept < 0 else int(size * kept)
+    path = tmp_path / "cut.sqlite"
+    path.write_bytes(whole.read_bytes()[:length])
+    fails(path, "damaged or truncated", "Export the report again")
+
+
+@pytest.mark.parametrize("at", [0.2, 0.5, 0.8])
+def test_a_page_of_noise(tmp_path: Path, real_capture: RealCapture, at: float) -> None:
+    """A page overwritten in place: the package's error, or the same kernels where it held something else."""
+    path = tmp_path / "noise.sqlite"
+    shutil.copyfile(real_capture("train_small256"), path)
+    expected = len(Trace.load(path).operations)
+    with path.open("r+b") as file:
+        file.seek(int(path.stat().st_size * at) // 4096 * 4096)
+        file.write(b"\xa5" * 4096)
+    said = ""
+    try:
+        assert len(Trace.load(path).operations) == expected
+    except TraceError as error:
+        said = str(error)
+    assert re.fullmatch(r"(.*noise\.sqlite.*Export the report again)?", said)

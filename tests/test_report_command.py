@@ -1,0 +1,552 @@
+"""``nsys-analyze report``, from the command line to the files it leaves."""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.cli import cli, main
+from tests.export import ADD, AUTOGRAD, GEMM, Export, training_step
+
+RealCapture = Callable[[str], Path]
+MS = 1_000_000
+PNG = b"\x89PNG\r\n\x1a\n"
+HEADER = "model,context_length,batch_size,precision,mode,phase,steps,mean_ms,std_ms,status\n"
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Main = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """The program as it is installed, errors caught, in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["nsys-analyze", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def report(*arguments: object) -> str:
+    result = CliRunner().invoke(cli, ["report", *map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def as_json(*arguments: object) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(report(*arguments, "--format", "json"))
+    return data
+
+
+def two_steps(pid: int = 100, export: Export | None = None) -> Export:
+    """Two steps of 12 ms, 20 ms apart.
+
+    forward [0, 4) ms: 100 GEMMs of 0.01 ms and an ADD of 0.5 ms: sum and busy 1.5 ms, matmul 66.7 %
+    backward [4, 10) ms: a GEMM of 2 ms and an ADD of 1 ms, launched by autograd: 3 ms, matmul 66.7 %
+    optimizer [10, 12) ms: an ADD of 1 ms
+    """
+    export = export or Export().gpu()
+    export.thread(AUTOGRAD, "pt_autograd_0", pid)
+    for at in (0, 20 * MS):
+        export.range("step", at, at + 12 * MS, pid=pid)
+        export.range("forward", at, at + 4 * MS, pid=pid)
+        for i in range(100):
+            start = at + 100_000 + i * 10_000
+            export.kernel(GEMM, start - 5_000, start, start + 10_000, pid=pid)
+        export.kernel(ADD, at + 2 * MS, at + 2 * MS + 100, at + 2 * MS + 500_100, pid=pid)
+        export.range("backward", at + 4 * MS, at + 10 * MS, pid=pid)
+        export.kernel(GEMM, at + 5 * MS, at + 5 * MS + 10, at + 7 * MS + 10, AUTOGRAD, pid)
+        export.kernel(ADD, at + 7 * MS, at + 7 * MS + 20, at + 8 * MS + 20, AUTOGRAD, pid)
+        export.range("optimizer", at + 10 * MS, at + 12 * MS, pid=pid)
+        export.kernel(ADD, at + 10 * MS + 5, at + 10 * MS + 10, at + 11 * MS + 10, pid=pid)
+    return export
+
+
+def section(markdown: str, title: str) -> str:
+    """The text of one section."""
+    (found,) = (part for part in re.split(r"^## ", markdown, flags=re.M) if part.startswith(title))
+    return found
+
+
+def captures_table(markdown: str) -> list[tuple[str, str]]:
+    """Name and status of each row."""
+    rows = [line.split("|") for line in section(markdown, "Captures").splitlines() if line.startswith("|")][2:]
+    return [(row[1].strip(), row[5].strip()) for row in rows]
+
+
+# --- what it writes ---
+
+
+def test_markdown_and_figures(here: Path) -> None:
+    two_steps().write(here / "capture.sqlite")
+    out = report("capture.sqlite")
+    assert sorted(path.name for path in here.iterdir()) == ["capture.sqlite", "report.md", "report_figures"]
+    text = (here / "report.md").read_text(encoding="utf-8")
+    links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
+    assert len(links) == 3
+    for link in links:
+        assert (here / link).read_bytes().startswith(PNG)
+    assert sorted(links) == sorted(f"report_figures/{path.name}" for path in (here / "report_figures").iterdir())
+    assert out.endswith("\nreport.md\n")
+    assert "forward 4.000" in out
+
+
+def test_the_figures_of_the_report_are_right(here: Path) -> None:
+    two_steps().write(here / "train.sqlite")
+    report("train.sqlite", "--no-figures")
+    text = (here / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    rows = [re.sub(r" +", " ", line) for line in section(text, "(a)").splitlines() if line.startswith("|")]
+    # span of forward: from 0.1 ms to 2.5001 ms; two equal steps, so no deviation
+    forward = "| train | forward | 2 | – | 4.000 ± 0.000 | 2.400 ± 0.000 | 1.500 ± 0.000 | 1.500 ± 0.000 |"
+    backward = "| train | backward | 2 | – | 6.000 ± 0.000 | 3.000 ± 0.000 | 3.000 ± 0.000 | 3.000 ± 0.000 |"
+    assert [row[: len(forward)] for row in rows if "| forward |" in row] == [forward]
+    assert [row[: len(backward)] for row in rows if "| backward |" in row] == [backward]
+    assert "forward (37.5 %), backward (50.0 %), optimizer (50.0 %): launch-bound" in text
+    # 1.0 of 1.5 ms, 2 of 3 ms, 0 of 1 ms; (1 + 2 + 0) of 5.5 ms
+    assert "matmul: 66.7 % of forward, 66.7 % of backward, 0.0 % of optimizer, 54.5 % of the training step" in text
+
+
+def test_output_file_and_its_folder(here: Path) -> None:
+    two_steps().write(here / "capture.sqlite")
+    report("capture.sqlite", "-o", "out/deep/answers.md")
+    assert sorted(path.name for path in (here / "out/deep").iterdir()) == ["answers.md", "answers_figures"]
+    text = (here / "out/deep/answers.md").read_text(encoding="utf-8")
+    assert "](answers_figures/" in text
+
+
+def test_a_dash_prints(here: Path) -> None:
+    two_steps().write(here / "capture.sqlite")
+    printed = report("capture.sqlite", "-o", "-")
+    assert printed.startswith("# ")
+    assert "![" not in printed
+    assert [path.name for path in here.iterdir()] == ["capture.sqlite"]
+
+
+def test_no_figures(here: Path) -> None:
+    two_steps().write(here / "capture.sqlite")
+    report("capture.sqlite", "--no-figures")
+    assert "![" not in (here / "report.md").read_text(encoding="utf-8")
+    assert not (here / "report_figures").exists()
+
+
+def test_a_report_is_replaced(here: Path) -> None:
+    two_steps().write(here / "capture.sqlite")
+    (here / "report.md").write_text("old", encoding="utf-8")
+    report("capture.sqlite")
+    first = (here / "report.md").read_bytes()
+    report("capture.sqlite")
+    assert first.startswith(b"# ")
+    assert (here / "report.md").read_bytes() == first
+
+
+def test_the_command_makes_the_report_again(here: Path, run_main: Main) -> None:
+    """Without the folders of the machine it was made on, and the same the second time."""
+    path = two_steps().write(here / "my capture.sqlite")
+    arguments = ("report", path, "-o", here / "answers.md", "--no-figures", "--phase", "forward=my fwd")
+    assert run_main(*arguments).code == 0
+    text = (here / "answers.md").read_text(encoding="utf-8")
+    assert "nsys-analyze report 'my capture.sqlite' -o answers.md --no-figures --phase 'forward=my fwd'" in text
+    assert str(here) not in text
+    assert run_main(*arguments).code == 0
+    assert (here / "answers.md").read_text(encoding="utf-8") == text
+
+
+def test_no_two_figures_share_a_file(here: Path) -> None:
+    """The same file name in two folders: two captures, told apart in tables, answers and figures."""
+    for folder in ("before", "after"):
+        (here / folder).mkdir()
+        two_steps().write(here / folder / "train.sqlite")
+    report("before/train.sqlite", "after/train.sqlite")
+    text = (here / "report.md").read_text(encoding="utf-8")
+    assert captures_table(text) == [("after/train.sqlite", "ok"), ("before/train.sqlite", "ok")]
+    links = re.findall(r"\]\((report_figures/[^)]+)\)", text)
+    assert len(links) == len(set(links)) == 6
+
+
+# --- JSON ---
+
+STATS = {"n", "mean", "std", "min", "median", "max"}
+CAPTURE = {"name", "process", "source", "status", "gpu", "nsys_version", "phases", "attention", "coverage", "warnings"}
+PHASE = {
+    "phase", "range", "instances", "warmup_instances", "launch_threads", "kernels_per_instance", "wall_ms",
+    "gpu_span_ms", "gpu_busy_ms", "kernel_sum_ms", "python_ms", "classes", "kernels",
+}  # fmt: skip
+KERNEL = {"name", "label", "class", "launches_per_instance", "ms_per_instance", "avg_us", "share"}
+CLASS = {"class", "launches_per_instance", "ms_per_instance", "share"}
+COVERAGE = {"kernels", "attributed", "in_phases", "unattributed", "kernel_ms", "attributed_ms"}
+
+
+def test_json_schema(real_capture: RealCapture) -> None:
+    data = as_json(real_capture("train_small256"))
+    assert data["schema_version"] == 1
+    (capture,) = data["captures"]
+    assert set(capture) >= CAPTURE
+    assert (capture["name"], capture["process"], capture["status"]) == ("train_small256", None, "ok")
+    assert (capture["gpu"], capture["source"]) == ("NVIDIA H200", "train_small256.sqlite")
+    assert set(capture["coverage"]) >= COVERAGE
+    assert set(capture["attention"]) >= {"softmax_ms", "matmul_ms", "runtime_ratio", "flop_ratio"}
+    assert [phase["phase"] for phase in capture["phases"]] == ["forward", "loss", "backward", "optimizer", "step"]
+    for phase in capture["phases"]:
+        assert set(phase) >= PHASE
+        assert phase["python_ms"] is None
+        for clock in ("wall_ms", "gpu_span_ms", "gpu_busy_ms", "kernel_sum_ms"):
+            assert set(phase[clock]) == STATS
+        times = [kernel["ms_per_instance"] for kernel in phase["kernels"]]
+        assert times == sorted(times, reverse=True)
+        assert all(set(kernel) == KERNEL for kernel in phase["kernels"])
+        assert all(set(row) == CLASS for row in phase["classes"])
+        assert sum(kernel["share"] for kernel in phase["kernels"]) == pytest.approx(1)
+        assert sum(times) == pytest.approx(phase["kernel_sum_ms"]["mean"])
+    label_of = {kernel["name"]: kernel["label"] for phase in capture["phases"] for kernel in phase["kernels"]}
+    assert len(set(label_of.values())) == len(label_of)
+
+
+def test_json_values(here: Path) -> None:
+    two_steps().write(here / "train.sqlite")
+    (capture,) = as_json("train.sqlite")["captures"]
+    forward = capture["phases"][0]
+    assert (forward["phase"], forward["range"], forward["instances"]) == ("forward", "forward", 2)
+    assert forward["kernels_per_instance"] == 101
+    assert forward["wall_ms"] == {"n": 2, "mean": 4.0, "std": 0.0, "min": 4.0, "median": 4.0, "max": 4.0}
+    assert forward["gpu_busy_ms"]["mean"] == pytest.approx(1.5)
+    gemm = forward["kernels"][0]
+    assert (gemm["name"], gemm["class"], gemm["launches_per_instance"]) == (GEMM, "matmul", 100)
+    assert [gemm["ms_per_instance"], gemm["avg_us"], gemm["share"]] == pytest.approx([1.0, 10.0, 2 / 3])
+    backward = capture["phases"][1]
+    assert backward["launch_threads"] == [{"thread": "pt_autograd_0", "tid": AUTOGRAD, "kernels_per_instance": 2}]
+    assert capture["attention"] is None
+    # twice 100 + 1 + 2 + 1 kernels of 5.5 ms
+    assert {key: capture["coverage"][key] for key in COVERAGE} == pytest.approx(
+        {"kernels": 208, "attributed": 208, "in_phases": 208, "unattributed": 0, "kernel_ms": 11, "attributed_ms": 11}
+    )
+    assert capture["nsys_version"] == "2025.3.2.0"
+
+
+def test_json_into_a_file(here: Path) -> None:
+    two_steps().write(here / "train.sqlite")
+    assert report("train.sqlite", "--format", "json", "-o", "answers.json") == ""
+    data = json.loads((here / "answers.json").read_text(encoding="utf-8"))
+    assert data == as_json("train.sqlite")
+    assert data == as_json("train.sqlite", "-o", "-")
+
+
+# --- several captures ---
+
+ORDER = ["small_ctx128", "small_ctx256", "medium_ctx128"]
+
+
+def test_a_folder_in_order_of_model_and_context(here: Path) -> None:
+    folder = here / "captures"
+    folder.mkdir()
+    for name in ORDER:
+        two_steps().write(folder / f"{name}.sqlite")
+    captures = as_json("captures")["captures"]
+    assert [capture["name"] for capture in captures] == ORDER
+    assert [c["configuration"]["model"] for c in captures] == ["small", "small", "medium"]
+    named = [folder / f"{name}.sqlite" for name in reversed(ORDER)]
+    assert [capture["name"] for capture in as_json(*named)["captures"]] == ORDER
+
+
+def test_a_folder_of_folders(here: Path) -> None:
+    """One folder for each run, each trace called `capture`: the folder names the run."""
+    for name in ORDER:
+        (here / "runs" / name).mkdir(parents=True)
+        two_steps().write(here / "runs" / name / "capture.sqlite")
+    assert [capture["name"] for capture in as_json("runs")["captures"]] == ORDER
+
+
+def test_an_export_beside_its_report_is_one_capture(here: Path) -> None:
+    (here / "runs").mkdir()
+    (here / "runs/train.nsys-rep").write_bytes(b"a report")
+    path = two_steps().write(here / "runs/train.sqlite")
+    later = (here / "runs/train.nsys-rep").stat().st_mtime + 60
+    os.utime(path, (later, later))
+    assert [capture["source"] for capture in as_json("runs")["captures"]] == ["train.sqlite"]
+
+
+def test_a_file_given_twice_is_one_capture(here: Path) -> None:
+    two_steps().write(here / "train.sqlite")
+    assert len(as_json("train.sqlite", ".", "./train.sqlite")["captures"]) == 1
+
+
+def test_a_run_out_of_memory_keeps_a_row(here: Path) -> None:
+    two_steps().write(here / "small_ctx128.sqlite")
+    run = here / "2.7B_ctx512"
+    run.mkdir()
+    manifest = {"model": "2.7B", "context_length": 512, "status": "oom", "message": "CUDA out of memory"}
+    (run / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    (row,) = [c for c in as_json(".")["captures"] if c["status"] != "ok"]
+    assert (row["name"], row["status"], row["message"]) == ("2.7B_ctx512", "oom", "CUDA out of memory")
+    assert (row["phases"], row["attention"], row["coverage"], row["gpu"]) == ([], None, None, None)
+    assert captures_table(report(".", "-o", "-")) == [
+        ("small_ctx128", "ok"),
+        ("2.7B_ctx512", "oom: CUDA out of memory"),
+    ]
+
+
+def test_only_a_run_out_of_memory(here: Path) -> None:
+    (here / "large_ctx1024.manifest.json").write_text('{"status": "oom"}', encoding="utf-8")
+    text = report(".", "-o", "-")
+    assert captures_table(text) == [("large_ctx1024", "oom")]
+    assert "No capture could be measured." in text
+
+
+def test_a_damaged_capture_among_good_ones(here: Path, run_main: Main) -> None:
+    whole = two_steps().write(here / "small_ctx128.sqlite").read_bytes()
+    (here / "small_ctx256.sqlite").write_bytes(whole[: len(whole) // 2])
+    (here / "notes.sqlite").write_bytes(b"no database at all")
+    outcome = run_main("report", ".", "--no-figures")
+    assert (outcome.code, outcome.err) == (0, "")
+    text = (here / "report.md").read_text(encoding="utf-8")
+    table = dict(captures_table(text))
+    assert list(table) == ["small_ctx128", "notes", "small_ctx256"]  # what is not known comes last
+    assert table["small_ctx128"] == "ok"
+    assert table["small_ctx256"].startswith("failed: small_ctx256.sqlite is damaged or truncated")
+    assert table["notes"].startswith("failed: notes.sqlite is not a SQLite file")
+    assert "small_ctx256.sqlite is damaged" in section(text, "Warnings")
+
+
+def test_two_processes_are_two_entries(here: Path) -> None:
+    export = two_steps(200, two_steps(100))
+    export.write(here / "ddp.sqlite")
+    captures = as_json("ddp.sqlite")["captures"]
+    assert [(c["name"], c["process"], c["pid"]) for c in captures] == [
+        ("ddp", "pid 100", 100),
+        ("ddp", "pid 200", 200),
+    ]
+    assert [c["coverage"]["kernels"] for c in captures] == [208, 208]
+    assert [c["phases"][0]["kernels_per_instance"] for c in captures] == [101, 101]
+    assert captures_table(report("ddp.sqlite", "-o", "-")) == [("ddp pid 100", "ok"), ("ddp pid 200", "ok")]
+
+
+# --- phases ---
+
+
+def test_a_trace_without_phases_still_reports(here: Path) -> None:
+    Export().gpu().range("my work", 0, MS).kernel(GEMM, 10, 20, 20 + MS).write(here / "trace.sqlite")
+    text = report("trace.sqlite", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
+    assert 'torch.cuda.nvtx.range("forward")' in section(text, "Warnings")
+    assert "`my work`" in section(text, "Warnings")
+    assert f"in whole capture `{GEMM}` (1 launches, 1.000 ms, 100.0 %)" in section(text, "(b)")
+
+
+def test_a_phase_by_name(here: Path) -> None:
+    export = Export().gpu().range("model_fwd", 0, 2 * MS).kernel(GEMM, 10, 20, 20 + MS)
+    export.range("tokens", 3 * MS, 4 * MS).kernel(ADD, 3 * MS + 1, 3 * MS + 2, 3 * MS + 102)
+    export.write(here / "trace.sqlite")
+    (capture,) = as_json("trace.sqlite", "--phase", "forward=model_fwd", "--phase", "data=tokens")["captures"]
+    assert [(p["phase"], p["range"], p["kernels_per_instance"]) for p in capture["phases"]] == [
+        ("forward", "model_fwd", 1),
+        ("data", "tokens", 1),
+    ]
+
+
+def test_the_configuration_from_options(here: Path) -> None:
+    two_steps().write(here / "trace.sqlite")
+    options = ("--model", "2.7b", "--context-length", 512, "--batch-size", 4, "--precision", "bf16")
+    (capture,) = as_json("trace.sqlite", *options)["captures"]
+    known = capture["configuration"]
+    assert [known[key] for key in ("model", "context_length", "batch_size", "precision", "source")] == [
+        "2.7B", 512, 4, "bf16", "command line",
+    ]  # fmt: skip
+
+
+# --- timings of unprofiled runs ---
+
+
+@pytest.fixture
+def timed(here: Path) -> Path:
+    """A capture with timings: forward 3.2 ms (profiled 4), backward 5 ms (profiled 6), and a run out of memory."""
+    two_steps().write(here / "small_ctx256.sqlite")
+    rows = (
+        "small,256,4,fp32,train,forward,10,3.2,0.1,ok\n"
+        "small,256,4,fp32,train,backward,10,5.0,0.2,ok\n"
+        "2.7B,512,4,fp32,train,forward,10,,,oom\n"
+    )
+    (here / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
+    return here
+
+
+def test_python_clock_and_overhead(timed: Path) -> None:
+    text = report("small_ctx256.sqlite", "--csv", timed / "timings.csv", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
+    # 4 ÷ 3.2 - 1 = 25 %; 6 ÷ 5 - 1 = 20 %
+    assert "against the unprofiled timing: forward +25.0%, backward +20.0%" in section(text, "(a)")
+    assert "3.200 ± 0.100" in section(text, "(a)")
+    phases = as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["phases"]
+    assert phases[0]["python_ms"] == {"n": 10, "mean": 3.2, "std": 0.1, "min": None, "median": None, "max": None}
+    assert [phase["python_ms"] is None for phase in phases] == [False, False, True, True]
+
+
+def test_the_folder_of_the_timings(timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(timed.parent)
+    captures = as_json("--csv", "work/timings.csv")["captures"]
+    assert [(c["name"], c["status"]) for c in captures] == [("small_ctx256", "ok"), ("2.7B_ctx512", "oom")]
+
+
+def test_a_run_out_of_memory_that_only_the_timings_know(timed: Path) -> None:
+    text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
+    assert captures_table(text) == [("small_ctx256", "ok"), ("2.7B_ctx512", "oom")]
+    assert timed.exists()
+
+
+def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
+    """One row for it, whatever the modes; none for what has a capture."""
+    two_steps().write(here / "small_ctx256_bf16.sqlite")
+    rows = (
+        "small,256,4,fp32,train,forward,10,,,oom\n"
+        "small,256,4,fp32,forward,forward,10,,,oom\n"
+        "small,256,4,bf16,train,forward,10,,,oom\n"
+        "small,512,4,fp32,train,forward,10,9.0,,ok\n"
+    )
+    (here / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
+    captures = as_json("--csv", "timings.csv")["captures"]
+    assert [(c["name"], c["status"], c["configuration"]["precision"]) for c in captures] == [
+        ("small_ctx256", "oom", "fp32"),
+        ("small_ctx256_bf16", "ok", "bf16"),
+    ]
+
+
+def test_timings_of_another_configuration(timed: Path) -> None:
+    (timed / "timings.csv").write_text(HEADER + "xl,1024,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
+    text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
+    assert "The CSV has no timing for this configuration." in text
+
+
+# --- what goes wrong ---
+
+
+def bad_files(here: Path) -> None:
+    """An existing report beside everything that cannot be read or written."""
+    whole = two_steps().write(here / "good.sqlite").read_bytes()
+    (here / "cut.sqlite").write_bytes(whole[: len(whole) // 2])
+    (here / "text.sqlite").write_text("no database\n", encoding="utf-8")
+    (here / "empty.sqlite").touch()
+    (here / "folder").mkdir()
+    (here / "file").write_text("a file", encoding="utf-8")
+    (here / "bad.csv").write_text("a,b\n1,2\n", encoding="utf-8")
+    Export().write(here / "nothing.sqlite")
+    (here / "report.md").write_text("the old report", encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("absent.sqlite", "absent.sqlite: No such file"),
+        ("empty.sqlite", "empty.sqlite is empty"),
+        ("text.sqlite", "text.sqlite is not a SQLite file"),
+        ("cut.sqlite", "cut.sqlite is damaged or truncated"),
+        ("nothing.sqlite", "--trace=cuda,nvtx"),
+        ("folder", "folder holds no trace"),
+        ("cut.sqlite text.sqlite", "None of 2 captures could be read"),
+        ("good.sqlite --csv absent.csv", "absent.csv: no such file"),
+        ("good.sqlite --csv bad.csv", "bad.csv"),
+        ("good.sqlite --csv folder", "folder"),
+        ("good.sqlite --phase forward", "is not PHASE=NAME"),
+        ("good.sqlite --model huge", "Known models: small"),
+        ("good.sqlite -o folder", "folder is a folder"),
+        ("good.sqlite -o file/report.md", "file/report.md cannot be written"),
+        ("good.sqlite -o file/below/report.md", "file/below/report.md cannot be written"),
+        ("good.sqlite --format json -o folder", "folder is a folder"),
+        ("good.sqlite --format json -o file/report.json", "cannot be written"),
+    ],
+)
+def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, said: str) -> None:
+    bad_files(here)
+    before = sorted(here.rglob("*"))
+    outcome = run_main("report", *shlex.split(arguments))
+    assert (outcome.code, outcome.out) == (1, "")
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("Error: ")
+    assert said in line
+    assert (here / "report.md").read_text(encoding="utf-8") == "the old report"
+    assert sorted(here.rglob("*")) == before  # nothing half-made is left
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "Give a trace"),
+        ("good.sqlite --colour", "No such option"),
+        ("good.sqlite --format pdf", "'pdf'"),
+        ("good.sqlite --context-length 0", "--context-length"),
+        ("good.sqlite --batch-size many", "--batch-size"),
+    ],
+)
+def test_usage_errors_exit_with_2(here: Path, run_main: Main, arguments: str, said: str) -> None:
+    bad_files(here)
+    outcome = run_main("report", *shlex.split(arguments))
+    assert (outcome.code, outcome.out) == (2, "")
+    assert said in outcome.err
+    assert "Traceback" not in outcome.err
+    assert (here / "report.md").read_text(encoding="utf-8") == "the old report"
+
+
+def test_an_unreadable_file_in_a_subprocess(here: Path) -> None:
+    bad_files(here)
+    done = subprocess.run(
+        [sys.executable, "-m", "nsys_analyzer", "report", "cut.sqlite"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert re.fullmatch(r"Error: cut\.sqlite is damaged or truncated.*\n", done.stderr)
+
+
+def test_a_report_in_a_subprocess(here: Path) -> None:
+    two_steps().write(here / "train.sqlite")
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-m", "nsys_analyzer", "report", "train.sqlite"],
+        capture_output=True, text=True, encoding="utf-8", check=False, env={**os.environ, "PYTHONUTF8": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("report.md\n")
+    text = (here / "report.md").read_text(encoding="utf-8")
+    assert "nsys-analyze report train.sqlite" in text
+    assert len(list((here / "report_figures").glob("*.png"))) == 3
+
+
+def test_a_terminal_without_utf_8(here: Path) -> None:
+    two_steps().write(here / "train.sqlite")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}
+    done = subprocess.run(
+        [sys.executable, "-m", "nsys_analyzer", "report", "train.sqlite", "--no-figures"],
+        capture_output=True, env=environment, check=False,
+    )  # fmt: skip
+    assert b"Traceback" not in done.stderr
+    assert done.returncode == 0
+    assert "÷" in (here / "report.md").read_text(encoding="utf-8")
+
+
+def test_one_step_only(here: Path) -> None:
+    """One instance has no deviation."""
+    training_step(Export().gpu()).write(here / "once.sqlite")
+    text = report("once.sqlite", "-o", "-")
+    assert "±" not in section(text, "(a)").split("*python*")[0]

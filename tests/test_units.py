@@ -1,0 +1,68 @@
+import pytest
+
+from nsys_analyzer.report.model import Cell, Spread, Unit
+from nsys_analyzer.report.units import format_cell, format_number, milliseconds, percent
+
+SPACE = "\N{NO-BREAK SPACE}"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "count", "0"),
+        (1300, "count", "1,300"),
+        (11_166.0, "count", "11,166"),
+        (12.5, "count", "12.5"),
+        (2.999, "count", "3"),
+        (0.0, "ms", "0.000"),
+        (0.0004, "ms", "0.000"),
+        (5.3351, "ms", "5.335"),
+        (40.19, "ms", "40.19"),
+        (171.84, "ms", "171.8"),
+        (3100.2, "us", "3,100.2"),
+        (-4.5, "ms", "-4.500"),
+        (0.5644, "percent", "56.4 %"),
+        (1.0, "percent", "100.0 %"),
+        (0.0004, "percent", "0.0 %"),
+        (51.2, "factor", "51.20×"),
+        (0.801, "factor", "0.801×"),
+        (2.62e11, "flop", "262 GFLOP"),
+        (1.5e15, "flop", "1.5 PFLOP"),
+        (3.2e18, "flop", "3.2 EFLOP"),
+        (6.05e12, "flop/s", "6.05 TFLOP/s"),
+        (999.7e9, "flop/s", "1 TFLOP/s"),
+        (999.4e9, "flop/s", "999 GFLOP/s"),
+        (12.0, "flop", "12 FLOP"),
+        (150_110_011_392, "bytes", "139.8 GiB"),
+        (4.8e12, "bytes/s", "4.8 TB/s"),
+    ],
+)
+def test_numbers(value: float, unit: Unit, text: str) -> None:
+    assert format_number(value, unit) == text.replace(" ", SPACE)
+    assert format_cell(value, unit) == text.replace(" ", SPACE)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (None, "ms", "–"),
+        (None, "text", "–"),
+        ("forward", "text", "forward"),
+        ("", "text", ""),
+        ("gemm<4>", "code", "`gemm<4>`"),
+        ("", "code", ""),
+        (Spread(21.0, None), "ms", "21.00"),
+        (Spread(9.036, 0.021), "ms", "9.036 ± 0.021"),
+        (Spread(40.19, 10.221), "ms", "40.19 ± 10.22"),
+        (Spread(84.1, 0.7), "ms", "84.10 ± 0.70"),  # the digits of the mean
+        (Spread(0.0, 0.0), "ms", "0.000 ± 0.000"),
+    ],
+)
+def test_cells(value: Cell, unit: Unit, text: str) -> None:
+    assert format_cell(value, unit) == text.replace(" ", SPACE)
+
+
+def test_in_sentences() -> None:
+    assert milliseconds(20.9) == f"20.90{SPACE}ms"
+    assert milliseconds(None) == "an unknown time"
+    assert percent(0.239) == f"23.9{SPACE}%"
