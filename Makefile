@@ -26,6 +26,7 @@ lint: $(READY)
 	$(BIN)/mypy
 
 examples: $(READY)  ## the committed report of the capture in examples/
+	rm -rf examples/train_small256_figures
 	cd examples && ../$(BIN)/nsys-analyze report train_small256.sqlite --batch-size 4 --precision fp32 -o train_small256.md
 
 bench: $(READY)  ## speed and memory, as ratios within one run

@@ -68,7 +68,7 @@ _ATEN_ELEMENTWISE_RULES = (
 
 _NAMED_RULES = (
     Rule(
-        _IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|sgd_)",
+        _IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",
         "optimizer",
         "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<"
         "(int)2>, at::native::<unnamed>::TernaryOpScalarFunctor<float, (int)2, (int)2, (int)0>, "
@@ -188,7 +188,7 @@ _PRODUCT_RULES = (
 
 _DATA_RULES = (
     Rule(
-        _IN + r"(?i:sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo)|topk|kernel_scan)",
+        _IN + r"(?i:sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact)|topk|kernel_scan)",
         "sort/scan",
         "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortExclusiveSumKernel<at_cuda_detail::"
         "cub::detail::radix::policy_hub<long, at::cuda::cub::detail::OpaqueType<(int)8>, unsigned long long>"

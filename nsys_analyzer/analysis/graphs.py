@@ -25,8 +25,10 @@ def captured_nodes(trace: Trace, forest: Forest) -> Ints:
         return result
     processes = np.unique(process_of(nodes.thread))
     key = _key(processes, process_of(nodes.thread), nodes.node)
-    order = np.argsort(key, kind="stable")
-    source = _follow(key[order], _key(processes, process_of(nodes.thread), nodes.original)[order])
+    original = _key(processes, process_of(nodes.thread), nodes.original)
+    # A node cloned by instantiation has a row for its creation and one that names its original: that one first.
+    order = np.lexsort((nodes.start, original == -1, key))
+    source = _follow(key[order], original[order])
     wanted = _key(processes, operations.process[replayed], operations.graph_node[replayed])
     found, hit = _find(key[order], wanted)
     created = order[source[found]]

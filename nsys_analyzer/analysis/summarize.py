@@ -70,7 +70,7 @@ class _ProcessView:
         trace = self.attributed.trace
         phases = self.phases()
         contradicted = _contradicts(configuration, phases)
-        configuration = None if contradicted else configuration
+        configuration = replace(configuration, model=None) if configuration and contradicted else configuration
         whole = self.whole() if len(self.operations) else None
         summary = CaptureSummary(
             name=name,

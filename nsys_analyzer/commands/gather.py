@@ -108,23 +108,26 @@ def gather(
 
 
 def _titles(traces: Sequence[Path]) -> dict[Path, str]:
-    """What each capture is called: after its file, or by its path where several files have one name."""
-    names = {trace: _name(trace) for trace in traces}
-    times = Counter(names.values())
-    return {trace: name if times[name] == 1 else str(trace) for trace, name in names.items()}
+    """What each capture is called: after its file, with its folder where several files have one name."""
+    titles = {trace: _name(trace) for trace in traces}
+    for longer in (lambda path: f"{path.resolve().parent.name}/{_name(path)}", str):
+        times = Counter(titles.values())
+        titles = {trace: title if times[title] == 1 else longer(trace) for trace, title in titles.items()}
+    return titles
 
 
 def _read(path: Path, title: str, names: PhaseNames, given: Given, *, alone: bool) -> Iterator[CaptureSummary]:
+    configuration = given.over(configuration_from_name(_name(path)))
     try:
         manifest = find_manifest(path) if path.exists() else None
-        known = manifest.configuration() if manifest else configuration_from_name(_name(path))
-        configuration = given.over(known)
+        configuration = given.over(manifest.configuration()) if manifest else configuration
         for summary in summarize(Trace.load(path), title, names, configuration):
             yield _with_status(summary, manifest)
     except NsysAnalyzerError as error:
         if alone:
             raise
-        yield CaptureSummary(title, "", path.name, "failed", str(error), warnings=(str(error),))
+        message = str(error)
+        yield CaptureSummary(title, "", path.name, "failed", message, configuration=configuration, warnings=(message,))
 
 
 def _name(path: Path) -> str:

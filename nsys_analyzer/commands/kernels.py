@@ -47,8 +47,10 @@ def kernels(
     captures = summarize(loaded, trace.name, PhaseNames.parse(phase_names))
     rows = [row for capture in captures for row in _rows(capture, _phase(captures, capture, phase), kernel_class, top)]
     if kernel_class and not rows:
-        seen = sorted({row.kernel_class for c in captures if c.whole for row in c.whole.classes})
-        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"The trace has: {', '.join(seen)}")
+        shown = (_phase(captures, capture, phase) for capture in captures)
+        seen = sorted({row.kernel_class for part in shown if part for row in part.classes})
+        where = f"The {phase} phase" if phase else "The trace"
+        raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"{where} has: {', '.join(seen)}")
     _PRINTERS[output_format](rows, len(captures) > 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -43,6 +44,20 @@ class Evidence:
         """The captures with GPU operations."""
         return tuple(capture for capture in self.captures if capture.whole)
 
+    @cached_property
+    def _slugs(self) -> dict[str, str]:
+        """Each capture's title in characters that are safe in a file name, numbered where two look alike."""
+        slugs: dict[str, str] = {}
+        for title in (capture.title for capture in self.captures):
+            slug = re.sub(r"[^\w.]+", "-", title).strip("-").lower()
+            taken = sum(other == slug or other.startswith(f"{slug}--") for other in slugs.values())
+            slugs.setdefault(title, f"{slug}--{taken + 1}" if taken else slug)
+        return slugs
+
+    def figure_key(self, capture: CaptureSummary, question: str) -> str:
+        """A figure's file name, without extension."""
+        return f"{self._slugs[capture.title]}-{question}"
+
     @property
     def illustrated(self) -> tuple[CaptureSummary, ...]:
         """The captures that get a figure of their own in each question: the first few."""
@@ -57,19 +72,18 @@ def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     return (capture.whole,) if capture.whole else ()
 
 
-def slug(capture: CaptureSummary, question: str) -> str:
-    """A figure's file name: the capture's title in safe characters, and the question."""
-    return re.sub(r"[^A-Za-z0-9.]+", "-", f"{capture.title}-{question}").strip("-")
-
-
 def spread(stats: Stats | None) -> Spread | None:
     """Mean and standard deviation as a cell; None without figures."""
     return None if stats is None or stats.mean is None else Spread(stats.mean, stats.std)
 
 
-def if_any(figures: tuple[Bars, ...]) -> tuple[Bars, ...]:
-    """The figures that have something to draw."""
-    return tuple(figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series))
+def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars | Paragraph, ...]:
+    """The figures of the first captures that have something to draw, and a word on the others."""
+    figures = [draw(capture) for capture in evidence.illustrated]
+    drawn = tuple(figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series))
+    left = len(evidence.measured) - len(evidence.illustrated)
+    note = Paragraph(f"Figures are drawn of the first {len(evidence.illustrated)} captures; {left} more have none.")
+    return (*drawn, note) if left else drawn
 
 
 def nothing_measured() -> Paragraph:

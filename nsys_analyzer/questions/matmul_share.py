@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.phases import LEAF_PHASES
 from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import (
-    TRAINING_PHASES,
     Evidence,
     compared_phases,
-    if_any,
+    figures_of,
     nothing_measured,
-    slug,
 )
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
 _MATMUL = "matmul"
 _FUSED = "fused attention"
+#: A change of a share that its digits do not show, and a share too thin to see in a figure.
+_NOTHING, _THIN = 0.0005, 0.5
 
 
 def answer(evidence: Evidence) -> Section:
@@ -24,7 +25,7 @@ def answer(evidence: Evidence) -> Section:
     captures = [capture for capture in evidence.measured if any(p.kernels for p in compared_phases(capture))]
     blocks: list[Block] = [_answer(capture, evidence) for capture in captures]
     blocks += [_table(capture) for capture in captures]
-    blocks += if_any(tuple(_figure(capture) for capture in evidence.illustrated))
+    blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "class-shares")))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
 
 
@@ -33,11 +34,16 @@ def step_classes(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
     step = capture.phase("step")
     if step and step.kernels and capture.phase("backward"):
         return step.classes
-    parts = [phase for name in TRAINING_PHASES if (phase := capture.phase(name)) and phase.kernels]
-    if len(parts) < 2:
+    parts = [phase for name in LEAF_PHASES if (phase := capture.phase(name)) and phase.kernels]
+    steps = min((phase.instances for phase in parts), default=0)
+    # Gradients accumulated over k passes: k forwards for one optimizer. Counts that do not fit are no steps.
+    if len(parts) < 2 or any(phase.instances % steps for phase in parts):
         return None
-    loss = capture.phase("loss")
-    return class_rows(merge_kernels(*(phase.kernels for phase in (*parts, *([loss] if loss else [])))))
+    return class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
+
+
+def _parts(capture: CaptureSummary) -> list[PhaseSummary]:
+    return [phase for phase in compared_phases(capture) if phase.phase != "step"]
 
 
 def _share(rows: tuple[ClassRow, ...], name: str) -> float:
@@ -52,22 +58,22 @@ def _inference(capture: CaptureSummary, evidence: Evidence) -> tuple[PhaseSummar
             same = (ours.context_length, ours.batch_size) == (theirs.context_length, theirs.batch_size)
             forward = other.phase("forward") if same else None
             if forward and forward.kernels:
-                return forward, f"inference ({other.title})"
+                return forward, f"Inference ({other.title})"
     forward = capture.phase("forward")
-    return (forward, "forward (that is, inference)") if forward and forward.kernels else None
+    return (forward, "Forward (that is, inference)") if forward and forward.kernels else None
 
 
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     inference, step = _inference(capture, evidence), step_classes(capture)
-    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}" for p in compared_phases(capture) if p.phase != "step"]
+    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}" for p in _parts(capture)]
     short = ", ".join([*parts, *([f"{percent(_share(step, _MATMUL))} of the training step"] if step else [])])
     text = f"matmul is {', '.join(parts)}"
-    fused = [f"{percent(p.share_of(_FUSED))} of {p.phase}" for p in compared_phases(capture) if p.share_of(_FUSED)]
+    fused = [f"{percent(share)} of {p.phase}" for p in _parts(capture) if (share := p.share_of(_FUSED))]
     if fused:
         text += f" (attention fused into one kernel, counted apart, is {', '.join(fused)})"
     if inference and step:
         before, after = inference[0].share_of(_MATMUL), _share(step, _MATMUL)
-        text += f". {inference[1].capitalize()} {percent(before)}, whole training step {percent(after)}"
+        text += f". {inference[1]} {percent(before)}, whole training step {percent(after)}"
         text += f": {_change(inference[0].classes, step)}"
     return Answer(capture.title, f"{text}.", short)
 
@@ -75,6 +81,8 @@ def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
 def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
     """By how much the share changes, and which classes take or give it."""
     change = _share(step, _MATMUL) - _share(inference, _MATMUL)
+    if abs(change) < _NOTHING:
+        return "the same share"
     others = {row.kernel_class for row in (*inference, *step)} - {_MATMUL}
     moved = sorted(others, key=lambda name: (_share(inference, name) - _share(step, name)) * (1 if change < 0 else -1))
     named = [
@@ -88,11 +96,7 @@ def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
 
 def _columns(capture: CaptureSummary) -> dict[str, tuple[tuple[ClassRow, ...], float | None]]:
     """Column title to the classes it shows and their kernel sum."""
-    columns = {
-        phase.phase: (phase.classes, phase.kernel_sum_ms.mean)
-        for phase in compared_phases(capture)
-        if phase.phase != "step"
-    }
+    columns = {phase.phase: (phase.classes, phase.kernel_sum_ms.mean) for phase in _parts(capture)}
     step = step_classes(capture)
     if step:
         columns["training step"] = (step, sum(row.ms_per_instance for row in step))
@@ -114,7 +118,7 @@ def _table(capture: CaptureSummary) -> Table:
     return Table((Column("class"), *(Column(title, "percent") for title in columns)), tuple(body), caption)
 
 
-def _figure(capture: CaptureSummary) -> Bars:
+def _figure(capture: CaptureSummary, key: str) -> Bars:
     columns = _columns(capture)
     classes = sorted(
         {row.kernel_class for rows, _ in columns.values() for row in rows},
@@ -122,10 +126,10 @@ def _figure(capture: CaptureSummary) -> Bars:
     )
     series = tuple((name, tuple(_share(rows, name) * 100 for rows, _ in columns.values())) for name in classes)
     return Bars(
-        slug(capture, "class-shares"),
+        key,
         f"{capture.title}: classes of kernels, share of each phase's kernel sum",
         tuple(columns),
-        tuple(one for one in series if max(one[1]) >= 0.05),
+        tuple(one for one in series if max(one[1]) >= _THIN),
         "% of kernel sum",
         "stacked",
     )

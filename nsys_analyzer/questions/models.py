@@ -46,6 +46,11 @@ def answer(evidence: Evidence) -> Section:
             "FLOPs of one forward: projections 8·B·S·d²·L, attention products 4·B·S²·d·L, feed-forward "
             "6·B·S·d·d_ff·L, head 2·B·S·d·V; a multiplication and an addition count as two. Backward is twice that."
         ),
+        *(
+            [Paragraph("A dash under *one forward* lacks a figure: give it with `--batch-size` or `--context-length`.")]
+            if any(_capture_row(capture)[5] is None for capture in known)
+            else []
+        ),
     )
     return Section("models", "Model specifications", blocks)
 

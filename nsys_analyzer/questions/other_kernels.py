@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import Evidence, compared_phases, if_any, nothing_measured, slug
+from nsys_analyzer.questions.evidence import Evidence, compared_phases, figures_of, nothing_measured
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -16,7 +16,7 @@ def answer(evidence: Evidence) -> Section:
     """The kernels with the most time, phase by phase, and what is left beside the products."""
     blocks: list[Block] = [_answer(capture) for capture in evidence.measured if _main(capture)]
     blocks += [_table(capture, evidence.labels) for capture in evidence.measured if _main(capture)]
-    blocks += if_any(tuple(_figure(capture, evidence.labels) for capture in evidence.illustrated))
+    blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
     return Section(
         "other_kernels", "(c) Which other kernels and classes matter?", tuple(blocks) or (nothing_measured(),), "others"
     )
@@ -69,11 +69,11 @@ def _cells(row: KernelRow, tables: list[dict[str, KernelRow]]) -> tuple[Cell, ..
     return tuple(cells)
 
 
-def _figure(capture: CaptureSummary, labels: dict[str, str]) -> Bars:
+def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
     phases = _main(capture)
     shown = _most_important(phases)
     return Bars(
-        slug(capture, "top-kernels"),
+        key,
         f"{capture.title}: kernels with the most GPU time in {' + '.join(phase.phase for phase in phases)}",
         tuple(labels[row.name] for row in shown),
         (("ms", tuple(row.ms_per_instance for row in shown)),),

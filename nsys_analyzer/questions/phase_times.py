@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import TRAINING_PHASES, Evidence, if_any, nothing_measured, slug, spread
+from nsys_analyzer.questions.evidence import TRAINING_PHASES, Evidence, figures_of, nothing_measured, spread
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -38,7 +38,7 @@ def answer(evidence: Evidence) -> Section:
         *(_answer(capture, bool(evidence.timings)) for capture in captures),
         Table(_COLUMNS, rows),
         Paragraph(_LEGEND),
-        *if_any(tuple(_figure(capture) for capture in evidence.illustrated)),
+        *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
         *_whole_blocks(evidence),
     )
     return Section("phase_times", title, blocks, "time")
@@ -83,16 +83,15 @@ def _bound(phases: list[PhaseSummary]) -> str:
     for phase in phases:
         share = _busy_share(phase)
         if share is None:
-            verdict = "not synchronised, so idle time is unknown"
+            verdict = "Not synchronised, GPU work goes on after the range, idle time is unknown"
         elif share >= _GPU_BOUND:
-            verdict = "GPU-bound"
+            verdict = "Bound by the GPU"
         elif share <= _LAUNCH_BOUND:
-            verdict = "launch-bound: the GPU waits for the CPU"
+            verdict = "Launch-bound, the GPU waits for the CPU"
         else:
-            verdict = "between launch-bound and GPU-bound"
-        words.setdefault(verdict, []).append(phase.phase if share is None else f"{phase.phase} ({percent(share)})")
-    found = "; ".join(f"{', '.join(names)}: {verdict}" for verdict, names in words.items())
-    return f"By GPU busy ÷ wall, {found}."
+            verdict = "Between launch-bound and GPU-bound"
+        words.setdefault(verdict, []).append(phase.phase if share is None else f"{phase.phase} ({percent(share)} busy)")
+    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in words.items()) + "."
 
 
 def _overhead(phases: list[PhaseSummary], timed: bool) -> str:
@@ -116,7 +115,7 @@ def _overhead(phases: list[PhaseSummary], timed: bool) -> str:
     return f"Profiled wall time against the unprofiled timing: {figures}; {reason}."
 
 
-def _figure(capture: CaptureSummary) -> Bars:
+def _figure(capture: CaptureSummary, key: str) -> Bars:
     longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
     phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
     by_clock = zip(*(_clocks(phase) for phase in phases), strict=True)
@@ -125,7 +124,7 @@ def _figure(capture: CaptureSummary) -> Bars:
         for name, clock in zip(_CLOCKS, by_clock, strict=True)
     )
     return Bars(
-        slug(capture, "phase-times"),
+        key,
         f"{capture.title}: time per phase by clock",
         tuple(phase.phase for phase in phases),
         tuple(one for one in series if any(value is not None for value in one[1])),

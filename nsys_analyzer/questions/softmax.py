@@ -26,6 +26,12 @@ _CONVENTION = (
     "products 4·B·S²·d·L; their ratio is 4·d_head ÷ 5."
 )
 
+_HOW_TO_ANNOTATE = (
+    "To tell attention from the rest, wrap it in an NVTX range `scaled dot product attention`, and its parts in "
+    "`computing attention scores`, `computing softmax` and `final matmul`; or name the ranges there are with "
+    "`--phase attention=NAME --phase scores=NAME --phase softmax=NAME --phase values=NAME`."
+)
+
 
 def answer(evidence: Evidence) -> Section:
     """Runtime ratio, FLOP ratio, achieved FLOP/s, and why they differ."""
@@ -34,8 +40,10 @@ def answer(evidence: Evidence) -> Section:
     )
     rows = tuple(_row(capture.title, capture.attention) for capture in evidence.measured if capture.attention)
     table = (Table(_COLUMNS, rows), Paragraph(_CONVENTION)) if rows else ()
+    unknown = any(capture.attention is None and capture.phase("forward") for capture in evidence.measured)
+    hint = (Paragraph(_HOW_TO_ANNOTATE),) if unknown else ()
     return Section(
-        "softmax", "(e) How does softmax compare with the attention products?", (*answers, *table), "softmax"
+        "softmax", "(e) How does softmax compare with the attention products?", (*answers, *table, *hint), "softmax"
     )
 
 
@@ -109,8 +117,4 @@ def _unknown(capture: CaptureSummary) -> str:
         return "the kernels of the graph are not in the capture; capture with `--cuda-graph-trace=node`."
     if not capture.phase("forward"):
         return "no forward pass was measured."
-    return (
-        "no range tells attention from the rest of the forward pass. Wrap it in NVTX ranges `scaled dot product "
-        "attention`, `computing attention scores`, `computing softmax` and `final matmul`, or name yours with "
-        "`--phase softmax=NAME --phase scores=NAME --phase values=NAME`."
-    )
+    return "no range tells attention from the rest of the forward pass."
