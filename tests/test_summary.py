@@ -222,5 +222,6 @@ def test_a_file_name_that_the_kernels_contradict_is_not_believed(step_trace: Pat
     # The small model needs 4 · 12 + 1 = 49 products per forward or more; the step launches one.
     guessed = Configuration(find_model("small"), 256, source="file name")
     (summary,) = summarize(Trace.load(step_trace), "train_small256", configuration=guessed)
-    assert summary.configuration is None
+    assert summary.configuration is not None
+    assert (summary.configuration.model, summary.configuration.context_length) == (None, 256)
     assert any("49 products" in warning for warning in summary.warnings)
