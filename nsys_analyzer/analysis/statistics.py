@@ -91,18 +91,18 @@ def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClo
         instance: shape (operations,), from 0 to ``instances - 1``; -1 for none.
         instances: how many there are.
     """
-    inside = np.flatnonzero(instance >= 0)
-    instance, kind = instance[inside], operations.kind[inside]
-    start, end = operations.start[inside], operations.end[inside]
-    busy, first, last = unions(instance, start, end, instances)
-    kernel = kind == KERNEL
+    # Operations without an instance are a group of their own, dropped at the end: cheaper than leaving them out.
+    group, groups = instance + 1, instances + 1
+    kernels = operations.kernels
+    duration = (operations.end - operations.start)[kernels]
+    busy, first, last = unions(group, operations.start, operations.end, groups)
     return GpuClocks(
-        span=last - first,
-        busy=busy,
-        kernel_sum=group_sum(instance[kernel], (end - start)[kernel], instances),
-        last_end=last,
-        kernels=np.bincount(instance[kernel], minlength=instances),
-        opaque=np.bincount(instance[kind == GRAPH], minlength=instances),
+        span=(last - first)[1:],
+        busy=busy[1:],
+        kernel_sum=group_sum(group[kernels], duration, groups)[1:],
+        last_end=last[1:],
+        kernels=np.bincount(group[kernels], minlength=groups)[1:],
+        opaque=np.bincount(group[operations.kind == GRAPH], minlength=groups)[1:],
     )
 
 
@@ -133,23 +133,24 @@ def totals(operations: Operations, thread: Ints, threads: int, group: Ints, grou
         group: shape (operations,), from 0 to ``groups - 1``; -1 for none.
         groups: how many groups there are.
     """
-    inside = np.flatnonzero(group >= 0)
-    group, kind = group[inside], operations.kind[inside]
-    duration = (operations.end - operations.start)[inside]
-    of_kernel = np.flatnonzero(kind == KERNEL)
-    kernel_group, kernel_ns = group[of_kernel], duration[of_kernel]
-    name, of_thread = operations.name[inside][of_kernel], thread[inside][of_kernel]
+    duration, kernels = operations.end - operations.start, operations.kernels
+    of_kernel, kernel_ns = group[kernels], duration[kernels]
     return Totals(
-        *_count_and_sum(kernel_group, name, kernel_ns, (groups, len(operations.names))),
-        *_count_and_sum(group, kind, duration, (groups, len(KINDS))),
-        _count_and_sum(kernel_group, of_thread, kernel_ns, (groups, threads + 1))[0],
+        *_count_and_sum(of_kernel, operations.name[kernels], kernel_ns, (groups, len(operations.names))),
+        *_count_and_sum(group, operations.kind, duration, (groups, len(KINDS))),
+        _count(of_kernel, thread[kernels], (groups, threads + 1)),
     )
 
 
 def _count_and_sum(group: Ints, code: Any, values: Ints, shape: tuple[int, int]) -> tuple[Ints, Ints]:
-    flat = group * shape[1] + code
-    count = np.bincount(flat, minlength=shape[0] * shape[1])
-    return count.reshape(shape), group_sum(flat, values, shape[0] * shape[1]).reshape(shape)
+    flat = (group + 1) * shape[1] + code  # row 0 is that of no group
+    sums = group_sum(flat, values, (shape[0] + 1) * shape[1])
+    return _count(group, code, shape), sums.reshape(shape[0] + 1, shape[1])[1:]
+
+
+def _count(group: Ints, code: Any, shape: tuple[int, int]) -> Ints:
+    flat = (group + 1) * shape[1] + code
+    return np.bincount(flat, minlength=(shape[0] + 1) * shape[1]).reshape(shape[0] + 1, shape[1])[1:]
 
 
 def kernel_rows(names: Sequence[str], launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:

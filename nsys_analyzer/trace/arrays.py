@@ -10,10 +10,16 @@ import numpy.typing as npt
 Ints: TypeAlias = npt.NDArray[np.int64]
 SmallInts: TypeAlias = npt.NDArray[np.int32]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-#: One table in memory: column name to a numpy array (integers) or an Arrow string array (texts).
+#: One table as it was read: column name to a list of numpy arrays (integers) or an Arrow string array (texts).
 Frame: TypeAlias = dict[str, Any]
 
 _SPARSE = 4  # a table of codes may be this many times longer than the values it serves
+
+
+def join(*columns: list[Ints], dtype: npt.DTypeLike = np.int64) -> Any:
+    """The chunks of one or more columns as one array: copied once, into the type they are kept in."""
+    chunks = [chunk for column in columns for chunk in column]
+    return np.concatenate(chunks, dtype=dtype, casting="unsafe") if chunks else np.empty(0, dtype)
 
 
 def distinct(values: Ints) -> Ints:

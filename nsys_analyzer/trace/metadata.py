@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsys_analyzer.trace.arrays import Frame
+from nsys_analyzer.trace.arrays import Frame, join
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,16 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         gpu_of=_gpu_of(frames["cuda_devices"]),
         thread_names={
             int(thread): strings.get(int(name), "")
-            for thread, name in zip(threads["thread"], threads["name"], strict=True)
+            for thread, name in zip(join(threads["thread"]), join(threads["name"]), strict=True)
         },
         diagnostics=_diagnostics(frames["diagnostics"]),
     )
 
 
 def _diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
-    rows = zip(frame["process"].tolist(), frame["severity"].tolist(), frame["text"].to_pylist(), strict=True)
+    rows = zip(
+        join(frame["process"]).tolist(), join(frame["severity"]).tolist(), frame["text"].to_pylist(), strict=True
+    )
     return tuple(Diagnostic(*row) for row in rows)
 
 
@@ -101,10 +103,10 @@ def _cuda_version(number: str) -> str:
 
 def _gpus(frame: Frame) -> dict[int, Gpu]:
     columns = ("id", "memory_bytes", "bandwidth", "sm_count", "clock_hz")
-    rows = zip(frame["name"].to_pylist(), *(frame[name].tolist() for name in columns), strict=True)
+    rows = zip(frame["name"].to_pylist(), *(join(frame[name]).tolist() for name in columns), strict=True)
     return {gpu_id: Gpu(gpu_id, name, *figures) for name, gpu_id, *figures in rows}
 
 
 def _gpu_of(frame: Frame) -> dict[tuple[int, int], int]:
-    rows = zip(*(frame[name].tolist() for name in ("pid", "device", "gpu")), strict=True)
+    rows = zip(*(join(frame[name]).tolist() for name in ("pid", "device", "gpu")), strict=True)
     return {(pid, device): gpu for pid, device, gpu in rows}

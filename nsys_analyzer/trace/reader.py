@@ -168,7 +168,7 @@ def _expression(column: Column, alias: str | None) -> str:
 def _empty(column: Column) -> Any:
     import pyarrow as pa
 
-    return pa.array([], pa.string()) if isinstance(column.default, str) else np.empty(0, np.int64)
+    return pa.array([], pa.string()) if isinstance(column.default, str) else []
 
 
 def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
@@ -182,7 +182,6 @@ def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
             frame[column.name] = values.cast(pa.string()).combine_chunks()
         else:
             filled = pc.fill_null(values, column.default) if values.null_count else values
-            # Chunk by chunk: the conversion of a whole chunked column imports pandas.
-            chunks = [np.asarray(chunk).astype(np.int64, copy=False) for chunk in filled.chunks]
-            frame[column.name] = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
+            # Chunk by chunk and without a copy: the conversion of a whole chunked column imports pandas.
+            frame[column.name] = [np.asarray(chunk) for chunk in filled.chunks]
     return frame

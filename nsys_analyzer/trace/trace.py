@@ -10,11 +10,12 @@ import numpy as np
 
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts, dense_codes, distinct
+from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts, dense_codes, distinct, join
 from nsys_analyzer.trace.metadata import Metadata, read_metadata
 from nsys_analyzer.trace.reader import Reader
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
     import pandas as pd
 
 
@@ -82,7 +83,7 @@ class Operations:
     start: Ints
     end: Ints
     device: SmallInts
-    stream: Ints
+    stream: SmallInts
     correlation: Ints
     process: Ints
     name: SmallInts
@@ -91,6 +92,11 @@ class Operations:
 
     def __len__(self) -> int:
         return len(self.start)
+
+    @property
+    def kernels(self) -> slice:
+        """Where the kernels are: they come first."""
+        return slice(0, int(np.searchsorted(self.kind, KERNEL, side="right")))
 
     def select(self, mask: Any) -> Operations:
         """The operations that a boolean mask or an index array picks."""
@@ -202,12 +208,12 @@ def read_trace(reader: Reader, path: Path) -> Trace:
             "Capture again with: nsys profile --trace=cuda,nvtx",
         )
     frames = reader.read_all((*large, *_SMALL_TABLES))
-    strings = dict(zip(frames["strings"]["id"].tolist(), frames["strings"]["value"].to_pylist(), strict=True))
+    strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
     ranges = _ranges(frames["nvtx"], strings)
     ended = ranges.end > schema.NO_END
     nodes = frames["graph_nodes"]
     launches = _launches(frames["runtime"], strings)
-    failed = (launches.call == ALLOCATE) & (frames["runtime"]["result"] == _OUT_OF_MEMORY)
+    failed = (launches.call == ALLOCATE) & (join(frames["runtime"]["result"], dtype=np.int32) == _OUT_OF_MEMORY)
     return Trace(
         path,
         _operations(frames, strings),
@@ -215,7 +221,7 @@ def read_trace(reader: Reader, path: Path) -> Trace:
         launches.select(failed),
         ranges.select(ended),
         ranges.select(~ended),
-        GraphNodes(nodes["start"], nodes["thread"], nodes["graph_node"], nodes["original"]),
+        GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
         read_metadata(frames, strings),
         frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
     )
@@ -223,23 +229,23 @@ def read_trace(reader: Reader, path: Path) -> Trace:
 
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
     parts = [frames[kind] for kind in KINDS]
-    lengths = [len(part["start"]) for part in parts]
+    lengths = [sum(map(len, part["start"])) for part in parts]
 
-    def column(key: str, dtype: type = np.int64) -> Any:
-        arrays = [part[key] if key in part else np.zeros(n, np.int64) for part, n in zip(parts, lengths, strict=True)]
-        return np.concatenate(arrays, dtype=dtype, casting="unsafe")
+    def column(key: str, dtype: npt.DTypeLike = np.int64) -> Any:
+        absent = [[np.zeros(length, np.int64)] for length in lengths]
+        return join(*(part.get(key, zeros) for part, zeros in zip(parts, absent, strict=True)), dtype=dtype)
 
-    ids, codes = dense_codes(parts[KERNEL]["name"])
+    ids, codes = dense_codes(join(parts[KERNEL]["name"]))
     others = np.full(sum(lengths) - lengths[KERNEL], -1, np.int32)
     return Operations(
         kind=np.repeat(np.arange(len(KINDS), dtype=np.int32), lengths),
         start=column("start"),
         end=column("end"),
         device=column("device", np.int32),
-        stream=column("stream"),
+        stream=column("stream", np.int32),
         correlation=column("correlation"),
-        process=_known_process(column("process"), frames["runtime"]["thread"]),
-        name=np.concatenate([codes.astype(np.int32), others]),
+        process=_known_process(column("process"), join(frames["runtime"]["thread"])),
+        name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
         graph_node=column("graph_node"),
         names=tuple(strings.get(i, f"unknown kernel {i}") for i in ids.tolist()),
     )
@@ -254,10 +260,10 @@ def _known_process(process: Ints, launch_threads: Ints) -> Ints:
 
 
 def _launches(frame: Frame, strings: dict[int, str]) -> Launches:
-    names, codes = dense_codes(frame["name"])
+    names, codes = dense_codes(join(frame["name"]))
     calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
     call = calls[codes] if len(names) else np.empty(0, np.int32)
-    return Launches(frame["start"], frame["thread"], frame["correlation"], call)
+    return Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
 
 
 def _call(api: str) -> int:
@@ -269,7 +275,7 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    by_id, texts = frame["text_id"], frame["text"]
+    by_id, texts = join(frame["text_id"]), frame["text"]
     used, id_codes = dense_codes(by_id)
     encoded = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="").dictionary_encode()
     inline = encoded.dictionary.to_pylist()
@@ -277,7 +283,8 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
     names, codes = np.unique(np.array([*named, *inline, ""], dtype=object), return_inverse=True)
     inline_codes = pa.array(encoded.indices, pa.int64()).to_numpy(zero_copy_only=False)
     code = np.where(by_id >= 0, codes[id_codes], codes[len(named) :][inline_codes])
-    return Ranges(frame["start"], frame["end"], frame["thread"], code.astype(np.int64), tuple(map(str, names)))
+    start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
+    return Ranges(start, end, thread, code.astype(np.int64), tuple(map(str, names)))
 
 
 def _strip_annotation(name: str) -> str:
