@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.forest import NONE, Forest, build_forest
+from nsys_analyzer.analysis.forest import Forest, build_forest
+from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.trace.arrays import Ints
 
 Range = tuple[int, int, int]
@@ -76,19 +77,9 @@ def test_a_crossing_range_stays_open_after_the_one_around_it_ends() -> None:
     assert stack(forest, 0, 12) == [1]
 
 
-def test_outermost_and_nearest_pick_from_the_ancestors() -> None:
-    # 0 ⊃ 1 ⊃ 2, and 0 and 2 are chosen.
-    forest = forest_of([(0, 0, 100), (0, 10, 90), (0, 20, 30)])
-    chosen = np.array([True, False, True])
-    node = forest.node_at(ints(0), ints(25))
-    assert forest.range_of[forest.outermost(chosen)[node]] == 0
-    assert forest.range_of[forest.nearest(chosen)[node]] == 2
-
-
 def test_no_ranges_at_all() -> None:
     forest = forest_of([])
     assert stack(forest, 0, 0) == []
-    assert forest.outermost(np.empty(0, np.bool_)).tolist() == []
 
 
 def test_times_far_apart_in_many_groups_stay_exact() -> None:

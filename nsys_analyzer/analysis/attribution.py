@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.forest import NONE, Forest, build_forest
-from nsys_analyzer.analysis.graphs import captured_nodes
+from nsys_analyzer.analysis.graphs import Captures, find_captures
 from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.phases import STEP, PhaseNames
+from nsys_analyzer.analysis.timeline import NONE, Timeline, any_open, merged, open_count
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.trace import GRAPH, Ranges, Trace, process_of
 
@@ -51,105 +50,97 @@ class RangeRoles:
         return self.leaf | self.mask(STEP)
 
 
+def timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
+    """The timeline of some of the ranges, by thread or by process, and the index of each of them."""
+    index = np.flatnonzero(chosen)
+    thread = ranges.thread[index]
+    group = process_of(thread) if by_process else thread
+    return Timeline(group, ranges.start[index], ranges.end[index], latest=latest), index
+
+
 @dataclass(frozen=True)
 class Attribution:
-    """The ranges of each operation, as nodes of one forest of all threads.
+    """Where each operation was launched, and whose ranges it belongs to; every array has shape (operations,).
 
     Attributes:
-        forest: the forest of ranges by thread.
-        launch: shape (operations,), index of the launch, or -1.
-        outer: the node inherited from another thread, or -1.
-        own: the node open on the launching thread, or -1; it nests below ``outer``.
-        captured: the node open where a graph's node was captured, or -1; it nests below both.
+        ranges: the trace's ranges.
+        launch: index of the launch, or -1.
+        thread, time: where and when it starts; thread -1 without a launch.
+        inherited: the thread whose stack it inherits, or -1.
+        captures: where and when the graph nodes of replays were captured.
         how: code into ``HOW``.
         ambiguous: True where several threads of the process had phases open.
-
     """
 
-    forest: Forest
+    ranges: Ranges
     launch: Ints
-    outer: Ints
-    own: Ints
-    captured: Ints
+    thread: Ints
+    time: Ints
+    inherited: Ints
+    captures: Captures
     how: Ints
     ambiguous: Bools
 
-    def enclosing(self, table: Ints) -> Ints:
-        """The range each operation has in a node table, looked up in the inherited stack first, then its own.
+    def outermost(self, chosen: Bools) -> Ints:
+        """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around the own one.
 
         Args:
-            table: shape (nodes,), such as ``forest.outermost(phases)``.
-
-        Returns:
-            Shape (operations,): index of a range, or -1.
-
+            chosen: shape (ranges,).
         """
-        return self._first_of(table, self.outer, self.own)
+        lines, index = timeline(self.ranges, chosen, latest=False)
+        return _named(index, self._first(lines, inherited_first=True))
 
-    def innermost(self, table: Ints) -> Ints:
-        """The same, looked up from the inside: the graph's capture, the own stack, the inherited one."""
-        return self._first_of(table, self.captured, self.own, self.outer)
+    def innermost(self, chosen: Bools) -> Ints:
+        """Of some ranges, the innermost around each operation, or -1; those of a graph's capture lie inside."""
+        lines, index = timeline(self.ranges, chosen, latest=True)
+        found = self._first(lines, inherited_first=False)
+        captured = lines.at(self.captures.thread, self.captures.time)
+        inside = captured != NONE
+        found[self.captures.operation[inside]] = captured[inside]
+        return _named(index, found)
 
-    def _first_of(self, table: Ints, *stacks: Ints) -> Ints:
-        result = np.full(len(self.own), NONE, np.int64)
-        for nodes in stacks if len(table) else ():
-            found = np.where(nodes == NONE, NONE, table[nodes])
-            result = np.where(result == NONE, found, result)
-        return np.where(result == NONE, NONE, self.forest.range_of[result]) if len(table) else result
+    def _first(self, lines: Timeline, *, inherited_first: bool) -> Ints:
+        found = lines.at(self.thread, self.time)
+        heirs = np.flatnonzero((self.inherited != NONE) & ((found == NONE) | inherited_first))
+        around = lines.at(self.inherited[heirs], self.time[heirs])
+        found[heirs] = np.where(around == NONE, found[heirs], around)
+        return found
+
+
+def _named(index: Ints, found: Ints) -> Ints:
+    return np.where(found == NONE, NONE, index[found]) if len(index) else found
 
 
 def attribute(trace: Trace, roles: RangeRoles) -> Attribution:
     """Attributes every operation of a trace to the ranges open when it was launched."""
-    operations, launches = trace.operations, trace.launches
-    forest = build_forest(trace.ranges.thread, trace.ranges.start, trace.ranges.end)
+    operations, launches, ranges = trace.operations, trace.launches, trace.ranges
     launch = match_launches(operations, launches)
-    known = launch != -1
-    thread, time = launches.thread[launch[known]], launches.start[launch[known]]
-    own = forest.node_at(thread, time)
-    outer, ambiguous = _inherited(trace, roles, forest, own, thread, time)
+    # The last entry serves operations without a launch.
+    thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
+    own = any_open(ranges.thread, ranges.start, ranges.end, thread, time)
+    inherited, ambiguous = _inherited(trace, roles, own, thread, time)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
-    spread = _Spread(known)
-    own_all, outer_all = spread(own, NONE), spread(outer, NONE)
     how = np.select(
-        [(own_all == NONE) & (outer_all == NONE), replayed, outer_all != NONE],
+        [~own & (inherited == NONE), replayed, inherited != NONE],
         [UNATTRIBUTED, GRAPH_REPLAY, OTHER_THREAD],
         SAME_THREAD,
     )
-    captured = captured_nodes(trace, forest)
-    return Attribution(forest, launch, outer_all, own_all, captured, how, spread(ambiguous, fill=False))
+    return Attribution(ranges, launch, thread, time, inherited, find_captures(trace), how, ambiguous)
 
 
-class _Spread:
-    """Puts values of the operations that have a launch back into an array of all operations."""
-
-    def __init__(self, known: Bools) -> None:
-        self._known = known
-
-    def __call__(self, values: Any, fill: Any) -> Any:
-        if self._known.all():
-            return values
-        result = np.full(len(self._known), fill, values.dtype)
-        result[self._known] = values
-        return result
-
-
-def _inherited(
-    trace: Trace, roles: RangeRoles, forest: Forest, own: Ints, thread: Ints, time: Ints
-) -> tuple[Ints, Bools]:
-    """The node inherited from another thread for each launch (-1: none), and whether the choice was ambiguous."""
+def _inherited(trace: Trace, roles: RangeRoles, own: Bools, thread: Ints, time: Ints) -> tuple[Ints, Bools]:
+    """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
+    lines, _ = timeline(trace.ranges, roles.any_phase, latest=True)
     autograd = np.isin(thread, autograd_threads(trace))
-    has_phase = (own != NONE) & (forest.outermost(roles.any_phase)[own] != NONE) if len(forest.parent) else own != NONE
-    lacking = np.flatnonzero(autograd | ~has_phase)
-    outer, ambiguous = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.bool_)
-    if not len(lacking) or not len(trace.ranges):
-        return outer, ambiguous
-    thread, time, process = thread[lacking], time[lacking], process_of(thread[lacking])
-    bare = (own[lacking] == NONE) | autograd[lacking]
-    waiting = waiting_range(trace, roles, process, time, bare)
-    inherits = waiting != NONE
-    outer[lacking] = np.where(inherits, forest.node_at(trace.ranges.thread[waiting], time), NONE)
-    ambiguous[lacking] = inherits & (_threads_in_phase(trace, roles, process, time) > 1)
-    return outer, ambiguous
+    lacking = np.flatnonzero((autograd | (lines.at(thread, time) == NONE)) & (thread != NONE))
+    inherited, ambiguous = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.bool_)
+    if len(lacking) and len(trace.ranges):
+        process, time = process_of(thread[lacking]), time[lacking]
+        waiting = waiting_range(trace, roles, process, time, bare=~own[lacking] | autograd[lacking])
+        inherits = waiting != NONE
+        inherited[lacking] = np.where(inherits, trace.ranges.thread[waiting], NONE)
+        ambiguous[lacking] = inherits & (_threads_in_phase(trace, roles, process, time) > 1)
+    return inherited, ambiguous
 
 
 def autograd_threads(trace: Trace) -> Ints:
@@ -168,28 +159,15 @@ def waiting_range(trace: Trace, roles: RangeRoles, process: Ints, time: Ints, ba
     from_others = ~np.isin(trace.ranges.thread, autograd_threads(trace))
     preferences = (roles.mask("backward"), roles.leaf, roles.any_phase, np.ones(len(trace.ranges), np.bool_))
     for rank, chosen in enumerate(preferences):
-        open_for = (waiting == NONE) & (bare | (rank < len(preferences) - 1))
-        candidates = np.flatnonzero(chosen & from_others)
-        if not len(candidates) or not open_for.any():
-            continue
-        found = _opened_last(trace.ranges, candidates, process[open_for], time[open_for])
-        waiting[open_for] = found
+        undecided = np.flatnonzero((waiting == NONE) & (bare | (rank < len(preferences) - 1)))
+        if len(undecided):
+            lines, index = timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
+            waiting[undecided] = _named(index, lines.at(process[undecided], time[undecided]))
     return waiting
-
-
-def _opened_last(ranges: Ranges, candidates: Ints, process: Ints, time: Ints) -> Ints:
-    """Of the candidate ranges open in a process at a time, the one opened last, or -1."""
-    forest = build_forest(process_of(ranges.thread[candidates]), ranges.start[candidates], ranges.end[candidates])
-    node = forest.node_at(process, time)
-    return np.where(node == NONE, NONE, candidates[forest.range_of[node]]) if len(forest.range_of) else node
 
 
 def _threads_in_phase(trace: Trace, roles: RangeRoles, process: Ints, time: Ints) -> Ints:
     """How many threads of a process have a phase open at a time, autograd's own not counted."""
-    count = np.zeros(len(time), np.int64)
-    chosen = roles.any_phase & ~np.isin(trace.ranges.thread, autograd_threads(trace))
-    for thread in np.unique(trace.ranges.thread[chosen]):
-        phases = trace.ranges.select(chosen & (trace.ranges.thread == thread))
-        forest = build_forest(process_of(phases.thread), phases.start, phases.end)
-        count += forest.node_at(process, time) != NONE
-    return count
+    phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, autograd_threads(trace)))
+    thread, start, end = merged(phases.thread, phases.start, phases.end)
+    return open_count(process_of(thread), start, end, process, time)

@@ -1,4 +1,4 @@
-"""The ranges open at any moment, as a forest that is looked up in one vectorised search.
+"""The stack of ranges open at any moment, as a forest that is looked up in one vectorised search.
 
 Push/pop ranges of one thread nest; start/end ranges, and ranges of several threads taken together, may cross.
 A crossing range is cut where an enclosing one ends, so that the pieces nest and "opened last" stays innermost.
@@ -10,9 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.trace.arrays import Bools, Ints
-
-NONE = -1
 
 
 @dataclass(frozen=True)
@@ -54,28 +53,6 @@ class Forest:
         """The nodes of each level, roots first: the order in which a property is handed down."""
         order = np.argsort(self.level, kind="stable")
         return np.split(order, np.cumsum(np.bincount(self.level))[:-1]) if len(order) else []
-
-    def outermost(self, chosen: Bools) -> Ints:
-        """For each node, the outermost node among itself and its ancestors whose range is chosen, or -1.
-
-        Args:
-            chosen: shape (ranges,).
-
-        """
-        return self._hand_down(chosen, keep_first=True)
-
-    def nearest(self, chosen: Bools) -> Ints:
-        """For each node, the innermost node among itself and its ancestors whose range is chosen, or -1."""
-        return self._hand_down(chosen, keep_first=False)
-
-    def _hand_down(self, chosen: Bools, *, keep_first: bool) -> Ints:
-        result = np.full(len(self.parent), NONE, np.int64)
-        for nodes in self.by_level():
-            above = np.where(self.parent[nodes] == NONE, NONE, result[self.parent[nodes]])
-            own = np.where(chosen[self.range_of[nodes]], nodes, NONE)
-            first, second = (above, own) if keep_first else (own, above)
-            result[nodes] = np.where(first == NONE, second, first)
-        return result
 
 
 def build_forest(group: Ints, start: Ints, end: Ints) -> Forest:

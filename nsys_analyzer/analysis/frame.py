@@ -8,10 +8,10 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution import HOW
 from nsys_analyzer.analysis.classes import CLASSES, classify
-from nsys_analyzer.analysis.forest import NONE
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.paths import range_paths
 from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.trace import KERNEL, Trace, pid_of

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from nsys_analyzer.analysis.forest import NONE, Forest
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.trace import Trace, process_of
 
 _INSTANTIATIONS = 8  # a graph of graphs is instantiated a few levels deep at the most
 
 
-def captured_nodes(trace: Trace, forest: Forest) -> Ints:
-    """The forest node open where each operation's graph node was captured.
+@dataclass(frozen=True)
+class Captures:
+    """Where the operations of graph replays were captured, as far as the trace knows.
 
-    Returns:
-        Shape (operations,): -1 outside graph replays, where the capture was not traced or no range was open.
-
+    Attributes:
+        operation: shape (captured,), indices of operations.
+        thread, time: shape (captured,), the global thread ID and the moment their graph nodes were created, ns.
     """
+
+    operation: Ints
+    thread: Ints
+    time: Ints
+
+
+def find_captures(trace: Trace) -> Captures:
+    """Finds when each operation of a graph replay was captured."""
     operations, nodes = trace.operations, trace.graph_nodes
-    result = np.full(len(operations), NONE, np.int64)
     replayed = np.flatnonzero(operations.graph_node != 0)
     if not len(nodes.node) or not len(replayed):
-        return result
+        return Captures(*(np.empty(0, np.int64) for _ in range(3)))
     processes = np.unique(process_of(nodes.thread))
     key = _key(processes, process_of(nodes.thread), nodes.node)
     original = _key(processes, process_of(nodes.thread), nodes.original)
@@ -31,10 +40,8 @@ def captured_nodes(trace: Trace, forest: Forest) -> Ints:
     source = _follow(key[order], original[order])
     wanted = _key(processes, operations.process[replayed], operations.graph_node[replayed])
     found, hit = _find(key[order], wanted)
-    created = order[source[found]]
-    node = forest.node_at(nodes.thread[created], nodes.start[created])
-    result[replayed] = np.where(hit, node, NONE)
-    return result
+    created = order[source[found[hit]]]
+    return Captures(replayed[hit], nodes.thread[created], nodes.start[created])
 
 
 def _key(processes: Ints, process: Ints, node: Ints) -> Ints:

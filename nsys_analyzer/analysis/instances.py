@@ -12,11 +12,12 @@ from nsys_analyzer.analysis.attribution import (
     RangeRoles,
     attribute,
     autograd_threads,
+    timeline,
     waiting_range,
 )
-from nsys_analyzer.analysis.forest import NONE, build_forest
 from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, STEP, WARMUP, PhaseNames
+from nsys_analyzer.analysis.timeline import NONE, any_open, contained
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.trace import LAUNCH, Launches, Ranges, Trace, process_of
 
@@ -80,25 +81,21 @@ class AttributedTrace:
         index = index[order]
         picked = ranges.select(index)
         process = process_of(picked.thread)
-        warmup = _opened_in(ranges.select(roles.mask(WARMUP)), process, picked.start)
+        warmups = ranges.select(roles.mask(WARMUP))
+        warmup = any_open(process_of(warmups.thread), warmups.start, warmups.end, process, picked.start)
         incomplete = _incomplete(self.trace, self.lost, process, picked)
         return Instances(index, phase[order], process, picked.start, picked.end, warmup, incomplete, phases)
 
     def _is_instance(self, family: Bools) -> Bools:
         """True for the ranges of a family (all phases, or steps) that lie inside no other one of it."""
-        forest, ranges = self.attribution.forest, self.trace.ranges
-        outermost = forest.outermost(family)
-        inside = np.ones(len(family), np.bool_)
-        is_own = np.zeros(len(forest.range_of), np.bool_)
-        in_family = outermost != NONE
-        is_own[in_family] = forest.range_of[outermost[in_family]] == forest.range_of[in_family]
-        inside[forest.range_of[is_own]] = False
+        ranges = self.trace.ranges
+        index = np.flatnonzero(family)
+        instance = family.copy()
+        instance[index] = ~contained(ranges.thread[index], ranges.start[index], ranges.end[index])
         # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
-        own_thread = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
-        process, start = process_of(ranges.thread[own_thread]), ranges.start[own_thread]
-        bare = np.zeros(len(own_thread), np.bool_)
-        inside[own_thread] |= waiting_range(self.trace, self.roles, process, start, bare) != NONE
-        instance: Bools = family & ~inside
+        own = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
+        process, start = process_of(ranges.thread[own]), ranges.start[own]
+        instance[own] &= waiting_range(self.trace, self.roles, process, start, np.zeros(len(own), np.bool_)) == NONE
         return instance
 
     @cached_property
@@ -109,12 +106,12 @@ class AttributedTrace:
     @cached_property
     def phase_instance(self) -> Ints:
         """Shape (operations,): the instance of a phase (the step aside) each operation belongs to, or -1."""
-        return self._instance_of(self.attribution.enclosing(self.attribution.forest.outermost(self.roles.leaf)))
+        return self._instance_of(self.attribution.outermost(self.roles.leaf))
 
     @cached_property
     def step_instance(self) -> Ints:
         """Shape (operations,): the step each operation belongs to, or -1."""
-        return self._instance_of(self.attribution.enclosing(self.attribution.forest.outermost(self.roles.mask(STEP))))
+        return self._instance_of(self.attribution.outermost(self.roles.mask(STEP)))
 
     def _instance_of(self, ranges: Ints) -> Ints:
         lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
@@ -126,7 +123,7 @@ class AttributedTrace:
         """Shape (operations,): code into ``ATTENTION_PARTS`` of the innermost attention range, or -1."""
         masks = [self.roles.mask(part) for part in ATTENTION_PARTS]
         part_of_range = np.select(masks, list(range(len(masks))), NONE)
-        found = self.attribution.innermost(self.attribution.forest.nearest(part_of_range != NONE))
+        found = self.attribution.innermost(part_of_range != NONE)
         return np.where(found == NONE, NONE, part_of_range[found]) if len(part_of_range) else found
 
     @property
@@ -147,13 +144,12 @@ class AttributedTrace:
 
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count."""
-        forest, ranges = self.attribution.forest, self.trace.ranges
-        outermost = forest.outermost(self.roles.leaf)
+        ranges = self.trace.ranges
+        inner = np.flatnonzero(self.roles.leaf & (process_of(ranges.thread) == process))
+        lines, index = timeline(ranges, self.roles.leaf, latest=False)
+        outer = index[lines.at(ranges.thread[inner], ranges.start[inner])] if len(index) else inner
+        chosen = (ranges.end[outer] >= ranges.end[inner]) & (ranges.name[outer] != ranges.name[inner])
         counts: dict[tuple[str, str], int] = {}
-        node = np.flatnonzero((outermost != NONE) & (outermost != np.arange(len(outermost))))
-        inner, outer = forest.range_of[node], forest.range_of[outermost[node]]
-        differ = ranges.name[inner] != ranges.name[outer]
-        chosen = self.roles.leaf[inner] & (process_of(ranges.thread[inner]) == process) & differ
         for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
             pair = (f"`{ranges.names[one]}`", f"`{ranges.names[other]}`")
             counts[pair] = counts.get(pair, 0) + 1
@@ -165,13 +161,6 @@ class AttributedTrace:
         mine = failed.start[process_of(failed.thread) == process]
         later = (process_of(launches.thread) == process) & (launches.call == LAUNCH)
         return bool(len(mine)) and not bool((launches.start[later] > mine.max()).any())
-
-
-def _opened_in(ranges: Ranges, process: Ints, time: Ints) -> Bools:
-    """Whether any of the ranges is open in a process at a time, on whichever thread."""
-    forest = build_forest(process_of(ranges.thread), ranges.start, ranges.end)
-    opened: Bools = forest.node_at(process, time) != NONE
-    return opened
 
 
 def _incomplete(trace: Trace, lost: Ints, process: Ints, picked: Ranges) -> Bools:

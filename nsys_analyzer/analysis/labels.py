@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nsys_analyzer.analysis.classes import readable
 
@@ -171,15 +172,14 @@ def _base(kernel: _Kernel) -> str:
     return kernel.function if kernel.function.strip() else "unnamed"
 
 
-def _differing(kernel: _Kernel, group: Iterable[_Kernel]) -> str:
-    """Find the first words of a kernel's name that not every kernel of its group has."""
-    words = [set(re.findall(r"\w+", other.name)) for other in group]
-    common = set.intersection(*words)
-    own = [word for word in re.findall(r"\w+", kernel.name) if word not in common]
-    return " ".join(dict.fromkeys(own[:3]))
+def _differing(group: Sequence[_Kernel]) -> list[str]:
+    """Find the first words of each kernel's name that not every kernel of its group has."""
+    words = [re.findall(r"\w+", kernel.name) for kernel in group]
+    common = set.intersection(*map(set, words))
+    return [" ".join(dict.fromkeys([word for word in own if word not in common][:3])) for own in words]
 
 
-def _build(kernel: _Kernel, _: Iterable[_Kernel]) -> str:
+def _build(kernel: _Kernel) -> str:
     """Tell how the kernel is built: its kind of loop, and the first number of its template arguments."""
     match = _BUILD.search(kernel.function)
     if match is None and "elementwise" in kernel.function:
@@ -188,7 +188,7 @@ def _build(kernel: _Kernel, _: Iterable[_Kernel]) -> str:
     return _join(match[0].lower() if match else "", width[1] if width else "")
 
 
-def _wrapper(kernel: _Kernel, _: Iterable[_Kernel]) -> str:
+def _wrapper(kernel: _Kernel) -> str:
     """Name the functor around the operator: which operands are tensors, scalars, lists of scalars."""
     match = _WRAPPER.search(kernel.arguments)
     return match[0] if match else ""
@@ -219,12 +219,12 @@ def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
     bases = {kernel.name: _base(kernel) for kernel in kernels}
     facets: dict[str, list[str]] = {kernel.name: [] for kernel in kernels}
-    for facet in (_build, _wrapper, _differing):
+    for facet in (partial(map, _build), partial(map, _wrapper), _differing):
         groups = defaultdict(list)
         for kernel in kernels:
             groups[_fit(bases[kernel.name], facets[kernel.name], limit)].append(kernel)
         for group in groups.values():
-            values = {kernel.name: facet(kernel, group) for kernel in group}
+            values = dict(zip((kernel.name for kernel in group), facet(group), strict=True))
             if len(set(values.values())) > 1:
                 for name, value in values.items():
                     facets[name] += [value] if value else []
@@ -234,12 +234,13 @@ def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
 def _numbered(labels: dict[str, str]) -> dict[str, str]:
     """Put the first free number behind each label that is taken already."""
     taken: set[str] = set()
+    last: dict[str, int] = {}
     unique = {}
     for name, label in labels.items():
-        number, candidate = 1, label
+        candidate = label
         while candidate in taken:
-            number += 1
-            candidate = f"{label} #{number}"
+            last[label] = last.get(label, 1) + 1
+            candidate = f"{label} #{last[label]}"
         taken.add(candidate)
         unique[name] = candidate
     return unique

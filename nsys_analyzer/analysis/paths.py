@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from nsys_analyzer.analysis.attribution import Attribution
-from nsys_analyzer.analysis.forest import NONE, Forest
+from nsys_analyzer.analysis.forest import Forest, build_forest
+from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.trace import Trace
 
@@ -18,8 +19,13 @@ def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]
     Returns:
         Codes of shape (operations,), and the paths they stand for; the first is the empty path.
     """
-    node_path, names = _node_paths(trace, attribution.forest)
-    parts = np.stack([_of(node_path, nodes) for nodes in (attribution.outer, attribution.own, attribution.captured)])
+    ranges, captures = trace.ranges, attribution.captures
+    forest = build_forest(ranges.thread, ranges.start, ranges.end)
+    node_path, names = _node_paths(trace, forest)
+    captured = np.full(len(attribution.launch), NONE, np.int64)
+    captured[captures.operation] = forest.node_at(captures.thread, captures.time)
+    stacks = [forest.node_at(thread, attribution.time) for thread in (attribution.inherited, attribution.thread)]
+    parts = [_of(node_path, nodes) for nodes in (*stacks, captured)]
     width = len(names)
     combined = (parts[0] * width + parts[1]) * width + parts[2]
     unique, codes = np.unique(combined, return_inverse=True)

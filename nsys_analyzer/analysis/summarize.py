@@ -10,7 +10,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.attribution import HOW
-from nsys_analyzer.analysis.forest import NONE
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import PhaseNames
@@ -28,6 +27,7 @@ from nsys_analyzer.analysis.statistics import (
     totals,
 )
 from nsys_analyzer.analysis.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
+from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.analysis.warnings import capture_warnings
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.trace import KERNEL, Trace

@@ -1,0 +1,82 @@
+"""Open ranges by moment against a plain reading of the definition."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.analysis.timeline import NONE, Timeline, any_open, contained, merged, open_count
+from nsys_analyzer.trace.arrays import Ints
+
+Range = tuple[int, int, int]
+GROUPS = (0, 1000, -7)
+MOMENTS = [(group, time) for group in (*GROUPS, 5) for time in range(-7, 28)]
+
+some_ranges = st.lists(
+    st.tuples(st.sampled_from(GROUPS), st.integers(-5, 15), st.integers(0, 10)).map(
+        lambda r: (r[0], r[1], r[1] + r[2])
+    ),
+    max_size=10,
+)
+
+
+def columns(rows: list[Range]) -> tuple[Ints, Ints, Ints]:
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def moments() -> tuple[Ints, Ints]:
+    table = np.array(MOMENTS, np.int64)
+    return table[:, 0], table[:, 1]
+
+
+def opened(rows: list[Range], group: int, time: int) -> list[int]:
+    """By definition, in the order of opening; of two that open together the longer one first."""
+    found = [i for i, (g, start, end) in enumerate(rows) if g == group and start <= time < end]
+    return sorted(found, key=lambda i: (rows[i][1], -rows[i][2], i))
+
+
+@given(some_ranges)
+def test_the_first_and_the_last_opened(rows: list[Range]) -> None:
+    last = Timeline(*columns(rows), latest=True).at(*moments())
+    first = Timeline(*columns(rows), latest=False).at(*moments())
+    for position, (group, time) in enumerate(MOMENTS):
+        stack = opened(rows, group, time)
+        assert last[position] == (stack[-1] if stack else NONE)
+        assert first[position] == (stack[0] if stack else NONE)
+
+
+@given(some_ranges)
+def test_how_many_are_open(rows: list[Range]) -> None:
+    expected = [len(opened(rows, group, time)) for group, time in MOMENTS]
+    assert open_count(*columns(rows), *moments()).tolist() == expected
+    assert any_open(*columns(rows), *moments()).tolist() == [count > 0 for count in expected]
+
+
+@given(some_ranges)
+def test_contained_ranges(rows: list[Range]) -> None:
+    expected = [
+        any(
+            (other[0], other[1] <= row[1], other[2] >= row[2]) == (row[0], True, True)
+            and (other[1:] != row[1:] or j < i)
+            for j, other in enumerate(rows)
+            if j != i
+        )
+        for i, row in enumerate(rows)
+    ]
+    assert contained(*columns(rows)).tolist() == expected
+
+
+@given(some_ranges)
+def test_merged_ranges_cover_the_same_moments_once(rows: list[Range]) -> None:
+    joined = list(zip(*(column.tolist() for column in merged(*columns(rows))), strict=True))
+    for group, time in MOMENTS:
+        assert len(opened(joined, group, time)) == min(len(opened(rows, group, time)), 1)
+
+
+def test_many_crossing_ranges_stay_cheap() -> None:
+    # 20,000 ranges, each open while 2,000 others are: 40,000 boundaries, not 40 million pieces.
+    start = np.arange(20_000)
+    timeline = Timeline(np.zeros(20_000, np.int64), start, start + 2_000, latest=False)
+    assert timeline.at(np.zeros(3, np.int64), np.array([0, 1_999, 2_000])).tolist() == [0, 0, 1]
