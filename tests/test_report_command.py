@@ -409,12 +409,12 @@ def test_python_clock_and_overhead(timed: Path) -> None:
 def test_the_folder_of_the_timings(timed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(timed.parent)
     captures = as_json("--csv", "work/timings.csv")["captures"]
-    assert [(c["name"], c["status"]) for c in captures] == [("small_ctx256", "ok"), ("2.7B_ctx512", "oom")]
+    assert [(c["name"], c["status"]) for c in captures] == [("small_ctx256", "ok"), ("2.7B_ctx512_b4_fp32", "oom")]
 
 
 def test_a_run_out_of_memory_that_only_the_timings_know(timed: Path) -> None:
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert captures_table(text) == [("small_ctx256", "ok"), ("2.7B_ctx512", "oom")]
+    assert captures_table(text) == [("small_ctx256", "ok"), ("2.7B_ctx512_b4_fp32", "oom")]
     assert timed.exists()
 
 
@@ -430,7 +430,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
     (here / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
     captures = as_json("--csv", "timings.csv")["captures"]
     assert [(c["name"], c["status"], c["configuration"]["precision"]) for c in captures] == [
-        ("small_ctx256", "oom", "fp32"),
+        ("small_ctx256_b4_fp32", "oom", "fp32"),
         ("small_ctx256_bf16", "ok", "bf16"),
     ]
 
@@ -438,7 +438,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
 def test_timings_of_another_configuration(timed: Path) -> None:
     (timed / "timings.csv").write_text(HEADER + "xl,1024,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert "The CSV has no timing for this configuration." in text
+    assert "The CSV has no timing, or no single one, for this configuration." in text
 
 
 # --- what goes wrong ---

@@ -74,7 +74,10 @@ def summarize_attention(
     by_name = inside & (classes == "softmax") & (part >= 0)
     softmax, source = (in_range, "every kernel of the softmax ranges") if in_range.any() else (
         by_name, "softmax kernels by name inside the attention ranges")  # fmt: skip
-    matmul = inside & (classes == "matmul") & (part >= 0) & ~softmax
+    products = inside & (classes == "matmul") & (part >= 0) & ~softmax
+    in_parts = products & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
+    # A range around all of attention may hold the projections too.
+    matmul = in_parts if in_parts.any() else products
     if not fused.any() and not (softmax.any() and matmul.any()):
         return None
     per_forward = _PerForward(attributed, len(forward))

@@ -32,12 +32,18 @@ class RangeRoles:
     def __init__(self, ranges: Ranges, names: PhaseNames) -> None:
         self.names = names
         self._key_of_name = [names.key_of(name) for name in ranges.names]
-        self._name = ranges.name
+        self._ranges = ranges
 
-    def mask(self, *keys: str) -> Bools:
-        """Shape (ranges,): True for the ranges whose role is one of these keys."""
+    def mask(self, *keys: str, of: Ranges | None = None) -> Bools:
+        """Shape (ranges,): True for the ranges whose role is one of these keys.
+
+        Args:
+            keys: phases, ``step``, ``warmup``, or parts of attention.
+            of: other ranges with the same names, such as those without an end.
+        """
         chosen = np.array([key in keys for key in self._key_of_name], np.bool_)
-        return chosen[self._name] if len(chosen) else np.zeros(len(self._name), np.bool_)
+        name = (self._ranges if of is None else of).name
+        return chosen[name] if len(chosen) else np.zeros(len(name), np.bool_)
 
     @cached_property
     def leaf(self) -> Bools:

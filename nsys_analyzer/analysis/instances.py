@@ -16,9 +16,9 @@ from nsys_analyzer.analysis.attribution import (
     waiting_range,
 )
 from nsys_analyzer.analysis.launches import dropped_launches
-from nsys_analyzer.analysis.phases import ATTENTION_PARTS, STEP, WARMUP, PhaseNames
+from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
 from nsys_analyzer.analysis.timeline import NONE, any_open, contained
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.trace import LAUNCH, Launches, Ranges, Trace, process_of
 
 
@@ -72,19 +72,42 @@ class AttributedTrace:
     def instances(self) -> Instances:
         """Every occurrence of every phase."""
         ranges, roles = self.trace.ranges, self.roles
-        phases = (*roles.names.leaf_phases, STEP)
-        chosen = [roles.mask(phase) & self._is_instance(roles.mask(STEP) if phase == STEP else roles.leaf)
-                  for phase in phases]  # fmt: skip
+        phases = (*roles.names.leaf_phases, OTHER_STEP, STEP)
+        leaf, step = self._is_instance(roles.leaf), self._is_instance(roles.mask(STEP))
+        chosen = [roles.mask(phase) & (step if phase == STEP else leaf) for phase in phases]
         phase = np.concatenate([np.full(mask.sum(), code) for code, mask in enumerate(chosen)])
         index = np.concatenate([np.flatnonzero(mask) for mask in chosen])
         order = np.lexsort((phase, ranges.start[index]))
-        index = index[order]
+        index, phase = index[order], phase[order]
         picked = ranges.select(index)
         process = process_of(picked.thread)
-        warmups = ranges.select(roles.mask(WARMUP))
-        warmup = any_open(process_of(warmups.thread), warmups.start, warmups.end, process, picked.start)
+        phase[self._without_backward(picked, phases, phase)] = phases.index(OTHER_STEP)
         incomplete = _incomplete(self.trace, self.lost, process, picked)
-        return Instances(index, phase[order], process, picked.start, picked.end, warmup, incomplete, phases)
+        return Instances(
+            index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
+        )
+
+    def _without_backward(self, picked: Ranges, phases: tuple[str, ...], phase: Ints) -> Bools:
+        """The steps that hold no backward pass, in processes where others do: evaluation, as a rule."""
+        process = process_of(picked.thread)
+        is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
+        holds = np.zeros(len(phase), np.bool_)
+        for one in distinct(process[is_backward]):
+            starts = np.sort(picked.start[is_backward & (process == one)])
+            inside = np.searchsorted(starts, picked.end) > np.searchsorted(starts, picked.start)
+            holds |= is_step & (process == one) & inside
+        training = np.isin(process, process[holds])
+        without: Bools = is_step & ~holds & training
+        return without
+
+    def _in_warmup(self, process: Ints, time: Ints) -> Bools:
+        """Whether a warm-up range of the process is open, on whichever thread; one without an end stays open."""
+        ended = self.trace.ranges.select(self.roles.mask(WARMUP))
+        endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
+        warm = any_open(process_of(ended.thread), ended.start, ended.end, process, time)
+        for one, start in zip(process_of(endless.thread), endless.start, strict=True):
+            warm |= (process == one) & (time >= start)
+        return warm
 
     def _is_instance(self, family: Bools) -> Bools:
         """True for the ranges of a family (all phases, or steps) that lie inside no other one of it."""
@@ -95,7 +118,8 @@ class AttributedTrace:
         # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
         own = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
         process, start = process_of(ranges.thread[own]), ranges.start[own]
-        instance[own] &= waiting_range(self.trace, self.roles, process, start, np.zeros(len(own), np.bool_)) == NONE
+        waiting = waiting_range(self.trace, self.roles, process, start, np.zeros(len(own), np.bool_))
+        instance[own] &= ~np.append(family, False)[waiting]
         return instance
 
     @cached_property
@@ -120,11 +144,17 @@ class AttributedTrace:
 
     @cached_property
     def attention_part(self) -> Ints:
-        """Shape (operations,): code into ``ATTENTION_PARTS`` of the innermost attention range, or -1."""
+        """Shape (operations,): code into ``ATTENTION_PARTS`` of the innermost attention range, or -1.
+
+        Where there are ranges around attention, a part outside them (a sampler's softmax) is none.
+        """
         masks = [self.roles.mask(part) for part in ATTENTION_PARTS]
         part_of_range = np.select(masks, list(range(len(masks))), NONE)
         found = self.attribution.innermost(part_of_range != NONE)
-        return np.where(found == NONE, NONE, part_of_range[found]) if len(part_of_range) else found
+        if not len(part_of_range):
+            return found
+        around = self.attribution.innermost(masks[0]) if masks[0].any() else found
+        return np.where((found == NONE) | (around == NONE), NONE, part_of_range[found])
 
     @property
     def instance_pair(self) -> tuple[Ints, Ints]:
@@ -137,10 +167,26 @@ class AttributedTrace:
 
     def open_phases(self, process: int) -> tuple[str, ...]:
         """Phases of a process whose range has no end, by the range's name."""
-        ranges = self.trace.open_ranges
-        roles = RangeRoles(ranges, self.roles.names)
-        mine = (process_of(ranges.thread) == process) & roles.any_phase
+        ranges, roles = self.trace.open_ranges, self.roles
+        mine = (process_of(ranges.thread) == process) & roles.mask(*roles.names.leaf_phases, STEP, of=ranges)
         return tuple(sorted({ranges.names[i] for i in ranges.name[mine]}))
+
+    def open_warmups(self, process: int) -> int:
+        """How many warm-up ranges of a process have no end."""
+        ranges = self.trace.open_ranges
+        mine = (process_of(ranges.thread) == process) & self.roles.mask(WARMUP, of=ranges)
+        return int(mine.sum())
+
+    def concurrent_phases(self, process: int) -> tuple[str, ...]:
+        """Phases of which a process has instances open at once."""
+        found = []
+        for code, phase in enumerate(self.instances.phases):
+            mine = (self.instances.phase == code) & (self.instances.process == process)
+            start, end = self.instances.start[mine], self.instances.end[mine]
+            order = np.argsort(start, kind="stable")
+            if (start[order][1:] < np.maximum.accumulate(end[order])[:-1]).any():
+                found.append(phase)
+        return tuple(found)
 
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count."""
@@ -151,7 +197,7 @@ class AttributedTrace:
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (ranges.name[outer] != ranges.name[inner])
         counts: dict[tuple[str, str], int] = {}
         for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
-            pair = (f"`{ranges.names[one]}`", f"`{ranges.names[other]}`")
+            pair = (f"`{normalized_name(ranges.names[one])}`", f"`{normalized_name(ranges.names[other])}`")
             counts[pair] = counts.get(pair, 0) + 1
         return counts
 

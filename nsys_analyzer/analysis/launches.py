@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nsys_analyzer.analysis.timeline import any_open
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.trace import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 
@@ -33,7 +34,7 @@ def match_launches(operations: Operations, launches: Launches) -> Ints:
 def dropped_launches(launches: Launches, launch: Ints) -> Bools:
     """Kernel launches that have no GPU operation: activity records the profiler dropped, or a cut-off capture.
 
-    A launch while its thread captures a graph runs nothing and is not counted; nor is a driver call inside the
+    A launch while its process captures a graph runs nothing and is not counted; nor is a driver call inside the
     runtime call that launched the kernel, which has the same correlation ID.
 
     Args:
@@ -54,12 +55,22 @@ def dropped_launches(launches: Launches, launch: Ints) -> Bools:
 
 
 def _in_capture(launches: Launches) -> Bools:
-    """True for the calls between a thread's begin and end of a graph's capture."""
-    order = np.lexsort((launches.start, launches.thread))
-    delta = (launches.call[order] == BEGIN_CAPTURE).astype(np.int64) - (launches.call[order] == END_CAPTURE)
-    inside = np.empty(len(order), np.bool_)
-    inside[order] = np.cumsum(delta) > 0
-    return inside
+    """True for the calls while their process captures a graph: any thread may launch into a capture.
+
+    A begin without a later end, or an end without a begin, covers nothing.
+    """
+    process = process_of(launches.thread)
+    group, start, end = [], [], []
+    for one in distinct(process):
+        begins, ends = (
+            np.sort(launches.start[(process == one) & (launches.call == call)]) for call in (BEGIN_CAPTURE, END_CAPTURE)
+        )
+        closing = np.searchsorted(ends, begins, side="right")
+        closed = closing < len(ends)
+        group.append(np.full(closed.sum(), one))
+        start.append(begins[closed])
+        end.append(ends[closing[closed]])
+    return any_open(np.concatenate(group), np.concatenate(start), np.concatenate(end), process, launches.start)
 
 
 def _key(processes: Ints, process: Ints, correlation: Ints) -> Ints:

@@ -11,6 +11,8 @@ from nsys_analyzer.errors import ConfigurationError
 #: Phases in the order of a training step. ``step`` encloses the others.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
 STEP = "step"
+#: A step without a backward pass, where others have one.
+OTHER_STEP = "step without backward"
 WARMUP = "warmup"
 #: The ranges inside self-attention.
 ATTENTION_PARTS = ("attention", "scores", "softmax", "values")

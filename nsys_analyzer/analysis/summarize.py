@@ -32,6 +32,10 @@ from nsys_analyzer.analysis.warnings import capture_warnings
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.trace import KERNEL, Trace
 
+#: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
+_SKEW_NS, _STRAGGLERS = 5_000, 0.05
+_LISTED = 3
+
 
 def summarize(
     trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None
@@ -103,8 +107,8 @@ class _ProcessView:
     def phases(self) -> tuple[PhaseSummary, ...]:
         """The phases that occur, in the order of a step; the step itself last."""
         leaf, step = (part[self.mine] for part in self.attributed.instance_pair)
-        *leaves, last = range(len(self.instances.phases))
-        return (*self._group(leaf, leaves), *self._group(step, [last]))
+        *leaves, other_step, last = range(len(self.instances.phases))
+        return (*self._group(leaf, leaves), *self._group(step, [other_step, last]))
 
     def _group(self, instance: Ints, codes: Sequence[int]) -> Iterator[PhaseSummary]:
         """The phases of these codes that occur, from the instance of each operation."""
@@ -125,14 +129,30 @@ class _ProcessView:
         ranges, instances = self.attributed.trace.ranges, self.instances
         return PhaseSummary(
             phase=instances.phases[code],
-            range=", ".join(sorted({ranges.names[i] for i in ranges.name[instances.range[chosen]]})),
+            range=_listed([ranges.names[i] for i in distinct(np.sort(ranges.name[instances.range[chosen]]))]),
             instances=len(measured),
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
-            synchronized=bool((clocks.last_end[measured] <= instances.end[measured]).all()),
+            synchronized=self._synchronized(measured, clocks),
+            holds_backward=self._holds_backward(measured),
             **self._gpu_figures(code, measured, clocks, sums),
         )
+
+    def _holds_backward(self, measured: Ints) -> bool:
+        instances = self.instances
+        starts = instances.start[self.own_instances & (instances.phase == instances.phases.index("backward"))]
+        first = measured[:1]
+        return (
+            bool(((starts >= instances.start[first]) & (starts < instances.end[first])).any()) if len(first) else False
+        )
+
+    def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
+        """Whether GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
+        instances = self.instances
+        skew = np.maximum(_SKEW_NS, (instances.end - instances.start)[measured] // 1000)
+        late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)
+        return bool(late.sum() <= _STRAGGLERS * len(measured))
 
     def _gpu_figures(self, code: int, measured: Ints, clocks: GpuClocks, sums: Totals) -> dict[str, Any]:
         """The fields of a phase that come from its GPU operations."""
@@ -206,6 +226,13 @@ class _ProcessView:
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
         )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names, or the first of many: `step 1`, `step 2` and so on."""
+    return (
+        ", ".join(names) if len(names) <= _LISTED else f"{', '.join(names[:_LISTED])} and {len(names) - _LISTED} more"
+    )
 
 
 def _contradicts(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:

@@ -39,6 +39,7 @@ class PhaseSummary:
         python_ms: timed by the target in an unprofiled run, None where no timings are known.
         synchronized: whether its GPU work ends before its ranges do, so that wall minus busy is idle time.
         classes, kernels, memory: per instance, longest first.
+        holds_backward: whether a backward pass starts inside its first instance, as in a training step.
 
     """
 
@@ -58,17 +59,18 @@ class PhaseSummary:
     classes: tuple[ClassRow, ...]
     kernels: tuple[KernelRow, ...]
     memory: tuple[MemoryRow, ...]
+    holds_backward: bool = False
 
     @property
     def idle_ms(self) -> float | None:
         """Wall minus busy, where the phase is synchronised."""
         if not self.synchronized or self.wall_ms.mean is None or self.gpu_busy_ms.mean is None:
             return None
-        return self.wall_ms.mean - self.gpu_busy_ms.mean
+        return max(self.wall_ms.mean - self.gpu_busy_ms.mean, 0.0)
 
     @property
     def opaque(self) -> bool:
-        """Whether an opaque graph hides kernels of the phase."""
+        """Whether an opaque graph hides kernels of the phase: shares of those that are seen mean nothing then."""
         return any(row.kind == "graph" for row in self.memory)
 
     def share_of(self, kernel_class: str) -> float:
@@ -123,6 +125,7 @@ class CaptureSummary:
         configuration: what is known of model, context length, batch size and precision.
         phases: in the order of a step.
         whole: every operation of the process as if it were one phase, None without GPU operations.
+        python_forward_backward_ms: the target's timing of forward and backward together, where it has no other.
 
     """
 
@@ -140,6 +143,7 @@ class CaptureSummary:
     attention: AttentionSummary | None = None
     coverage: Coverage | None = None
     precisions: dict[str, float] = field(default_factory=dict)
+    python_forward_backward_ms: Stats | None = None
     warnings: tuple[str, ...] = ()
 
     @property

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from nsys_analyzer.analysis.instances import AttributedTrace
+from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import distinct
 
 if TYPE_CHECKING:
@@ -31,16 +33,9 @@ _ROUTINE = (
 def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[str, ...]:
     """The warnings of one process, the gravest first."""
     checks = (
-        _status,
-        _graphs,
-        _launches,
-        _phases,
-        _synchronisation,
-        _nested,
-        _ambiguous,
-        _precision,
-        _diagnostics,
-    )
+        _status, _graphs, _launches, _phases, _steps, _warmup, _threads, _synchronisation, _nested, _ambiguous,
+        _devices, _precision, _diagnostics,
+    )  # fmt: skip
     return tuple(warning for check in checks for warning in check(summary, attributed, process))
 
 
@@ -56,6 +51,8 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
         yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
     for name in attributed.open_phases(process):
         yield f"A range `{name}` has no end: that occurrence is partial and left out."
+    if attributed.trace.impossible:
+        yield f"{attributed.trace.impossible:,} GPU operations end before they start and were left out."
     partial = sum(phase.incomplete_instances for phase in summary.phases)
     if partial:
         yield f"{partial} instances of phases lack kernels that they launched, or end in a failed allocation: left out."
@@ -85,8 +82,9 @@ def _launches(summary: CaptureSummary, *_: object) -> Iterator[str]:
 def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
     del process
     if "nvtx" in attributed.trace.tables and not summary.phases:
-        seen = Counter(attributed.trace.ranges.names[i] for i in attributed.trace.ranges.name)
-        named = ", ".join(f"`{name}`" for name, _ in seen.most_common(5))
+        ranges = attributed.trace.ranges
+        count = np.bincount(ranges.name, minlength=1)
+        named = ", ".join(f"`{ranges.names[i]}`" for i in np.argsort(-count, kind="stable")[:5] if count[i])
         found = f" The ranges seen most are {named}." if named else ""
         yield f"No range names a phase.{found} {HOW_TO_ANNOTATE}"
     for phase in summary.phases:
@@ -94,6 +92,44 @@ def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
             yield f"No GPU operation was launched inside `{phase.range}` ({phase.phase})."
         if not phase.instances and phase.warmup_instances:
             yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
+
+
+def _steps(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    other, step, backward = (summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
+    if other:
+        yield f"{other.instances:,} steps hold no backward pass, as in evaluation: they are kept apart from the others."
+    if step and backward and not step.holds_backward:
+        yield (
+            f"The `{step.range}` ranges hold no backward pass, so the training step is taken as the sum of its phases. "
+            f"If they are the optimizer's, say `--phase optimizer={step.range}`."
+        )
+
+
+def _warmup(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del summary
+    if attributed.open_warmups(process):
+        yield "A warm-up range has no end: everything after its start counts as warm-up."
+
+
+def _threads(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del summary
+    crowded = attributed.concurrent_phases(process)
+    if crowded:
+        yield (
+            f"Several threads have {', '.join(crowded)} open at once; each thread's occurrence counts as an instance. "
+            "If they work on one pass together, name the range around them alone, with `--phase`."
+        )
+
+
+def _devices(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del summary
+    operations = attributed.trace.operations
+    devices = distinct(operations.device[operations.process == process]).tolist()
+    if len(devices) > 1:
+        yield (
+            f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time in "
+            "which any of them works, and the GPU named is the first."
+        )
 
 
 def _synchronisation(summary: CaptureSummary, *_: object) -> Iterator[str]:

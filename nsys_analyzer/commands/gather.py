@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.models import Configuration, configuration_from_name
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.manifest import Manifest, find_manifest, manifests_without_trace
 from nsys_analyzer.capture.timings import Timing, Timings
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
@@ -64,7 +64,10 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
             found += inside
         else:
             found.append(path)
-    return list(dict.fromkeys(found))
+    first: dict[Path, Path] = {}
+    for path in found:
+        first.setdefault(path.resolve(), path)
+    return list(first.values())
 
 
 def _traces_in(folder: Path) -> list[Path]:
@@ -156,16 +159,29 @@ def _without_trace(manifest: Manifest) -> CaptureSummary:
 
 def _with_timings(summary: CaptureSummary, timings: Timings) -> CaptureSummary:
     configuration = summary.configuration or Configuration()
+    configuration = replace(configuration, mode=configuration.mode or _mode(summary))
 
-    def timed(phase: PhaseSummary) -> PhaseSummary:
-        found = timings.find(configuration, phase.phase)
-        return replace(phase, python_ms=_stats(found)) if found and found.mean_ms is not None else phase
+    def timed(phase: str) -> Stats | None:
+        found = timings.find(configuration, phase)
+        return _stats(found) if found else None
 
-    return replace(summary, phases=tuple(timed(phase) for phase in summary.phases))
+    phases = tuple(replace(phase, python_ms=timed(phase.phase)) for phase in summary.phases)
+    return replace(summary, phases=phases, python_forward_backward_ms=timed("forward+backward"))
 
 
-def _stats(timing: Timing) -> Stats:
-    return Stats(timing.steps or 1, timing.mean_ms, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
+def _mode(summary: CaptureSummary) -> str | None:
+    """What a capture ran, from the phases it has."""
+    if summary.phase("optimizer"):
+        return "train"
+    return "forward+backward" if summary.phase("backward") else "forward" if summary.phase("forward") else None
+
+
+def _stats(timing: Timing) -> Stats | None:
+    """The timing's statistics; where it gives a median alone, that stands for the mean."""
+    center = timing.mean_ms if timing.mean_ms is not None else timing.median_ms
+    if center is None:
+        return None
+    return Stats(timing.steps or 1, center, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
 
 
 def _only_timed(rows: Sequence[CaptureSummary], timings: Timings) -> Iterator[CaptureSummary]:
@@ -175,7 +191,8 @@ def _only_timed(rows: Sequence[CaptureSummary], timings: Timings) -> Iterator[Ca
     lost = [one for one in out if not any(_may_be(one, other) for other in captured)]
     for configuration in dict.fromkeys(replace(one, mode=None) for one in lost):
         model = configuration.model.name if configuration.model else "unknown model"
-        name = f"{model}_ctx{configuration.context_length or '?'}"
+        details = (f"b{configuration.batch_size}" if configuration.batch_size else "", configuration.precision or "")
+        name = "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
         yield CaptureSummary(name, "", timings.path.name, "oom", configuration=configuration)
 
 

@@ -25,6 +25,12 @@ def answer(evidence: Evidence) -> Section:
     return Section("captures", "Captures", (Table(_COLUMNS, rows),))
 
 
+def _steps(capture: CaptureSummary) -> int | None:
+    """Measured steps: of the step range, else of the phase that occurs once in a step."""
+    once = [phase for name in ("step", "optimizer", "backward", "forward") if (phase := capture.phase(name))]
+    return once[0].instances if once else None
+
+
 def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
     configuration = capture.configuration
     status = f"{capture.status}: {capture.message}" if capture.message else capture.status
@@ -35,7 +41,7 @@ def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
         configuration.batch_size if configuration else None,
         status,
         capture.gpu.name if capture.gpu else None,
-        max((phase.instances for phase in capture.phases), default=None),
+        _steps(capture),
         capture.coverage.kernels if capture.coverage else None,
         capture.coverage.kernel_ms if capture.coverage else None,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsys_analyzer.analysis.labels import short_labels
+from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Bars, Paragraph, Spread
@@ -65,11 +66,15 @@ class Evidence:
 
 
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """Forward, backward and optimizer, the user's own phases, and the step; the whole capture without any."""
-    named = [phase for phase in capture.phases if phase.instances and phase.kernels]
-    if named:
-        return tuple(phase for phase in named if phase.phase != "loss")
-    return (capture.whole,) if capture.whole else ()
+    """Forward, backward, optimizer and the user's own phases; without these the step, else the whole capture.
+
+    A phase with an opaque graph is none of them: shares of the kernels that are seen would mislead.
+    """
+    seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
+    parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
+    steps = tuple(phase for phase in seen if phase.phase == STEP)
+    whole = (capture.whole,) if capture.whole and capture.whole.kernels and not capture.whole.opaque else ()
+    return parts or steps or (() if any(p.opaque for p in capture.phases) else whole)
 
 
 def spread(stats: Stats | None) -> Spread | None:

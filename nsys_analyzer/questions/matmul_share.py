@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsys_analyzer.analysis.phases import LEAF_PHASES
 from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
@@ -32,7 +34,7 @@ def answer(evidence: Evidence) -> Section:
 def step_classes(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
     """The classes of a whole training step: of the step range, else of its phases together."""
     step = capture.phase("step")
-    if step and step.kernels and capture.phase("backward"):
+    if step and step.kernels and step.holds_backward:
         return step.classes
     parts = [phase for name in LEAF_PHASES if (phase := capture.phase(name)) and phase.kernels]
     steps = min((phase.instances for phase in parts), default=0)
@@ -42,10 +44,6 @@ def step_classes(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
     return class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
 
 
-def _parts(capture: CaptureSummary) -> list[PhaseSummary]:
-    return [phase for phase in compared_phases(capture) if phase.phase != "step"]
-
-
 def _share(rows: tuple[ClassRow, ...], name: str) -> float:
     return sum(row.share for row in rows if row.kernel_class == name)
 
@@ -53,22 +51,26 @@ def _share(rows: tuple[ClassRow, ...], name: str) -> float:
 def _inference(capture: CaptureSummary, evidence: Evidence) -> tuple[PhaseSummary, str] | None:
     """The forward pass of a forward-only capture of the same configuration, else of this capture."""
     for other in evidence.measured:
-        ours, theirs = capture.configuration, other.configuration
-        if ours and theirs and theirs.mode == "forward" and ours.model == theirs.model:
-            same = (ours.context_length, ours.batch_size) == (theirs.context_length, theirs.batch_size)
-            forward = other.phase("forward") if same else None
-            if forward and forward.kernels:
-                return forward, f"Inference ({other.title})"
+        forward = other.phase("forward") if _same_but_for_mode(capture, other) else None
+        if forward and forward.kernels:
+            return forward, f"Inference ({other.title})"
     forward = capture.phase("forward")
     return (forward, "Forward (that is, inference)") if forward and forward.kernels else None
 
 
+def _same_but_for_mode(capture: CaptureSummary, other: CaptureSummary) -> bool:
+    ours, theirs = capture.configuration, other.configuration
+    if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
+        return False
+    return replace(ours, mode=None, source="") == replace(theirs, mode=None, source="")
+
+
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     inference, step = _inference(capture, evidence), step_classes(capture)
-    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}" for p in _parts(capture)]
+    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}" for p in compared_phases(capture)]
     short = ", ".join([*parts, *([f"{percent(_share(step, _MATMUL))} of the training step"] if step else [])])
     text = f"matmul is {', '.join(parts)}"
-    fused = [f"{percent(share)} of {p.phase}" for p in _parts(capture) if (share := p.share_of(_FUSED))]
+    fused = [f"{percent(share)} of {p.phase}" for p in compared_phases(capture) if (share := p.share_of(_FUSED))]
     if fused:
         text += f" (attention fused into one kernel, counted apart, is {', '.join(fused)})"
     if inference and step:
@@ -96,7 +98,7 @@ def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
 
 def _columns(capture: CaptureSummary) -> dict[str, tuple[tuple[ClassRow, ...], float | None]]:
     """Column title to the classes it shows and their kernel sum."""
-    columns = {phase.phase: (phase.classes, phase.kernel_sum_ms.mean) for phase in _parts(capture)}
+    columns = {phase.phase: (phase.classes, phase.kernel_sum_ms.mean) for phase in compared_phases(capture)}
     step = step_classes(capture)
     if step:
         columns["training step"] = (step, sum(row.ms_per_instance for row in step))

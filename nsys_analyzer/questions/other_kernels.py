@@ -14,23 +14,18 @@ _MATTERS = 0.03
 
 def answer(evidence: Evidence) -> Section:
     """The kernels with the most time, phase by phase, and what is left beside the products."""
-    blocks: list[Block] = [_answer(capture) for capture in evidence.measured if _main(capture)]
-    blocks += [_table(capture, evidence.labels) for capture in evidence.measured if _main(capture)]
+    blocks: list[Block] = [_answer(capture) for capture in evidence.measured if compared_phases(capture)]
+    blocks += [_table(capture, evidence.labels) for capture in evidence.measured if compared_phases(capture)]
     blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
     return Section(
         "other_kernels", "(c) Which other kernels and classes matter?", tuple(blocks) or (nothing_measured(),), "others"
     )
 
 
-def _main(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """The phases that partition the step: the step itself would count them twice."""
-    return tuple(p for p in compared_phases(capture) if p.phase != "step" and p.kernels)
-
-
 def _answer(capture: CaptureSummary) -> Answer:
     """The classes beside the products that take a share worth naming."""
     parts = []
-    for phase in _main(capture):
+    for phase in compared_phases(capture):
         others = [row for row in phase.classes if row.kernel_class != "matmul" and row.share >= _MATTERS]
         named = ", ".join(f"{row.kernel_class} {percent(row.share)}" for row in others)
         parts.append(f"{phase.phase}: {named or 'nothing above 3 %'}")
@@ -39,7 +34,7 @@ def _answer(capture: CaptureSummary) -> Answer:
 
 
 def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
-    phases = _main(capture)
+    phases = compared_phases(capture)
     shown = _most_important(phases)
     columns = [Column("kernel", "code"), Column("class")]
     for phase in phases:
@@ -70,7 +65,7 @@ def _cells(row: KernelRow, tables: list[dict[str, KernelRow]]) -> tuple[Cell, ..
 
 
 def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
-    phases = _main(capture)
+    phases = compared_phases(capture)
     shown = _most_important(phases)
     return Bars(
         key,

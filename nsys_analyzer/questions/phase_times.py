@@ -68,7 +68,7 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
         f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall and {milliseconds(p.gpu_busy_ms.mean)} of GPU time"
         for p in phases
     )
-    text = " ".join(part for part in (f"{times}.", _bound(phases), _overhead(phases, timed)) if part)
+    text = " ".join(part for part in (f"{times}.", _bound(phases), _overhead(capture, phases) if timed else "") if part)
     short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in phases)
     return Answer(capture.title, text, f"{short} (wall / GPU busy)")
 
@@ -94,25 +94,29 @@ def _bound(phases: list[PhaseSummary]) -> str:
     return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in words.items()) + "."
 
 
-def _overhead(phases: list[PhaseSummary], timed: bool) -> str:
+def _overhead(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
     """Profiled against unprofiled time, and why they differ."""
-    if not timed:
-        return ""
-    compared = [
-        (p, p.wall_ms.mean / p.python_ms.mean - 1)
-        for p in phases
-        if p.python_ms and p.python_ms.mean and p.wall_ms.mean
-    ]
-    if not compared:
-        return "The CSV has no timing for this configuration."
-    figures = ", ".join(f"{p.phase} {overhead:+.1%}" for p, overhead in compared)
-    launch_bound = [p.phase for p, _ in compared if (share := _busy_share(p)) is not None and share <= _LAUNCH_BOUND]
-    reason = (
-        f"tracing adds a cost to every launch, and {', '.join(launch_bound)} waits for launches, so it shows in full"
-        if launch_bound
-        else "the GPU's work hides most of what tracing adds to each launch"
-    )
-    return f"Profiled wall time against the unprofiled timing: {figures}; {reason}."
+    compared = [(phase.phase, phase.wall_ms.mean, phase.python_ms) for phase in phases if phase.synchronized]
+    both = [capture.phase(name) for name in ("forward", "loss", "backward")]
+    wall = sum(phase.wall_ms.mean or 0.0 for phase in both if phase)
+    if both[-1] and both[-1].synchronized:
+        compared.append(("forward+backward", wall, capture.python_forward_backward_ms))
+    costs = {name: wall / python.mean - 1 for name, wall, python in compared if wall and python and python.mean}
+    if not costs and any(phase.python_ms for phase in phases):
+        return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
+    if not costs:
+        return "The CSV has no timing, or no single one, for this configuration."
+    figures = ", ".join(f"{name} {cost:+.1%}" for name, cost in costs.items())
+    return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(phases, max(costs.values()))}."
+
+
+def _reason(phases: list[PhaseSummary], cost: float) -> str:
+    if cost <= 0:
+        return "no cost of tracing shows"
+    waiting = [p.phase for p in phases if (share := _busy_share(p)) is not None and share <= _LAUNCH_BOUND]
+    if waiting:
+        return f"tracing adds a cost to every launch, and {', '.join(waiting)} wait for launches, so it shows in full"
+    return "the GPU's work hides most of what tracing adds to each launch"
 
 
 def _figure(capture: CaptureSummary, key: str) -> Bars:

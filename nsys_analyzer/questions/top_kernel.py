@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import Evidence, nothing_measured
+from nsys_analyzer.questions.evidence import Evidence, compared_phases, nothing_measured
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -35,15 +35,12 @@ def answer(evidence: Evidence) -> Section:
 
 
 def _tops(capture: CaptureSummary) -> Iterator[tuple[str, KernelRow]]:
-    forward, backward = capture.phase("forward"), capture.phase("backward")
-    if forward and forward.kernels:
-        yield "forward", forward.kernels[0]
-    if backward and backward.kernels:
-        yield "backward", backward.kernels[0]
-    if forward and backward and forward.kernels and backward.kernels:
+    phases = {phase.phase: phase for phase in compared_phases(capture)}
+    forward, backward = phases.get("forward"), phases.get("backward")
+    for phase in [p for p in (forward, backward) if p] or list(phases.values())[:1]:
+        yield phase.phase, phase.kernels[0]
+    if forward and backward:
         yield "forward+backward", merge_kernels(forward.kernels, backward.kernels)[0]
-    if not forward and not backward and capture.whole and capture.whole.kernels:
-        yield "whole capture", capture.whole.kernels[0]
 
 
 def _row(title: str, scope: str, row: KernelRow, evidence: Evidence) -> tuple[Cell, ...]:

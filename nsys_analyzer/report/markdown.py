@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import singledispatch
+from urllib.parse import quote
 
 from tabulate import tabulate
 
@@ -79,7 +80,8 @@ def _(block: Details, figures: dict[str, str]) -> str:
 @render_block.register
 def _(block: Bars, figures: dict[str, str]) -> str:
     path = figures.get(block.key)
-    return f"![{block.title}]({path})" if path else ""
+    title = block.title.replace("[", "\\[").replace("]", "\\]")
+    return f"![{title}]({quote(path)})" if path else ""
 
 
 def _escape(cell: str) -> str:

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import numpy as np
 
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Frame
+from nsys_analyzer.trace.arrays import Frame, Ints
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Table
 
 if TYPE_CHECKING:
@@ -104,14 +104,14 @@ class Reader:
                 )
         where = self._where(table, name)
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
-        return _to_frame(self._query(f'SELECT {selected} FROM "{name}"{where}'), table.columns)
+        return self._query(f'SELECT {selected} FROM "{name}"{where}', table.columns)
 
     def _where(self, table: Table, name: str) -> str:
         wanted = table.filter
         usable = wanted and wanted.column in self.columns_of[name] and (wanted.table or name) in self.columns_of
         return f" WHERE {wanted.column} {wanted.predicate}" if wanted and usable else ""
 
-    def _query(self, sql: str) -> pa.Table:
+    def _query(self, sql: str, columns: tuple[Column, ...]) -> Frame:
         import adbc_driver_sqlite
         import pyarrow as pa
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
@@ -125,7 +125,7 @@ class Reader:
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 statement.set_sql_query(sql)
                 stream, _ = statement.execute_query()
-                return pa.RecordBatchReader.from_stream(stream).read_all()
+                return _to_frame(pa.RecordBatchReader.from_stream(stream).read_all(), columns)
         except (Error, pa.ArrowException, OSError) as error:
             raise self._damaged(error) from error
 
@@ -158,10 +158,11 @@ def _alias(column: Column, columns: tuple[str, ...]) -> str | None:
 
 def _expression(column: Column, alias: str | None) -> str:
     literal = f"'{column.default}'" if isinstance(column.default, str) else str(column.default)
-    if alias is None:
-        return f"{literal} AS {column.name}_"
-    # The driver takes a column's type from its first batch: a text that is NULL there must not be.
-    source = f'coalesce("{alias}", {literal})' if isinstance(column.default, str) else f'"{alias}"'
+    source = literal if alias is None else f'"{alias}"'
+    if isinstance(column.default, str):
+        # The driver takes a column's type from its first batch: a text that is NULL there must not be. As bytes,
+        # since a name cut in the middle of a character is no valid text.
+        source = f"CAST(coalesce({source}, {literal}) AS BLOB)"
     return f"{source} AS {column.name}_"
 
 
@@ -172,16 +173,28 @@ def _empty(column: Column) -> Any:
 
 
 def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
+    """The columns as they are kept; raises ArrowInvalid where a column holds what it should not."""
+    frame: Frame = {}
+    for index, column in enumerate(columns):
+        is_text = isinstance(column.default, str)
+        frame[column.name] = _texts(table.column(index)) if is_text else _chunks(table.column(index), column.default)
+    return frame
+
+
+def _texts(values: pa.ChunkedArray) -> pa.Array:
+    import pyarrow as pa
+
+    try:
+        return values.cast(pa.string()).combine_chunks()
+    except pa.ArrowInvalid:  # not UTF-8: a character cut in two, or another encoding
+        return pa.array([text.decode("utf-8", errors="replace") for text in values.to_pylist()], pa.string())
+
+
+def _chunks(values: pa.ChunkedArray, default: int | str) -> list[Ints]:
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    frame: Frame = {}
-    for index, column in enumerate(columns):
-        values = table.column(index)
-        if isinstance(column.default, str):
-            frame[column.name] = values.cast(pa.string()).combine_chunks()
-        else:
-            filled = pc.fill_null(values, column.default) if values.null_count else values
-            # Chunk by chunk and without a copy: the conversion of a whole chunked column imports pandas.
-            frame[column.name] = [np.asarray(chunk) for chunk in filled.chunks]
-    return frame
+    numbers = values if values.type == pa.int64() else values.cast(pa.int64())
+    filled = pc.fill_null(numbers, default) if numbers.null_count else numbers
+    # Chunk by chunk and without a copy: the conversion of a whole chunked column imports pandas.
+    return [np.asarray(chunk) for chunk in filled.chunks]

@@ -156,7 +156,7 @@ class Trace:
     ``Trace.load(path).kernels`` is the kernel table as a pandas DataFrame, each kernel with its phase,
     instance, range path and class; the columns are documented at
     :func:`nsys_analyzer.analysis.frame.kernel_frame`. ``tables`` holds the keys (``trace.schema``) of the
-    tables that the file has.
+    tables that the file has, ``impossible`` how many operations ended before they started and were left out.
     """
 
     path: Path
@@ -168,6 +168,7 @@ class Trace:
     graph_nodes: GraphNodes
     metadata: Metadata
     tables: frozenset[str]
+    impossible: int = 0
 
     @staticmethod
     def load(path: str | Path) -> Trace:
@@ -211,12 +212,14 @@ def read_trace(reader: Reader, path: Path) -> Trace:
     strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
     ranges = _ranges(frames["nvtx"], strings)
     ended = ranges.end > schema.NO_END
+    operations = _operations(frames, strings)
+    possible = operations.end >= operations.start
     nodes = frames["graph_nodes"]
     launches = _launches(frames["runtime"], strings)
     failed = (launches.call == ALLOCATE) & (join(frames["runtime"]["result"], dtype=np.int32) == _OUT_OF_MEMORY)
     return Trace(
         path,
-        _operations(frames, strings),
+        operations if possible.all() else operations.select(possible),
         launches,
         launches.select(failed),
         ranges.select(ended),
@@ -224,6 +227,7 @@ def read_trace(reader: Reader, path: Path) -> Trace:
         GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
         read_metadata(frames, strings),
         frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
+        int((~possible).sum()),
     )
 
 
@@ -263,6 +267,8 @@ def _launches(frame: Frame, strings: dict[int, str]) -> Launches:
     names, codes = dense_codes(join(frame["name"]))
     calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
     call = calls[codes] if len(names) else np.empty(0, np.int32)
+    failed = (call == LAUNCH) & (join(frame["result"], dtype=np.int32) != 0)
+    call[failed] = OTHER_CALL  # it launched nothing
     return Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
 
 
