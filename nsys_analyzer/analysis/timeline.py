@@ -25,8 +25,10 @@ class _Axis:
         """Where (group, time) lies; -1 for a group that is not on the axis."""
         if not len(self._groups):
             return np.full(len(group), NONE, np.int64)
-        code = np.searchsorted(self._groups, group).clip(max=len(self._groups) - 1)
         inside = (time - self._origin + 1).clip(0, self._span)
+        if len(self._groups) == 1:
+            return np.where(group == self._groups[0], inside, NONE)
+        code = np.searchsorted(self._groups, group).clip(max=len(self._groups) - 1)
         return np.where(self._groups[code] == group, code * (self._span + 1) + inside, NONE)
 
 

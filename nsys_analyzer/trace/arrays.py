@@ -1,11 +1,14 @@
-"""The array types of the columns."""
+"""The array types of the columns, and what is done with any column."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 SmallInts: TypeAlias = npt.NDArray[np.int32]
@@ -14,6 +17,22 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 Frame: TypeAlias = dict[str, Any]
 
 _SPARSE = 4  # a table of codes may be this many times longer than the values it serves
+
+
+def values_of(array: pa.Array, default: int = 0) -> Any:
+    """The numbers of an Arrow array, the default in place of nulls; without nulls, without a copy.
+
+    Straight from its buffers: Arrow's own conversions to numpy import pandas, a sixth of a second.
+    """
+    kind = np.dtype(f"i{array.type.bit_width // 8}")
+    if not len(array):
+        return np.empty(0, kind)
+    validity, data = array.buffers()
+    values = np.frombuffer(data, kind, len(array), array.offset * kind.itemsize)
+    if not array.null_count:
+        return values
+    valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[array.offset :][: len(array)]
+    return np.where(valid.astype(np.bool_), values, default)
 
 
 def join(*columns: list[Ints], dtype: npt.DTypeLike = np.int64) -> Any:

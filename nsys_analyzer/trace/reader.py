@@ -11,10 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import numpy as np
-
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Frame, Ints
+from nsys_analyzer.trace.arrays import Frame, Ints, values_of
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Table
 
 if TYPE_CHECKING:
@@ -169,15 +167,15 @@ def _expression(column: Column, alias: str | None) -> str:
 def _empty(column: Column) -> Any:
     import pyarrow as pa
 
-    return pa.array([], pa.string()) if isinstance(column.default, str) else []
+    return pa.nulls(0, pa.string()) if isinstance(column.default, str) else []
 
 
 def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
     """The columns as they are kept; raises ArrowInvalid where a column holds what it should not."""
     frame: Frame = {}
     for index, column in enumerate(columns):
-        is_text = isinstance(column.default, str)
-        frame[column.name] = _texts(table.column(index)) if is_text else _chunks(table.column(index), column.default)
+        values, default = table.column(index), column.default
+        frame[column.name] = _texts(values) if isinstance(default, str) else _chunks(values, default)
     return frame
 
 
@@ -190,11 +188,8 @@ def _texts(values: pa.ChunkedArray) -> pa.Array:
         return pa.array([text.decode("utf-8", errors="replace") for text in values.to_pylist()], pa.string())
 
 
-def _chunks(values: pa.ChunkedArray, default: int | str) -> list[Ints]:
+def _chunks(values: pa.ChunkedArray, default: int) -> list[Ints]:
     import pyarrow as pa
-    import pyarrow.compute as pc
 
     numbers = values if values.type == pa.int64() else values.cast(pa.int64())
-    filled = pc.fill_null(numbers, default) if numbers.null_count else numbers
-    # Chunk by chunk and without a copy: the conversion of a whole chunked column imports pandas.
-    return [np.asarray(chunk) for chunk in filled.chunks]
+    return [values_of(chunk, default) for chunk in numbers.chunks]

@@ -10,7 +10,7 @@ import numpy as np
 
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts, dense_codes, distinct, join
+from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts, dense_codes, distinct, join, values_of
 from nsys_analyzer.trace.metadata import Metadata, read_metadata
 from nsys_analyzer.trace.reader import Reader
 
@@ -278,7 +278,6 @@ def _call(api: str) -> int:
 
 def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
     """Names the ranges: by text ID where there is one, else by text, autograd's IDs cut off."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     by_id, texts = join(frame["text_id"]), frame["text"]
@@ -287,8 +286,7 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
     inline = encoded.dictionary.to_pylist()
     named = [_strip_annotation(strings.get(i, "")) for i in used.tolist()]
     names, codes = np.unique(np.array([*named, *inline, ""], dtype=object), return_inverse=True)
-    inline_codes = pa.array(encoded.indices, pa.int64()).to_numpy(zero_copy_only=False)
-    code = np.where(by_id >= 0, codes[id_codes], codes[len(named) :][inline_codes])
+    code = np.where(by_id >= 0, codes[id_codes], codes[len(named) :][values_of(encoded.indices)])
     start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
     return Ranges(start, end, thread, code.astype(np.int64), tuple(map(str, names)))
 
