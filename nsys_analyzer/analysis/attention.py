@@ -19,6 +19,8 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.trace import KERNEL
 
 FUSED = "fused attention"
+_BY_RANGE = "every kernel of the softmax ranges"
+_BY_NAME = "softmax kernels by name inside the attention ranges"
 
 
 @dataclass(frozen=True)
@@ -64,33 +66,31 @@ def summarize_attention(
 
     """
     operations = attributed.trace.operations
-    inside = (operations.kind == KERNEL) & np.isin(attributed.phase_instance, forward)
-    if not len(forward) or not inside.any():
+    is_forward = np.zeros(len(attributed.instances.range) + 1, np.bool_)  # the last entry serves no instance
+    is_forward[forward] = True
+    inside = np.flatnonzero((operations.kind == KERNEL) & is_forward[attributed.phase_instance])
+    if not len(inside):
         return None
-    part = attributed.attention_part
-    classes = np.array([classify(name) for name in operations.names] or [""])[operations.name]
-    fused = inside & (classes == FUSED)
-    in_range = inside & (part == ATTENTION_PARTS.index("softmax"))
-    by_name = inside & (classes == "softmax") & (part >= 0)
-    softmax, source = (in_range, "every kernel of the softmax ranges") if in_range.any() else (
-        by_name, "softmax kernels by name inside the attention ranges")  # fmt: skip
-    products = inside & (classes == "matmul") & (part >= 0) & ~softmax
+    part = attributed.attention_part(inside)
+    classes = np.array([classify(name) for name in operations.names])[operations.name[inside]]
+    fused = classes == FUSED
+    in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax") & (part >= 0)
+    softmax, source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)
+    products = (classes == "matmul") & (part >= 0) & ~softmax
     in_parts = products & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
     # A range around all of attention may hold the projections too.
     matmul = in_parts if in_parts.any() else products
     if not fused.any() and not (softmax.any() and matmul.any()):
         return None
-    per_forward = _PerForward(attributed, len(forward))
+    per_forward = _PerForward((operations.end - operations.start)[inside], len(forward))
     return _with_flops(per_forward, softmax, matmul, fused, source, configuration)
 
 
 class _PerForward:
-    """Sums over operations, per forward instance."""
+    """Sums over the kernels of some forward passes, per pass."""
 
-    def __init__(self, attributed: AttributedTrace, forwards: int) -> None:
-        operations = attributed.trace.operations
-        self._duration = operations.end - operations.start
-        self._forwards = forwards
+    def __init__(self, duration: Ints, forwards: int) -> None:
+        self._duration, self._forwards = duration, forwards
 
     def ms(self, chosen: Bools) -> float | None:
         return int(self._duration[chosen].sum()) / self._forwards / 1e6 if chosen.any() else None

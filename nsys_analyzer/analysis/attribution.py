@@ -94,23 +94,28 @@ class Attribution:
             chosen: shape (ranges,).
         """
         lines, index = timeline(self.ranges, chosen, latest=False)
-        return _named(index, self._first(lines, inherited_first=True))
-
-    def innermost(self, chosen: Bools) -> Ints:
-        """Of some ranges, the innermost around each operation, or -1; those of a graph's capture lie inside."""
-        lines, index = timeline(self.ranges, chosen, latest=True)
-        found = self._first(lines, inherited_first=False)
-        captured = lines.at(self.captures.thread, self.captures.time)
-        inside = captured != NONE
-        found[self.captures.operation[inside]] = captured[inside]
-        return _named(index, found)
-
-    def _first(self, lines: Timeline, *, inherited_first: bool) -> Ints:
         found = lines.at(self.thread, self.time)
-        heirs = np.flatnonzero((self.inherited != NONE) & ((found == NONE) | inherited_first))
+        heirs = np.flatnonzero(self.inherited != NONE)
         around = lines.at(self.inherited[heirs], self.time[heirs])
         found[heirs] = np.where(around == NONE, found[heirs], around)
-        return found
+        return _named(index, found)
+
+    def innermost(self, chosen: Bools, operations: Ints) -> Ints:
+        """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside.
+
+        Args:
+            chosen: shape (ranges,).
+            operations: indices of the operations.
+        """
+        lines, index = timeline(self.ranges, chosen, latest=True)
+        time = self.time[operations]
+        captured = np.full(len(self.launch), NONE, np.int64)
+        captured[self.captures.operation] = lines.at(self.captures.thread, self.captures.time)
+        found = captured[operations]
+        for thread in (self.thread[operations], self.inherited[operations]):
+            open_ = np.flatnonzero((found == NONE) & (thread != NONE))
+            found[open_] = lines.at(thread[open_], time[open_])
+        return _named(index, found)
 
 
 def _named(index: Ints, found: Ints) -> Ints:
@@ -123,8 +128,11 @@ def attribute(trace: Trace, roles: RangeRoles) -> Attribution:
     launch = match_launches(operations, launches)
     # The last entry serves operations without a launch.
     thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
-    own = any_open(ranges.thread, ranges.start, ranges.end, thread, time)
-    inherited, ambiguous = _inherited(trace, roles, own, thread, time)
+    in_phase, _ = timeline(ranges, roles.any_phase, latest=True)
+    own_phase = in_phase.at(thread, time) != NONE
+    own = own_phase.copy()
+    own[~own_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~own_phase], time[~own_phase])
+    inherited, ambiguous = _inherited(trace, roles, own, own_phase, thread, time)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
     how = np.select(
         [~own & (inherited == NONE), replayed, inherited != NONE],
@@ -134,11 +142,12 @@ def attribute(trace: Trace, roles: RangeRoles) -> Attribution:
     return Attribution(ranges, launch, thread, time, inherited, find_captures(trace), how, ambiguous)
 
 
-def _inherited(trace: Trace, roles: RangeRoles, own: Bools, thread: Ints, time: Ints) -> tuple[Ints, Bools]:
+def _inherited(
+    trace: Trace, roles: RangeRoles, own: Bools, own_phase: Bools, thread: Ints, time: Ints
+) -> tuple[Ints, Bools]:
     """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
-    lines, _ = timeline(trace.ranges, roles.any_phase, latest=True)
     autograd = np.isin(thread, autograd_threads(trace))
-    lacking = np.flatnonzero((autograd | (lines.at(thread, time) == NONE)) & (thread != NONE))
+    lacking = np.flatnonzero((autograd | ~own_phase) & (thread != NONE))
     inherited, ambiguous = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.bool_)
     if len(lacking) and len(trace.ranges):
         process, time = process_of(thread[lacking]), time[lacking]

@@ -142,19 +142,19 @@ class AttributedTrace:
         lookup[self.instances.range] = np.arange(len(self.instances.range))
         return lookup[ranges]
 
-    @cached_property
-    def attention_part(self) -> Ints:
-        """Shape (operations,): code into ``ATTENTION_PARTS`` of the innermost attention range, or -1.
+    def attention_part(self, operations: Ints) -> Ints:
+        """Code into ``ATTENTION_PARTS`` of the innermost attention range around some operations, or -1.
 
         Where there are ranges around attention, a part outside them (a sampler's softmax) is none.
+
+        Args:
+            operations: indices of the operations.
         """
         masks = [self.roles.mask(part) for part in ATTENTION_PARTS]
-        part_of_range = np.select(masks, list(range(len(masks))), NONE)
-        found = self.attribution.innermost(part_of_range != NONE)
-        if not len(part_of_range):
-            return found
-        around = self.attribution.innermost(masks[0]) if masks[0].any() else found
-        return np.where((found == NONE) | (around == NONE), NONE, part_of_range[found])
+        found = self.attribution.innermost(np.any(masks, axis=0), operations)
+        around = self.attribution.innermost(masks[0], operations) if masks[0].any() else found
+        part_of_range = np.append(np.select(masks, list(range(len(masks))), NONE), NONE)
+        return np.where(around == NONE, NONE, part_of_range[found])
 
     @property
     def instance_pair(self) -> tuple[Ints, Ints]:
