@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.trace import Trace
 from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
 
 RealCapture = Callable[[str], Path]

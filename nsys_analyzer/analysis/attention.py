@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.trace import KERNEL
+from nsys_analyzer.trace.columns import KERNEL
 
 FUSED = "fused attention"
 _BY_RANGE = "every kernel of the softmax ranges"

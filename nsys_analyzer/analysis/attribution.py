@@ -17,7 +17,8 @@ from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.phases import STEP, PhaseNames
 from nsys_analyzer.analysis.timeline import NONE, Timeline, any_open, merged, open_count
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.trace import GRAPH, Ranges, Trace, process_of
+from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of
+from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
 HOW = ("none", "same thread", "other thread", "graph")

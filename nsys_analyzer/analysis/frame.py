@@ -14,7 +14,8 @@ from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.trace import KERNEL, Trace, pid_of
+from nsys_analyzer.trace.columns import KERNEL, pid_of
+from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.trace import Trace, process_of
+from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.trace import Trace
 
 _INSTANTIATIONS = 8  # a graph of graphs is instantiated a few levels deep at the most
 

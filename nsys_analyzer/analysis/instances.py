@@ -19,7 +19,8 @@ from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
 from nsys_analyzer.analysis.timeline import NONE, any_open, contained
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.trace import LAUNCH, Launches, Ranges, Trace, process_of
+from nsys_analyzer.trace.columns import LAUNCH, Launches, Ranges, process_of
+from nsys_analyzer.trace.trace import Trace
 
 
 @dataclass(frozen=True)

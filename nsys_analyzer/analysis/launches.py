@@ -6,7 +6,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.timeline import any_open
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.trace import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
+from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 
 
 def match_launches(operations: Operations, launches: Launches) -> Ints:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.trace.arrays import distinct
-from nsys_analyzer.trace.trace import Trace, pid_of, process_of
+from nsys_analyzer.trace.columns import pid_of, process_of
+from nsys_analyzer.trace.trace import Trace
 
 
 @dataclass(frozen=True)

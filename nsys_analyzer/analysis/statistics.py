@@ -11,7 +11,7 @@ import numpy as np
 from nsys_analyzer.analysis.classes import classify
 from nsys_analyzer.analysis.intervals import group_sum, unions
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.trace import GRAPH, KERNEL, KINDS, Operations
+from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
 
 _NS_PER_MS = 1e6
 

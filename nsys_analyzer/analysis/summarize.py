@@ -10,6 +10,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.attribution import HOW
+from nsys_analyzer.analysis.consistency import contradiction
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import PhaseNames
@@ -30,7 +31,8 @@ from nsys_analyzer.analysis.summary import CaptureSummary, Coverage, PhaseSummar
 from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.analysis.warnings import capture_warnings
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.trace import KERNEL, Trace
+from nsys_analyzer.trace.columns import KERNEL
+from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
 _SKEW_NS, _STRAGGLERS = 5_000, 0.05
@@ -73,7 +75,7 @@ class _ProcessView:
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
         trace = self.attributed.trace
         phases = self.phases()
-        contradicted = _contradicts(configuration, phases)
+        contradicted = contradiction(configuration, phases)
         configuration = replace(configuration, model=None) if configuration and contradicted else configuration
         whole = self.whole() if len(self.operations) else None
         summary = CaptureSummary(
@@ -233,25 +235,6 @@ def _listed(names: Sequence[str]) -> str:
     return (
         ", ".join(names) if len(names) <= _LISTED else f"{', '.join(names[:_LISTED])} and {len(names) - _LISTED} more"
     )
-
-
-def _contradicts(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
-    """Why a configuration read from a file name cannot be the capture's; empty where it can.
-
-    A forward pass of L layers needs at least 4·L + 1 products, however they are fused: Q, K and V as one, output,
-    gate and up as one, down, and the head.
-    """
-    if not configuration or configuration.source != "file name" or not configuration.model:
-        return ""
-    layers = configuration.model.num_layers
-    for phase in phases:
-        products = sum(row.launches_per_instance for row in phase.classes if row.kernel_class == "matmul")
-        if phase.phase == "forward" and phase.instances and 0 < products < 4 * layers + 1:
-            return (
-                f"The file name says {configuration.model.name}, which needs {4 * layers + 1} products per forward or "
-                f"more; the capture launches {products:,.0f}, so the name is not believed."
-            )
-    return ""
 
 
 def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:

@@ -23,10 +23,10 @@ def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, devices, threads, ranges and warnings."""
     from nsys_analyzer.analysis.summarize import summarize
     from nsys_analyzer.trace.reader import Reader
-    from nsys_analyzer.trace.trace import read_trace, sqlite_of
+    from nsys_analyzer.trace.trace import Trace, sqlite_of
 
     reader = Reader(sqlite_of(trace))
-    loaded = read_trace(reader, trace)
+    loaded = Trace.read(reader, trace)
     for title, lines in (
         ("Capture", _versions(loaded)),
         ("Tables (rows)", _tables(reader)),
@@ -63,7 +63,7 @@ def _processes(trace: Trace) -> Iterator[str]:
     import numpy as np
 
     from nsys_analyzer.analysis.processes import processes_of
-    from nsys_analyzer.trace.trace import KINDS
+    from nsys_analyzer.trace.columns import KINDS
 
     for process in processes_of(trace):
         mine = trace.operations.select(trace.operations.process == process.global_pid)
@@ -77,7 +77,7 @@ def _processes(trace: Trace) -> Iterator[str]:
 def _threads(trace: Trace) -> Iterator[str]:
     import numpy as np
 
-    from nsys_analyzer.trace.trace import pid_of
+    from nsys_analyzer.trace.columns import pid_of
 
     threads = np.unique(np.concatenate([trace.launches.thread, trace.ranges.thread]))
     for thread in threads.tolist():

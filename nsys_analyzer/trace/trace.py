@@ -10,31 +10,27 @@ import numpy as np
 
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Frame, Ints, SmallInts, dense_codes, distinct, join, values_of
+from nsys_analyzer.trace.arrays import Frame, Ints, dense_codes, distinct, join, values_of
+from nsys_analyzer.trace.columns import (
+    ALLOCATE,
+    CALLS,
+    KERNEL,
+    KINDS,
+    LAUNCH,
+    OTHER_CALL,
+    GraphNodes,
+    Launches,
+    Operations,
+    Ranges,
+    process_of,
+)
 from nsys_analyzer.trace.metadata import Metadata, read_metadata
 from nsys_analyzer.trace.reader import Reader
 
 if TYPE_CHECKING:
     import numpy.typing as npt
-    import pandas as pd
+    from typing_extensions import Self
 
-
-#: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
-KINDS = ("kernel", "memcpy", "memset", "graph")
-KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
-
-#: What an API call does, by the start of its name, in the order of ``Launches.call``'s codes.
-CALLS = (
-    ("other", ()),
-    (
-        "launch a kernel",
-        ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel"),
-    ),
-    ("begin a graph's capture", ("cudaStreamBeginCapture", "cuStreamBeginCapture")),
-    ("end a graph's capture", ("cudaStreamEndCapture", "cuStreamEndCapture")),
-    ("allocate", ("cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc")),
-)
-OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
@@ -51,112 +47,20 @@ _SMALL_TABLES = (
 )
 #: An autograd annotation of ``--pytorch=autograd-nvtx`` carries IDs behind its name.
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
-_PROCESS_MASK = ~0xFFFFFF
-
-
-def process_of(thread: Ints) -> Ints:
-    """The global process ID of global thread IDs: the low 24 bits are the thread's."""
-    return thread & _PROCESS_MASK
-
-
-def pid_of(process: Any) -> Any:
-    """The operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
-    return (process >> 24) & 0xFFFFFF
-
-
-@dataclass(frozen=True)
-class Operations:
-    """GPU operations, one entry each in every array, kernels first in the file's order.
-
-    Attributes:
-        kind: code into ``KINDS``.
-        start, end: ns.
-        device, stream: CUDA ordinals.
-        correlation: correlation ID, unique within a process.
-        process: global process ID.
-        name: code into ``names``; -1 for an operation that is not a kernel.
-        graph_node: CUDA graph node ID, 0 outside graph replays.
-        names: the full kernel names.
-    """
-
-    kind: SmallInts
-    start: Ints
-    end: Ints
-    device: SmallInts
-    stream: SmallInts
-    correlation: Ints
-    process: Ints
-    name: SmallInts
-    graph_node: Ints
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    @property
-    def kernels(self) -> slice:
-        """Where the kernels are: they come first."""
-        return slice(0, int(np.searchsorted(self.kind, KERNEL, side="right")))
-
-    def select(self, mask: Any) -> Operations:
-        """The operations that a boolean mask or an index array picks."""
-        columns = {key: getattr(self, key)[mask] for key in self.__dataclass_fields__ if key != "names"}
-        return Operations(**columns, names=self.names)
-
-
-@dataclass(frozen=True)
-class Launches:
-    """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
-
-    start: Ints
-    thread: Ints
-    correlation: Ints
-    call: SmallInts
-
-    def select(self, mask: Any) -> Launches:
-        """The calls that a boolean mask or an index array picks."""
-        return Launches(self.start[mask], self.thread[mask], self.correlation[mask], self.call[mask])
-
-
-@dataclass(frozen=True)
-class Ranges:
-    """NVTX ranges: start and end in ns, global thread ID, code into ``names``.
-
-    ``Trace.ranges`` holds those with an end, ``Trace.open_ranges`` those without (their end is meaningless).
-    """
-
-    start: Ints
-    end: Ints
-    thread: Ints
-    name: Ints
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def select(self, mask: Any) -> Ranges:
-        """The ranges that a boolean mask picks."""
-        return Ranges(self.start[mask], self.end[mask], self.thread[mask], self.name[mask], self.names)
-
-
-@dataclass(frozen=True)
-class GraphNodes:
-    """CUDA graph nodes as they were created: time in ns, thread, node ID and the node it was instantiated from."""
-
-    start: Ints
-    thread: Ints
-    node: Ints
-    original: Ints
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One nsys export.
+    """One nsys export in memory.
 
-    ``Trace.load(path).kernels`` is the kernel table as a pandas DataFrame, each kernel with its phase,
-    instance, range path and class; the columns are documented at
-    :func:`nsys_analyzer.analysis.frame.kernel_frame`. ``tables`` holds the keys (``trace.schema``) of the
-    tables that the file has, ``impossible`` how many operations ended before they started and were left out.
+    Attributes:
+        path: the file it was loaded from.
+        operations, launches, ranges, graph_nodes: the columns.
+        failed_allocations: the launches that are allocations without success.
+        open_ranges: the ranges without an end.
+        metadata: the capture's conditions.
+        tables: keys (``trace.schema``) of the tables that the file has.
+        impossible: how many operations end before they start, which were left out.
     """
 
     path: Path
@@ -170,8 +74,8 @@ class Trace:
     tables: frozenset[str]
     impossible: int = 0
 
-    @staticmethod
-    def load(path: str | Path) -> Trace:
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
         """Reads a ``.sqlite`` export, or a ``.nsys-rep`` by exporting it first.
 
         Raises:
@@ -180,15 +84,38 @@ class Trace:
             ExportError: a ``.nsys-rep`` could not be exported.
         """
         path = Path(path)
-        return read_trace(Reader(sqlite_of(path)), path)
+        return cls.read(Reader(sqlite_of(path)), path)
 
-    @property
-    def kernels(self) -> pd.DataFrame:
-        """The kernel table, with the default phase names; see :func:`kernel_frame` for its columns."""
-        # The one import against the direction of the layers: the convenience that library users type.
-        from nsys_analyzer.analysis.frame import kernel_frame
-
-        return kernel_frame(self)
+    @classmethod
+    def read(cls, reader: Reader, path: Path) -> Self:
+        """Reads everything the analysis needs from an open export."""
+        large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX)
+        if not any(reader.name_of(table) for table in large):
+            raise MissingTableError(
+                f"{path} holds neither CUDA activity nor NVTX ranges",
+                "Capture again with: nsys profile --trace=cuda,nvtx",
+            )
+        frames = reader.read_all((*large, *_SMALL_TABLES))
+        strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
+        ranges = _ranges(frames["nvtx"], strings)
+        ended = ranges.end > schema.NO_END
+        operations = _operations(frames, strings)
+        possible = operations.end >= operations.start
+        nodes = frames["graph_nodes"]
+        launches = _launches(frames["runtime"], strings)
+        failed = (launches.call == ALLOCATE) & (join(frames["runtime"]["result"], dtype=np.int32) == _OUT_OF_MEMORY)
+        return cls(
+            path,
+            operations if possible.all() else operations.select(possible),
+            launches,
+            launches.select(failed),
+            ranges.select(ended),
+            ranges.select(~ended),
+            GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
+            read_metadata(frames, strings),
+            frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
+            int((~possible).sum()),
+        )
 
 
 def sqlite_of(path: Path) -> Path:
@@ -198,37 +125,6 @@ def sqlite_of(path: Path) -> Path:
 
         return exported_sqlite(path)
     return path
-
-
-def read_trace(reader: Reader, path: Path) -> Trace:
-    """Reads everything the analysis needs from an open export."""
-    large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX)
-    if not any(reader.name_of(table) for table in large):
-        raise MissingTableError(
-            f"{path} holds neither CUDA activity nor NVTX ranges",
-            "Capture again with: nsys profile --trace=cuda,nvtx",
-        )
-    frames = reader.read_all((*large, *_SMALL_TABLES))
-    strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
-    ranges = _ranges(frames["nvtx"], strings)
-    ended = ranges.end > schema.NO_END
-    operations = _operations(frames, strings)
-    possible = operations.end >= operations.start
-    nodes = frames["graph_nodes"]
-    launches = _launches(frames["runtime"], strings)
-    failed = (launches.call == ALLOCATE) & (join(frames["runtime"]["result"], dtype=np.int32) == _OUT_OF_MEMORY)
-    return Trace(
-        path,
-        operations if possible.all() else operations.select(possible),
-        launches,
-        launches.select(failed),
-        ranges.select(ended),
-        ranges.select(~ended),
-        GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
-        read_metadata(frames, strings),
-        frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
-        int((~possible).sum()),
-    )
 
 
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:

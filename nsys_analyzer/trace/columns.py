@@ -1,0 +1,124 @@
+"""The columns of a trace: GPU operations, API calls, NVTX ranges and graph nodes as arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nsys_analyzer.trace.arrays import Ints, SmallInts
+
+#: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
+KINDS = ("kernel", "memcpy", "memset", "graph")
+KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
+
+#: What an API call does, by the start of its name, in the order of ``Launches.call``'s codes.
+CALLS = (
+    ("other", ()),
+    (
+        "launch a kernel",
+        ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel"),
+    ),
+    ("begin a graph's capture", ("cudaStreamBeginCapture", "cuStreamBeginCapture")),
+    ("end a graph's capture", ("cudaStreamEndCapture", "cuStreamEndCapture")),
+    ("allocate", ("cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc")),
+)
+OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
+
+_PROCESS_MASK = ~0xFFFFFF
+
+
+def process_of(thread: Ints) -> Ints:
+    """The global process ID of global thread IDs: the low 24 bits are the thread's."""
+    return thread & _PROCESS_MASK
+
+
+def pid_of(process: Any) -> Any:
+    """The operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
+    return (process >> 24) & 0xFFFFFF
+
+
+@dataclass(frozen=True)
+class Operations:
+    """GPU operations, one entry each in every array, kernels first in the file's order.
+
+    Attributes:
+        kind: code into ``KINDS``.
+        start, end: ns.
+        device, stream: CUDA ordinals.
+        correlation: correlation ID, unique within a process.
+        process: global process ID.
+        name: code into ``names``; -1 for an operation that is not a kernel.
+        graph_node: CUDA graph node ID, 0 outside graph replays.
+        names: the full kernel names.
+    """
+
+    kind: SmallInts
+    start: Ints
+    end: Ints
+    device: SmallInts
+    stream: SmallInts
+    correlation: Ints
+    process: Ints
+    name: SmallInts
+    graph_node: Ints
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def kernels(self) -> slice:
+        """Where the kernels are: they come first."""
+        return slice(0, int(np.searchsorted(self.kind, KERNEL, side="right")))
+
+    def select(self, mask: Any) -> Operations:
+        """The operations that a boolean mask or an index array picks."""
+        columns = {key: getattr(self, key)[mask] for key in self.__dataclass_fields__ if key != "names"}
+        return Operations(**columns, names=self.names)
+
+
+@dataclass(frozen=True)
+class Launches:
+    """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
+
+    start: Ints
+    thread: Ints
+    correlation: Ints
+    call: SmallInts
+
+    def select(self, mask: Any) -> Launches:
+        """The calls that a boolean mask or an index array picks."""
+        return Launches(self.start[mask], self.thread[mask], self.correlation[mask], self.call[mask])
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """NVTX ranges: start and end in ns, global thread ID, code into ``names``.
+
+    ``Trace.ranges`` holds those with an end, ``Trace.open_ranges`` those without (their end is meaningless).
+    """
+
+    start: Ints
+    end: Ints
+    thread: Ints
+    name: Ints
+    names: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, mask: Any) -> Ranges:
+        """The ranges that a boolean mask picks."""
+        return Ranges(self.start[mask], self.end[mask], self.thread[mask], self.name[mask], self.names)
+
+
+@dataclass(frozen=True)
+class GraphNodes:
+    """CUDA graph nodes as they were created: time in ns, thread, node ID and the node it was instantiated from."""
+
+    start: Ints
+    thread: Ints
+    node: Ints
+    original: Ints
