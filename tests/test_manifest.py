@@ -164,3 +164,10 @@ def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
     with pytest.raises(ManifestError, match="not JSON"):
         manifests_without_trace(tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"name": "a web application", "icons": []}', '["model-00001.safetensors"]'])
+def test_a_manifest_of_another_program_is_passed_over(tmp_path: Path, text: str) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "manifest.json").write_text(text, encoding="utf-8")
+    assert manifests_without_trace(tmp_path) == []

@@ -152,7 +152,8 @@ def find_manifest(trace: Path) -> Manifest | None:
 def manifests_without_trace(folder: Path) -> list[Manifest]:
     """The manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
 
-    In order of folder and file name. A folder that does not exist holds none.
+    In order of folder and file name. A folder that does not exist holds none; a ``manifest.json`` without a status
+    is somebody else's.
 
     Raises:
         ManifestError: one of the manifests is malformed.
@@ -161,8 +162,18 @@ def manifests_without_trace(folder: Path) -> list[Manifest]:
         return []
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     found = [path for place in (folder, *subfolders) for path in sorted(place.glob(f"*{_NAME}"))]
-    manifests = [read_manifest(path) for path in found if path.name == _NAME or path.name.endswith(_SUFFIX)]
+    named = [path for path in found if path.name == _NAME or path.name.endswith(_SUFFIX)]
+    manifests = [read_manifest(path) for path in named if path.name != _NAME or _tells_a_status(path)]
     return [manifest for manifest in manifests if not _has_trace(manifest)]
+
+
+def _tells_a_status(path: Path) -> bool:
+    """Whether a ``manifest.json`` is a run's: web applications and model checkpoints have such a file too."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError):
+        return True  # reading it says what is wrong
+    return isinstance(values, dict) and "status" in values
 
 
 def _has_trace(manifest: Manifest) -> bool:
