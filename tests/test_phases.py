@@ -70,5 +70,5 @@ def test_a_phase_of_the_users_own_comes_last() -> None:
 
 @pytest.mark.parametrize("option", ["forward", "=name", "forward=", ""])
 def test_an_option_that_is_no_pair(option: str) -> None:
-    with pytest.raises(ConfigurationError, match="PHASE=NAME"):
+    with pytest.raises(ConfigurationError, match="PHASE=RANGE"):
         PhaseNames.parse([option])

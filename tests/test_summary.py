@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.consistency import check_conservation
 from nsys_analyzer.analysis.models import Configuration, find_model
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.errors import NsysAnalyzerError
 from tests.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
 
 MS = 1e-6  # ms in one ns
@@ -225,3 +228,13 @@ def test_a_file_name_that_the_kernels_contradict_is_not_believed(step_trace: Pat
     assert summary.configuration is not None
     assert (summary.configuration.model, summary.configuration.context_length) == (None, 256)
     assert any("49 products" in warning for warning in summary.warnings)
+
+
+def test_a_broken_law_is_an_error_not_a_warning(step_trace: Path) -> None:
+    (summary,) = summarize(Trace.load(step_trace), "step")
+    coverage = summary.coverage
+    assert coverage is not None
+    check_conservation(summary)
+    for broken in ({"attributed": 6}, {"unattributed_ms": 1.0}, {"in_phases": 4}, {"kernel_ms": 0.5}):
+        with pytest.raises(NsysAnalyzerError, match="does not hold"):
+            check_conservation(replace(summary, coverage=replace(coverage, **broken)))

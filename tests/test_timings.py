@@ -366,7 +366,7 @@ def test_a_missing_time_stamp_tells_nothing(tmp_path: Path, stamp: str) -> None:
         ("model,forward_std_ms\nsmall,1\n", "no column of times"),
         ("name,mean_ms\nsmall,1\n", "line 1: no column names the model"),
         ("d_model,num_layers,mean_ms\n768,12,1\n", "no column names the model"),
-        ("model,mean_ms\nsmall,-3\n", "line 2, column 'mean_ms': '-3' is a negative time"),
+        ("model,mean_ms\nsmall,-3\n", "line 2, column 'mean_ms': '-3' is no time that can pass"),
         ("model,mean_ms\nsmall,fast\n", "line 2, column 'mean_ms': 'fast' is not a number"),
         ("model,mean_ms\nsmall,inf\n", "'inf' is not a number"),
         ("model,mean_ms,std_ms\nsmall,1,x\n", "column 'std_ms': 'x' is not a number"),

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsys_analyzer.analysis.models import Configuration
-from nsys_analyzer.analysis.summary import PhaseSummary
+from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.errors import NsysAnalyzerError
+
+_ROUNDING = 1e-6
 
 
 def contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
@@ -14,7 +19,7 @@ def contradiction(configuration: Configuration | None, phases: Sequence[PhaseSum
     A forward pass of L layers needs at least 4·L + 1 products, however they are fused: Q, K and V as one, output,
     gate and up as one, down, and the head.
     """
-    if not configuration or configuration.source != "file name" or not configuration.model:
+    if not configuration or not configuration.source.startswith("file name") or not configuration.model:
         return ""
     layers = configuration.model.num_layers
     for phase in phases:
@@ -25,3 +30,38 @@ def contradiction(configuration: Configuration | None, phases: Sequence[PhaseSum
                 f"more; the capture launches {products:,.0f}, so the name is not believed."
             )
     return ""
+
+
+def check_conservation(summary: CaptureSummary) -> None:
+    """Checks that every kernel is counted once and that no part holds more than its whole.
+
+    Raises:
+        NsysAnalyzerError: a law is broken: the figures cannot be believed.
+    """
+    coverage, whole = summary.coverage, summary.whole
+    if coverage is None or whole is None:
+        return
+    leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
+    in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in leaves)
+    by_name = sum(row.ms_per_instance for row in whole.kernels)
+    laws = {
+        "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
+        == sum(coverage.how.values())
+        == whole.kernels_per_instance,
+        "their times add up": _equal(coverage.attributed_ms + coverage.unattributed_ms, coverage.kernel_ms),
+        "the kernels by name take the time of all": _equal(by_name, coverage.kernel_ms),
+        "phases hold no more than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
+        and coverage.in_warmup <= coverage.in_phases <= coverage.attributed,
+        "busy time fits into the span": all(_fits(p.gpu_busy_ms, p.gpu_span_ms) for p in (*summary.phases, whole)),
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise NsysAnalyzerError(f"{summary.title}: it does not hold that {broken[0]}", "Please report this capture")
+
+
+def _equal(one: float, other: float) -> bool:
+    return abs(one - other) <= _ROUNDING * max(1.0, abs(other))
+
+
+def _fits(part: Stats, whole: Stats) -> bool:
+    return part.max is None or whole.max is None or part.max <= whole.max + _ROUNDING

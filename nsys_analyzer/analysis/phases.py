@@ -90,9 +90,7 @@ class PhaseNames:
         for option in options:
             phase, separator, name = option.partition("=")
             if not separator or not phase.strip() or not name.strip():
-                raise ConfigurationError(
-                    f"--phase {option!r} is not PHASE=NAME", "Write for example --phase forward=model_fwd"
-                )
+                raise ConfigurationError(f"{option!r} is not PHASE=RANGE", "Write for example forward=model_fwd")
             key = phase.strip().lower()
             extra[key] = (*extra.get(key, ()), name.strip())
         return PhaseNames(extra)

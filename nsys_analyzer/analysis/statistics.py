@@ -20,10 +20,11 @@ _NS_PER_MS = 1e6
 class Stats:
     """Statistics of a figure over instances, in the unit of the field that holds it.
 
-    ``std`` is the sample standard deviation (n - 1), None below two instances; all are None without any.
+    ``std`` is the sample standard deviation (n - 1), None below two instances; all are None without any. ``n`` is
+    None where a timing does not say how many runs it is of.
     """
 
-    n: int
+    n: int | None
     mean: float | None = None
     std: float | None = None
     min: float | None = None

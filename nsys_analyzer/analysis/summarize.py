@@ -10,7 +10,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.attribution import HOW
-from nsys_analyzer.analysis.consistency import contradiction
+from nsys_analyzer.analysis.consistency import check_conservation, contradiction
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import PhaseNames
@@ -93,6 +93,7 @@ class _ProcessView:
             coverage=self.coverage(),
             precisions=_precisions(whole.kernels) if whole else {},
         )
+        check_conservation(summary)
         warnings = capture_warnings(summary, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, *([contradicted] if contradicted else [])))
 
@@ -212,16 +213,16 @@ class _ProcessView:
         attributed = how != 0
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
         warmup = np.append(self.instances.warmup, False)
-        total, covered = int(duration.sum()), int(duration[attributed].sum())
+        total, covered, bare = (int(d.sum()) for d in (duration, duration[attributed], duration[how == 0]))
         return Coverage(
             kernels=len(how),
             attributed=int(attributed.sum()),
             in_phases=int(((leaf >= 0) | (step >= 0)).sum()),
             in_warmup=int((warmup[leaf] | warmup[step]).sum()),
-            unattributed=int((~attributed).sum()),
+            unattributed=int((how == 0).sum()),
             kernel_ms=total / 1e6,
             attributed_ms=covered / 1e6,
-            unattributed_ms=(total - covered) / 1e6,
+            unattributed_ms=bare / 1e6,
             without_launch=int((self.launch[kernel] < 0).sum()),
             ambiguous=int(attribution.ambiguous[self.mine][kernel].sum()),
             how={HOW[code]: int(n) for code, n in enumerate(np.bincount(how, minlength=len(HOW)))},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from nsys_analyzer.analysis.attention import AttentionSummary
 from nsys_analyzer.analysis.models import Configuration
@@ -154,7 +154,3 @@ class CaptureSummary:
     def phase(self, name: str) -> PhaseSummary | None:
         """A phase by name, if it has a measured instance."""
         return next((p for p in self.phases if p.phase == name and p.instances), None)
-
-    def with_warnings(self, *warnings: str) -> CaptureSummary:
-        """A copy with further warnings."""
-        return replace(self, warnings=(*self.warnings, *warnings))

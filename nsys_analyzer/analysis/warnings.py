@@ -81,6 +81,11 @@ def _launches(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
     del process
+    known = set(attributed.trace.ranges.names)
+    for key, names in attributed.roles.names.extra.items():
+        for name in names:
+            if name not in known:
+                yield f"No range is called `{name}`, which was to be {key}."
     if "nvtx" in attributed.trace.tables and not summary.phases:
         ranges = attributed.trace.ranges
         count = np.bincount(ranges.name, minlength=1)
@@ -138,7 +143,7 @@ def _synchronisation(summary: CaptureSummary, *_: object) -> Iterator[str]:
     if running:
         yield (
             f"GPU work of {', '.join(running)} ends after the range does: nothing synchronises there, so wall time "
-            "is what the CPU took to launch it, and no idle time is shown."
+            "is what the CPU took to launch it, and wall minus busy is no idle time."
         )
 
 

@@ -80,14 +80,14 @@ class Row:
         """The time in this column, in milliseconds; ``None`` where it is missing or a status, such as OOM.
 
         Raises:
-            TimingsError: not a number, or negative.
+            TimingsError: not a number, negative, or zero where it is no deviation.
         """
         text = self._cell(column.index)
         if text is None or self.status_in(column):
             return None
         value = self._number(column.header, text)
-        if value < 0:
-            raise self.error(column.header, f"{text!r} is a negative time", "Time the run again")
+        if value < 0 or (value == 0 and column.statistic != "std"):
+            raise self.error(column.header, f"{text!r} is no time that can pass", "Time the run again")
         return value * column.ms_per_unit
 
     def status_in(self, column: TimeColumn) -> str | None:

@@ -38,7 +38,7 @@ class Given:
             ConfigurationError: an unknown model.
         """
         given = {
-            "model": find_model(self.model) if self.model else None,
+            "model": find_model(self.model) if self.model is not None else None,
             "context_length": self.context_length,
             "batch_size": self.batch_size,
             "precision": self.precision,
@@ -46,7 +46,9 @@ class Given:
         stated = {key: value for key, value in given.items() if value is not None}
         if not stated:
             return known
-        return replace(known or Configuration(), **stated, source="command line")  # type: ignore[arg-type]
+        # The model's source comes first: a model from a file name is believed only if the kernels agree.
+        source = f"{known.source}, command line" if known and known.model and not self.model else "command line"
+        return replace(known or Configuration(), **stated, source=source)  # type: ignore[arg-type]
 
 
 def find_traces(paths: Iterable[Path]) -> list[Path]:
@@ -181,7 +183,7 @@ def _stats(timing: Timing) -> Stats | None:
     center = timing.mean_ms if timing.mean_ms is not None else timing.median_ms
     if center is None:
         return None
-    return Stats(timing.steps or 1, center, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
+    return Stats(timing.steps, center, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
 
 
 def _only_timed(rows: Sequence[CaptureSummary], timings: Timings) -> Iterator[CaptureSummary]:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 
 @click.command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
 @trace_argument
-@click.option("--phase", metavar="PHASE", help="Only this phase: per measured instance, as in the report.")
+@click.option(
+    "--phase",
+    metavar="PHASE",
+    help="Only this phase: per measured instance, as in the report. To name a phase's range: --phase-name.",
+)
 @click.option("--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
 @click.option(
@@ -43,7 +47,8 @@ def kernels(
 
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
-        raise MissingTableError(f"{trace} holds no kernels", "Capture again with --trace=cuda,nvtx")
+        hint = "--cuda-graph-trace=node" if "graph" in loaded.tables else "--trace=cuda,nvtx"
+        raise MissingTableError(f"{trace} holds no kernels", f"Capture again with {hint}")
     captures = summarize(loaded, trace.name, PhaseNames.parse(phase_names))
     rows = [row for capture in captures for row in _rows(capture, _phase(captures, capture, phase), kernel_class, top)]
     if kernel_class and not rows:

@@ -15,11 +15,21 @@ if TYPE_CHECKING:
     from nsys_analyzer.report.model import Report
 
 
+#: A report is never written over a capture, its export or the timings.
+_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".csv", ".db")
+
+
 @click.command(
     epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite --csv timings.csv -o report.md"
 )
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE|FOLDER]...")
-@click.option("-o", "--output", default=None, metavar="FILE", help="Where to write; - prints. Default: report.md.")
+@click.option(
+    "-o",
+    "--output",
+    default=None,
+    metavar="FILE",
+    help="Where to write, folders made as needed; - prints. Default: report.md.",
+)
 @click.option(
     "--format", "output_format", type=click.Choice(["markdown", "json"]), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
@@ -30,10 +40,17 @@ if TYPE_CHECKING:
 )  # fmt: skip
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @phase_names_option("--phase", "--phase-name")
-@click.option("--model", metavar="NAME", help="The model of the captures, for FLOPs: small, medium, large, xl, 2.7B.")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="The model of the captures, for FLOPs: small, medium, large, xl, 2.7B, xl-2026, 10B.",
+)
 @click.option("--context-length", type=click.IntRange(1), metavar="TOKENS", help="Their context length.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Their batch size.")
-@click.option("--precision", metavar="NAME", help="The precision that was asked for: fp32, tf32, bf16, fp16.")
+@click.option(
+    "--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False),
+    help="The precision that was asked for.",
+)  # fmt: skip
 def report(
     traces: tuple[Path, ...],
     output: str | None,
@@ -57,6 +74,8 @@ def report(
     from nsys_analyzer.commands.gather import Given, gather
     from nsys_analyzer.questions.evidence import Evidence
 
+    if output not in (None, "-"):
+        _writable(Path(str(output)))  # before the captures are read: a long wait should not end in a typing error
     timings = read_timings(csv_path) if csv_path else None
     given = Given(model, context_length, batch_size, precision)
     paths = traces or ((csv_path.resolve().parent,) if csv_path else ())
@@ -86,7 +105,7 @@ def _write_json(evidence: Evidence, output: str | None) -> None:
     if output in (None, "-"):
         click.echo(text)
     else:
-        _replace(_writable(Path(str(output))), text + "\n")
+        _replace(Path(str(output)), text + "\n")
 
 
 def _write_markdown(evidence: Evidence, output: str | None, *, figures: bool) -> None:
@@ -98,7 +117,7 @@ def _write_markdown(evidence: Evidence, output: str | None, *, figures: bool) ->
     if output == "-":
         click.echo(render_markdown(built, {}), nl=False)
         return
-    path = _writable(Path(output or "report.md"))
+    path = Path(output) if output else _writable(Path("report.md"))
     _replace(path, render_markdown(built, _draw(built, path) if figures else {}))
     print_answers(built)
     click.echo(f"\n{path}")
@@ -128,6 +147,8 @@ def _writable(path: Path) -> Path:
 
     if path.is_dir():
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
+    if path.suffix.lower() in _INPUT_SUFFIXES:
+        raise NsysAnalyzerError(f"{path} has the name of an input, not of a report", "Name another file with -o")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path.parent):

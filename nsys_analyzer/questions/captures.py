@@ -25,6 +25,12 @@ def answer(evidence: Evidence) -> Section:
     return Section("captures", "Captures", (Table(_COLUMNS, rows),))
 
 
+def _status(capture: CaptureSummary) -> str:
+    """The status, with what the run said of it; why a file could not be read stands in the warnings."""
+    said = capture.message and capture.status != "failed"
+    return f"{capture.status}: {capture.message}" if said else capture.status
+
+
 def _steps(capture: CaptureSummary) -> int | None:
     """Measured steps: of the step range, else of the phase that occurs once in a step."""
     once = [phase for name in ("step", "optimizer", "backward", "forward") if (phase := capture.phase(name))]
@@ -33,13 +39,12 @@ def _steps(capture: CaptureSummary) -> int | None:
 
 def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
     configuration = capture.configuration
-    status = f"{capture.status}: {capture.message}" if capture.message else capture.status
     return (
         capture.title,
         configuration.model.name if configuration and configuration.model else None,
         configuration.context_length if configuration else None,
         configuration.batch_size if configuration else None,
-        status,
+        _status(capture),
         capture.gpu.name if capture.gpu else None,
         _steps(capture),
         capture.coverage.kernels if capture.coverage else None,

@@ -59,11 +59,6 @@ class Evidence:
         """A figure's file name, without extension."""
         return f"{self._slugs[capture.title]}-{question}"
 
-    @property
-    def illustrated(self) -> tuple[CaptureSummary, ...]:
-        """The captures that get a figure of their own in each question: the first few."""
-        return self.measured[:_FIGURES_PER_QUESTION]
-
 
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     """Forward, backward, optimizer and the user's own phases; without these the step, else the whole capture.
@@ -84,10 +79,11 @@ def spread(stats: Stats | None) -> Spread | None:
 
 def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars | Paragraph, ...]:
     """The figures of the first captures that have something to draw, and a word on the others."""
-    figures = [draw(capture) for capture in evidence.illustrated]
-    drawn = tuple(figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series))
-    left = len(evidence.measured) - len(evidence.illustrated)
-    note = Paragraph(f"Figures are drawn of the first {len(evidence.illustrated)} captures; {left} more have none.")
+    figures = [draw(capture) for capture in evidence.measured]
+    possible = [figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series)]
+    drawn = tuple(possible[:_FIGURES_PER_QUESTION])
+    left = len(possible) - len(drawn)
+    note = Paragraph(f"Figures are drawn of the first {len(drawn)} captures; {left} more have the tables alone.")
     return (*drawn, note) if left else drawn
 
 

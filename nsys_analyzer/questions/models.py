@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.flops import forward_flops
+from nsys_analyzer.analysis.flops import backward_flops, forward_flops
 from nsys_analyzer.analysis.models import ModelSize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence
@@ -24,7 +24,8 @@ _CAPTURE_COLUMNS = (
     Column("context", "count"),
     Column("batch", "count"),
     Column("precision"),
-    Column("one forward", "flop"),
+    Column("forward", "flop"),
+    Column("backward", "flop"),
     Column("known from"),
 )
 
@@ -47,7 +48,7 @@ def answer(evidence: Evidence) -> Section:
             "6·B·S·d·d_ff·L, head 2·B·S·d·V; a multiplication and an addition count as two. Backward is twice that."
         ),
         *(
-            [Paragraph("A dash under *one forward* lacks a figure: give it with `--batch-size` or `--context-length`.")]
+            [Paragraph("A dash: the batch size or context length is unknown. Give `--batch-size`, `--context-length`.")]
             if any(_capture_row(capture)[5] is None for capture in known)
             else []
         ),
@@ -71,14 +72,15 @@ def _model_row(model: ModelSize) -> tuple[Cell, ...]:
 def _capture_row(capture: CaptureSummary) -> tuple[Cell, ...]:
     configuration = capture.configuration
     if configuration is None:
-        return (capture.title, None, None, None, None, None, None)
+        return (capture.title, *(None for _ in _CAPTURE_COLUMNS[1:]))
     model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
+    shapes = (model, batch, context) if model and batch and context else None
     return (
         capture.title,
         model.name if model else None,
         context,
         batch,
         configuration.precision,
-        forward_flops(model, batch, context) if model and batch and context else None,
+        *((forward_flops(*shapes), backward_flops(*shapes)) if shapes else (None, None)),
         configuration.source,
     )

@@ -30,7 +30,7 @@ def _answer(capture: CaptureSummary) -> Answer:
         named = ", ".join(f"{row.kernel_class} {percent(row.share)}" for row in others)
         parts.append(f"{phase.phase}: {named or 'nothing above 3 %'}")
     text = "; ".join(parts)
-    return Answer(capture.title, f"beside matmul, {text}.", text)
+    return Answer(capture.title, f"besides matmul, {text}.", text)
 
 
 def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
@@ -46,7 +46,7 @@ def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
         f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
     )
     caption = (
-        f"**{capture.title}**: the {len(rows)} of {total} kernels with the most time. "
+        f"**{capture.title}**: the {len(rows)} kernels with the most time, of {total}. "
         f"Shares are of the phase's kernel sum: {sums}."
     )
     return Table(tuple(columns), rows, caption)

@@ -5,16 +5,10 @@ from __future__ import annotations
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import TRAINING_PHASES, Evidence, figures_of, nothing_measured, spread
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Bars, Block, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
-_COLUMNS = (
-    Column("capture"),
-    Column("phase"),
-    Column("n", "count"),
-    *(Column(f"{clock} ms", "ms") for clock in _CLOCKS),
-)
 _LEGEND = (
     "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
     "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
@@ -33,20 +27,23 @@ def answer(evidence: Evidence) -> Section:
     captures = [capture for capture in evidence.captures if any(p.instances for p in capture.phases)]
     if not captures:
         return Section("phase_times", title, (nothing_measured(), *_whole_blocks(evidence)))
-    rows = tuple(_row(capture, phase) for capture in captures for phase in capture.phases if phase.instances)
+    phases = [(capture, phase) for capture in captures for phase in capture.phases if phase.instances]
+    # Without timings the python clock is a column of dashes: left out, the table fits a page.
+    shown = slice(0 if any(phase.python_ms for _, phase in phases) else 1, None)
+    columns = (Column("capture"), Column("phase"), Column("n", "count"))
+    clocks = tuple(Column(f"{clock} ms", "ms") for clock in _CLOCKS[shown])
+    rows = tuple(
+        (capture.title, phase.phase, phase.instances, *(spread(clock) for clock in _clocks(phase)[shown]))
+        for capture, phase in phases
+    )
     blocks: tuple[Block, ...] = (
         *(_answer(capture, bool(evidence.timings)) for capture in captures),
-        Table(_COLUMNS, rows),
+        Table((*columns, *clocks), rows),
         Paragraph(_LEGEND),
         *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
         *_whole_blocks(evidence),
     )
     return Section("phase_times", title, blocks, "time")
-
-
-def _row(capture: CaptureSummary, phase: PhaseSummary) -> tuple[Cell, ...]:
-    times = (spread(clock) for clock in _clocks(phase))
-    return (capture.title, phase.phase, phase.instances, *times)
 
 
 def _clocks(phase: PhaseSummary) -> tuple[Stats | None, ...]:
@@ -65,7 +62,7 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
     phases = [p for name in TRAINING_PHASES if (p := capture.phase(name))]
     phases = phases or [p for p in capture.phases if p.instances]
     times = "; ".join(
-        f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall and {milliseconds(p.gpu_busy_ms.mean)} of GPU time"
+        f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall time, GPU busy {milliseconds(p.gpu_busy_ms.mean)}"
         for p in phases
     )
     text = " ".join(part for part in (f"{times}.", _bound(phases), _overhead(capture, phases) if timed else "") if part)
@@ -90,8 +87,12 @@ def _bound(phases: list[PhaseSummary]) -> str:
             verdict = "Launch-bound, the GPU waits for the CPU"
         else:
             verdict = "Between launch-bound and GPU-bound"
-        words.setdefault(verdict, []).append(phase.phase if share is None else f"{phase.phase} ({percent(share)} busy)")
-    return "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in words.items()) + "."
+        words.setdefault(verdict, []).append(
+            phase.phase
+            if share is None
+            else f"{phase.phase} ({percent(share)} busy, {milliseconds(phase.idle_ms)} idle)"
+        )
+    return " ".join(f"{verdict}: {', '.join(names)}." for verdict, names in words.items())
 
 
 def _overhead(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
@@ -106,7 +107,7 @@ def _overhead(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
         return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
     if not costs:
         return "The CSV has no timing, or no single one, for this configuration."
-    figures = ", ".join(f"{name} {cost:+.1%}" for name, cost in costs.items())
+    figures = ", ".join(f"{name} {'+' if cost >= 0 else '−'}{percent(abs(cost))}" for name, cost in costs.items())
     return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(phases, max(costs.values()))}."
 
 

@@ -64,7 +64,7 @@ def _row(title: str, attention: AttentionSummary) -> tuple[Cell, ...]:
 
 def _short(attention: AttentionSummary | None) -> str:
     if attention is None:
-        return "not to be told from the capture"
+        return "cannot be told from this capture"
     if attention.softmax_ms is None or attention.matmul_ms is None:
         return f"fused attention, {milliseconds(attention.fused_ms)}"
     ratio = f"{attention.softmax_ms / attention.matmul_ms:.2f}× the time of the products"

@@ -67,6 +67,6 @@ def _sentence(tops: tuple[tuple[str, KernelRow], ...], labels: dict[str, str]) -
     elif of_forward == of_backward:
         verdict = "the same kernel in forward and backward, another over both"
     else:
-        same = "forward's" if of_both == of_forward else "backward's" if of_both == of_backward else "neither's"
-        verdict = f"not the same kernel; over both it is {same}"
+        leads = "forward's" if of_both == of_forward else "backward's" if of_both == of_backward else "neither's"
+        verdict = f"not the same kernel; over both together {leads} leads"
     return f"{'; '.join(parts)}: {verdict}."

@@ -14,9 +14,7 @@ class Gpu:
     gpu_id: int
     name: str
     memory_bytes: int
-    bandwidth_bytes_s: int
     sm_count: int
-    clock_hz: int
 
 
 @dataclass(frozen=True)
@@ -102,7 +100,7 @@ def _cuda_version(number: str) -> str:
 
 
 def _gpus(frame: Frame) -> dict[int, Gpu]:
-    columns = ("id", "memory_bytes", "bandwidth", "sm_count", "clock_hz")
+    columns = ("id", "memory_bytes", "sm_count")
     rows = zip(frame["name"].to_pylist(), *(join(frame[name]).tolist() for name in columns), strict=True)
     return {gpu_id: Gpu(gpu_id, name, *figures) for name, gpu_id, *figures in rows}
 
