@@ -15,11 +15,12 @@ from nsys_analyzer.analysis.attribution import (
     timeline,
     waiting_range,
 )
+from nsys_analyzer.analysis.incomplete import incomplete_instances
 from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
 from nsys_analyzer.analysis.timeline import NONE, any_open, contained
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.columns import LAUNCH, Launches, Ranges, process_of
+from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -83,7 +84,7 @@ class AttributedTrace:
         picked = ranges.select(index)
         process = process_of(picked.thread)
         phase[self._without_backward(picked, phases, phase)] = phases.index(OTHER_STEP)
-        incomplete = _incomplete(self.trace, self.lost, process, picked)
+        incomplete = incomplete_instances(self.trace, self.lost, process, picked)
         return Instances(
             index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
         )
@@ -189,13 +190,18 @@ class AttributedTrace:
                 found.append(phase)
         return tuple(found)
 
+    @property
+    def _leaf_codes(self) -> list[int]:
+        return list(range(len(self.roles.names.leaf_phases)))
+
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count."""
         ranges = self.trace.ranges
         inner = np.flatnonzero(self.roles.leaf & (process_of(ranges.thread) == process))
         lines, index = timeline(ranges, self.roles.leaf, latest=False)
         outer = index[lines.at(ranges.thread[inner], ranges.start[inner])] if len(index) else inner
-        chosen = (ranges.end[outer] >= ranges.end[inner]) & (ranges.name[outer] != ranges.name[inner])
+        phase = np.select([self.roles.mask(leaf) for leaf in self.roles.names.leaf_phases], self._leaf_codes, NONE)
+        chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
         counts: dict[tuple[str, str], int] = {}
         for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
             pair = (f"`{normalized_name(ranges.names[one])}`", f"`{normalized_name(ranges.names[other])}`")
@@ -208,40 +214,3 @@ class AttributedTrace:
         mine = failed.start[process_of(failed.thread) == process]
         later = (process_of(launches.thread) == process) & (launches.call == LAUNCH)
         return bool(len(mine)) and not bool((launches.start[later] > mine.max()).any())
-
-
-def _incomplete(trace: Trace, lost: Ints, process: Ints, picked: Ranges) -> Bools:
-    """Instances that lack kernels they launched, or that end with an allocation that failed."""
-    launched = trace.launches.select(trace.launches.call == LAUNCH)
-    lacking = _count(trace.launches.select(lost), process, picked.start, picked.end) > 0
-    failed = trace.failed_allocations
-    if not len(failed.start):
-        return lacking
-    last_failure = _last_before(failed, process, picked.end)
-    fatal = (last_failure >= picked.start) & (_count(launched, process, last_failure, picked.end) == 0)
-    incomplete: Bools = lacking | fatal
-    return incomplete
-
-
-def _count(calls: Launches, process: Ints, start: Ints, end: Ints) -> Ints:
-    """How many of the calls of a process start in each interval."""
-    return _rank(calls, process, end) - _rank(calls, process, start)
-
-
-def _rank(calls: Launches, process: Ints, time: Ints) -> Ints:
-    result = np.zeros(len(time), np.int64)
-    for one in np.unique(process) if len(calls.start) else ():
-        mine = np.sort(calls.start[process_of(calls.thread) == one])
-        result[process == one] = np.searchsorted(mine, time[process == one])
-    return result
-
-
-def _last_before(calls: Launches, process: Ints, time: Ints) -> Ints:
-    """The start of the last call of a process before a time; far in the past where there is none."""
-    result = np.full(len(time), -(2**62), np.int64)
-    for one in np.unique(process):
-        mine = np.sort(calls.start[process_of(calls.thread) == one])
-        at = np.searchsorted(mine, time) - 1
-        hit = (process == one) & (at >= 0)
-        result[hit] = mine[at[hit]]
-    return result

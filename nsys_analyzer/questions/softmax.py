@@ -67,9 +67,12 @@ def _short(attention: AttentionSummary | None) -> str:
         return "cannot be told from this capture"
     if attention.softmax_ms is None or attention.matmul_ms is None:
         return f"fused attention, {milliseconds(attention.fused_ms)}"
-    ratio = f"{attention.softmax_ms / attention.matmul_ms:.2f}× the time of the products"
-    flops = f", with 1/{attention.flop_ratio:.3g} of their FLOPs" if attention.flop_ratio else ""
-    return f"{milliseconds(attention.softmax_ms)}, {ratio}{flops}"
+    ratio = format_number(attention.matmul_ms / attention.softmax_ms, "factor")
+    flops = f" and {attention.flop_ratio:.1f}× the FLOPs" if attention.flop_ratio else ""
+    return (
+        f"products {milliseconds(attention.matmul_ms)}, softmax {milliseconds(attention.softmax_ms)}: "
+        f"products are {ratio} the time{flops}"
+    )
 
 
 def _rate(flops: int | None, ms: float | None) -> float | None:
@@ -86,11 +89,9 @@ def _sentence(capture: CaptureSummary) -> str:
             f"attention runs fused, {attention.fused_launches:,.0f} kernels and {milliseconds(attention.fused_ms)} per "
             "forward: softmax has no time of its own, it is computed in registers between the two products."
         )
-    ratio = attention.runtime_ratio
-    comparison = f"{1 / ratio:.2f}× as long as" if ratio < 1 else f"{1 / ratio:.2f} of the time of"
     text = (
-        f"softmax takes {milliseconds(attention.softmax_ms)} per forward, {comparison} the attention products "
-        f"({milliseconds(attention.matmul_ms)})"
+        f"the attention products take {milliseconds(attention.matmul_ms)} per forward, "
+        f"{format_number(attention.runtime_ratio, 'factor')} the {milliseconds(attention.softmax_ms)} of softmax"
     )
     return f"{text}{_flops(attention)}."
 
@@ -99,7 +100,7 @@ def _flops(attention: AttentionSummary) -> str:
     """What the FLOPs say, where the dimensions are known."""
     if attention.flop_ratio is None:
         return "; give `--model` for the FLOP ratio"
-    text = f", while the products do {attention.flop_ratio:.1f}× its FLOPs"
+    text = f", and do {attention.flop_ratio:.1f}× its FLOPs"
     softmax = _rate(attention.softmax_flops, attention.softmax_ms)
     products = _rate(attention.matmul_flops, attention.matmul_ms)
     if softmax and products:
