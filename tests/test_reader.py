@@ -344,3 +344,8 @@ def test_a_page_of_noise(tmp_path: Path, real_capture: RealCapture, at: float) -
     except TraceError as error:
         said = str(error)
     assert re.fullmatch(r"(.*noise\.sqlite.*Export the report again)?", said)
+
+
+def test_a_table_that_carries_a_version_in_its_name(tmp_path: Path) -> None:
+    export = training_step(Export(rename={"NVTX_EVENTS": "NVTX_EVENTS_V2"}))
+    assert len(Trace.load(export.write(tmp_path / "t.sqlite")).ranges) == 4  # step, forward, backward, optimizer
