@@ -6,7 +6,17 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.timeline import NONE, Timeline, any_open, contained, merged, open_count
+from nsys_analyzer.analysis.timeline import (
+    LONG_AGO,
+    NONE,
+    Timeline,
+    any_open,
+    contained,
+    count_within,
+    last_before,
+    merged,
+    open_count,
+)
 from nsys_analyzer.trace.arrays import Ints
 
 Range = tuple[int, int, int]
@@ -80,3 +90,15 @@ def test_many_crossing_ranges_stay_cheap() -> None:
     start = np.arange(20_000)
     timeline = Timeline(np.zeros(20_000, np.int64), start, start + 2_000, latest=False)
     assert timeline.at(np.zeros(3, np.int64), np.array([0, 1_999, 2_000])).tolist() == [0, 0, 1]
+
+
+@given(some_ranges, st.lists(st.tuples(st.sampled_from((*GROUPS, 5)), st.integers(-9, 28)), max_size=10))
+def test_moments_within_intervals_and_before_their_end(rows: list[Range], moments_: list[tuple[int, int]]) -> None:
+    points = np.array(moments_, np.int64).reshape(-1, 2)
+    group, start, end = columns(rows)
+    count = count_within(points[:, 0], points[:, 1], group, start, end)
+    last = last_before(points[:, 0], points[:, 1], group, end)
+    for position, (wanted, first, stop) in enumerate(rows):
+        times = [time for g, time in moments_ if g == wanted]
+        assert count[position] == sum(first <= time < stop for time in times)
+        assert last[position] == max((time for time in times if time < stop), default=LONG_AGO)

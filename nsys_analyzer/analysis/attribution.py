@@ -46,6 +46,11 @@ class RangeRoles:
         name = (self._ranges if of is None else of).name
         return chosen[name] if len(chosen) else np.zeros(len(name), np.bool_)
 
+    def codes(self, keys: tuple[str, ...]) -> Ints:
+        """Shape (ranges,): the position of each range's role among these keys, -1 for another role."""
+        code = np.array([keys.index(key) if key in keys else NONE for key in self._key_of_name], np.int64)
+        return code[self._ranges.name] if len(code) else np.full(len(self._ranges), NONE, np.int64)
+
     @cached_property
     def leaf(self) -> Bools:
         """True for the ranges of a phase other than the step."""

@@ -18,8 +18,8 @@ from nsys_analyzer.analysis.attribution import (
 from nsys_analyzer.analysis.incomplete import incomplete_instances
 from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
-from nsys_analyzer.analysis.timeline import NONE, any_open, contained
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.analysis.timeline import NONE, any_open, contained, count_within
+from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.trace import Trace
 
@@ -93,11 +93,8 @@ class AttributedTrace:
         """The steps that hold no backward pass, in processes where others do: evaluation, as a rule."""
         process = process_of(picked.thread)
         is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
-        holds = np.zeros(len(phase), np.bool_)
-        for one in distinct(process[is_backward]):
-            starts = np.sort(picked.start[is_backward & (process == one)])
-            inside = np.searchsorted(starts, picked.end) > np.searchsorted(starts, picked.start)
-            holds |= is_step & (process == one) & inside
+        inside = count_within(process[is_backward], picked.start[is_backward], process, picked.start, picked.end)
+        holds = is_step & (inside > 0)
         training = np.isin(process, process[holds])
         without: Bools = is_step & ~holds & training
         return without
@@ -152,11 +149,11 @@ class AttributedTrace:
         Args:
             operations: indices of the operations.
         """
-        masks = [self.roles.mask(part) for part in ATTENTION_PARTS]
-        found = self.attribution.innermost(np.any(masks, axis=0), operations)
-        around = self.attribution.innermost(masks[0], operations) if masks[0].any() else found
-        part_of_range = np.append(np.select(masks, list(range(len(masks))), NONE), NONE)
-        return np.where(around == NONE, NONE, part_of_range[found])
+        part_of_range = self.roles.codes(ATTENTION_PARTS)
+        attention = part_of_range == ATTENTION_PARTS.index("attention")
+        found = self.attribution.innermost(part_of_range != NONE, operations)
+        around = self.attribution.innermost(attention, operations) if attention.any() else found
+        return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[found])
 
     @property
     def instance_pair(self) -> tuple[Ints, Ints]:
@@ -190,17 +187,13 @@ class AttributedTrace:
                 found.append(phase)
         return tuple(found)
 
-    @property
-    def _leaf_codes(self) -> list[int]:
-        return list(range(len(self.roles.names.leaf_phases)))
-
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
         """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count."""
         ranges = self.trace.ranges
         inner = np.flatnonzero(self.roles.leaf & (process_of(ranges.thread) == process))
         lines, index = timeline(ranges, self.roles.leaf, latest=False)
         outer = index[lines.at(ranges.thread[inner], ranges.start[inner])] if len(index) else inner
-        phase = np.select([self.roles.mask(leaf) for leaf in self.roles.names.leaf_phases], self._leaf_codes, NONE)
+        phase = self.roles.codes(self.roles.names.leaf_phases)
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
         counts: dict[tuple[str, str], int] = {}
         for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):

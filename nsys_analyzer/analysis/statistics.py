@@ -74,13 +74,12 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class GpuClocks:
-    """GPU time of instances, one entry per instance: ns, and how many kernels and opaque graphs each launched."""
+    """GPU time of instances, one entry per instance: ns, and how many opaque graphs each launched."""
 
     span: Ints
     busy: Ints
     kernel_sum: Ints
     last_end: Ints
-    kernels: Ints
     opaque: Ints
 
 
@@ -102,7 +101,6 @@ def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClo
         busy=busy[1:],
         kernel_sum=group_sum(group[kernels], duration, groups)[1:],
         last_end=last[1:],
-        kernels=np.bincount(group[kernels], minlength=groups)[1:],
         opaque=np.bincount(group[operations.kind == GRAPH], minlength=groups)[1:],
     )
 

@@ -28,7 +28,7 @@ from nsys_analyzer.analysis.statistics import (
     totals,
 )
 from nsys_analyzer.analysis.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
-from nsys_analyzer.analysis.timeline import NONE
+from nsys_analyzer.analysis.timeline import NONE, count_within
 from nsys_analyzer.analysis.warnings import capture_warnings
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import KERNEL
@@ -143,12 +143,11 @@ class _ProcessView:
         )
 
     def _holds_backward(self, measured: Ints) -> bool:
-        instances = self.instances
-        starts = instances.start[self.own_instances & (instances.phase == instances.phases.index("backward"))]
-        first = measured[:1]
-        return (
-            bool(((starts >= instances.start[first]) & (starts < instances.end[first])).any()) if len(first) else False
-        )
+        """Whether a backward pass starts inside the first of some instances."""
+        instances, first = self.instances, measured[:1]
+        backward = instances.phase == instances.phases.index("backward")
+        process, start, end = (column[first] for column in (instances.process, instances.start, instances.end))
+        return bool(count_within(instances.process[backward], instances.start[backward], process, start, end).any())
 
     def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
         """Whether GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
@@ -233,9 +232,8 @@ class _ProcessView:
 
 def _listed(names: Sequence[str]) -> str:
     """The names, or the first of many: `step 1`, `step 2` and so on."""
-    return (
-        ", ".join(names) if len(names) <= _LISTED else f"{', '.join(names[:_LISTED])} and {len(names) - _LISTED} more"
-    )
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
 
 
 def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:

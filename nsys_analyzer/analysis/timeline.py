@@ -11,6 +11,8 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 
 NONE = -1
+#: Before every moment of a trace.
+LONG_AGO = -(2**62)
 
 
 class _Axis:
@@ -128,3 +130,20 @@ def merged(group: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     fresh = np.concatenate([[True], (axis.place(group, start)[1:] > reached[:-1]) | (group[1:] != group[:-1])])
     first = np.flatnonzero(fresh)
     return group[first], start[first], np.maximum.reduceat(end, first)
+
+
+def count_within(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
+    """How many of the moments lie in each interval of their group: ``start <= time < end``."""
+    axis = _Axis(group, time)
+    moments = np.sort(axis.place(group, time))
+    return np.searchsorted(moments, axis.place(at_group, end)) - np.searchsorted(moments, axis.place(at_group, start))
+
+
+def last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
+    """The last of the moments of each group before an end; far in the past where there is none."""
+    axis = _Axis(group, time)
+    place = axis.place(group, time)
+    order = np.argsort(place, kind="stable")
+    found = np.searchsorted(place[order], axis.place(at_group, end)) - 1
+    hit = (found >= 0) & (group[order][found] == at_group) if len(time) else np.zeros(len(end), np.bool_)
+    return np.where(hit, time[order][found], LONG_AGO) if len(time) else np.full(len(end), LONG_AGO)

@@ -58,7 +58,6 @@ _GPU = (
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
 )
 _GRAPH_NODE = _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays")
-_BYTES = _column("bytes", doc="bytes moved or set")
 
 KERNEL = Table(
     "kernel",
@@ -71,8 +70,8 @@ KERNEL = Table(
     "cuda",
     ("start", "end", "name"),
 )
-MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), (*_GPU, _BYTES, _GRAPH_NODE), "cuda", ("start", "end"))
-MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _BYTES, _GRAPH_NODE), "cuda", ("start", "end"))
+MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), (*_GPU, _GRAPH_NODE), "cuda", ("start", "end"))
+MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _GRAPH_NODE), "cuda", ("start", "end"))
 GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, "cuda", ("start", "end"))
 RUNTIME = Table(
     "runtime",

@@ -102,13 +102,12 @@ class Trace:
         operations = _operations(frames, strings)
         possible = operations.end >= operations.start
         nodes = frames["graph_nodes"]
-        launches = _launches(frames["runtime"], strings)
-        failed = (launches.call == ALLOCATE) & (join(frames["runtime"]["result"], dtype=np.int32) == _OUT_OF_MEMORY)
+        launches, failed_allocations = _launches(frames["runtime"], strings)
         return cls(
             path,
             operations if possible.all() else operations.select(possible),
             launches,
-            launches.select(failed),
+            failed_allocations,
             ranges.select(ended),
             ranges.select(~ended),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
@@ -144,28 +143,30 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         device=column("device", np.int32),
         stream=column("stream", np.int32),
         correlation=column("correlation"),
-        process=_known_process(column("process"), join(frames["runtime"]["thread"])),
+        process=_known_process(column("process"), frames["runtime"]),
         name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
         graph_node=column("graph_node"),
         names=tuple(strings.get(i, f"unknown kernel {i}") for i in ids.tolist()),
     )
 
 
-def _known_process(process: Ints, launch_threads: Ints) -> Ints:
+def _known_process(process: Ints, runtime: Frame) -> Ints:
     """Exports before globalPid leave it out: with one launching process it is that one."""
     if process.any() or not len(process):
         return process
-    launching = distinct(process_of(launch_threads))
+    launching = distinct(process_of(join(runtime["thread"])))
     return np.full_like(process, launching[0]) if len(launching) == 1 else process
 
 
-def _launches(frame: Frame, strings: dict[int, str]) -> Launches:
+def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Launches]:
+    """The API calls, and those of them that are allocations for which there was no memory."""
     names, codes = dense_codes(join(frame["name"]))
     calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
     call = calls[codes] if len(names) else np.empty(0, np.int32)
-    failed = (call == LAUNCH) & (join(frame["result"], dtype=np.int32) != 0)
-    call[failed] = OTHER_CALL  # it launched nothing
-    return Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
+    result = join(frame["result"], dtype=np.int32)
+    call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
+    launches = Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
+    return launches, launches.select((call == ALLOCATE) & (result == _OUT_OF_MEMORY))
 
 
 def _call(api: str) -> int:

@@ -38,8 +38,8 @@ SCALES = (10_000, 100_000, 1_000_000, 5_000_000)  # kernels
 GPU_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
 FLOOR_COLUMNS = {
     "CUPTI_ACTIVITY_KIND_KERNEL": (*GPU_COLUMNS, "demangledName", "graphNodeId"),
-    "CUPTI_ACTIVITY_KIND_MEMCPY": (*GPU_COLUMNS, "bytes", "graphNodeId"),
-    "CUPTI_ACTIVITY_KIND_MEMSET": (*GPU_COLUMNS, "bytes", "graphNodeId"),
+    "CUPTI_ACTIVITY_KIND_MEMCPY": (*GPU_COLUMNS, "graphNodeId"),
+    "CUPTI_ACTIVITY_KIND_MEMSET": (*GPU_COLUMNS, "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "globalTid", "correlationId", "nameId", "returnValue"),
     "NVTX_EVENTS": ("start", "end", "eventType", "globalTid", "textId", "text"),
     "StringIds": ("id", "value"),
