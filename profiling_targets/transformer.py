@@ -1,0 +1,251 @@
+"""A transformer to profile: pre-norm, RMSNorm, RoPE, SwiGLU, attention written out or PyTorch's own.
+
+Run it alone, ``python -m profiling_targets.transformer --model small``, under ``nsys profile``, or let
+``nsys-analyze run`` do both. It reads from top to bottom, from the norm to the phases of a step. Its options are in
+``profiling_targets.config``; how the phases are timed, annotated and captured is in ``profiling_targets.harness``.
+
+Shapes: B sequences of S tokens, d = d_model, H heads of d_head = d ÷ H, V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
+from torch import Tensor, nn
+
+from nsys_analyzer.errors import ConfigurationError
+from profiling_targets import harness
+from profiling_targets.config import Config, parse
+from profiling_targets.harness import annotate
+
+ROPE_THETA = 10_000.0
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalization with a learned gain, computed in fp32."""
+
+    def __init__(self, d: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(d))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
+        """Divides by the root mean square over d."""
+        x32 = x.float()
+        normed = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * self.weight).to(x.dtype)
+
+
+def rope_tables(context_length: int, d_head: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotary embedding, shape (S, d_head ÷ 2) each."""
+    frequencies = ROPE_THETA ** (-torch.arange(0, d_head, 2).float() / d_head)  # (d_head / 2,)
+    angles = torch.outer(torch.arange(context_length).float(), frequencies)  # (S, d_head / 2)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:  # (B, H, S, d_head) -> (B, H, S, d_head)
+    """Turns each pair of neighbouring features by its position's angle."""
+    even, odd = x[..., 0::2], x[..., 1::2]  # (B, H, S, d_head / 2) each
+    turned = torch.stack((even * cos - odd * sin, even * sin + odd * cos), dim=-1)  # (B, H, S, d_head / 2, 2)
+    return turned.flatten(-2).to(x.dtype)
+
+
+def unfused_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+    """Causal attention in three parts, each with its range; the softmax by hand: max, subtract, exp, sum, divide."""
+    with annotate("scaled dot product attention"):
+        with annotate("computing attention scores"):
+            scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])  # (B, H, S, S)
+            scores = scores.masked_fill(masked, float("-inf"))
+        with annotate("computing softmax"):
+            scores = scores - scores.amax(dim=-1, keepdim=True)
+            weights = scores.exp()
+            weights = weights / weights.sum(dim=-1, keepdim=True)  # (B, H, S, S)
+        with annotate("final matmul"):
+            return weights @ v  # (B, H, S, d_head)
+
+
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+    """Causal attention in one kernel, where PyTorch has one for this device and precision."""
+    del masked
+    with annotate("scaled dot product attention"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+ATTENTION = {"unfused": unfused_attention, "sdpa": sdpa_attention}
+
+
+class SelfAttention(nn.Module):
+    """Causal multi-head self-attention: four projections and two products."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        d, self.heads = config.size.d_model, config.size.num_heads
+        self.q, self.k, self.v, self.out = (nn.Linear(d, d, bias=False) for _ in range(4))
+        self.attend = ATTENTION[config.attention]
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, masked: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
+        """Projects, rotates queries and keys, attends, projects back."""
+        q, k, v = (
+            projection(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)  # (B, H, S, d_head)
+            for projection in (self.q, self.k, self.v)
+        )
+        attended = self.attend(rotate(q, cos, sin), rotate(k, cos, sin), v, masked)  # (B, H, S, d_head)
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(-2))  # (B, S, d)
+        return out
+
+
+class SwiGLU(nn.Module):
+    """The feed-forward network, with three matrices: w2(silu(w1 x) · w3 x)."""
+
+    def __init__(self, d: int, d_ff: int) -> None:
+        super().__init__()
+        self.w1, self.w3 = nn.Linear(d, d_ff, bias=False), nn.Linear(d, d_ff, bias=False)
+        self.w2 = nn.Linear(d_ff, d, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
+        """Two products up to d_ff, one back."""
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
+
+
+class Block(nn.Module):
+    """One layer: x + attention(norm(x)), then x + feed_forward(norm(x))."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        d, d_ff = config.size.d_model, config.size.d_ff
+        self.attention_norm, self.attention = RMSNorm(d), SelfAttention(config)
+        self.feed_forward_norm, self.feed_forward = RMSNorm(d), SwiGLU(d, d_ff)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, masked: Tensor) -> Tensor:  # (B, S, d) -> (B, S, d)
+        """Adds what attention and feed-forward make of x to x."""
+        x = x + self.attention(self.attention_norm(x), cos, sin, masked)
+        out: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
+        return out
+
+
+class Transformer(nn.Module):
+    """Embedding, blocks, final norm and head; embedding and head are not tied."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        size = config.size
+        self.embedding = nn.Embedding(size.vocab_size, size.d_model)
+        self.blocks = nn.ModuleList(Block(config) for _ in range(size.num_layers))
+        self.norm, self.head = RMSNorm(size.d_model), nn.Linear(size.d_model, size.vocab_size, bias=False)
+        self.block_ranges = config.block_ranges
+        cos, sin = rope_tables(config.context_length, size.d_head)
+        future = torch.ones(2 * (config.context_length,), dtype=torch.bool).triu(1)  # (S, S), True where it is ahead
+        for name, table in (("cos", cos), ("sin", sin), ("future", future)):
+            self.register_buffer(name, table, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:  # (B, S) -> (B, S, V)
+        """The logits of each token's successor."""
+        x = self.embedding(tokens)  # (B, S, d)
+        for index, block in enumerate(self.blocks):
+            with annotate(f"block {index}", self.block_ranges):
+                x = block(x, self.cos, self.sin, self.future)
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+
+class PlainAdamW(torch.optim.Optimizer):
+    """AdamW as one writes it down, parameter by parameter: a dozen small kernels for each."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.01) -> None:
+        super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, _closure: None = None) -> None:  # type: ignore[override]
+        """One update of every parameter that has a gradient."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, **{k: v for k, v in group.items() if k != "params"})
+
+    def _update(
+        self, p: Tensor, grad: Tensor, *, lr: float, betas: tuple[float, float], eps: float, weight_decay: float
+    ) -> None:
+        state = self.state[p]
+        if not state:
+            state.update(t=0, m=torch.zeros_like(p), v=torch.zeros_like(p))
+        (beta1, beta2), m, v = betas, state["m"], state["v"]
+        state["t"] += 1
+        p.mul_(1 - lr * weight_decay)
+        m.mul_(beta1).add_(grad, alpha=1 - beta1)
+        v.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+        rate = lr * math.sqrt(1 - beta2 ** state["t"]) / (1 - beta1 ** state["t"])
+        p.addcdiv_(m, v.sqrt().add_(eps), value=-rate)
+
+
+class Training:
+    """A model, data and optimizer, and the phases of a step as functions without arguments."""
+
+    def __init__(self, config: Config) -> None:
+        torch.manual_seed(config.seed)
+        torch.set_float32_matmul_precision("high" if config.precision == "tf32" else "highest")
+        self.config = config
+        shape = (config.batch_size, config.context_length)
+        with torch.device(config.device):
+            model = Transformer(config)
+            self.tokens, self.targets = (torch.randint(config.size.vocab_size, shape) for _ in range(2))  # (B, S) each
+        self.parameters = tuple(model.parameters())
+        self.model = torch.compile(model) if config.compile else model
+        self.optimizer = self._make_optimizer(lr=3e-4)
+        self.logits = self.value = torch.empty(0)
+
+    def phases(self) -> dict[str, Callable[[], None]]:
+        """The phases of the mode, in the order of a step."""
+        if self.config.mode == "forward":
+            return {"forward": self.forward}
+        training = {"forward": self.forward, "loss": self.loss, "backward": self.backward}
+        return {**training, "optimizer": self.update} if self.config.mode == "train" else training
+
+    def forward(self) -> None:
+        """The model on the batch; without a graph for gradients where nothing needs one."""
+        with torch.set_grad_enabled(self.config.mode != "forward"), self._autocast():
+            self.logits = self.model(self.tokens)  # (B, S, V)
+
+    def loss(self) -> None:
+        """Cross entropy over all tokens."""
+        with self._autocast():
+            self.value = F.cross_entropy(self.logits.flatten(0, 1), self.targets.flatten())
+
+    def backward(self) -> None:
+        """Gradients of every parameter, into fresh tensors."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.value.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """One step of AdamW."""
+        self.optimizer.step()
+
+    def _autocast(self) -> AbstractContextManager[None]:
+        # A graph's capture must not reuse casts that were made outside of it.
+        enabled, cache = self.config.precision == "bf16", not self.config.cuda_graph
+        return torch.autocast(self.config.device, torch.bfloat16, enabled=enabled, cache_enabled=cache)
+
+    def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
+        if self.config.optimizer == "plain":
+            return PlainAdamW(self.parameters, lr)
+        return torch.optim.AdamW(self.parameters, lr, capturable=self.config.cuda_graph)
+
+
+def main() -> int:
+    """Runs the target; returns its exit code."""
+    try:
+        config, measurement = parse(sys.argv[1:])
+        return harness.run(lambda: Training(config), measurement, config.described())
+    except ConfigurationError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
