@@ -33,3 +33,7 @@ class TimingsError(NsysAnalyzerError):
 
 class ConfigurationError(NsysAnalyzerError):
     """An unknown model or an impossible configuration."""
+
+
+class CaptureError(NsysAnalyzerError):
+    """``nsys profile`` is missing, too old for what was asked, or left no report."""

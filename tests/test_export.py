@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -11,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture import export
+from nsys_analyzer.capture import export, placement
 from nsys_analyzer.capture.export import exported_sqlite
-from nsys_analyzer.capture.nsys import find_nsys, nsys_version
 from nsys_analyzer.errors import ExportError
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
@@ -137,7 +135,7 @@ def test_a_folder_that_cannot_be_written(
     nsys = fake_nsys()
     captures = report.parent
     # Root writes where the mode forbids it, so the question is answered for it.
-    monkeypatch.setattr(export, "_is_writable", lambda folder: folder != captures)
+    monkeypatch.setattr(placement, "_is_writable", lambda folder: folder != captures)
     sqlite = exported_sqlite(report)
     assert sqlite.name == "run.sqlite"
     assert sqlite.is_relative_to(own_cache / "nsys-analyze")
@@ -159,15 +157,15 @@ def test_reports_of_one_name_have_a_cache_each(
     other = tmp_path / "others" / "run.nsys-rep"
     other.parent.mkdir()
     other.write_bytes(b"another capture")
-    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
+    monkeypatch.setattr(placement, "_is_writable", lambda _folder: False)
     assert made_from(exported_sqlite(report)) == b"first capture"
     assert made_from(exported_sqlite(other)) == b"another capture"
 
 
 def test_writability_is_tried(tmp_path: Path) -> None:
-    assert export._is_writable(tmp_path)
+    assert placement._is_writable(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert not export._is_writable(tmp_path / "absent")
+    assert not placement._is_writable(tmp_path / "absent")
 
 
 def test_a_cache_that_cannot_be_made(
@@ -175,7 +173,7 @@ def test_a_cache_that_cannot_be_made(
 ) -> None:
     fake_nsys()
     own_cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
+    monkeypatch.setattr(placement, "_is_writable", lambda _folder: False)
     with pytest.raises(ExportError, match="Set XDG_CACHE_HOME to a folder that can be written"):
         exported_sqlite(report)
 
@@ -293,26 +291,3 @@ def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
 def test_a_file_of_another_name(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="not called like an Nsight Systems report"):
         exported_sqlite(tmp_path / "run.sqlite")
-
-
-@pytest.mark.nsys
-def test_the_real_nsys(tmp_path: Path) -> None:
-    """Needs no GPU: a capture of a process without a range is a report, and exports like any other."""
-    nsys = find_nsys()
-    if nsys is None:
-        pytest.skip("no nsys on this machine")
-    report = tmp_path / "tiny.nsys-rep"
-    options = ["--trace", "nvtx", "--sample", "none", "--cpuctxsw", "none", "--output", str(tmp_path / "tiny")]
-    profiled = subprocess.run(
-        [nsys, "profile", *options, shutil.which("true") or "true"], capture_output=True, text=True
-    )
-    if not report.exists():
-        pytest.skip(f"nsys {nsys_version(nsys)} makes no report here: {profiled.stderr.strip()[-200:]}")
-    sqlite = exported_sqlite(report)
-    assert sqlite == tmp_path / "tiny.sqlite"
-    with closing(sqlite3.connect(sqlite)) as database:
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    assert "StringIds" in tables
-    modified = sqlite.stat().st_mtime_ns
-    assert exported_sqlite(report).stat().st_mtime_ns == modified
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["tiny.nsys-rep", "tiny.sqlite"]

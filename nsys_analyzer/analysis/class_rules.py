@@ -3,12 +3,14 @@
 A new class or rule is one row: pattern, class, and a real kernel name that shows it. Most patterns start with
 ``_FN`` or ``_IN``, which hold them to the kernel's own qualified name, left of its template arguments, so
 that an elementwise kernel stays one though a functor in its arguments is called softmax. Rows go from the most
-telling name to the least. Names that a compiler or ATen's dispatcher wrote are in ``class_rules_compiled``.
+telling name to the least. Names that a compiler wrote are in ``class_rules_compiled``, those of PyTorch's operators in
+``class_rules_operators``.
 """
 
 from __future__ import annotations
 
 from nsys_analyzer.analysis.class_rules_compiled import COMPILED_RULES, Rule
+from nsys_analyzer.analysis.class_rules_operators import OPERATOR_RULES
 
 __all__ = ["RULES", "Rule"]
 
@@ -236,6 +238,7 @@ _DATA_RULES = (
 
 RULES: tuple[Rule, ...] = (
     COMPILED_RULES
+    + OPERATOR_RULES
     + _COMMUNICATION_RULES
     + _ATEN_ELEMENTWISE_RULES
     + _NAMED_RULES

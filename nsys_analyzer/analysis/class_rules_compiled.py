@@ -1,4 +1,4 @@
-"""Rows of the kernel class table for names that a program wrote: torch.compile, XLA and ATen operators.
+"""Rows of the kernel class table for names that a compiler wrote: torch.compile and XLA.
 
 Such names list what they do, so the rows read the list.
 
@@ -27,7 +27,7 @@ class Rule:
 
 #: ATen operators that move or relabel elements and compute nothing. None is a sequence of others (``index_select``
 #: is ``index``, ``select``), so that a list of them is read in one way only and fast.
-_MOVES = (
+MOVES = (
     r"(?:_to_copy|copy|clone|cat|stack|contiguous|concat|t|transpose|permute|view|_unsafe_view|reshape|expand|repeat"
     r"|slice|select|split|split_with_sizes|slice_backward|select_backward|unsqueeze"
     r"|squeeze|constant_pad_nd|as_strided|index|index_put|gather|scatter|flip|roll|unbind|detach|alias"
@@ -42,13 +42,11 @@ _XLA_MOVES = (
     r"(?:concatenate|transpose|copy|dynamic_slice|dynamic_update_slice|slice|gather|scatter|pad|broadcast|reshape"
     r"|bitcast|convert|reverse)"
 )
-#: The end of an ATen operator's name: an in-place ``_``, then an overload, arguments or nothing.
-_END = r"_?(?![A-Za-z0-9_])"
 
 
 def _only(operators: str) -> str:
     """Match a pointwise kernel that fuses one of ``operators`` and, besides them, nothing but moves."""
-    return rf"^triton_poi_fused(?:_{_MOVES})*_{operators}(?:_(?:{operators}|{_MOVES}))*(?:_\d+)?$"
+    return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
 
 
 _COPY_RULES = (Rule(r"(?i)^\[?(?:CUDA )?mem(?:cpy|set)", "memset/memcpy", "[CUDA memcpy Host-to-Device]"),)
@@ -70,7 +68,7 @@ _INDUCTOR_RULES = (
         "triton_tem_fused__to_copy_convolution_repeat_unsqueeze_view_2",
     ),
     Rule(r"^triton_tem_|^triton_(?:b|add|badd)?mm", "matmul", "triton_tem_fused_bmm_7"),
-    Rule(rf"^triton_poi_fused(?:_{_MOVES})+(?:_\d+)?$", "copy/layout", "triton_poi_fused_cat_70"),
+    Rule(rf"^triton_poi_fused(?:_{MOVES})+(?:_\d+)?$", "copy/layout", "triton_poi_fused_cat_70"),
     Rule(_only(_SOFTMAX), "softmax", "triton_poi_fused__softmax_1"),
     Rule(_only(_NORMS), "normalization", "triton_poi_fused_native_layer_norm_3"),
     Rule(
@@ -110,71 +108,4 @@ _XLA_RULES = (
     Rule(r"^(?:loop|input)_\w*fusion|^wrapped_", "elementwise", "loop_multiply_transpose_fusion_17"),
 )
 
-_ATEN_RULES = (
-    Rule(r"^aten::_?(?:foreach_|fused_(?:adam|sgd|adagrad)|amp_)", "optimizer", "aten::_fused_adamw_"),
-    Rule(
-        r"^aten::_?(?:scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|native_multi_head)",
-        "fused attention",
-        "aten::_scaled_dot_product_flash_attention_for_cpu",
-    ),
-    Rule(
-        r"^(?:aten|mkldnn|onednn|c10d|prims)::_?\w*(?:linear|matmul|einsum|tensordot)(?!_vector)" + _END,
-        "matmul",
-        "aten::linear",
-    ),
-    Rule(
-        r"^aten::_?(?:(?:add|b|addb|baddb|int_|scaled_|grouped_)?mm|addmv|mv|v?dot|inner|addr|ger)(?:_activation)?"
-        + _END,
-        "matmul",
-        "aten::addmm",
-    ),
-    Rule(r"^aten::\w*softmax", "softmax", "aten::_softmax"),
-    Rule(r"^aten::\w*(?:layer|rms|group|batch|instance)_norm", "normalization", "aten::native_layer_norm"),
-    Rule(r"^aten::_?embedding", "embedding", "aten::embedding_dense_backward"),
-    Rule(r"^aten::\w*convolution|^aten::_?conv\d?d?" + _END, "convolution", "aten::mkldnn_convolution"),
-    Rule(
-        r"^aten::(?:normal|uniform|bernoulli|rand\w*|(?:native_|feature_)?dropout|multinomial|exponential|poisson"
-        r"|log_normal|cauchy|geometric)" + _END,
-        "random",
-        "aten::normal_",
-    ),
-    Rule(
-        r"^aten::_?(?:sort|argsort|msort|topk|kthvalue|cum(?:sum|prod|max|min)|unique\w*|nonzero|searchsorted"
-        r"|bucketize|bincount|histc)" + _END,
-        "sort/scan",
-        "aten::cumsum",
-    ),
-    Rule(
-        r"^aten::_?(?:nan)?(?:sum|mean|prod|max|min|amax|amin|aminmax|argmax|argmin|var|std|var_mean|std_mean|any|all"
-        r"|norm|linalg_vector_norm|logsumexp|median|count_nonzero|trace)" + _END,
-        "reduction",
-        "aten::sum",
-    ),
-    Rule(
-        r"^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)",
-        "reduction",
-        "aten::nll_loss_forward",
-    ),
-    Rule(
-        r"^aten::(?:_local_scalar_dense|item|_pin_memory|pin_memory)" + _END,
-        "memset/memcpy",
-        "aten::_local_scalar_dense",
-    ),
-    Rule(
-        rf"^aten::(?:{_MOVES}(?:_{_MOVES})?|to|take\w*|index_(?:add|copy)|_index_put_impl|scatter_(?:add|reduce)|masked_select"
-        r"|masked_scatter|pad|narrow|flatten|chunk|unfold_backward|im2col|col2im)" + _END,
-        "copy/layout",
-        "aten::copy_",
-    ),
-    Rule(
-        r"^aten::_?(?:r?sub|add|mul|r?div|true_divide|neg|abs|exp2?|expm1|log\w{0,2}|pow|r?sqrt|square|reciprocal|erf\w*"
-        r"|a?(?:sin|cos|tan)h?|atan2|sigmoid|silu|gelu|(?:leaky_)?relu6?|elu|softplus|threshold|glu|clamp\w*|where"
-        r"|masked_fill|fill|zero|zeros|ones|full|arange|linspace|tri[lu]|lerp|addc(?:mul|div)|maximum|minimum"
-        r"|f?mod|remainder|floor\w*|ceil|round|trunc|sign|eq|ne|lt|le|gt|ge|(?:bitwise|logical)_\w+|isnan|isfinite"
-        r"|isin|nan_to_num|hardtanh|mish|hypot|polar|cross|conj\w*|native_dropout)(?:_backward\w*)?" + _END,
-        "elementwise",
-        "aten::add",
-    ),
-)
-
-COMPILED_RULES: tuple[Rule, ...] = _COPY_RULES + _INDUCTOR_RULES + _XLA_RULES + _ATEN_RULES
+COMPILED_RULES: tuple[Rule, ...] = _COPY_RULES + _INDUCTOR_RULES + _XLA_RULES

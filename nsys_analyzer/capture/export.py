@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import shlex
 import subprocess
-import tempfile
 from pathlib import Path
 
 from nsys_analyzer.capture.nsys import find_nsys, nsys_version
+from nsys_analyzer.capture.placement import is_fresh, is_sqlite, made_whole, places, writable_place
 from nsys_analyzer.errors import ExportError
 
 REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 """What a report is called: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""
 
-_SQLITE_MAGIC = b"SQLite format 3\x00"
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
 _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
 _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
@@ -33,14 +30,14 @@ def exported_sqlite(report: Path) -> Path:
     older than the report.
     """
     _check_report(report)
-    beside, cached = report.with_suffix(".sqlite"), _cached_path(report)
+    beside, cached = places(report, report.stem)
     for export in (beside, cached):
-        if _is_fresh(export, report):
+        if is_fresh(export, report):
             return export
     nsys = find_nsys()
     if nsys is None:
-        raise _missing_nsys(report, stale=beside if _is_sqlite(beside) else None)
-    target = beside if _is_writable(beside.parent) else _made_cache_folder(cached)
+        raise _missing_nsys(report, stale=beside if is_sqlite(beside) else None)
+    target = writable_place(beside, cached)
     _export(nsys, report, target)
     return target
 
@@ -57,53 +54,11 @@ def _check_report(report: Path) -> None:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
 
 
-def _cached_path(report: Path) -> Path:
-    root = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(root) if root else Path("~/.cache").expanduser()
-    digest = hashlib.sha256(os.fsencode(report.resolve())).hexdigest()[:16]
-    return cache / "nsys-analyze" / digest / f"{report.stem}.sqlite"
-
-
-def _made_cache_folder(cached: Path) -> Path:
-    """Make the folder of ``cached``, closed to others: an export holds its owner's environment variables."""
-    try:
-        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ExportError(
-            f"The export has nowhere to go: {error}", "Set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
-    return cached
-
-
-def _is_fresh(export: Path, report: Path) -> bool:
-    return _is_sqlite(export) and export.stat().st_mtime_ns >= report.stat().st_mtime_ns
-
-
-def _is_sqlite(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
-    except OSError:
-        return False
-
-
-def _is_writable(folder: Path) -> bool:
-    """Say whether a file can be made in ``folder``, by making one: modes and mounts both have a say."""
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
 def _export(nsys: Path, report: Path, target: Path) -> None:
-    # In a folder of its own, on the target's file system, so that a journal goes with an unfinished export.
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.stem}-export-") as folder:
-        unfinished = Path(folder) / target.name
+    with made_whole(target) as unfinished:
         finished = _run_export(nsys, report, unfinished)
-        if finished.returncode != 0 or not _is_sqlite(unfinished):
+        if finished.returncode != 0 or not is_sqlite(unfinished):
             raise _failed_export(nsys, report, finished)
-        unfinished.replace(target)
 
 
 def _run_export(nsys: Path, report: Path, output: Path) -> subprocess.CompletedProcess[str]:
@@ -125,7 +80,7 @@ def _missing_nsys(report: Path, stale: Path | None) -> ExportError:
 
 
 def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
-    said = _last_words(finished.stderr) or _last_words(finished.stdout)
+    said = last_words(finished.stderr) or last_words(finished.stdout)
     if any(phrase in said for phrase in _NOT_A_REPORT):
         return ExportError(
             f"{report} is not an Nsight Systems report, or only a part of one: {said}",
@@ -141,7 +96,7 @@ def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProce
     return ExportError(f"nsys export failed: {reason}", f"Try it by hand: {_export_command(str(report))}")
 
 
-def _last_words(output: str) -> str:
+def last_words(output: str) -> str:
     """Return the last two lines of what ``nsys`` said, as one, without the progress bars between them."""
     lines = (line.strip() for line in re.split(r"[\r\n]", output))
     return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")

@@ -76,7 +76,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a ``.sqlite`` export, or a ``.nsys-rep`` by exporting it first.
+        """Reads a ``.sqlite`` export; a ``.nsys-rep`` or a PyTorch profiler trace is made into one first.
 
         Raises:
             TraceError: the file is absent, damaged or not an nsys export.
@@ -118,11 +118,15 @@ class Trace:
 
 
 def sqlite_of(path: Path) -> Path:
-    """The SQLite file behind a path: the path itself, or the export of a report file."""
+    """The SQLite file behind a path: itself, the export of a report, or what a PyTorch profiler trace becomes."""
     if path.suffix in (".nsys-rep", ".qdrep"):
         from nsys_analyzer.capture.export import exported_sqlite
 
         return exported_sqlite(path)
+    if path.name.endswith((".json", ".json.gz")):
+        from nsys_analyzer.capture.kineto import converted_sqlite
+
+        return converted_sqlite(path)
     return path
 
 

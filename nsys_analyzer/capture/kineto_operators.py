@@ -1,0 +1,152 @@
+"""Operators of a machine without a GPU as kernels: the time that each spends itself.
+
+An operator calls others (``aten::linear`` calls ``aten::mm``), and its own time is what theirs leaves of it, in
+several stretches. One call is one row, so that products can be counted; a row must not overlap another of its
+thread; so the row lies where the longest stretch is. What the shorter ones hold is summed up, and told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
+from nsys_analyzer.capture.kineto_ids import Strings, Threads, pid_of
+from nsys_analyzer.capture.kineto_rows import warning_row
+from nsys_analyzer.capture.kineto_tables import Rows
+
+#: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
+#: ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's ``MyBackward``.
+_AUTOGRAD = re.compile(r"^(?:torch::)?autograd::|^[\w:<>., ]*Backward\d*$")
+#: What torch.compile's own code runs in; its products are operators in it.
+_COMPILED = "## Call CompiledFxGraph"
+COMPILED_GRAPH = "CompiledFxGraph"
+#: The name of the device that stands for the CPU.
+CPU = "CPU"
+#: The share of the operators' own time that may be missing without a word.
+_TOLERATED = 0.01
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Where an operator's row lies, ns, and the time in ns that the operator spent itself, which may be longer."""
+
+    start: int
+    end: int
+    own: int
+
+
+def operator_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dict[str, Rows]:
+    """The tables of a trace without a GPU: each call of an operator as a kernel and its launch, on a device "CPU".
+
+    A thread is a stream. What the rows lack of the operators' own time is a warning where it is above 1 %.
+    """
+    calls = [(event, stretch, stream) for stream, events in enumerate(_by_thread(trace)) for event, stretch in events]
+    process = threads.processes[0]
+    return {
+        "CUPTI_ACTIVITY_KIND_KERNEL": _kernels(calls, threads, strings),
+        "CUPTI_ACTIVITY_KIND_RUNTIME": _launches(calls, threads, strings),
+        "TARGET_INFO_GPU": [(0, CPU, 0, 0)],
+        "TARGET_INFO_CUDA_DEVICE": [(0, 0, pid_of(one)) for one in threads.processes],
+        "DIAGNOSTIC_EVENT": [warning_row(text, process) for text in _warnings(trace, [call[1] for call in calls])],
+    }
+
+
+_Call = tuple[Event, "Stretch", int]
+
+
+def _kernels(calls: list[_Call], threads: Threads, strings: Strings) -> Iterator[tuple[Any, ...]]:
+    for correlation, (event, stretch, stream) in enumerate(calls, 1):
+        name, process = strings(_name(event)), threads.process(event.pid)
+        yield stretch.start, stretch.end, 0, 0, stream, correlation, process, name, name, None
+
+
+def _launches(calls: list[_Call], threads: Threads, strings: Strings) -> Iterator[tuple[Any, ...]]:
+    """A launch where the operator starts, under its name and as long as it, with what it called."""
+    for correlation, (event, _, _) in enumerate(calls, 1):
+        thread = threads.thread(event.pid, event.tid)
+        yield event.start, event.end, thread, correlation, strings(_name(event)), 0
+
+
+def _by_thread(trace: KinetoTrace) -> Iterator[Iterator[tuple[Event, Stretch]]]:
+    threads: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+    for event in trace.of("operator"):
+        if is_operator(event.name):
+            threads[event.pid, event.tid].append(event)
+    for events in threads.values():
+        events.sort(key=lambda event: (event.start, -event.end))
+        yield zip(events, stretches((event.start, event.end) for event in events), strict=True)
+
+
+def _warnings(trace: KinetoTrace, laid: list[Stretch]) -> Iterator[str]:
+    own, lost = sum(one.own for one in laid), sum(one.own - (one.end - one.start) for one in laid)
+    if lost > _TOLERATED * own:
+        yield (
+            f"{lost / own:.1%} of the operators' own time lies between the operators that they call, outside each "
+            "one's longest stretch, and is not counted"
+        )
+    if trace.properties.get("deviceProperties"):
+        yield "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
+
+
+def _name(event: Event) -> str:
+    """The operator's name; a graph that torch.compile made has a hash in its, which would part equals."""
+    return COMPILED_GRAPH if event.name.startswith(_COMPILED) else event.name
+
+
+def is_operator(name: str) -> bool:
+    """Say whether a ``cpu_op`` does work: it has a namespace (``aten::mm``), and is not autograd's bookkeeping.
+
+    What has none is a label somebody put around operators: ``MmBackward0``, ``enumerate(DataLoader)#…``,
+    ``Optimizer.step#AdamW.step``, ``DistributedDataParallel.forward``; but for what torch.compile made.
+    """
+    return ("::" in name and not _AUTOGRAD.search(name)) or name.startswith(_COMPILED) or "cpp_fused" in name
+
+
+def stretches(intervals: Iterable[tuple[int, int]]) -> list[Stretch]:
+    """Return the longest stretch of each interval of one thread that no interval nested in it covers.
+
+    Args:
+        intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends
+            after the one it starts in is cut there.
+
+    Returns:
+        One stretch for each interval, in the same order. No two overlap; each lies within its interval.
+    """
+    found: list[_Open] = []
+    stack: list[_Open] = []
+    for start, end in intervals:
+        while stack and stack[-1].end <= start:
+            stack.pop()
+        if stack:
+            end = min(end, stack[-1].end)  # profilers round, and a child may outlive its parent by 1 ns
+            stack[-1].leave_out(start, end)
+        stack.append(_Open(start, end))
+        found.append(stack[-1])
+    return [one.stretch() for one in found]
+
+
+class _Open:
+    """An interval whose nested ones are being taken out of it."""
+
+    __slots__ = ("best", "end", "free_from", "own")
+
+    def __init__(self, start: int, end: int) -> None:
+        self.end = end
+        self.free_from = start
+        self.own = 0
+        self.best = (start, start)
+
+    def leave_out(self, start: int, end: int) -> None:
+        free = start - self.free_from
+        self.own += free
+        if free > self.best[1] - self.best[0]:
+            self.best = (self.free_from, start)
+        self.free_from = end
+
+    def stretch(self) -> Stretch:
+        self.leave_out(self.end, self.end)
+        return Stretch(*self.best, self.own)

@@ -1,0 +1,95 @@
+"""Where a SQLite file made from a capture lies: beside it, or in the cache; made once, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nsys_analyzer.errors import ExportError
+
+KINETO_SUFFIXES = (".pt.trace.json.gz", ".pt.trace.json", ".json.gz")
+"""What a trace of PyTorch's profiler is called in a folder; a plain ``.json`` may be anything."""
+
+TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", *KINETO_SUFFIXES)
+"""What a capture is called, in a folder of them."""
+
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+
+
+def trace_stem(trace: Path) -> str:
+    """Return the name that a trace shares with its export: ``a`` of ``a.nsys-rep``, ``a.json.gz`` and ``a.json``.
+
+    Not ``Path.stem``: what follows the point of ``2.7B_ctx256`` is no suffix.
+    """
+    suffixes = (suffix for suffix in (*TRACE_SUFFIXES, ".json") if trace.name.endswith(suffix))
+    return trace.name.removesuffix(next(suffixes, ""))
+
+
+def places(source: Path, stem: str) -> tuple[Path, Path]:
+    """Return where ``stem.sqlite`` of ``source`` may lie: beside it, and in the cache.
+
+    The cache is ``~/.cache/nsys-analyze``, or below ``$XDG_CACHE_HOME``, with a folder for each source.
+    """
+    root = os.environ.get("XDG_CACHE_HOME")
+    cache = Path(root) if root else Path("~/.cache").expanduser()
+    digest = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:16]
+    name = f"{stem}.sqlite"
+    return source.with_name(name), cache / "nsys-analyze" / digest / name
+
+
+def writable_place(beside: Path, cached: Path) -> Path:
+    """Return the place of the two where a file can be made; the cache's folder is made as needed.
+
+    It is closed to others, for an export holds its owner's environment variables.
+
+    Raises:
+        ExportError: neither can be written.
+    """
+    if _is_writable(beside.parent):
+        return beside
+    try:
+        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(
+            f"The export has nowhere to go: {error}", "Set XDG_CACHE_HOME to a folder that can be written"
+        ) from error
+    return cached
+
+
+def is_fresh(made: Path, source: Path) -> bool:
+    """Say whether ``made`` is a SQLite file no older than the source it was made from."""
+    return is_sqlite(made) and made.stat().st_mtime_ns >= source.stat().st_mtime_ns
+
+
+def is_sqlite(path: Path) -> bool:
+    """Say whether a file is there and starts as a SQLite database does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+@contextmanager
+def made_whole(target: Path) -> Iterator[Path]:
+    """Give a path to write to, which becomes ``target`` when the block ends without an error.
+
+    It lies in a folder of its own, on the target's file system, so that a journal goes with an unfinished file.
+    """
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.stem}-export-") as folder:
+        unfinished = Path(folder) / target.name
+        yield unfinished
+        unfinished.replace(target)
+
+
+def _is_writable(folder: Path) -> bool:
+    """Say whether a file can be made in ``folder``, by making one: modes and mounts both have a say."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,106 @@
+"""Running one program to its end, its time-out or an interrupt, and telling how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_GRACE_S = 5
+_TAIL_BYTES = 20_000
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+)
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: ``ok``, ``oom``, ``failed`` or ``timeout``, and in a line why, where it is not ok."""
+
+    status: str
+    message: str | None = None
+
+
+def run_logged(
+    command: Sequence[str], log: Path, timeout_s: float | None, environment: Mapping[str, str] | None = None
+) -> Ended:
+    """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
+
+    When the time is up, or on an interrupt, the whole group is terminated: a profiler's target too.
+
+    Raises:
+        KeyboardInterrupt: after the group is gone.
+        OSError: the log cannot be written.
+    """
+    killed_before = _oom_kills()
+    with log.open("ab") as output:
+        start = output.tell()
+        try:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                env={**os.environ, **(environment or {})}, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            return Ended("failed", f"{command[0]} cannot be run ({error.strerror})")
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            _end_group(process)
+            return Ended("timeout", f"stopped after {timeout_s:g} s")
+        except BaseException:  # an interrupt: what was started must not outlive it
+            _end_group(process)
+            raise
+    return _ended(code, log, start, starved=_oom_kills() > killed_before)
+
+
+def last_lines(log: Path, lines: int = 3) -> str:
+    """The last lines of a log that hold anything, as one."""
+    return " | ".join([line.strip() for line in _tail(log, 0).splitlines() if line.strip()][-lines:])
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Terminates the process's group, and kills what does not listen."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):  # nobody is left
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+
+
+def _ended(code: int, log: Path, start: int, *, starved: bool) -> Ended:
+    if code == 0:
+        return Ended("ok")
+    said = _tail(log, start)
+    if starved:
+        return Ended("oom", "the system ran out of memory and killed it")
+    found = [line.strip() for line in said.splitlines() if _OUT_OF_MEMORY.search(line)]
+    if found:
+        return Ended("oom", found[-1])
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
+    last = (errors or lines or ["it said nothing"])[-1]
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return Ended("failed", f"{how}: {last}")
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _oom_kills() -> int:
+    """How many processes this system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 and later."""
+    try:
+        counters = Path("/proc/vmstat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    match = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
+    return int(match[1]) if match else 0

@@ -1,0 +1,423 @@
+"""Traces of PyTorch's profiler: what becomes of each event, and of a machine without a GPU."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.classes import classify
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.capture import placement
+from nsys_analyzer.capture.kineto import convert_trace, converted_sqlite
+from nsys_analyzer.capture.kineto_ids import folded
+from nsys_analyzer.capture.kineto_operators import is_operator, stretches
+from nsys_analyzer.cli import cli
+from nsys_analyzer.commands.gather import find_traces
+from nsys_analyzer.errors import ExportError, NsysAnalyzerError, TraceError
+from tests.conftest import DATA
+from tests.export import Export
+from tests.kineto import AUTOGRAD, MAIN, PID, Kineto
+
+VM = 1 << 48
+GEMM = "ampere_sgemm_128x64_tn"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def rows(sqlite: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(sqlite)) as connection:
+        return connection.execute(query).fetchall()
+
+
+def converted(trace: Kineto, tmp_path: Path) -> Path:
+    convert_trace(trace.write(tmp_path / "t.json"), tmp_path / "t.sqlite")
+    return tmp_path / "t.sqlite"
+
+
+def gpu_step() -> Kineto:
+    """Forward [100, 200) launches a GEMM at 110 that runs [120, 150); backward [200, 400) one at 250 from autograd's
+    thread that runs [260, 320), and a copy at 330 that runs [340, 345).
+    """
+    trace = Kineto(cuda_driver_version=13000, torch_version="2.9.0", driver_version="580.1").gpu()
+    trace.thread(MAIN, f"thread {MAIN} (python)").thread(AUTOGRAD, f"thread {AUTOGRAD} (pt_autograd_0)")
+    trace.thread(7, "stream 7 ", pid=0)
+    trace.range("forward", 100, 100).operator("aten::mm", 105, 20).launch(1, 110).kernel(GEMM, 1, 120, 30)
+    trace.range("backward", 200, 200).operator("aten::mm", 245, 20, tid=AUTOGRAD)
+    trace.launch(2, 250, tid=AUTOGRAD, api="cuLaunchKernelEx").kernel(GEMM, 2, 260, 60, stream=9)
+    trace.launch(3, 330, api="cudaMemcpyAsync").copy("Memcpy DtoH (Device -> Pinned)", 3, 340, 5, size=64)
+    return trace
+
+
+# --- a trace with a GPU ------------------------------------------------------------------------------------------
+
+
+def test_every_gpu_operation_has_its_times_place_and_launch(tmp_path: Path) -> None:
+    trace = Trace.load(converted(gpu_step(), tmp_path))
+    operations = trace.operations
+    # Times from the first event, forward at 100 us: the GEMM at 120 us starts at 20 us = 20,000 ns.
+    assert operations.start.tolist() == [20_000, 160_000, 240_000]
+    assert operations.end.tolist() == [50_000, 220_000, 245_000]
+    assert operations.kind.tolist() == [0, 0, 1]
+    assert operations.stream.tolist() == [7, 9, 7]
+    assert operations.correlation.tolist() == [1, 2, 3]
+    assert operations.process.tolist() == [VM | PID << 24] * 3
+    assert operations.names == (GEMM,)
+    assert trace.launches.start.tolist() == [10_000, 150_000, 230_000]
+    assert trace.launches.thread.tolist() == [VM | PID << 24 | tid for tid in (MAIN, AUTOGRAD, MAIN)]
+
+
+def test_only_annotations_of_threads_are_ranges(tmp_path: Path) -> None:
+    trace = Trace.load(converted(gpu_step().add("python_function", "train.py(3): step", 90, 400), tmp_path))
+    assert [trace.ranges.names[code] for code in trace.ranges.name] == ["forward", "backward"]
+    assert trace.ranges.end.tolist() == [100_000, 300_000]
+
+
+def test_backward_is_what_autograds_thread_launched(tmp_path: Path) -> None:
+    (summary,) = summarize(Trace.load(converted(gpu_step(), tmp_path)), "t")
+    backward = summary.phase("backward")
+    assert backward
+    assert backward.kernel_sum_ms.mean == pytest.approx(60e-3)  # [260, 320) us
+    assert [thread.thread for thread in backward.launch_threads] == ["pt_autograd_0"]
+
+
+def test_the_conditions_are_those_that_the_trace_tells(tmp_path: Path) -> None:
+    metadata = Trace.load(converted(gpu_step(), tmp_path)).metadata
+    assert (metadata.cuda, metadata.driver) == ("13.0", "580.1")
+    gpu = metadata.gpu(PID, 0)
+    assert gpu
+    assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("NVIDIA H100", 80 << 30, 132)
+    assert set(metadata.thread_names.values()) == {"python", "pt_autograd_0"}
+    assert rows(tmp_path / "t.sqlite", "SELECT value FROM META_DATA_EXPORT ORDER BY name")[1:3] == [
+        ("torch.profiler",),
+        ("2.9.0",),
+    ]
+
+
+def test_copies_and_fills_keep_their_size_and_kind(tmp_path: Path) -> None:
+    trace = Kineto().launch(1, 0).copy("Memcpy HtoD (Pageable -> Device)", 1, 5, 1, size=4096)
+    trace.launch(2, 10).copy("Memset (Device)", 2, 15, 1, size=512).copy("Memcpy PtoP (Device -> Device)", 3, 20, 1, 8)
+    sqlite = converted(trace, tmp_path)
+    # ENUM_CUDA_MEMCPY_OPER: 1 host to device, 10 peer to peer.
+    assert rows(sqlite, "SELECT bytes, copyKind FROM CUPTI_ACTIVITY_KIND_MEMCPY") == [(4096, 1), (8, 10)]
+    assert rows(sqlite, "SELECT bytes FROM CUPTI_ACTIVITY_KIND_MEMSET") == [(512,)]
+
+
+def test_kernels_of_a_graph_share_the_launch_of_its_replay(tmp_path: Path) -> None:
+    trace = Kineto().launch(9, 0, api="cudaGraphLaunch")
+    for node in (1, 2):
+        trace.kernel(GEMM, 9, 10 * node, 5, **{"graph id": 4, "graph node id": (4 << 32) + node})
+    operations = Trace.load(converted(trace, tmp_path)).operations
+    assert operations.correlation.tolist() == [9, 9]
+    assert operations.graph_node.tolist() == [(4 << 32) + 1, (4 << 32) + 2]
+
+
+def test_nanoseconds_of_times_since_1970_are_kept(tmp_path: Path) -> None:
+    # A double of this size has steps of 0.25 us.
+    text = Kineto().kernel(GEMM, 1, 111, 222).launch(1, 333).text()
+    text = text.replace("111", "1700000000000000.123").replace("222", "0.007").replace("333", "1700000000000000.001")
+    (tmp_path / "t.json").write_text(text)
+    operations = Trace.load(tmp_path / "t.json").operations
+    assert (operations.start.tolist(), operations.end.tolist()) == ([122], [129])
+
+
+def test_processes_with_the_same_correlation_ids_stay_apart(tmp_path: Path) -> None:
+    # Both ranks count from 1. What GPU 0 ran at 101 for correlation ID 1 was launched at 100 by rank 0, for rank 1
+    # launched its own at 105; what GPU 1 ran at 109 waited 4 us for rank 1, and would have waited 9 for rank 0.
+    trace = Kineto()
+    for correlation, shift in ((1, 0), (2, 20)):
+        trace.launch(correlation, 100 + shift, pid="rank 0", tid=1).kernel("a", correlation, 101 + shift, 1, device=0)
+        trace.launch(correlation, 105 + shift, pid="rank 1", tid=1).kernel("b", correlation, 109 + shift, 1, device=1)
+    operations = Trace.load(converted(trace, tmp_path)).operations
+    processes = dict(zip(operations.device.tolist(), operations.process.tolist(), strict=False))
+    launching = rows(tmp_path / "t.sqlite", "SELECT globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start LIMIT 2")
+    assert len(set(processes.values())) == 2
+    assert [tid & ~0xFFFFFF for (tid,) in launching] == [processes[0], processes[1]]
+
+
+def test_ids_that_do_not_fit_are_folded_and_never_collide() -> None:
+    ids = [5, 1, (1 << 24) + 5, 1 << 31, "Trace 1", -3]
+    numbers = folded(ids)
+    assert (numbers[5], numbers[1]) == (5, 1)
+    assert len(set(numbers.values())) == len(ids)
+    assert all(0 <= number < 1 << 24 for number in numbers.values())
+
+
+def test_memory_events_tell_allocations_from_releases(tmp_path: Path) -> None:
+    trace = gpu_step().memory(512, 130, device=0, allocated=512).memory(-512, 140, device=0, allocated=0)
+    trace.memory(99, 150, device=-1, allocated=99)  # the host's: no memory of a GPU
+    query = "SELECT bytes, memoryOperationType, memKind, localMemoryPoolUtilizedSize FROM CUDA_GPU_MEMORY_USAGE_EVENTS"
+    assert rows(converted(trace, tmp_path), query) == [(512, 0, 2, 512), (512, 1, 2, 0)]
+
+
+def test_events_of_pytorch_1_8_have_other_categories(tmp_path: Path) -> None:
+    trace = Kineto().add("Runtime", "cudaLaunchKernel", 10, 1, correlation=1).add("Operator", "aten::mm", 9, 5)
+    trace.add("Kernel", GEMM, 20, 5, pid=0, tid=7, correlation=1, device=0, stream=7)
+    assert Trace.load(converted(trace, tmp_path)).operations.names == (GEMM,)
+
+
+# --- a trace without a GPU ---------------------------------------------------------------------------------------
+
+
+def test_an_operator_is_a_kernel_by_its_own_time(tmp_path: Path) -> None:
+    trace = Kineto().range("forward", 0, 100)
+    # linear [10, 90) calls mm [20, 70): its own time is 10 + 20 = 30 us, and its row the longer stretch [70, 90).
+    trace.operator("aten::linear", 10, 80).operator("MmBackward0", 15, 60).operator("aten::mm", 20, 50)
+    loaded = Trace.load(converted(trace, tmp_path))
+    operations = loaded.operations
+    named = [operations.names[code] for code in operations.name]
+    spans = list(zip(named, operations.start.tolist(), operations.end.tolist(), strict=True))
+    assert spans == [("aten::linear", 70_000, 90_000), ("aten::mm", 20_000, 70_000)]
+    assert loaded.launches.start.tolist() == [10_000, 20_000]
+    gpu = loaded.metadata.gpu(PID, 0)
+    assert gpu
+    assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("CPU", 0, 0)
+
+
+def test_own_time_outside_the_longest_stretches_is_told(tmp_path: Path) -> None:
+    # linear's own time is 10 + 20 of 80, and 10 are lost: 10 of 80 us of all own time is 12.5 %.
+    trace = Kineto().operator("aten::linear", 10, 80).operator("aten::mm", 20, 50)
+    (diagnostic,) = Trace.load(converted(trace, tmp_path)).metadata.diagnostics
+    assert diagnostic.severity == 2
+    assert diagnostic.text.startswith("12.5% of the operators' own time")
+
+
+def test_little_that_is_lost_is_not_told(tmp_path: Path) -> None:
+    # 1 of 201 us, 0.5 %.
+    trace = Kineto().operator("aten::linear", 0, 201).operator("aten::mm", 1, 100)
+    assert Trace.load(converted(trace, tmp_path)).metadata.diagnostics == ()
+
+
+def test_a_gpu_that_left_no_kernel_is_told(tmp_path: Path) -> None:
+    (diagnostic,) = Trace.load(converted(Kineto().gpu().operator("aten::mm", 0, 1), tmp_path)).metadata.diagnostics
+    assert "the times are those of the CPU" in diagnostic.text
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"),
+    [
+        ("aten::mm", True),
+        ("mkldnn::_linear_pointwise", True),
+        ("aten::_softmax_backward_data", True),
+        ("graph_0_cpp_fused_add_1", True),
+        ("## Call CompiledFxGraph fknygjiei2yah ##", True),
+        ("autograd::engine::evaluate_function: MmBackward0", False),
+        ("torch::autograd::AccumulateGrad", False),
+        ("MmBackward0", False),
+        ("CompiledFunctionBackward", False),
+        ("Torch-Compiled Region: 0/0", False),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", False),
+        ("detach", False),
+    ],
+)
+def test_what_is_an_operator(name: str, operator: bool) -> None:
+    assert is_operator(name) is operator
+
+
+@st.composite
+def trees(draw: st.DrawFn, longest_overhang: int) -> list[tuple[int, int]]:
+    """Intervals of one thread: nested, but for those that outlive their parent by an overhang."""
+
+    def inside(start: int, end: int, depth: int) -> Iterator[tuple[int, int]]:
+        cuts = sorted(draw(st.lists(st.integers(start, end), max_size=6)))
+        for left, right in zip(cuts[::2], cuts[1::2], strict=False):
+            yield left, right + draw(st.integers(0, longest_overhang))
+            if depth:
+                yield from inside(left, right, depth - 1)
+
+    return sorted(inside(0, draw(st.integers(0, 200)), 3), key=lambda one: (one[0], -one[1]))
+
+
+@given(trees(longest_overhang=2))
+def test_stretches_are_disjoint_and_lie_within_the_operators(intervals: list[tuple[int, int]]) -> None:
+    found = stretches(intervals)
+    assert len(found) == len(intervals)
+    for (start, end), one in zip(intervals, found, strict=True):
+        assert start <= one.start <= one.end <= end
+        assert one.end - one.start <= one.own <= end - start
+    laid = sorted((one.start, one.end) for one in found if one.end > one.start)
+    assert all(left[1] <= right[0] for left, right in pairwise(laid))
+
+
+@given(trees(longest_overhang=0))
+def test_own_times_add_up_to_the_time_in_which_any_operator_runs(intervals: list[tuple[int, int]]) -> None:
+    covered = {moment for start, end in intervals for moment in range(start, end)}
+    assert sum(one.own for one in stretches(intervals)) == len(covered)
+
+
+# --- a real trace, by the recorder: one training step on the CPU, d_model 256, 2 layers, batch 4 of 64 tokens ----
+
+
+@pytest.fixture
+def cpu_train(tmp_path: Path) -> Path:
+    source = DATA / "cpu_train.pt.trace.json.gz"
+    (tmp_path / source.name).write_bytes(source.read_bytes())
+    return tmp_path / source.name
+
+
+def test_products_of_a_real_step_are_counted_right(cpu_train: Path) -> None:
+    (summary,) = summarize(Trace.load(cpu_train), "cpu")
+
+    def products(phase: str) -> float:
+        found = summary.phase(phase)
+        assert found
+        return sum(row.launches_per_instance for row in found.kernels if row.name in ("aten::mm", "aten::bmm"))
+
+    # 9 products in each of 2 layers, and the head; each has two in backward.
+    assert products("forward") == 9 * 2 + 1
+    assert products("backward") == 2 * (9 * 2 + 1)
+    assert products("optimizer") == 0
+
+
+def test_classes_of_a_real_step_are_known(cpu_train: Path) -> None:
+    trace = Trace.load(cpu_train)
+    operations = trace.operations
+    durations = dict.fromkeys(operations.names, 0)
+    for code, duration in zip(operations.name.tolist(), (operations.end - operations.start).tolist(), strict=True):
+        durations[operations.names[code]] += duration
+    unknown = sum(duration for name, duration in durations.items() if classify(name) == "other")
+    assert unknown < 0.02 * sum(durations.values())
+
+
+def test_a_real_step_adds_up(cpu_train: Path) -> None:
+    (summary,) = summarize(Trace.load(cpu_train), "cpu")
+    step = summary.phase("step")
+    assert step
+    assert step.kernel_sum_ms.mean <= step.wall_ms.mean
+    phases = [summary.phase(name) for name in ("forward", "loss", "backward", "optimizer")]
+    assert sum(phase.kernel_sum_ms.mean for phase in phases if phase) == pytest.approx(step.kernel_sum_ms.mean)
+    backward = summary.phase("backward")
+    assert backward
+    assert backward.kernel_sum_ms.mean > 0.8 * backward.wall_ms.mean
+
+
+# --- what is no such trace ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"no json", "is not JSON"),
+        (Kineto().operator("aten::mm", 0, 1).text().encode()[:-30], "is not JSON, or only a part of it"),
+        (gzip.compress(gpu_step().text().encode())[:-50], "is damaged or truncated"),
+        (b"\x1f\x8bgarbage", "is damaged or truncated"),
+        (b"[1, 2]", "it has no traceEvents"),
+        (b'{"captures": []}', "it has no traceEvents"),
+        (b'{"traceEvents": {}}', "it has no traceEvents"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "toplevel", "name": "a", "ts": 1}]}', "not of PyTorch's profiler"),
+        (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}', "unlike those of PyTorch's profiler"),
+        (Kineto().range("forward", 0, 1).text().encode(), "neither operators nor kernels"),
+    ],
+)
+def test_bad_input_is_one_clear_line(content: bytes, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=message) as caught:
+        converted_sqlite(path)
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+    assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_no_such_file(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        Trace.load(tmp_path / "absent.json.gz")
+
+
+# --- made once and kept --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.b.json", "a.b.json.gz", "a.b.pt.trace.json", "a.b.pt.trace.json.gz"])
+def test_the_converted_file_lies_beside_the_trace_and_is_kept(name: str, tmp_path: Path) -> None:
+    trace = gpu_step().write(tmp_path / name)
+    sqlite = converted_sqlite(trace)
+    assert sqlite == tmp_path / "a.b.sqlite"
+    made = sqlite.stat().st_ino
+    assert converted_sqlite(trace).stat().st_ino == made
+    os.utime(trace, ns=(0, sqlite.stat().st_mtime_ns + 1))
+    assert converted_sqlite(trace).stat().st_ino != made
+
+
+def test_a_file_of_another_converter_is_made_again(tmp_path: Path) -> None:
+    trace = gpu_step().write(tmp_path / "a.json")
+    sqlite = converted_sqlite(trace)
+    with closing(sqlite3.connect(sqlite)) as connection:
+        connection.execute("UPDATE META_DATA_EXPORT SET value = '0' WHERE name = 'EXPORT_CONVERTER_VERSION'")
+        connection.commit()
+    converted_sqlite(trace)
+    assert ("1",) in rows(sqlite, "SELECT value FROM META_DATA_EXPORT")
+
+
+def test_an_export_of_nsys_of_that_name_is_not_written_over(tmp_path: Path, own_cache: Path) -> None:
+    export = Export().kernel(GEMM, 1, 2, 3).write(tmp_path / "a.sqlite")
+    before = export.read_bytes()
+    sqlite = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
+    assert sqlite.is_relative_to(own_cache)
+    assert export.read_bytes() == before
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(placement, "_is_writable", lambda folder: folder != tmp_path)
+    trace = gpu_step().write(tmp_path / "a.json.gz")
+    assert converted_sqlite(trace).is_relative_to(own_cache)
+    assert converted_sqlite(trace) == converted_sqlite(trace)
+
+
+def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
+    output = tmp_path / "folder"
+    (output / "t.sqlite").mkdir(parents=True)
+    with pytest.raises(ExportError, match="cannot be written"):
+        convert_trace(gpu_step().write(tmp_path / "t.json"), output / "t.sqlite")
+    assert [path.name for path in output.iterdir()] == ["t.sqlite"]
+
+
+# --- in the commands -----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_each_trace_once_and_no_plain_json(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz", "report.json"):
+        gpu_step().write(tmp_path / name)
+    found = [path.name for path in find_traces([tmp_path])]
+    assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz"]
+    converted_sqlite(tmp_path / "a.json.gz")
+    assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite", *found[1:]]
+
+
+@pytest.mark.parametrize("command", ["report", "kernels", "info"])
+def test_commands_open_a_trace(command: str, cpu_train: Path) -> None:
+    options = ["-o", "-"] if command == "report" else []
+    result = CliRunner().invoke(cli, [command, str(cpu_train), *options], catch_exceptions=False)
+    assert result.exit_code == 0
+    assert {"report": "# Where the time", "kernels": "aten::mm", "info": "NVTX_EVENTS: 14"}[command] in result.output
+
+
+@pytest.mark.parametrize("name", ["t.json.gz", "T.JSON.GZ", "t.pt.trace.json"])
+def test_a_report_is_not_written_over_a_trace(name: str, tmp_path: Path) -> None:
+    trace = gpu_step().write(tmp_path / "t.json.gz")
+    before = trace.read_bytes()
+    with pytest.raises(NsysAnalyzerError, match="has the name of an input"):
+        CliRunner().invoke(cli, ["report", str(trace), "-o", str(tmp_path / name)], catch_exceptions=False)
+    assert trace.read_bytes() == before
+
+
+def test_a_report_may_be_json(tmp_path: Path) -> None:
+    trace, output = gpu_step().write(tmp_path / "t.json.gz"), tmp_path / "report.json"
+    arguments = ["report", str(trace), "--format", "json", "-o", str(output)]
+    assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
+    assert output.is_file()

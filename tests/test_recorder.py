@@ -1,0 +1,217 @@
+"""The torch recorder: programs as they are, run in a process of their own, and what is in the trace afterwards."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.capture.recorder import NOTHING_RECORDED, main
+from nsys_analyzer.capture.recorder_hooks import Annotation, Ranges
+
+ROOT = Path(__file__).parent.parent
+
+TRAINING = """
+import sys
+from pathlib import Path
+import beside
+import torch
+from torch.cuda import nvtx, profiler
+
+assert __name__ == "__main__" and __file__ == sys.argv[0]
+print("arguments", *sys.argv[1:], beside.VALUE)
+x = torch.ones(8, 8)
+
+def step():
+    with nvtx.range("step"):
+        nvtx.range_push("forward")
+        y = x @ x
+        nvtx.range_pop()
+        handle = nvtx.range_start("backward")
+        y @ y
+        nvtx.range_end(handle)
+        nvtx.mark("done")
+
+nvtx.range_push("warmup")
+step()
+nvtx.range_pop()
+nvtx.range_push("open before")
+profiler.start()
+step()
+step()
+nvtx.range_push("open at the end")
+profiler.stop()
+nvtx.range_pop()
+nvtx.range_pop()
+torch.cuda.cudart().cudaProfilerStart()
+step()
+sys.exit(5)
+"""
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+    trace: Path
+
+
+Record = Callable[..., Outcome]
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Record:
+    """Runs a program under the recorder; ``{}`` in it is the folder of the trace."""
+    pytest.importorskip("torch", reason="the recorder is PyTorch's profiler")
+
+    def run(program: str, *options: str, arguments: tuple[str, ...] = (), module: bool = False) -> Outcome:
+        folder = tmp_path / "out"
+        folder.mkdir()
+        script = tmp_path / "program.py"
+        script.write_text(program.replace("{}", str(folder)))
+        (tmp_path / "beside.py").write_text("VALUE = 42")
+        output = folder / "trace.json.gz"
+        named = ("-m", "program") if module else (str(script),)
+        command = [sys.executable, "-m", "nsys_analyzer.capture.recorder", "--output", str(output), *options]
+        finished = subprocess.run(
+            [*command, "--", *named, *arguments], capture_output=True, text=True, cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+        )  # fmt: skip
+        return Outcome(finished.returncode, finished.stdout, finished.stderr, output)
+
+    return run
+
+
+def kernels(trace: Trace) -> list[str]:
+    return [trace.operations.names[code] for code in trace.operations.name]
+
+
+def test_the_first_range_between_start_and_stop_is_recorded(record: Record) -> None:
+    outcome = record(TRAINING, arguments=("--steps", "2"))
+    assert outcome.code == 5
+    assert outcome.out == "arguments --steps 2 42\n"
+    assert outcome.err == (
+        "recorder: only the first range between cudaProfilerStart and cudaProfilerStop is recorded\n"
+    )
+    assert [path.name for path in outcome.trace.parent.iterdir()] == ["trace.json.gz"]
+    trace = Trace.load(outcome.trace)
+    ranges = [trace.ranges.names[code] for code in trace.ranges.name]
+    assert sorted(ranges) == sorted(["step", "forward", "backward", "done"] * 2 + ["open at the end"])
+    assert kernels(trace).count("aten::mm") == 2 * 2  # two products in each of two steps
+    import torch
+
+    assert trace.metadata.profiler_version == torch.__version__
+
+
+def test_a_program_that_never_starts_the_profiler(record: Record) -> None:
+    outcome = record("import torch\ntorch.ones(2).add(1)\ntorch.cuda.profiler.stop()")
+    assert outcome.code == NOTHING_RECORDED
+    assert outcome.err == ("recorder: the program never called cudaProfilerStart; --whole-program records all of it\n")
+    assert list(outcome.trace.parent.iterdir()) == []
+
+
+def test_a_program_that_fails_while_it_is_recorded(record: Record) -> None:
+    outcome = record("import torch\ntorch.cuda.profiler.start()\ntorch.ones(2, 3) @ torch.ones(2, 3)")
+    assert outcome.code == 1
+    lines = outcome.err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert "program.py" in lines[1]
+    assert "recorder" not in outcome.err
+    assert lines[-1].startswith("RuntimeError: mat1 and mat2")
+    assert list(outcome.trace.parent.iterdir()) == []
+
+
+def test_a_program_that_fails_after_its_range(record: Record) -> None:
+    program = "import torch\nwith torch.cuda.profiler.profile(): torch.ones(2, 2) @ torch.ones(2, 2)\nraise KeyError(3)"
+    outcome = record(program)
+    assert (outcome.code, outcome.err.splitlines()[-1]) == (1, "KeyError: 3")
+    assert "aten::mm" in kernels(Trace.load(outcome.trace))
+
+
+def test_a_range_that_is_never_stopped_ends_with_the_program(record: Record) -> None:
+    outcome = record("import torch\ntorch.cuda.profiler.start()\ntorch.ones(2, 2) @ torch.ones(2, 2)")
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "aten::mm" in kernels(Trace.load(outcome.trace))
+
+
+def test_a_whole_module_with_its_memory(record: Record) -> None:
+    program = "import torch\ntorch.cuda.profiler.start()\ntorch.cuda.profiler.stop()\ny = torch.ones(256, 256)\ndel y"
+    outcome = record(program, "--whole-program", "--memory", module=True)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "aten::ones" in kernels(Trace.load(outcome.trace))
+    with closing(sqlite3.connect(outcome.trace.with_name("trace.sqlite"))) as connection:
+        query = "SELECT bytes, memoryOperationType FROM CUDA_GPU_MEMORY_USAGE_EVENTS ORDER BY start"
+        assert connection.execute(query).fetchall() == [(256 * 256 * 4, 0), (256 * 256 * 4, 1)]
+
+
+def test_a_trace_that_cannot_be_written(record: Record) -> None:
+    program = "import shutil, torch\ntorch.cuda.profiler.start()\nshutil.rmtree('{}')\ntorch.cuda.profiler.stop()\n"
+    outcome = record(program + "print('on')")
+    assert (outcome.code, outcome.out) == (NOTHING_RECORDED, "on\n")
+    assert "trace.json.gz cannot be written" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--output", "t.json.gz"],
+        ["--output", "t.json.gz", "--", "-m"],
+        ["--output", "absent/t.json.gz", "--", "a.py"],
+    ],
+)
+def test_wrong_use_is_told_before_anything_runs(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage: python -m nsys_analyzer.capture.recorder" in capsys.readouterr().err
+
+
+class Switch:
+    """Stands for the recorder: whether it records."""
+
+    is_recording = False
+
+
+@pytest.fixture
+def ranges() -> Ranges:
+    pytest.importorskip("torch", reason="ranges are PyTorch's")
+    return Ranges(Switch())  # type: ignore[arg-type]
+
+
+def test_ranges_have_the_depths_of_nvtx(ranges: Ranges) -> None:
+    assert [ranges.push("a"), ranges.push(msg="b")] == [0, 1]
+    assert [ranges.pop(), ranges.pop(), ranges.pop()] == [1, 0, -1]
+
+
+def test_a_decorated_function_is_a_range_of_its_name(ranges: Ranges, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr(ranges, "push", opened.append)
+    monkeypatch.setattr(ranges, "pop", lambda: opened.append("end"))
+
+    @Annotation(ranges)
+    def twice(number: int) -> int:
+        return 2 * number
+
+    with Annotation(ranges, message="outer", color="red"):
+        assert twice(3) == 6
+    assert opened == ["outer", "twice", "end", "end"]
+
+
+def test_ranges_that_began_outside_the_recording_end_in_it(ranges: Ranges) -> None:
+    ranges.push("before")
+    handle = ranges.start("before, too")
+    ranges._recorder.is_recording = True
+    ranges.push("within")
+    ranges.close_all()
+    ranges.end(handle)
+    ranges.end(handle)
+    assert [ranges.pop(), ranges.pop(), ranges.pop()] == [1, 0, -1]
