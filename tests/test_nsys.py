@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import find_nsys, nsys_version
+from nsys_analyzer.capture.nsys import Nsys, find_every_nsys, find_nsys, nsys_version
 from nsys_analyzer.errors import ExportError
 
 
@@ -57,8 +57,11 @@ def test_path_comes_before_the_installations(tmp_path: Path) -> None:
         "opt/nvidia/nsight-systems/2024.1.1/bin/nsys",
         "opt/nvidia/nsight-systems-cli/2024.1.1/target-linux-x64/nsys",
         "usr/local/cuda-12.4/bin/nsys",
+        "usr/local/cuda-12.4/nsight-systems-2023.4.4/bin/nsys",
         "usr/lib/nsight-systems/bin/nsys",
+        "usr/lib/nsight-systems/target-linux-sbsa-armv8/nsys",
         "opt/nvidia/nsight-compute/2025.3.1/host/target-linux-x64/nsys",
+        "usr/local/cuda-12.4/nsight-compute-2024.1.1/host/target-linux-x64/nsys",
     ],
 )
 def test_installations_off_the_path(place: str, tmp_path: Path) -> None:
@@ -71,6 +74,23 @@ def test_the_newest_of_several(tmp_path: Path) -> None:
         make_command(tmp_path / f"opt/nvidia/nsight-systems/{version}/bin/nsys")
     make_command(tmp_path / "opt/nvidia/nsight-compute/2026.1.0/host/target-linux-x64/nsys")
     assert find_nsys(tmp_path) == tmp_path / "opt/nvidia/nsight-systems/2024.10.1/bin/nsys"
+
+
+def test_every_one_is_listed_once_the_used_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = make_command(tmp_path / "opt/nvidia/nsight-systems/2024.1.1/target-linux-x64/nsys")
+    older = make_command(tmp_path / "opt/nvidia/nsight-systems/2023.4.4/target-linux-x64/nsys")
+    link = tmp_path / "bin/nsys"
+    link.parent.mkdir()
+    link.symlink_to(real)
+    assert find_every_nsys(tmp_path) == (link, older)  # the link and what it leads to are one
+    monkeypatch.setenv("NSYS", str(older))
+    assert find_every_nsys(tmp_path) == (older, link)
+
+
+def test_found_with_its_version(tmp_path: Path) -> None:
+    assert Nsys.find(tmp_path) is None
+    nsys = make_command(tmp_path / "bin/nsys", "echo 'NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0'")
+    assert Nsys.find(tmp_path) == Nsys(nsys, "2025.3.2.474")
 
 
 def test_a_file_that_cannot_run_is_passed_over(tmp_path: Path) -> None:

@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.capture import doctor
+from nsys_analyzer.capture.doctor import Check, checks
+from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.commands import run_plan
+from nsys_analyzer.commands.doctor import doctor as command
+from nsys_analyzer.commands.doctor import run_check
+from tests.test_nsys import make_command
+from tests.test_profile import IMPORTER, OPTIONS_2022, make_nsys
+
+TORCH = {"version": "2.13.0+cu130", "cuda": "13.0", "gpus": 1}
+GPU_QUERY = """case "$1" in
+--query-gpu=driver_version) echo 580.65.06;;
+*) echo '0, NVIDIA H200, 143771 MiB, 143100 MiB';;
+esac"""
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No nsys, no GPU, a PATH of the test's own, and a torch that says what it is told to."""
+    monkeypatch.delenv("NSYS", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setattr(doctor, "find_every_nsys", lambda: ())
+    set_gpus(monkeypatch, 0)
+    install_torch(monkeypatch, tmp_path, f"echo '{json.dumps(TORCH)}'")
+    set_recorders(monkeypatch)
+
+
+def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(doctor, "gpu_count", lambda: count)
+    monkeypatch.setattr(run_plan, "gpu_count", lambda: count)
+
+
+def set_recorders(monkeypatch: pytest.MonkeyPatch, nsys: Nsys | None = None, torch: str | None = "2.13.0") -> None:
+    monkeypatch.setattr(Nsys, "find", lambda: nsys)
+    monkeypatch.setattr(run_plan, "torch_version", lambda: torch)
+
+
+def install_torch(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
+    monkeypatch.setattr(sys, "executable", str(make_command(folder / "python", script)))
+
+
+def install_nsys(monkeypatch: pytest.MonkeyPatch, *found: Path) -> None:
+    monkeypatch.setattr(doctor, "find_every_nsys", lambda: found)
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Callable[[str], Check]:
+    """The check of a name."""
+
+    def check(name: str) -> Check:
+        (found,) = [check for check in checks(tmp_path / "runs") if check.name == name]
+        return found
+
+    return check
+
+
+Look = Callable[[str], Check]
+
+
+def test_no_nsys(one: Look) -> None:
+    check = one("nsys")
+    assert check.status == "missing"
+    assert check.remedy.startswith("apt-get install nsight-systems")
+
+
+def test_the_nsys_that_is_used_and_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used, other = make_nsys(tmp_path / "a"), make_nsys(tmp_path / "b", version="2021.1.3")
+    broken = make_command(tmp_path / "c/nsys")
+    install_nsys(monkeypatch, used.path, other.path, broken)
+    found = [check for check in checks(tmp_path) if "nsys" in check.name]
+    assert [(check.name, check.status, check.found) for check in found] == [
+        ("nsys", "ok", f"2022.4.2.1 at {used.path} (the one used)"),
+        ("other nsys", "ok", f"2021.1.3 at {other.path}, with NSYS={other.path}"),
+        ("other nsys", "broken", f"{broken} --version prints no version"),
+    ]
+
+
+def test_an_nsys_that_is_too_old(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = [name for name in OPTIONS_2022 if name != "--capture-range-end"]
+    nsys = make_nsys(tmp_path, known, "2020.3.4")
+    install_nsys(monkeypatch, nsys.path)
+    assert one("nsys") == Check(
+        "nsys", "broken", f"{nsys.path} is nsys 2020.3.4 and knows no --capture-range-end",
+        "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems",
+    )  # fmt: skip
+
+
+def test_an_override_that_is_no_command(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("NSYS", str(tmp_path / "absent"))
+    assert (one("nsys").status, one("nsys").remedy) == ("broken", "Set NSYS to the nsys command itself, or unset it")
+
+
+def test_an_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_nsys(monkeypatch, make_nsys(tmp_path).path)
+    importer = make_command(tmp_path / IMPORTER)
+    assert one("importer") == Check("importer", "ok", f"starts: {importer}")
+    make_command(importer, "echo 'no licence' >&2; exit 1")
+    assert (one("importer").status, one("importer").found) == ("broken", f"{importer} does not start: no licence")
+    monkeypatch.setattr(doctor, "missing_libraries", {importer: ("libdw.so.1",)}.get)
+    assert one("importer") == Check("importer", "broken", f"{importer} lacks libdw.so.1", "apt-get install libdw1")
+
+
+def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nsys = make_nsys(tmp_path).path
+    install_nsys(monkeypatch, nsys)
+    assert (one("importer").status, one("importer").found) == ("unknown", f"{nsys} is a script, and only it knows")
+    nsys.with_name("binary").write_bytes(b"\x7fELF")
+    monkeypatch.setattr(doctor, "find_importer", lambda _nsys: None)
+    assert doctor.importer_check(Nsys(nsys.with_name("binary"), "2022.4.2.1")).status == "missing"
+
+
+def test_a_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_gpus(monkeypatch, 1)
+    make_command(tmp_path / "bin/nvidia-smi", GPU_QUERY)
+    assert one("driver") == Check("driver", "ok", "580.65.06")
+    assert one("GPU") == Check("GPU", "ok", "CUDA sees 1")
+    assert one("GPU 0") == Check("GPU 0", "ok", "NVIDIA H200, 143771 MiB of memory, 143100 MiB free")
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "status", "found"),
+    [
+        (12040, 0, "ok", "12.4 is the newest that this driver runs"),
+        (13000, 0, "ok", "13.0 is the newest that this driver runs"),
+        (0, 999, "unknown", "the driver does not tell its version"),
+        (None, 0, "missing", "libcuda.so.1 is not here"),
+    ],
+)
+def test_cuda(number: int | None, code: int, status: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Driver:
+        def __init__(self, name: str) -> None:
+            if number is None:
+                raise OSError(name)
+
+        def cuDriverGetVersion(self, version: Any) -> int:  # noqa: N802
+            version._obj.value = number
+            return code
+
+    monkeypatch.setattr("ctypes.CDLL", Driver)
+    check = doctor._cuda()
+    assert (check.status, check.found) == (status, found)
+
+
+def test_no_gpu(one: Look, tmp_path: Path) -> None:
+    make_command(tmp_path / "bin/nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
+    assert one("GPU").status == "missing"
+    assert one("driver").status == ("ok" if Path("/proc/driver/nvidia/version").exists() else "missing")
+
+
+def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor, "_TORCH_TIMEOUT_S", 0.1)
+    make_command(tmp_path / "bin/nvidia-smi", "exec sleep 60")
+    install_torch(monkeypatch, tmp_path, "exec sleep 60")
+    assert one("GPU").status == "missing"
+    assert (one("torch").status, "timed out" in one("torch").found) == ("unknown", True)
+
+
+def test_device_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(doctor._device_files(tmp_path)) == []
+    for name in ("nvidiactl", "nvidia0", "nvidia-caps"):
+        (tmp_path / name).touch()
+    assert list(doctor._device_files(tmp_path)) == []
+    monkeypatch.setattr("os.access", lambda file, _mode: file.name == "nvidiactl")  # root may open anything
+    (check,) = doctor._device_files(tmp_path)
+    assert (check.status, check.found) == ("broken", f"no right to read and write {tmp_path}/nvidia0")
+
+
+CUDA_BUILD = {**TORCH, "gpus": 0}
+CPU_BUILD = {"version": "2.13.0+cpu", "cuda": None, "gpus": 0}
+
+
+@pytest.mark.parametrize(
+    ("script", "gpus", "status", "found"),
+    [
+        (f"echo '{json.dumps(TORCH)}'", 1, "ok", "2.13.0+cu130 (built with CUDA 13.0), sees 1 GPUs"),
+        (f"echo '{json.dumps(CUDA_BUILD)}'", 0, "ok", "2.13.0+cu130 (built with CUDA 13.0), sees 0 GPUs"),
+        (
+            f"echo '{json.dumps(CUDA_BUILD)}'", 1, "broken",
+            "2.13.0+cu130 (built with CUDA 13.0), sees 0 GPUs: the driver may be older than this CUDA",
+        ),
+        (f"echo '{json.dumps(CPU_BUILD)}'", 0, "ok", "2.13.0+cpu (built with no CUDA), sees 0 GPUs"),
+        (
+            f"echo '{json.dumps(CPU_BUILD)}'", 1, "ok",
+            "2.13.0+cpu (built with no CUDA), sees 0 GPUs: its targets run on the CPU",
+        ),
+        ("echo 'OSError: libcudart.so.12: no such file' >&2; exit 1", 1, "broken",
+         "does not import: OSError: libcudart.so.12: no such file"),
+        ("exit 4", 1, "broken", "does not import: exit status 4"),
+    ],
+)  # fmt: skip
+def test_torch(
+    script: str, gpus: int, status: str, found: str, one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_torch(monkeypatch, tmp_path, script)
+    set_gpus(monkeypatch, gpus)
+    check = one("torch")
+    assert (check.status, check.found) == (status, found)
+    assert bool(check.remedy) == (gpus == 1 and script != f"echo '{json.dumps(TORCH)}'")
+
+
+def test_no_torch(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install_torch(monkeypatch, tmp_path, "echo \"ModuleNotFoundError: No module named 'torch'\" >&2; exit 1")
+    assert one("torch") == Check("torch", "missing", f"not installed for {tmp_path}/python", "pip install torch")
+
+
+def test_folders(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert one("output folder").status == "ok"
+    assert one("output folder").found.startswith(f"{tmp_path} can be written")  # runs would be made in it
+    assert not (tmp_path / "runs").exists()
+    usage = type("Usage", (), {"free": 3 << 28})
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
+    assert one("output folder").status == one("temporary files").status == "broken"
+    assert one("output folder").found.endswith("0.8 GiB free")  # 0.75: half a tenth goes to the even digit
+    assert "df -h" in one("output folder").remedy
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (check,) = [check for check in checks(tmp_path / "file" / "runs") if check.name == "output folder"]
+    assert (check.status, check.found) == ("broken", f"{tmp_path}/file cannot be written: Not a directory")
+    assert "--output-dir" in check.remedy
+
+
+# --- what run does here ---
+
+FINE = (Check("torch", "ok", ""), Check("output folder", "ok", ""))
+
+
+def test_run_records_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = run_check(FINE)
+    assert check.status == "ok"
+    assert check.found.startswith("records with torch.profiler. No GPU")
+    set_gpus(monkeypatch, 1)
+    assert "There is no nsys here" in run_check(FINE).found
+
+
+def test_run_profiles_with_nsys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    set_gpus(monkeypatch, 1)
+    set_recorders(monkeypatch, make_nsys(tmp_path, version="2025.3.2.474"))
+    assert run_check(FINE).found == "profiles with nsys 2025.3.2.474."
+
+
+def test_run_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    set_recorders(monkeypatch, torch=None)
+    check = run_check(FINE)
+    assert (check.status, "pip install" in check.remedy) == ("broken", True)
+
+
+def test_what_keeps_run_from_working(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    importer = Check("importer", "broken", "lacks libdw.so.1")
+    assert run_check([importer, *FINE]).status == "ok"  # torch.profiler imports nothing
+    full = Check("output folder", "broken", "full")
+    assert run_check([importer, full]).found == "would fail: output folder"
+    set_gpus(monkeypatch, 1)
+    set_recorders(monkeypatch, make_nsys(tmp_path))
+    assert run_check([importer, *FINE]).found == "would fail: importer"
+
+
+def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = ["--output-dir", str(tmp_path / "runs")]
+    shown = CliRunner().invoke(command, arguments)
+    assert shown.exit_code == 0, shown.output
+    lines = shown.output.splitlines()
+    assert lines[0] == "nsys            missing  not on the PATH, nor where installers put it"
+    assert lines[1].startswith("                         to mend it: apt-get install nsight-systems")
+    assert lines[-1].startswith("run             ok       records with torch.profiler")
+    set_recorders(monkeypatch, torch=None)
+    assert CliRunner().invoke(command, arguments).exit_code == 1

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries, start_fault
+from tests.test_nsys import make_command
+
+VERSION = "echo 'NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0'"
+
+
+SYSTEMS = "opt/nvidia/nsight-systems/2024.1.1"
+COMPUTE = "opt/nvidia/nsight-compute/2025.3.1/host"
+
+
+@pytest.mark.parametrize(
+    ("nsys", "importer"),
+    [
+        (f"{SYSTEMS}/bin/nsys", f"{SYSTEMS}/host-linux-x64"),
+        (f"{SYSTEMS}/target-linux-x64/nsys", f"{SYSTEMS}/host-linux-x64"),
+        (f"{COMPUTE}/target-linux-x64/nsys", f"{COMPUTE}/linux-desktop-glibc_2_11_3-x64"),
+        # Debian's, where NSYS names the file itself
+        ("usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys", "usr/lib/nsight-systems/host-linux-x64"),
+    ],
+)
+def test_the_importer_of_a_layout(nsys: str, importer: str, tmp_path: Path) -> None:
+    command = make_command(tmp_path / nsys, VERSION)
+    assert find_importer(command, tmp_path) is None
+    installed = make_command(tmp_path / importer / "QdstrmImporter")
+    assert find_importer(command, tmp_path) == installed
+
+
+def test_debian_has_it_beside_a_link(tmp_path: Path) -> None:
+    """/usr/bin/nsys leads to lib/nsight-systems/bin/nsys, that to target-linux-x64, and that folder elsewhere."""
+    make_command(tmp_path / "usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys", VERSION)
+    importer = make_command(tmp_path / "usr/lib/nsight-systems/host-linux-x64/QdstrmImporter")
+    links = {
+        "usr/bin/nsys": "../lib/nsight-systems/bin/nsys",
+        "usr/lib/nsight-systems/bin/nsys": "../target-linux-x64/nsys",
+        "usr/lib/nsight-systems/target-linux-x64": "../x86_64-linux-gnu/nsight-systems/target-linux-x64",
+    }
+    for name, target in links.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).symlink_to(target)
+    assert find_importer(tmp_path / "usr/bin/nsys", tmp_path) == importer
+
+
+def test_a_script_has_the_importer_of_its_version(tmp_path: Path) -> None:
+    script = make_command(tmp_path / "usr/local/cuda-12.4/bin/nsys", VERSION)
+    make_command(tmp_path / "opt/nvidia/nsight-systems/2024.1.1/host-linux-x64/QdstrmImporter")
+    assert find_importer(script, tmp_path) is None
+    right = make_command(tmp_path / "opt/nvidia/nsight-systems/2023.4.4/host-linux-x64/QdstrmImporter")
+    assert find_importer(script, tmp_path) == right
+
+
+def test_more_links_than_are_followed(tmp_path: Path) -> None:
+    real = make_command(tmp_path / "a/b/nsys", VERSION)
+    names = [tmp_path / f"links/{number}" for number in range(30)]
+    names[0].parent.mkdir()
+    for name, target in zip(names, [*names[1:], real], strict=True):
+        name.symlink_to(target)
+    importer = make_command(tmp_path / "a/host-linux-x64/QdstrmImporter")
+    assert find_importer(names[0], tmp_path) == importer
+
+
+def test_no_library_is_missing() -> None:
+    assert missing_libraries(Path(sys.executable)) == ()
+
+
+def test_missing_libraries_once_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ldd = (
+        r"printf '\tlibdw.so.1 => not found\n\tlibc.so.6 => /lib/libc.so.6 (0x1)\n"
+        r"\tlibdw.so.1 => not found\n\tlibodd.so => not found\n'"
+    )
+    make_command(tmp_path / "bin/ldd", ldd)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert missing_libraries(tmp_path / "QdstrmImporter") == ("libdw.so.1", "libodd.so")
+
+
+def test_a_real_binary_without_its_library(tmp_path: Path) -> None:
+    library, program = tmp_path / "libmissing.so", tmp_path / "program"
+    try:
+        for source, options in (("int f() {return 0;}", ["-shared", "-fPIC", "-o", library]),
+                                ("int f(); int main() {return f();}", ["-o", program, library])):  # fmt: skip
+            subprocess.run(
+                ["cc", "-x", "c", "-", "-x", "none", *options[:-1], options[-1]], input=source, text=True, check=True
+            )
+    except FileNotFoundError:
+        pytest.skip("no C compiler on this machine")
+    assert start_fault(program) is None
+    library.rename(tmp_path / "elsewhere.so")
+    assert [Path(name).name for name in missing_libraries(program)] == ["libmissing.so"]
+    assert "libmissing.so: cannot open shared object file" in (start_fault(program) or "")
+
+
+def test_what_keeps_a_command_from_starting(tmp_path: Path) -> None:
+    assert start_fault(make_command(tmp_path / "good", 'test "$1" = --version')) is None
+    assert start_fault(make_command(tmp_path / "bad", "echo first; echo 'libdw.so.1: not here' >&2; exit 127")) == (
+        "libdw.so.1: not here"
+    )
+    assert start_fault(make_command(tmp_path / "silent", "exit 5")) == "exit status 5"
+    assert "No such file" in (start_fault(tmp_path / "absent") or "")
+
+
+@pytest.mark.parametrize(
+    ("libraries", "remedy"),
+    [
+        (("libdw.so.1",), "apt-get install libdw1"),
+        (("libssh.so", "libssh.so.4", "libdw.so.1"), "apt-get install libssh-4 libdw1"),
+        (("libodd.so.3",), "find the package: apt-file search libodd.so.3"),
+        (("libodd.so.3", "libdw.so.1"), "apt-get install libdw1, then find the package: apt-file search libodd.so.3"),
+    ],
+)
+def test_the_command_that_mends_it(libraries: tuple[str, ...], remedy: str) -> None:
+    assert library_remedy(libraries) == remedy

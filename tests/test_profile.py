@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.capture import profile
+from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.errors import CaptureError
+from tests.test_nsys import make_command
+
+PROGRAM = ("python", "train.py", "--steps", "3")
+OPTIONS_2022 = (
+    "--capture-range", "--capture-range-end", "--cpuctxsw", "--cuda-graph-trace", "--cuda-memory-usage",
+    "--force-overwrite", "--output", "--sample", "--trace",
+)  # fmt: skip
+SHORT = {"--trace": "-t, ", "--output": "-o, "}
+IMPORTER = "host-linux-x64/QdstrmImporter"
+
+
+def make_nsys(folder: Path, options: Sequence[str] = OPTIONS_2022, version: str = "2022.4.2.1") -> Nsys:
+    """A fake whose help lists ``options`` as the real ones print them."""
+    lines = "\n".join(f"\t{SHORT.get(name, '')}{name}=\n\n\t   What it does.\n" for name in options)
+    help_text = f"usage: nsys profile [<args>] [application]\n\n{lines}"
+    script = (
+        f'case "$1" in --version) echo "NVIDIA Nsight Systems version {version}-df9881f";;\n'
+        f"profile) test \"$2\" = --help && cat <<'END'\n{help_text}\nEND\n;; esac"
+    )
+    return Nsys(make_command(folder / "target-linux-x64/nsys", script), version)
+
+
+def test_the_usual_command(tmp_path: Path) -> None:
+    nsys = make_nsys(tmp_path)
+    assert profile_command(nsys, tmp_path / "2.7B_ctx256.nsys-rep", PROGRAM, ProfileOptions()) == [
+        str(nsys.path), "profile", "--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+        "--capture-range=cudaProfilerApi", "--capture-range-end=stop", "--cuda-graph-trace=node",
+        "--force-overwrite=true", f"--output={tmp_path}/2.7B_ctx256", *PROGRAM,
+    ]  # fmt: skip
+
+
+def test_everything_asked_for(tmp_path: Path) -> None:
+    nsys = make_nsys(tmp_path, (*OPTIONS_2022, "--pytorch"), "2025.3.2.474")
+    options = ProfileOptions(memory=True, autograd_ranges=True, extra=("--gpu-metrics-devices=all", "-b", "none"))
+    command = profile_command(nsys, tmp_path / "capture.nsys-rep", PROGRAM, options)
+    assert {"--cuda-memory-usage=true", "--pytorch=autograd-nvtx"} <= set(command)
+    assert command[-7:] == ["--gpu-metrics-devices=all", "-b", "none", *PROGRAM]
+
+
+def test_all_of_the_program_and_no_gpu(tmp_path: Path) -> None:
+    options = ProfileOptions(trace=("nvtx",), capture_range=False)
+    command = profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, options)
+    assert not [word for word in command if word.startswith(("--capture-range", "--cuda"))]
+    assert "--trace=none" in profile_command(
+        make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions(trace=())
+    )
+
+
+def test_an_option_of_the_user_takes_the_place_of_ours(tmp_path: Path) -> None:
+    """The real nsys refuses an option that is given twice."""
+    options = ProfileOptions(extra=("--capture-range=nvtx", "-s", "process-tree"))
+    command = profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, options)
+    assert "--sample=none" not in command
+    assert "--capture-range=cudaProfilerApi" not in command
+    assert "--capture-range-end=stop" in command
+
+
+@pytest.mark.parametrize("option", ["-o", "--output=elsewhere"])
+def test_the_output_is_ours(option: str, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match="--output is set already"):
+        profile_command(make_nsys(tmp_path), tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions(extra=(option,)))
+
+
+def test_a_name_that_nsys_would_replace(tmp_path: Path) -> None:
+    command = profile_command(make_nsys(tmp_path), tmp_path / "run%h.nsys-rep", PROGRAM, ProfileOptions())
+    assert f"--output={tmp_path}/run%%h" in command
+
+
+def test_an_nsys_without_pytorch(tmp_path: Path) -> None:
+    nsys = make_nsys(tmp_path)
+    with pytest.raises(CaptureError) as caught:
+        profile_command(nsys, tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions(autograd_ranges=True))
+    assert caught.value.message == f"{nsys.path} is nsys 2022.4.2.1 and knows no --pytorch"
+    assert "2025.3 or newer" in caught.value.hint
+
+
+def test_an_nsys_that_is_too_old(tmp_path: Path) -> None:
+    known = [name for name in OPTIONS_2022 if name != "--capture-range-end"]
+    nsys = make_nsys(tmp_path, known, "2020.3.4")
+    with pytest.raises(CaptureError, match=r"nsys 2020\.3\.4 and knows no --capture-range-end\. Install a newer"):
+        profile_command(nsys, tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions())
+
+
+def test_graphs_are_traced_by_node_where_there_is_a_choice(tmp_path: Path) -> None:
+    nsys = make_nsys(tmp_path, [name for name in OPTIONS_2022 if name != "--cuda-graph-trace"])
+    command = profile_command(nsys, tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions())
+    assert not [word for word in command if word.startswith("--cuda-graph")]
+
+
+@pytest.mark.parametrize(("script", "said"), [("exit 0", "lists no options"), (None, "--help failed")])
+def test_no_help(script: str | None, said: str, tmp_path: Path) -> None:
+    path = make_command(tmp_path / "nsys", script) if script else tmp_path / "absent"
+    with pytest.raises(CaptureError, match=said):
+        profile_command(Nsys(path, "2022.4.2.1"), tmp_path / "capture.nsys-rep", PROGRAM, ProfileOptions())
+
+
+# --- what a run left ---
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The folder of a finished run, with its log."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "target.log").write_text("step 1\nstep 2\n")
+    return folder
+
+
+def finished(nsys: Nsys, run: Path) -> Path:
+    return finished_report(nsys, run / "capture.nsys-rep", run / "target.log")
+
+
+@pytest.mark.parametrize("name", ["capture.nsys-rep", "capture.qdrep"])
+def test_a_report(name: str, run: Path, tmp_path: Path) -> None:
+    (run / name).write_bytes(b"report")
+    assert finished(make_nsys(tmp_path), run) == run / name
+
+
+COPY = 'test "$1 $3" = "-i -o" && cp "$2" "$4"'
+
+
+def test_a_bare_stream_is_imported(run: Path, tmp_path: Path) -> None:
+    make_command(tmp_path / IMPORTER, COPY)
+    (run / "capture.qdstrm").write_bytes(b"stream")
+    (run / "capture.nsys-rep").write_bytes(b"half of an import that failed")
+    assert finished(make_nsys(tmp_path), run).read_bytes() == b"stream"
+    assert sorted(path.name for path in run.iterdir()) == ["capture.nsys-rep", "target.log"]
+
+
+def test_no_importer(run: Path, tmp_path: Path) -> None:
+    nsys = make_nsys(tmp_path)
+    (run / "capture.qdstrm").write_bytes(b"stream")
+    with pytest.raises(CaptureError) as caught:
+        finished(nsys, run)
+    assert caught.value.message == (
+        f"{nsys.path} left {run}/capture.qdstrm, and its importer (QdstrmImporter) is not here"
+    )
+    assert "QdstrmImporter -i capture.qdstrm" in caught.value.hint
+    assert (run / "capture.qdstrm").exists()
+
+
+def test_an_importer_without_its_library(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    importer = make_command(
+        tmp_path / IMPORTER, "echo 'error while loading shared libraries: libdw.so.1' >&2; exit 127"
+    )
+    monkeypatch.setattr(profile, "missing_libraries", {importer: ("libdw.so.1",)}.get)
+    (run / "capture.qdstrm").write_bytes(b"stream")
+    with pytest.raises(CaptureError) as caught:
+        finished(make_nsys(tmp_path), run)
+    assert caught.value.message == f"{importer} does not start: libdw.so.1 not found"
+    assert caught.value.hint == (
+        f"apt-get install libdw1; then import what was recorded: {importer} -i {run}/capture.qdstrm"
+    )
+    assert sorted(path.name for path in run.iterdir()) == ["capture.qdstrm", "target.log"]
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'File is corrupted.' >&2; exit 2", "cannot be imported: File is corrupted. Try it by hand: "),
+        ("exit 0", "cannot be imported: exit status 0"),
+        (f"{COPY}; exit 139", "cannot be imported: exit status 139"),
+    ],
+)
+def test_an_import_that_fails_leaves_the_stream_alone(script: str, said: str, run: Path, tmp_path: Path) -> None:
+    make_command(tmp_path / IMPORTER, script)
+    (run / "capture.qdstrm").write_bytes(b"stream")
+    with pytest.raises(CaptureError) as caught:
+        finished(make_nsys(tmp_path), run)
+    assert said in str(caught.value)
+    assert sorted(path.name for path in run.iterdir()) == ["capture.qdstrm", "target.log"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Generated:\n\tNo reports were generated\n",
+        # as 2022 and 2023 print it
+        "Importer error status: The importer binary and its dependencies were not found.\n"
+        "Unable to retrieve the importer version: skipping importation of the QDSTRM file.\nGenerated:\n",
+        "Generated:\n",
+    ],
+)
+def test_nothing_recorded(said: str, run: Path, tmp_path: Path) -> None:
+    log = run / "target.log"
+    log.write_text(f"{log.read_text()}{said}")
+    with pytest.raises(CaptureError, match="no capture range was opened") as caught:
+        finished(make_nsys(tmp_path), run)
+    assert "mporter" not in caught.value.message
+    assert "torch.cuda.profiler.start()" in caught.value.hint
+
+
+def test_no_report_for_another_reason(run: Path, tmp_path: Path) -> None:
+    (run / "capture.nsys-rep").touch()
+    with pytest.raises(CaptureError, match=r"nsys wrote no report: step 1 \| step 2\. Read all it said: .*target\.log"):
+        finished(make_nsys(tmp_path), run)
+    (run / "target.log").unlink()
+    with pytest.raises(CaptureError, match="it said nothing"):
+        finished(make_nsys(tmp_path), run)
+
+
+@pytest.mark.parametrize("left", [[], ["capture.qdstrm"]])
+def test_a_full_disk(left: list[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real importer dies there of a "ProtobufSerializeException", and nsys itself says nothing."""
+    make_command(tmp_path / IMPORTER, "echo 'ProtobufSerializeException' >&2; exit 2")
+    for name in left:
+        (run / name).write_bytes(b"stream")
+    usage = type("Usage", (), {"free": (1 << 20) - 1})
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
+    with pytest.raises(CaptureError, match=rf"The disk of {run} is full\. Free some space"):
+        finished(make_nsys(tmp_path), run)
