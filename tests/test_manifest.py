@@ -55,6 +55,17 @@ def test_everything_is_optional(tmp_path: Path) -> None:
     assert manifest.configuration() == Configuration(source="manifest")
 
 
+def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
+    """False, 0 and a negative seed are values like others; a key that readers ignore may hold anything."""
+    values = {
+        "device": "cpu", "profiler": "torch", "optimizer": "adamw", "compile": False, "cuda_graph": True, "seed": -1,
+        "python": "3.11.2", "torch": "2.13.0", "cuda": "13.0", "driver": "580.1", "nsys": "2025.3.2",
+        "host_cpu": "a CPU", "git_commit": "abc", "git_dirty": True, "peak_memory_bytes": 0,
+    }  # fmt: skip
+    manifest = read_manifest(write(tmp_path / "manifest.json", **values, timings=[{"phase": "forward"}]))
+    assert {key: getattr(manifest, key) for key in values} == values
+
+
 def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
     assert read_manifest(write(path, **SMALL)).configuration().model == find_model("small")
@@ -76,6 +87,8 @@ def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
         ('{"model": 7}', "'model' is 7 where text is due"),
         ('{"context_length": 0}', "'context_length' is 0, which is impossible"),
         ('{"status": "great"}', "unknown status 'great'. Use one of ok, oom, failed, timeout"),
+        ('{"compile": 1}', "'compile' is 1 where true or false is due"),
+        ('{"peak_memory_bytes": -1}', "'peak_memory_bytes' is -1, which is impossible"),
         ('{"schema_version": 2}', "schema version 2, this release reads 1. Upgrade"),
         ('{"model": "huge"}', "Unknown model 'huge'. Known models: small.*or give d_model"),
         ('{"d_model": 70, "d_ff": 9, "num_layers": 1, "num_heads": 3}', "70 is not a multiple of num_heads 3"),

@@ -44,7 +44,7 @@ def test_a_whole_export(tmp_path: Path) -> None:
     trace = Trace.load(step().write(tmp_path / "step.sqlite"))
     assert sums(trace) == STEP
     assert trace.operations.names == (GEMM, ADD)
-    assert trace.metadata.nsys_version == "2025.3.2.0"
+    assert trace.metadata.profiler_version == "2025.3.2.0"
     assert trace.metadata.schema_version == "3.20.3"
     assert trace.metadata.driver == "580.1"
     assert trace.metadata.thread_names == {global_tid(MAIN): "python3", global_tid(AUTOGRAD): "pt_autograd_0"}
@@ -88,7 +88,7 @@ def test_absent_tables_and_columns_change_no_time(tmp_path: Path, missing: tuple
 def test_without_metadata_all_is_unknown(tmp_path: Path) -> None:
     tables = ("META_DATA_EXPORT", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV")
     metadata = Trace.load(step(*tables).write(tmp_path / "step.sqlite")).metadata
-    assert (metadata.nsys_version, metadata.schema_version, metadata.driver) == ("unknown",) * 3
+    assert (metadata.profiler_version, metadata.schema_version, metadata.driver) == ("unknown",) * 3
     assert (metadata.cuda, metadata.cpu, metadata.os) == ("unknown",) * 3
     assert metadata.gpus == {}
     assert metadata.gpu(100, 0) is None
@@ -136,7 +136,7 @@ def test_old_names(tmp_path: Path) -> None:
     }
     trace = Trace.load(step("TARGET_INFO_CUDA_DEVICE", rename=rename).write(tmp_path / "old.sqlite"))
     assert sums(trace) == STEP
-    assert trace.metadata.nsys_version == "2025.3.2.0"
+    assert trace.metadata.profiler_version == "2025.3.2.0"
     gpu = trace.metadata.gpu(100, 0)
     assert gpu is not None
     assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("NVIDIA H200", 150 << 30, 132)

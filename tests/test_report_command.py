@@ -420,7 +420,7 @@ def test_a_run_out_of_memory_that_only_the_timings_know(timed: Path) -> None:
 
 
 def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
-    """One row for it, whatever the modes; none for what has a capture."""
+    """One row for it, whatever the modes, and for what was only timed; none for what has a capture."""
     two_steps().write(here / "small_ctx256_bf16.sqlite")
     rows = (
         "small,256,4,fp32,train,forward,10,,,oom\n"
@@ -433,6 +433,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
     assert [(c["name"], c["status"], c["configuration"]["precision"]) for c in captures] == [
         ("small_ctx256_b4_fp32", "oom", "fp32"),
         ("small_ctx256_bf16", "ok", "bf16"),
+        ("small_ctx512_b4_fp32_train", "not_profiled", "fp32"),
     ]
 
 

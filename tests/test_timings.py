@@ -309,6 +309,42 @@ def test_knowing_nothing_fits_a_file_of_one_configuration(tmp_path: Path) -> Non
     assert found(two, "backward") is None
 
 
+# --- rows that name their capture ---
+
+NAMED = (
+    "capture,model,ctx,phase,mean_ms,message\n"
+    "eager,small,128,forward,10,\n"
+    "eager,small,128,backward,20,\n"
+    "compiled,small,128,forward,5,\n"
+)
+
+
+def of_capture(timings: Timings, name: str, others: set[str], **known: object) -> dict[str, float | None]:
+    found = timings.of_capture(name, others, Configuration(**known))  # type: ignore[arg-type]
+    return {phase: timing.mean_ms for phase, timing in found.items()}
+
+
+def test_a_capture_by_name_before_its_configuration(tmp_path: Path) -> None:
+    timings = read(tmp_path, NAMED)
+    assert of_capture(timings, "eager", {"compiled"}) == {"forward": 10.0, "backward": 20.0}
+    assert of_capture(timings, "compiled", {"eager"}, precision="bf16") == {"forward": 5.0}
+
+
+def test_a_row_of_another_capture_is_not_used(tmp_path: Path) -> None:
+    timings = read(tmp_path, NAMED)
+    small = find_model("small")
+    assert of_capture(timings, "third", {"eager", "compiled"}, model=small) == {}
+    # "compiled" is no capture at hand: its row may be the renamed capture's
+    assert of_capture(timings, "third", {"eager"}, model=small, context_length=128) == {"forward": 5.0}
+    assert of_capture(timings, "third", {"eager"}, model=small, context_length=256) == {}
+
+
+def test_a_named_row_needs_no_model(tmp_path: Path) -> None:
+    timings = read(tmp_path, "capture,model,phase,mean_ms,status,message\nmine,,step,,failed,exit code 1\n")
+    (row,) = timings.rows
+    assert (row.model, row.capture, row.status, row.message) == (None, "mine", "failed", "exit code 1")
+
+
 # --- repeats ---
 
 

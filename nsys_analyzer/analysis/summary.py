@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from nsys_analyzer.analysis.attention import AttentionSummary
 from nsys_analyzer.analysis.models import Configuration
+from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats
 from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 #: What can be said of a capture as a whole.
-STATUSES = ("ok", "oom", "partial", "no_kernels", "failed")
+STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,8 @@ class CaptureSummary:
         configuration: what is known of model, context length, batch size and precision.
         phases: in the order of a step.
         whole: every operation of the process as if it were one phase, None without GPU operations.
-        python_forward_backward_ms: the target's timing of forward and backward together, where it has no other.
+        run: what the run says of itself, None without a manifest.
+        unprofiled: what the target timed without the profiler, None without timings.
 
     """
 
@@ -143,13 +145,38 @@ class CaptureSummary:
     attention: AttentionSummary | None = None
     coverage: Coverage | None = None
     precisions: dict[str, float] = field(default_factory=dict)
-    python_forward_backward_ms: Stats | None = None
+    run: RunConditions | None = None
+    unprofiled: Unprofiled | None = None
     warnings: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
         """The name, with the process where there are several."""
         return f"{self.name} {self.process}".strip()
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
+        return self.gpu is not None and self.gpu.is_cpu
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Batch size × context length ÷ the time of an unprofiled step."""
+        known, step = self.configuration, self.unprofiled.mean_ms("step") if self.unprofiled else None
+        if not known or not known.batch_size or not known.context_length or not step:
+            return None
+        return known.batch_size * known.context_length / (step / 1e3)
+
+    def profiler_overhead(self, name: str) -> float | None:
+        """A phase's wall time under the profiler ÷ its unprofiled time − 1, as a fraction.
+
+        None where one of the two is unknown, or where nothing synchronises: GPU work outlasts the range then, and
+        its wall time is no measure of the phase.
+        """
+        profiled, python = self.phase(name), self.unprofiled.mean_ms(name) if self.unprofiled else None
+        if not profiled or not profiled.synchronized or not profiled.wall_ms.mean or not python:
+            return None
+        return profiled.wall_ms.mean / python - 1
 
     def phase(self, name: str) -> PhaseSummary | None:
         """A phase by name, if it has a measured instance."""

@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from nsys_analyzer.analysis.models import Configuration, mode_from_text, precision_from_text, resolve_model
+from nsys_analyzer.capture.placement import TRACE_SUFFIXES, trace_stem
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "failed", "timeout")
 
+#: The least a number may be, where that is not 1; a seed may be any.
+_LEAST = {"warmup_steps": 0, "steps": 0, "peak_memory_bytes": 0, "seed": None}
+_KINDS = {int: "a whole number", bool: "true or false", str: "text"}
 _NAME = "manifest.json"
 _SUFFIX = ".manifest.json"
-# A plain .json may be anything (a report, a config): it is a trace only where it is named as one.
-_TRACE_SUFFIXES = (".nsys-rep", ".qdrep", ".sqlite", ".pt.trace.json", ".json.gz")
 _REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
 
 
@@ -31,6 +33,8 @@ class Manifest:
 
     ``context_length`` is in tokens, ``batch_size`` in sequences; ``status`` is one of ``STATUSES`` and
     ``message`` says why where it is not ``ok``; ``capture`` is the file name of the trace it belongs to.
+    ``device`` is ``cuda`` or ``cpu``; ``profiler`` is ``nsys``, ``torch`` or ``none``, which leaves no trace;
+    ``python``, ``torch``, ``cuda``, ``driver`` and ``nsys`` are versions, ``host_cpu`` is the CPU's model.
     """
 
     path: Path
@@ -53,6 +57,21 @@ class Manifest:
     gpu: str | None = None
     command: str | None = None
     capture: str | None = None
+    device: str | None = None
+    profiler: str | None = None
+    optimizer: str | None = None
+    compile: bool | None = None
+    cuda_graph: bool | None = None
+    seed: int | None = None
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    nsys: str | None = None
+    host_cpu: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    peak_memory_bytes: int | None = None
 
     def configuration(self) -> Configuration:
         """The configuration it describes; dimensions, where all four are there, decide the model.
@@ -107,9 +126,10 @@ def _read_object(path: Path) -> dict[str, Any]:
 def _check_type(path: Path, key: str, value: object, declared: object) -> None:
     allowed = get_args(declared) if isinstance(declared, types.UnionType) else (declared,)
     if type(value) not in allowed:
-        kind = "a whole number" if int in allowed else "text"
+        kind = next(kind for one, kind in _KINDS.items() if one in allowed)
         raise ManifestError(f"{path}: {key!r} is {value!r} where {kind} is due", _REMEDY)
-    if isinstance(value, int) and value < (0 if key in ("warmup_steps", "steps") else 1):
+    least = _LEAST.get(key, 1)
+    if type(value) is int and least is not None and value < least:
         raise ManifestError(f"{path}: {key!r} is {value}, which is impossible", _REMEDY)
 
 
@@ -137,7 +157,7 @@ def find_manifest(trace: Path) -> Manifest | None:
     Raises:
         ManifestError: the manifest is malformed.
     """
-    stem = _trace_stem(trace)
+    stem = trace_stem(trace)
     own = trace.parent / f"{stem}{_SUFFIX}"
     if own.is_file():
         return read_manifest(own)
@@ -145,7 +165,7 @@ def find_manifest(trace: Path) -> Manifest | None:
     if not shared.is_file():
         return None
     manifest = read_manifest(shared)
-    named = manifest.capture is not None and _trace_stem(Path(manifest.capture)) == stem
+    named = manifest.capture is not None and trace_stem(Path(manifest.capture)) == stem
     return manifest if named or _trace_stems(trace.parent) <= {stem} else None
 
 
@@ -184,15 +204,8 @@ def _has_trace(manifest: Manifest) -> bool:
         return stem in stems or (folder / f"{stem}.json").is_file()
     if manifest.capture is None or len(stems) == 1:
         return bool(stems)
-    return _trace_stem(Path(manifest.capture)) in stems or (folder / manifest.capture).is_file()
+    return trace_stem(Path(manifest.capture)) in stems or (folder / manifest.capture).is_file()
 
 
 def _trace_stems(folder: Path) -> set[str]:
-    return {_trace_stem(path) for path in folder.iterdir() if path.name.endswith(_TRACE_SUFFIXES)}
-
-
-def _trace_stem(path: Path) -> str:
-    for suffix in (*_TRACE_SUFFIXES, ".json"):
-        if path.name.endswith(suffix):
-            return path.name.removesuffix(suffix)
-    return path.name  # not path.stem: what follows the point of "2.7B_ctx256" is no suffix
+    return {trace_stem(path) for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)}

@@ -27,6 +27,7 @@ class Timing:
     ``phase`` is ``forward``, ``backward``, ``optimizer``, ``loss``, ``step``, ``forward+backward``, a word of the
     file's own, or ``UNKNOWN_PHASE``. ``status`` is ``ok``, ``oom``, ``failed``, ``timeout``, ``missing`` (no time and
     no reason given) or a word of the file's own; times are only there where it is ``ok``. ``line`` counts from 1.
+    ``capture`` is the name of the capture of the same configuration, where the file says it.
     """
 
     model: ModelSize | None
@@ -47,6 +48,10 @@ class Timing:
     status: str
     line: int
     time_stamp_s: float | None = None
+    capture: str | None = None
+    attention: str | None = None
+    device: str | None = None
+    message: str | None = None
 
     @property
     def setup(self) -> tuple[object, ...]:
@@ -139,6 +144,10 @@ def _timing(row: Row, group: str | None, phase: str) -> Timing:
         status=status,
         line=row.line,
         time_stamp_s=row.seconds_since_epoch(),
+        capture=row.text("capture"),
+        attention=row.text("attention"),
+        device=row.text("device"),
+        message=row.text("message"),
     )
 
 
@@ -158,8 +167,8 @@ def _status(row: Row, group: str | None) -> str:
     return "missing" if declared == "ok" else declared
 
 
-def _model(row: Row) -> tuple[ModelSize, str]:
-    """The row's model and the name that the row gives it."""
+def _model(row: Row) -> tuple[ModelSize | None, str]:
+    """The row's model and the name that the row gives it; a row that names its capture needs no model."""
     name = row.text("model")
     given = [row.integer(field) for field in DIMENSIONS]
     dimensions = _complete(given)
@@ -168,6 +177,8 @@ def _model(row: Row) -> tuple[ModelSize, str]:
     except ConfigurationError as error:
         hint = f"{error.hint}; or give its {', '.join(DIMENSIONS)}" if dimensions is None else error.hint
         raise row.error(row.header("model" if dimensions is None else "d_model"), error.message, hint) from error
+    if model is None and row.text("capture"):
+        return None, ""
     if model is None:
         raise row.error(row.header("model"), "no model", f"Give its name, or all of {', '.join(DIMENSIONS)}")
     for field, value, known in zip(DIMENSIONS, given, model.dimensions, strict=True):
@@ -189,6 +200,6 @@ def model_notes(row: Row) -> list[str]:
         known = find_model(name)
     except ConfigurationError:
         return []
-    if known.dimensions == model.dimensions:
+    if model is None or known.dimensions == model.dimensions:
         return []
     return [f"{name} has the dimensions of {model.name} in this file, not those of the known {known.name}"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsys_analyzer.analysis.models import Configuration
@@ -40,6 +40,18 @@ class Timings:
                 for row in self.rows
             )
         )
+
+    def of_capture(self, name: str, others: Collection[str], configuration: Configuration) -> dict[str, Timing]:
+        """The timings of a capture by phase: those that name it, else those that fit its configuration.
+
+        A row that names one of ``others``, the captures beside this one, is never used for this one.
+        """
+        own = tuple(row for row in self.rows if row.capture == name)
+        near = replace(self, rows=own or tuple(row for row in self.rows if row.capture not in others))
+        if own and len(near.configurations()) == 1:
+            return {row.phase: row for row in own}
+        phases = dict.fromkeys(row.phase for row in near.rows)
+        return {phase: found for phase in phases if (found := near.find(configuration, phase))}
 
     def find(self, configuration: Configuration, phase: str) -> Timing | None:
         """The timing of this phase under this configuration; ``None`` where none, or more than one, fits.
@@ -84,8 +96,8 @@ def read_timings(path: Path) -> Timings:
 
     Columns: the model by name or by its four dimensions; times as ``mean_ms`` beside a ``phase`` (or
     ``only_forward``, or ``mode``), or wide as ``forward_ms`` and ``backward_ms``; the synonyms are the tables of
-    ``timings_columns``. Of two rows for one configuration and phase the one with more warm-up steps is used, then
-    the newer; ``notes`` records it.
+    ``timings_columns``. A column ``capture`` names the capture that a row belongs to. Of two rows for one
+    configuration and phase the one with more warm-up steps is used, then the newer; ``notes`` records it.
 
     Raises:
         TimingsError: a file that is no such CSV, an unknown model, a value that is no number or impossible, or two
@@ -101,10 +113,10 @@ def read_timings(path: Path) -> Timings:
 
 
 def _without_repeats(path: Path, timings: list[Timing]) -> tuple[tuple[Timing, ...], list[str]]:
-    """One timing per configuration and phase, and the notes of what was chosen."""
+    """One timing per capture, configuration and phase, and the notes of what was chosen."""
     groups: dict[tuple[object, ...], list[Timing]] = defaultdict(list)
     for timing in timings:
-        key = (*timing.setup, timing.mode, timing.phase)
+        key = (timing.capture, *timing.setup, timing.mode, timing.phase)
         groups[key].append(timing)
     chosen: list[Timing] = []
     choices: dict[str, list[str]] = defaultdict(list)

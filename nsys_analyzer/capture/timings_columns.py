@@ -9,6 +9,7 @@ from dataclasses import dataclass
 # Field, then the headers people give it; the first that a file has is used. Headers are compared in lower case,
 # runs of anything but letters and digits as one underscore: "Context Length" is context_length.
 FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("capture", ("capture",)),
     ("model", ("model", "model_size", "size", "model_name")),
     ("d_model", ("d_model", "hidden_size")),
     ("d_ff", ("d_ff", "dff", "intermediate_size")),
@@ -20,6 +21,8 @@ FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("precision", ("precision", "dtype")),
     ("mixed_precision", ("mixed_precision", "use_mixed_precision", "mixed")),
     ("mode", ("mode",)),
+    ("attention", ("attention",)),
+    ("device", ("device",)),
     ("phase", ("phase", "pass")),
     ("only_forward", ("only_forward", "forward_only")),
     ("warmup_steps", ("warmup_steps", "warmup", "num_warmup", "n_warmup", "warm_up", "warmup_iters", "warm_up_steps")),
@@ -27,6 +30,7 @@ FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("peak_memory_bytes", ("peak_memory_bytes", "peak_bytes", "max_memory_bytes")),
     ("oom", ("oom", "is_oom", "out_of_memory")),
     ("status", ("status", "outcome")),
+    ("message", ("message",)),
     ("time_stamp", ("time_stamp", "timestamp", "date", "datetime")),
 )
 

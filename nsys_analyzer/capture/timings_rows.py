@@ -120,6 +120,15 @@ class Row:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
+def has_rows(path: Path) -> bool:
+    """Whether the file holds anything below its header.
+
+    Raises:
+        TimingsError: no such file, empty, or no text.
+    """
+    return len([line for line in _read_text(path).splitlines() if line.strip()]) > 1
+
+
 def read_rows(path: Path) -> tuple[Columns, list[Row]]:
     """The header and the rows of a CSV separated by commas, semicolons or tabs; blank lines are left out.
 

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from nsys_analyzer.analysis.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.analysis.phases import PhaseNames
-from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.manifest import Manifest, find_manifest, manifests_without_trace
-from nsys_analyzer.capture.timings import Timing, Timings
+from nsys_analyzer.capture.placement import TRACE_SUFFIXES, trace_stem
+from nsys_analyzer.capture.timings import Timings
+from nsys_analyzer.commands.timed import with_timings
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.trace.trace import Trace
 
-TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep")
 #: A capture of this name is called after its folder: `small_ctx256/capture.sqlite`.
 _GENERIC_STEM = "capture"
 
@@ -51,18 +52,20 @@ class Given:
         return replace(known or Configuration(), **stated, source=source)  # type: ignore[arg-type]
 
 
-def find_traces(paths: Iterable[Path]) -> list[Path]:
+def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
     """The trace files among files and folders (a folder's own, and those one level below), each capture once.
 
     Raises:
-        TraceError: a path does not exist, or a folder holds no trace.
+        TraceError: a folder holds no trace, unless folders ``may_lack`` them.
     """
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
             inside = _traces_in(path)
-            if not inside and not manifests_without_trace(path):
-                raise TraceError(f"{path} holds no trace", "Give a folder with .sqlite or .nsys-rep files")
+            if not inside and not may_lack and not manifests_without_trace(path):
+                raise TraceError(
+                    f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files"
+                )
             found += inside
         else:
             found.append(path)
@@ -75,16 +78,20 @@ def find_traces(paths: Iterable[Path]) -> list[Path]:
 def _traces_in(folder: Path) -> list[Path]:
     """A report and its export are one capture: the report file stands for both, its export is reused."""
     places = [folder, *sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))]
-    files = [p for place in places for p in sorted(place.iterdir()) if p.suffix in TRACE_SUFFIXES and p.is_file()]
-    reports = {path.with_suffix("") for path in files if path.suffix != ".sqlite"}
-    exported = {path.with_suffix("") for path in files if path.suffix == ".sqlite"}
+    files = [p for place in places for p in sorted(place.iterdir()) if _is_trace(p)]
+    reports = {path.with_name(trace_stem(path)) for path in files if path.suffix != ".sqlite"}
+    exported = {path.with_name(trace_stem(path)) for path in files if path.suffix == ".sqlite"}
     keep_report = reports - {stem for stem in reports & exported if not _is_stale(stem)}
-    return [p for p in files if (p.suffix == ".sqlite") != (p.with_suffix("") in keep_report)]
+    return [p for p in files if (p.suffix == ".sqlite") != (p.with_name(trace_stem(p)) in keep_report)]
+
+
+def _is_trace(path: Path) -> bool:
+    return path.name.endswith(TRACE_SUFFIXES) and path.is_file()
 
 
 def _is_stale(stem: Path) -> bool:
-    reports = [p for suffix in TRACE_SUFFIXES[1:] if (p := stem.parent / f"{stem.name}{suffix}").exists()]
-    export = stem.parent / f"{stem.name}.sqlite"
+    of_one_name = [p for suffix in TRACE_SUFFIXES if (p := stem.parent / f"{stem.name}{suffix}").exists()]
+    export, *reports = of_one_name  # the suffix of an export comes first
     return any(report.stat().st_mtime > export.stat().st_mtime for report in reports)
 
 
@@ -93,22 +100,24 @@ def gather(
 ) -> tuple[CaptureSummary, ...]:
     """One summary for each process of each capture, ordered by model and context length.
 
-    A capture that cannot be read keeps a row with its error, unless it is the only one.
+    A capture that cannot be read keeps a row with its error, unless nothing else is known: no other capture, no
+    timings of the folder, no word of how its run ended.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    traces = find_traces(paths)
+    traces = find_traces(paths, may_lack=timings is not None)
     titles = _titles(traces)
-    rows = [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=len(traces) == 1)]
-    failed = [row for row in rows if row.status == "failed"]
-    if failed and len(failed) == len(rows):
-        raise TraceError(f"None of {len(rows)} captures could be read; the first: {failed[0].message}")
+    # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
+    must_read = timings is None or not any(path.is_dir() for path in paths)
+    alone = must_read and len(traces) == 1
+    rows = [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=alone)]
+    if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
+        raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
     for folder in (path for path in paths if path.is_dir()):
         rows += [_without_trace(manifest) for manifest in manifests_without_trace(folder)]
     if timings:
-        rows = [_with_timings(row, timings) for row in rows]
-        rows += _only_timed(rows, timings)
+        rows = with_timings(rows, timings)
     return tuple(sorted(rows, key=_order))
 
 
@@ -123,92 +132,49 @@ def _titles(traces: Sequence[Path]) -> dict[Path, str]:
 
 def _read(path: Path, title: str, names: PhaseNames, given: Given, *, alone: bool) -> Iterator[CaptureSummary]:
     configuration = given.over(configuration_from_name(_name(path)))
+    manifest = None
     try:
         manifest = find_manifest(path) if path.exists() else None
         configuration = given.over(manifest.configuration()) if manifest else configuration
         for summary in summarize(Trace.load(path), title, names, configuration):
-            yield _with_status(summary, manifest)
+            yield _with_manifest(summary, manifest)
     except NsysAnalyzerError as error:
-        if alone:
+        if alone and (manifest is None or manifest.status == "ok"):
             raise
         message = str(error)
-        yield CaptureSummary(title, "", path.name, "failed", message, configuration=configuration, warnings=(message,))
+        unread = CaptureSummary(
+            title, "", path.name, "failed", message, configuration=configuration, warnings=(message,)
+        )
+        yield _with_manifest(unread, manifest)
 
 
 def _name(path: Path) -> str:
-    stem = path.name.removesuffix(path.suffix)
+    known = trace_stem(path)
+    stem = known if known != path.name else path.name.removesuffix(path.suffix)
     return path.resolve().parent.name if stem == _GENERIC_STEM else stem
 
 
-def _with_status(summary: CaptureSummary, manifest: Manifest | None) -> CaptureSummary:
+def _with_manifest(summary: CaptureSummary, manifest: Manifest | None) -> CaptureSummary:
     """What the run says of itself outranks what the trace shows."""
-    if manifest is None or manifest.status == "ok":
+    if manifest is None:
         return summary
-    status = "oom" if manifest.status == "oom" else "failed"
-    return replace(summary, status=status, message=manifest.message or manifest.status)
+    run = RunConditions(**{field.name: getattr(manifest, field.name) for field in fields(RunConditions)})
+    peak = manifest.peak_memory_bytes
+    unprofiled = Unprofiled("missing", peak_memory_bytes=peak) if peak else None
+    summary = replace(summary, run=run, unprofiled=unprofiled)
+    if manifest.status == "ok":
+        return summary
+    message = "" if manifest.message is None else manifest.message
+    return replace(summary, status=manifest.status, message=message)
 
 
 def _without_trace(manifest: Manifest) -> CaptureSummary:
     own = manifest.path.name.removesuffix(".json").removesuffix(".manifest")
     name = manifest.path.resolve().parent.name if own == "manifest" else own
-    status = "oom" if manifest.status == "oom" else "failed"
-    message = manifest.message or ("no trace was written" if manifest.status == "ok" else manifest.status)
-    return CaptureSummary(
-        name, "", manifest.path.name, status, "" if status == message else message,
-        configuration=manifest.configuration(),
-    )  # fmt: skip
-
-
-def _with_timings(summary: CaptureSummary, timings: Timings) -> CaptureSummary:
-    configuration = summary.configuration or Configuration()
-    configuration = replace(configuration, mode=configuration.mode or _mode(summary))
-
-    def timed(phase: str) -> Stats | None:
-        found = timings.find(configuration, phase)
-        return _stats(found) if found else None
-
-    phases = tuple(replace(phase, python_ms=timed(phase.phase)) for phase in summary.phases)
-    return replace(summary, phases=phases, python_forward_backward_ms=timed("forward+backward"))
-
-
-def _mode(summary: CaptureSummary) -> str | None:
-    """What a capture ran, from the phases it has."""
-    if summary.phase("optimizer"):
-        return "train"
-    return "forward+backward" if summary.phase("backward") else "forward" if summary.phase("forward") else None
-
-
-def _stats(timing: Timing) -> Stats | None:
-    """The timing's statistics; where it gives a median alone, that stands for the mean."""
-    center = timing.mean_ms if timing.mean_ms is not None else timing.median_ms
-    if center is None:
-        return None
-    return Stats(timing.steps, center, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
-
-
-def _only_timed(rows: Sequence[CaptureSummary], timings: Timings) -> Iterator[CaptureSummary]:
-    """A row for each configuration that the timings say ran out of memory and that left no capture."""
-    captured = [row.configuration for row in rows if row.configuration]
-    out = [_configuration(timing) for timing in timings.rows if timing.status == "oom"]
-    lost = [one for one in out if not any(_may_be(one, other) for other in captured)]
-    for configuration in dict.fromkeys(replace(one, mode=None) for one in lost):
-        model = configuration.model.name if configuration.model else "unknown model"
-        details = (f"b{configuration.batch_size}" if configuration.batch_size else "", configuration.precision or "")
-        name = "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
-        yield CaptureSummary(name, "", timings.path.name, "oom", configuration=configuration)
-
-
-def _configuration(timing: Timing) -> Configuration:
-    return Configuration(
-        timing.model, timing.context_length, timing.batch_size, timing.precision, timing.mode, source="timings"
-    )
-
-
-def _may_be(one: Configuration, other: Configuration) -> bool:
-    """Whether two configurations of one model and context contradict each other in nothing that both know."""
-    pairs = ((one.batch_size, other.batch_size), (one.precision, other.precision), (one.mode, other.mode))
-    same = (one.model, one.context_length) == (other.model, other.context_length)
-    return same and all(left == right for left, right in pairs if left is not None and right is not None)
+    intended = manifest.profiler == "none"
+    status, message = ("not_profiled", "") if intended else ("failed", "no trace was written")
+    row = CaptureSummary(name, "", manifest.path.name, status, message, configuration=manifest.configuration())
+    return _with_manifest(row, manifest)
 
 
 def _order(summary: CaptureSummary) -> tuple[object, ...]:

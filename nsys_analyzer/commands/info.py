@@ -46,7 +46,7 @@ def _unique(lines: Iterator[str]) -> list[str]:
 
 def _versions(trace: Trace) -> Iterator[str]:
     metadata = trace.metadata
-    yield f"nsys {metadata.nsys_version}, schema {metadata.schema_version}"
+    yield f"{metadata.profiler} {metadata.profiler_version}, schema {metadata.schema_version}"
     yield f"driver {metadata.driver}, CUDA {metadata.cuda}, {metadata.os}, {metadata.cpu}"
     for gpu in metadata.gpus.values():
         yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.sm_count} SMs"

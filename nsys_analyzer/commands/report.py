@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from nsys_analyzer.commands.options import phase_names_option
 from nsys_analyzer.errors import NsysAnalyzerError
 
-if TYPE_CHECKING:
-    from nsys_analyzer.questions.evidence import Evidence
-    from nsys_analyzer.report.model import Report
-
-
 #: A report is never written over a capture, its export or the timings.
-_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".csv", ".db")
+_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
 
 
 @click.command(
@@ -65,76 +59,28 @@ def report(
 ) -> None:
     """Answer where the time goes, in markdown with figures, from one or more captures.
 
-    TRACE is an nsys export (.sqlite) or report (.nsys-rep); a FOLDER stands for the traces in it.
+    TRACE is an nsys export (.sqlite) or report (.nsys-rep), or a PyTorch profiler trace (.json, .json.gz); a FOLDER
+    stands for the traces in it.
     """
     if not traces and not csv_path:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
     from nsys_analyzer.analysis.phases import PhaseNames
-    from nsys_analyzer.capture.timings import read_timings
-    from nsys_analyzer.commands.gather import Given, gather
-    from nsys_analyzer.questions.evidence import Evidence
-
-    if output not in (None, "-"):
-        _writable(Path(str(output)))  # before the captures are read: a long wait should not end in a typing error
-    timings = read_timings(csv_path) if csv_path else None
-    given = Given(model, context_length, batch_size, precision)
-    paths = traces or ((csv_path.resolve().parent,) if csv_path else ())
-    captures = gather(paths, PhaseNames.parse(phase_names), given, timings)
-    evidence = Evidence(captures, _command(), csv_path.name if csv_path else "", timings.notes if timings else ())
-    if output_format == "json":
-        _write_json(evidence, output)
-    else:
-        _write_markdown(evidence, output, figures=not no_figures)
-
-
-def _command() -> str:
-    """The command line as a reader of the report would type it, beside the captures."""
-    import shlex
-    import sys
-
-    words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["nsys-analyze", *words])
-
-
-def _write_json(evidence: Evidence, output: str | None) -> None:
-    import json
-
-    from nsys_analyzer.report.data import report_data
-
-    text = json.dumps(report_data(evidence.captures, evidence.labels), indent=1, allow_nan=False)
-    if output in (None, "-"):
-        click.echo(text)
-    else:
-        _replace(Path(str(output)), text + "\n")
-
-
-def _write_markdown(evidence: Evidence, output: str | None, *, figures: bool) -> None:
-    from nsys_analyzer.questions import build_report
-    from nsys_analyzer.report.markdown import render_markdown
+    from nsys_analyzer.commands.gather import Given
+    from nsys_analyzer.commands.writing import command_line, gather_evidence, print_markdown, write_json, write_markdown
     from nsys_analyzer.report.terminal import print_answers
 
-    built = build_report(evidence)
-    if output == "-":
-        click.echo(render_markdown(built, {}), nl=False)
-        return
-    path = Path(output) if output else _writable(Path("report.md"))
-    _replace(path, render_markdown(built, _draw(built, path) if figures else {}))
-    print_answers(built)
-    click.echo(f"\n{path}")
-
-
-def _draw(built: Report, path: Path) -> dict[str, str]:
-    """Draws the figures into a folder beside the report: figure key to its path as the report sees it."""
-    from nsys_analyzer.report.plots import draw
-
-    folder = path.parent / f"{path.stem}_figures"
-    if built.figures:
-        folder.mkdir(parents=True, exist_ok=True)
-    drawn = {}
-    for figure in built.figures:
-        draw(figure, folder / f"{figure.key}.png")
-        drawn[figure.key] = f"{folder.name}/{figure.key}.png"
-    return drawn
+    # Before the captures are read: a long wait should not end in a typing error.
+    target = _writable(Path(output)) if output and output != "-" else None
+    given = Given(model, context_length, batch_size, precision)
+    evidence = gather_evidence(traces, csv_path, command_line(), PhaseNames.parse(phase_names), given)
+    if output_format == "json":
+        write_json(evidence, target)
+    elif output == "-":
+        print_markdown(evidence)
+    else:
+        target = target or _writable(Path("report.md"))
+        print_answers(write_markdown(evidence, target, figures=not no_figures))
+        click.echo(f"\n{target}")
 
 
 def _writable(path: Path) -> Path:
@@ -147,7 +93,7 @@ def _writable(path: Path) -> Path:
 
     if path.is_dir():
         raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
-    if path.suffix.lower() in _INPUT_SUFFIXES:
+    if path.name.lower().endswith(_INPUT_SUFFIXES):
         raise NsysAnalyzerError(f"{path} has the name of an input, not of a report", "Name another file with -o")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,13 +102,3 @@ def _writable(path: Path) -> Path:
     except OSError as error:
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise NsysAnalyzerError(f"{path} cannot be written ({reason})", "Name another file with -o") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: what stood there stays until the new text is complete."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

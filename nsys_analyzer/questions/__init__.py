@@ -13,17 +13,20 @@ from nsys_analyzer.questions import (
     conservation,
     generate,
     glossary,
+    in_short,
     kernel_names,
     matmul_share,
     models,
     other_kernels,
     phase_times,
     softmax,
+    timings,
     top_kernel,
     warnings,
 )
-from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.model import Block, Listing, Paragraph, Report, Section
+from nsys_analyzer.questions.evidence import FEW, Evidence
+from nsys_analyzer.questions.folding import fold
+from nsys_analyzer.report.model import Report, Section
 
 QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
     captures.answer,
@@ -33,6 +36,7 @@ QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
     conservation.answer,
     warnings.answer,
     glossary.answer,
+    timings.answer,
     phase_times.answer,
     top_kernel.answer,
     other_kernels.answer,
@@ -43,18 +47,8 @@ QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
 
 
 def build_report(evidence: Evidence) -> Report:
-    """Answers every question, and puts the answers in short before them."""
-    sections = tuple(question(evidence) for question in QUESTIONS)
-    return Report("Where the time of the training step goes", (in_short(sections), *sections))
-
-
-def in_short(sections: tuple[Section, ...]) -> Section:
-    """Every answer in a few words, capture by capture."""
-    lines: dict[str, list[str]] = {}
-    for section in sections:
-        for answer in section.answers:
-            lines.setdefault(answer.capture, []).append(f"{section.topic}: {answer.short}")
-    blocks: list[Block] = []
-    for capture, answers in lines.items():
-        blocks += [Paragraph(f"**{capture}**"), Listing(tuple(answers))]
-    return Section("in_short", "In short", tuple(blocks) or (Paragraph("No capture could be measured."),))
+    """Answers every question that has an answer, and puts the answers in short before them."""
+    sections = tuple(section for question in QUESTIONS if (section := question(evidence)).blocks)
+    many = len(evidence.captures) > FEW
+    first = in_short.summarize_answers(evidence, sections)
+    return Report("Where the time of the training step goes", (first, *(map(fold, sections) if many else sections)))

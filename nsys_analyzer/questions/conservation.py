@@ -21,6 +21,8 @@ _TEXT = (
 def answer(evidence: Evidence) -> Section:
     """Attributed + unattributed = all, in count and in time."""
     covered = [(capture.title, _figures(capture.coverage)) for capture in evidence.captures if capture.coverage]
+    if not covered:
+        return Section("conservation", "Conservation", ())
     blocks: list[Block] = [_table(_COUNTS, _ALWAYS, covered), Paragraph(_TEXT)]
     if any(figures["warm-up"] or figures["dropped"] for _, figures in covered):
         blocks.append(_table(_PHASES, _PHASES, covered))

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from nsys_analyzer.analysis.labels import short_labels
+from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.runs import RunConditions
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Bars, Paragraph, Spread
 
 #: The phases that tables compare, and the step that holds them.
 TRAINING_PHASES = ("forward", "backward", "optimizer")
+#: Up to so many captures each is answered in full view; of more, tables of one row each come first.
+FEW = 6
 _FIGURES_PER_QUESTION = 4
+#: The class that a message of Python's starts with, which is longer than a cell is wide.
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
+#: Letters of a message that a table's cell has room for.
+_MESSAGE = 60
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,38 @@ def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tu
     left = len(possible) - len(drawn)
     note = Paragraph(f"Figures are drawn of the first {len(drawn)} captures; {left} more have the tables alone.")
     return (*drawn, note) if left else drawn
+
+
+def status_of(status: str, message: str = "") -> str:
+    """A status as a cell, with what was said of it, shortened to the cell's room."""
+    words = status.replace("_", " ")
+    return f"{words}: {shortened(message)}" if message else words
+
+
+def shortened(message: str) -> str:
+    """The start of a message, on one line; the whole message stands among the warnings."""
+    line = _EXCEPTION.sub("", " ".join(message.split()))
+    return line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 1].rstrip()}…"
+
+
+def variants(captures: Sequence[CaptureSummary]) -> dict[str, str]:
+    """Capture title to its model and whatever else but the context length tells the captures apart."""
+    parts = {capture.title: _parts(capture) for capture in captures}
+    differing = [i for i, values in enumerate(zip(*parts.values(), strict=True)) if i == 0 or len(set(values)) > 1]
+    return {title: " ".join(part for i in differing if (part := own[i])) for title, own in parts.items()}
+
+
+def _parts(capture: CaptureSummary) -> tuple[str, ...]:
+    known, run = capture.configuration or Configuration(), capture.run or RunConditions()
+    return (
+        known.model.name if known.model else capture.title,
+        f"batch {known.batch_size}" if known.batch_size else "",
+        known.precision or "",
+        known.mode or "",
+        known.attention or "",
+        "compiled" if run.compile else "",
+        "CUDA graph" if run.cuda_graph else "",
+    )
 
 
 def nothing_measured() -> Paragraph:

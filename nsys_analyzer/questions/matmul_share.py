@@ -8,6 +8,8 @@ from nsys_analyzer.analysis.phases import LEAF_PHASES
 from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import (
+    FEW,
+    TRAINING_PHASES,
     Evidence,
     compared_phases,
     figures_of,
@@ -26,6 +28,7 @@ def answer(evidence: Evidence) -> Section:
     """Class shares by phase, and the training step against inference."""
     captures = [capture for capture in evidence.measured if any(p.kernels for p in compared_phases(capture))]
     blocks: list[Block] = [_answer(capture, evidence) for capture in captures]
+    blocks += [_grid(captures)] if len(captures) > FEW else []
     blocks += [_table(capture) for capture in captures]
     blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "class-shares")))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
@@ -42,6 +45,22 @@ def step_classes(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
     if len(parts) < 2 or any(phase.instances % steps for phase in parts):
         return None
     return class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
+
+
+def matmul_of_step(capture: CaptureSummary) -> float | None:
+    """Matmul's share of a whole training step, None where the capture holds none."""
+    step = step_classes(capture)
+    return _share(step, _MATMUL) if step else None
+
+
+def _grid(captures: list[CaptureSummary]) -> Table:
+    """One row for each capture: matmul's share of its phases and of its step."""
+    columns = (Column("capture"), *(Column(name, "percent") for name in (*TRAINING_PHASES, "training step")))
+    rows = []
+    for capture in captures:
+        shares = {phase.phase: phase.share_of(_MATMUL) for phase in compared_phases(capture)}
+        rows.append((capture.title, *(shares.get(name) for name in TRAINING_PHASES), matmul_of_step(capture)))
+    return Table(columns, tuple(rows), "Matmul's share of the kernel sum:")
 
 
 def _share(rows: tuple[ClassRow, ...], name: str) -> float:

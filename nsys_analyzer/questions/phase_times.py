@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import TRAINING_PHASES, Evidence, figures_of, nothing_measured, spread
-from nsys_analyzer.report.model import Answer, Bars, Block, Column, Paragraph, Section, Table
+from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, figures_of, nothing_measured, spread
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
@@ -13,8 +15,14 @@ _LEGEND = (
     "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
     "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
     "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
-    "kernels overlap. Mean ± standard deviation over n measured instances."
+    "kernels overlap. Mean ± standard deviation over n measured instances, python's over those of its own run."
 )
+_LEGEND_ON_CPU = (
+    " Of a capture without a GPU, *GPU busy* is the time in which operators compute on the CPU, and the rest of the "
+    "wall time is Python's and PyTorch's own."
+)
+#: Cells of a row before its clocks: capture, phase, n.
+_TEXTS = 3
 #: Busy ÷ wall above and below which a phase is called bound by the GPU or by launches.
 _GPU_BOUND, _LAUNCH_BOUND = 0.9, 0.7
 #: A phase below this share of the longest one has no bar that can be seen.
@@ -24,26 +32,76 @@ _VISIBLE = 0.01
 def answer(evidence: Evidence) -> Section:
     """Times of every phase, whether launches or the GPU bound them, and what the profiler cost."""
     title = "(a) How long do forward, backward and optimizer take?"
-    captures = [capture for capture in evidence.captures if any(p.instances for p in capture.phases)]
+    captures = [capture for capture in evidence.captures if _profiled(capture) or _python_times(capture)]
     if not captures:
         return Section("phase_times", title, (nothing_measured(), *_whole_blocks(evidence)))
-    phases = [(capture, phase) for capture in captures for phase in capture.phases if phase.instances]
-    # Without timings the python clock is a column of dashes: left out, the table fits a page.
-    shown = slice(0 if any(phase.python_ms for _, phase in phases) else 1, None)
-    columns = (Column("capture"), Column("phase"), Column("n", "count"))
-    clocks = tuple(Column(f"{clock} ms", "ms") for clock in _CLOCKS[shown])
-    rows = tuple(
-        (capture.title, phase.phase, phase.instances, *(spread(clock) for clock in _clocks(phase)[shown]))
-        for capture, phase in phases
-    )
+    profiled = [capture for capture in captures if _profiled(capture)]
     blocks: tuple[Block, ...] = (
-        *(_answer(capture, bool(evidence.timings)) for capture in captures),
-        Table((*columns, *clocks), rows),
-        Paragraph(_LEGEND),
+        *(_answer(c, bool(evidence.timings)) if _profiled(c) else _python_answer(c) for c in captures),
+        *((_grid(profiled),) if len(profiled) > FEW else ()),
+        *_tables(captures),
+        Paragraph(_LEGEND + (_LEGEND_ON_CPU if any(capture.on_cpu for capture in profiled) else "")),
         *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
         *_whole_blocks(evidence),
     )
     return Section("phase_times", title, blocks, "time")
+
+
+def _profiled(capture: CaptureSummary) -> bool:
+    return any(phase.instances for phase in capture.phases)
+
+
+def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
+    """Every phase on every clock that there is: in one table, or in two where all five clocks would not fit a page."""
+    rows = [row for capture in captures for row in _rows(capture)]
+    if not any(_profiled(capture) for capture in captures):
+        return (_table(rows, 0, 1),)
+    timed = any(row[_TEXTS] is not None for row in rows)
+    return (_table(rows, 0, 2), _table(rows, 2, len(_CLOCKS))) if timed else (_table(rows, 1, len(_CLOCKS)),)
+
+
+def _table(rows: list[tuple[Cell, ...]], first: int, last: int) -> Table:
+    """The rows on the clocks from ``first`` to before ``last``, where they have any."""
+    columns = (Column("capture"), Column("phase"), Column("n", "count"))
+    clocks = (Column(f"{clock} ms", "ms") for clock in _CLOCKS[first:last])
+    shown = [(row[:_TEXTS], row[_TEXTS + first : _TEXTS + last]) for row in rows]
+    return Table((*columns, *clocks), tuple((*texts, *cells) for texts, cells in shown if any(cells)))
+
+
+def _rows(capture: CaptureSummary) -> list[tuple[Cell, ...]]:
+    """Capture, phase, n and the five clocks of each phase; of a run without a trace Python's clock alone."""
+    if not _profiled(capture):
+        python = _python_times(capture).items()
+        return [(capture.title, phase, stats.n, spread(stats), *[None] * (len(_CLOCKS) - 1)) for phase, stats in python]
+    measured = [phase for phase in capture.phases if phase.instances]
+    return [(capture.title, p.phase, p.instances, *(spread(clock) for clock in _clocks(p))) for p in measured]
+
+
+def _grid(captures: Sequence[CaptureSummary]) -> Table:
+    """One row for each capture: wall and GPU busy of the phases of a step."""
+    columns = [Column("capture")]
+    for name in TRAINING_PHASES:
+        columns += [Column(f"{name} wall ms", "ms"), Column("busy ms", "ms")]
+    rows = []
+    for capture in captures:
+        cells: list[Cell] = [capture.title]
+        for name in TRAINING_PHASES:
+            phase = capture.phase(name)
+            cells += [phase.wall_ms.mean, phase.gpu_busy_ms.mean] if phase else [None, None]
+        rows.append(tuple(cells))
+    return Table(tuple(columns), tuple(rows))
+
+
+def _python_times(capture: CaptureSummary) -> dict[str, Stats]:
+    return capture.unprofiled.phases if capture.unprofiled else {}
+
+
+def _python_answer(capture: CaptureSummary) -> Answer:
+    """What Python's clock alone says, where no trace tells the other clocks."""
+    times = _python_times(capture)
+    said = [f"{phase} {milliseconds(stats.mean)}" for phase, stats in times.items()]
+    text = f"{', '.join(said)} by Python's clock; without a trace nothing says where that time goes."
+    return Answer(capture.title, text, f"{', '.join(said)} (Python's clock, not profiled)")
 
 
 def _clocks(phase: PhaseSummary) -> tuple[Stats | None, ...]:
@@ -61,13 +119,16 @@ def _busy_share(phase: PhaseSummary) -> float | None:
 def _answer(capture: CaptureSummary, timed: bool) -> Answer:
     phases = [p for name in TRAINING_PHASES if (p := capture.phase(name))]
     phases = phases or [p for p in capture.phases if p.instances]
+    busy = "operators compute for" if capture.on_cpu else "GPU busy"
     times = "; ".join(
-        f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall time, GPU busy {milliseconds(p.gpu_busy_ms.mean)}"
+        f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall time, {busy} {milliseconds(p.gpu_busy_ms.mean)}"
         for p in phases
     )
-    text = " ".join(part for part in (f"{times}.", _bound(phases), _overhead(capture, phases) if timed else "") if part)
+    bound = "" if capture.on_cpu else _bound(phases)
+    text = " ".join(part for part in (f"{times}.", bound, _overhead(capture, phases) if timed else "") if part)
     short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in phases)
-    return Answer(capture.title, text, f"{short} (wall / GPU busy)")
+    clocks = "wall / operators busy on the CPU" if capture.on_cpu else "wall / GPU busy"
+    return Answer(capture.title, text, f"{short} ({clocks})")
 
 
 def _wall_and_busy(phase: PhaseSummary) -> str:
@@ -101,19 +162,22 @@ def _overhead(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
     both = [capture.phase(name) for name in ("forward", "loss", "backward")]
     wall = sum(phase.wall_ms.mean or 0.0 for phase in both if phase)
     if both[-1] and both[-1].synchronized:
-        compared.append(("forward+backward", wall, capture.python_forward_backward_ms))
+        compared.append(("forward+backward", wall, _python_times(capture).get("forward+backward")))
     costs = {name: wall / python.mean - 1 for name, wall, python in compared if wall and python and python.mean}
     if not costs and any(phase.python_ms for phase in phases):
         return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
     if not costs:
         return "The CSV has no timing, or no single one, for this configuration."
     figures = ", ".join(f"{name} {'+' if cost >= 0 else '−'}{percent(abs(cost))}" for name, cost in costs.items())
-    return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(phases, max(costs.values()))}."
+    reason = _reason(capture, phases, max(costs.values()))
+    return f"Profiled wall time against the unprofiled timing: {figures}; {reason}."
 
 
-def _reason(phases: list[PhaseSummary], cost: float) -> str:
+def _reason(capture: CaptureSummary, phases: list[PhaseSummary], cost: float) -> str:
     if cost <= 0:
         return "no cost of tracing shows"
+    if capture.on_cpu:
+        return "tracing adds a cost to every operator"
     waiting = [p.phase for p in phases if (share := _busy_share(p)) is not None and share <= _LAUNCH_BOUND]
     if waiting:
         return f"tracing adds a cost to every launch, and {', '.join(waiting)} wait for launches, so it shows in full"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import Evidence, compared_phases, nothing_measured
+from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, nothing_measured
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -19,6 +19,7 @@ _COLUMNS = (
     Column("ms", "ms"),
     Column("share", "percent"),
 )
+_NAMED = ("capture", "in one", "kernel with the most GPU time", "share")
 
 
 def answer(evidence: Evidence) -> Section:
@@ -30,8 +31,14 @@ def answer(evidence: Evidence) -> Section:
         if rows
     )
     rows = tuple(_row(title, scope, row, evidence) for title, found in tops.items() for scope, row in found)
-    blocks: tuple[Block, ...] = (*answers, Table(_COLUMNS, rows)) if answers else (nothing_measured(),)
+    blocks: tuple[Block, ...] = (*answers, _table(rows, len(tops))) if answers else (nothing_measured(),)
     return Section("top_kernel", "(b) Which kernel takes the most GPU time?", blocks, "top kernel")
+
+
+def _table(rows: tuple[tuple[Cell, ...], ...], captures: int) -> Table:
+    """Of many captures the names and shares alone: theirs are long names, and the rest stands in their answers."""
+    shown = [i for i, column in enumerate(_COLUMNS) if captures <= FEW or column.title in _NAMED]
+    return Table(tuple(_COLUMNS[i] for i in shown), tuple(tuple(row[i] for i in shown) for row in rows))
 
 
 def _tops(capture: CaptureSummary) -> Iterator[tuple[str, KernelRow]]:

@@ -32,14 +32,37 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         "status": capture.status,
         "message": capture.message or None,
         "gpu": capture.gpu.name if capture.gpu else None,
-        "nsys_version": capture.metadata.nsys_version if capture.metadata else None,
+        **_profiler(capture),
         "configuration": _configuration(configuration) if configuration else None,
         "precisions": capture.precisions,
         "phases": [_phase(phase, labels) for phase in capture.phases],
         "whole": _phase(capture.whole, labels) if capture.whole else None,
         "attention": _attention(capture),
         "coverage": asdict(capture.coverage) if capture.coverage else None,
+        "run": asdict(capture.run) if capture.run else None,
+        "unprofiled": _unprofiled(capture),
         "warnings": list(capture.warnings),
+    }
+
+
+def _unprofiled(capture: CaptureSummary) -> dict[str, Any] | None:
+    """The target's own timings, tokens per second, and wall ÷ python − 1 of each phase that has both."""
+    if capture.unprofiled is None:
+        return None
+    return {
+        **asdict(capture.unprofiled),
+        "tokens_per_second": capture.tokens_per_second,
+        "profiler_overhead": {phase: capture.profiler_overhead(phase) for phase in capture.unprofiled.phases},
+    }
+
+
+def _profiler(capture: CaptureSummary) -> dict[str, Any]:
+    metadata = capture.metadata
+    by_nsys = metadata is not None and metadata.profiler == "nsys"
+    return {
+        "profiler": metadata.profiler if metadata else None,
+        "profiler_version": metadata.profiler_version if metadata else None,
+        "nsys_version": metadata.profiler_version if metadata and by_nsys else None,
     }
 
 

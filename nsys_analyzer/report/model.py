@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -93,6 +94,15 @@ class Bars:
 Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Bars"
 
 
+def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
+    """The blocks, those inside folded ones in place of these."""
+    for block in blocks:
+        if isinstance(block, Details):
+            yield from unfolded(block.blocks)
+        else:
+            yield block
+
+
 @dataclass(frozen=True)
 class Section:
     """One section of the report: a title, its blocks, and the topic of its answers in a word or two."""
@@ -104,8 +114,8 @@ class Section:
 
     @property
     def answers(self) -> tuple[Answer, ...]:
-        """The section's answers."""
-        return tuple(block for block in self.blocks if isinstance(block, Answer))
+        """The section's answers, folded ones too."""
+        return tuple(block for block in unfolded(self.blocks) if isinstance(block, Answer))
 
 
 @dataclass(frozen=True)
@@ -118,4 +128,5 @@ class Report:
     @property
     def figures(self) -> tuple[Bars, ...]:
         """Every figure of the report."""
-        return tuple(block for section in self.sections for block in section.blocks if isinstance(block, Bars))
+        blocks = (block for section in self.sections for block in unfolded(section.blocks))
+        return tuple(block for block in blocks if isinstance(block, Bars))

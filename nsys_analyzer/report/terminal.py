@@ -6,22 +6,26 @@ import re
 
 from nsys_analyzer.report.model import Report
 
+#: Captures whose every answer fits a screen.
+_FEW = 6
+
 
 def print_answers(report: Report) -> None:
-    """Prints every answer of the report in a few words, capture by capture."""
+    """Prints every answer of the report in a few words, capture by capture; of many captures the first answer."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
-    captures = dict.fromkeys(answer.capture for section in report.sections for answer in section.answers)
-    for capture in captures:
+    captures: dict[str, list[tuple[str, str]]] = {}
+    for section in report.sections:
+        for answer in section.answers:
+            captures.setdefault(answer.capture, []).append((section.topic, answer.short))
+    for capture, answers in captures.items():
         console.print(f"[bold]{escape(capture)}[/bold]")
         lines = Table.grid(padding=(0, 2), pad_edge=True)
-        for section in report.sections:
-            for answer in section.answers:
-                if answer.capture == capture:
-                    lines.add_row(f"[cyan]{section.topic}[/cyan]", escape(_plain(answer.short)))
+        for topic, short in answers if len(captures) <= _FEW else answers[:1]:
+            lines.add_row(f"[cyan]{topic}[/cyan]", escape(_plain(short)))
         console.print(lines)
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from nsys_analyzer.trace.arrays import Frame, join
 
+_CPU = "CPU"
+_TORCH = "torch.profiler"
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -15,6 +18,11 @@ class Gpu:
     name: str
     memory_bytes: int
     sm_count: int
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether it stands for the CPU: the torch recorder's device on a machine without a GPU."""
+        return self.name == _CPU
 
 
 @dataclass(frozen=True)
@@ -31,7 +39,8 @@ class Metadata:
     """The capture's conditions.
 
     Attributes:
-        nsys_version, schema_version, driver, cuda, cpu, os: texts, "unknown" where the export is silent.
+        profiler: what recorded the capture, "nsys" or "torch".
+        profiler_version, schema_version, driver, cuda, cpu, os: texts, "unknown" where the export is silent.
         gpus: the GPUs of the machine, by GPU ID.
         gpu_of: (pid, CUDA device ordinal) to GPU ID.
         thread_names: global thread ID to name.
@@ -39,7 +48,8 @@ class Metadata:
 
     """
 
-    nsys_version: str
+    profiler: str
+    profiler_version: str
     schema_version: str
     driver: str
     cuda: str
@@ -62,7 +72,8 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
     environment = _pairs(frames["environment"])
     threads = frames["threads"]
     return Metadata(
-        nsys_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
+        profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH else "nsys",
+        profiler_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
         schema_version=export.get("EXPORT_SCHEMA_VERSION", "unknown"),
         driver=_known(environment.get("NvDriverVersion")),
         cuda=_cuda_version(environment.get("CudaDriverVersion", "")),

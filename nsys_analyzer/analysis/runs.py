@@ -1,0 +1,64 @@
+"""What a run says of itself, and what its target timed without the profiler, beside what the trace shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nsys_analyzer.analysis.statistics import Stats
+
+
+@dataclass(frozen=True)
+class RunConditions:
+    """Under which conditions a run says it was made; ``None`` is unknown.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        profiler: "nsys", "torch" or "none".
+        gpu: the GPU's name.
+        torch: PyTorch's version.
+        precision: what was asked for; the kernels' names say what ran.
+        attention, compile, cuda_graph, optimizer, seed: as they were asked for.
+        warmup_steps, steps: steps before the measured ones, and the measured ones.
+        command: the command line of the profiled run.
+
+    """
+
+    device: str | None = None
+    profiler: str | None = None
+    gpu: str | None = None
+    torch: str | None = None
+    precision: str | None = None
+    attention: str | None = None
+    compile: bool | None = None
+    cuda_graph: bool | None = None
+    optimizer: str | None = None
+    seed: int | None = None
+    warmup_steps: int | None = None
+    steps: int | None = None
+    command: str | None = None
+
+
+@dataclass(frozen=True)
+class Unprofiled:
+    """What the target timed itself, by Python's clock around synchronised phases, where no profiler slowed it.
+
+    Attributes:
+        status: "ok", "oom", "failed", "timeout", "missing" or a word of the timings file.
+        message: why, where it is not ok.
+        phases: phase to its times in ms; a phase that was not timed is not there.
+        warmup_steps: steps before the measured ones, None where the file is silent.
+        device: "cuda" or "cpu", None where the file is silent.
+        peak_memory_bytes: the most memory allocated on the device, None where unknown.
+
+    """
+
+    status: str
+    message: str = ""
+    phases: dict[str, Stats] = field(default_factory=dict)
+    warmup_steps: int | None = None
+    device: str | None = None
+    peak_memory_bytes: int | None = None
+
+    def mean_ms(self, phase: str) -> float | None:
+        """The mean time of a phase in ms, None where it was not timed."""
+        return self.phases[phase].mean if phase in self.phases else None

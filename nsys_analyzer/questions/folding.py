@@ -1,0 +1,61 @@
+"""Keeps a report of many captures readable: what is said capture by capture is folded, what all share is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
+
+from nsys_analyzer.questions.evidence import FEW
+from nsys_analyzer.report.model import Answer, Block, Details, Section, Table
+from nsys_analyzer.report.units import format_cell
+
+_LONG_TABLE = 60
+
+
+def fold(section: Section) -> Section:
+    """The section with its answers, its tables of one capture each, and long tables folded where they are many."""
+    return replace(section, blocks=tuple(_folded(section.blocks)))
+
+
+def _folded(blocks: tuple[Block, ...]) -> Iterator[Block]:
+    for kind, found in groupby(blocks, _kind):
+        run = tuple(found)
+        if kind and len(run) > FEW:
+            yield Details(f"Capture by capture: {len(run)} {kind}", run)
+        else:
+            yield from map(_shorter, run)
+
+
+def _kind(block: Block) -> str:
+    """What a block is one of, where there is one for each capture: their captions start with its name."""
+    if isinstance(block, Answer):
+        return "answers"
+    return "tables" if isinstance(block, Table) and block.caption.startswith("**") else ""
+
+
+def _shorter(block: Block) -> Block:
+    if isinstance(block, Details):
+        return replace(block, blocks=tuple(map(_shorter, block.blocks)))
+    if not isinstance(block, Table) or len(block.rows) <= FEW:
+        return block
+    table = _without_shared(block) if block.columns[0].title == "capture" else block
+    return Details(f"The whole table: {len(table.rows)} rows", (table,)) if len(table.rows) > _LONG_TABLE else table
+
+
+def _without_shared(table: Table) -> Table:
+    """The table without the columns whose cell is the same in every row: its caption says them once."""
+    shared = {i for i in range(1, len(table.columns)) if len({row[i] for row in table.rows}) == 1}
+    kept = [i for i in range(len(table.columns)) if i not in shared]
+    first = table.rows[0]
+    said = [
+        f"{table.columns[i].title} {format_cell(first[i], table.columns[i].unit)}"
+        for i in sorted(shared)
+        if first[i] is not None
+    ]
+    caption = table.caption
+    if said:
+        before = f"{caption.removesuffix(':')}. " if caption else ""
+        caption = f"{before}The same in every row: {', '.join(said)}."
+    rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
+    return Table(tuple(table.columns[i] for i in kept), rows, caption)

@@ -1,0 +1,165 @@
+"""How long the target takes without the profiler, and what the profiler adds."""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.runs import Unprofiled
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, spread, status_of, variants
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Details, Paragraph, Section, Table
+from nsys_analyzer.report.units import format_cell, format_number, milliseconds
+
+_TITLE = "Timings of unprofiled runs"
+_STEP = "step"
+_GRID = (*TRAINING_PHASES, _STEP)
+_SPREAD_COLUMNS = (
+    Column("capture"),
+    Column("phase"),
+    Column("n", "count"),
+    Column("mean ms", "ms"),
+    Column("median ms", "ms"),
+    Column("min ms", "ms"),
+    Column("max ms", "ms"),
+)
+_OVERHEAD_COLUMNS = (
+    Column("capture"),
+    Column("phase"),
+    Column("without profiler ms", "ms"),
+    Column("wall under profiler ms", "ms"),
+    Column("profiler's overhead", "percent"),
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """One row for each capture, then each phase's spread, the profiler's overhead and a figure of the step."""
+    captures = [capture for capture in evidence.captures if capture.unprofiled and _timed(capture.unprofiled)]
+    if not captures:
+        return Section("timings", _TITLE, ())
+    details = [_spreads(captures), _overheads(captures)]
+    tables: list[Block] = [table for table in details if table.rows]
+    blocks: list[Block] = [answer for capture in captures if (answer := _answer(capture))]
+    blocks += [_grid(captures), Paragraph(_conditions(captures))]
+    if len(captures) > FEW and tables:
+        tables = [Details("Every phase: spread, and the profiler's overhead", tuple(tables))]
+    return Section("timings", _TITLE, (*blocks, *tables, *_figure(captures)), "unprofiled")
+
+
+def _timed(unprofiled: Unprofiled) -> bool:
+    """Whether the timings know anything of a run: its times or how it ended."""
+    return bool(unprofiled.phases) or unprofiled.status != "missing"
+
+
+def _answer(capture: CaptureSummary) -> Answer | None:
+    """The step where it was timed, else the phases; then tokens per second, memory and the profiler's overhead."""
+    unprofiled = capture.unprofiled
+    if unprofiled is None or not unprofiled.phases:
+        return None
+    named = [_STEP] if unprofiled.mean_ms(_STEP) else list(unprofiled.phases)
+    times = ", ".join(f"{phase} {milliseconds(unprofiled.mean_ms(phase))}" for phase in named)
+    tokens, peak = capture.tokens_per_second, unprofiled.peak_memory_bytes
+    costs = [f"{phase} {_signed(cost)}" for phase in _GRID if (cost := capture.profiler_overhead(phase)) is not None]
+    parts = [
+        times,
+        *([f"{tokens:,.0f} tokens/s"] if tokens else []),
+        *([f"peak memory {format_number(peak, 'bytes')}"] if peak else []),
+    ]
+    under = f"; the profiler's overhead: {', '.join(costs)}" if costs else ""
+    short = f"{', '.join(parts)}{f'; profiler: {costs[-1]}' if costs else ''}"
+    return Answer(capture.title, f"{', '.join(parts)}{under}.", short)
+
+
+def _signed(share: float) -> str:
+    return f"{'+' if share >= 0 else '−'}{format_cell(abs(share), 'percent')}"
+
+
+def _grid(captures: list[CaptureSummary]) -> Table:
+    """One row for each capture; a column that no capture fills is left out."""
+    columns = (
+        Column("capture"),
+        *(Column(f"{phase} ms", "ms") for phase in _GRID),
+        Column("tokens/s", "count"),
+        Column("peak memory", "bytes"),
+    )
+    rows = [_grid_row(capture, capture.unprofiled) for capture in captures if capture.unprofiled]
+    step = _GRID.index(_STEP) + 1
+    # How a run ended fills every column of times: it makes none worth showing but the step's.
+    kept = [
+        i
+        for i in range(len(columns))
+        if i == 0 or any(row[i] is not None if i == step else isinstance(row[i], (int, float)) for row in rows)
+    ]
+    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+
+
+def _grid_row(capture: CaptureSummary, unprofiled: Unprofiled) -> tuple[Cell, ...]:
+    """Times, or in their place how the run ended."""
+    ended = None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
+    times = (unprofiled.mean_ms(phase) or ended for phase in _GRID)
+    tokens = capture.tokens_per_second
+    return (capture.title, *times, round(tokens) if tokens else None, unprofiled.peak_memory_bytes)
+
+
+def _spreads(captures: list[CaptureSummary]) -> Table:
+    rows = tuple(
+        (capture.title, phase, stats.n, spread(stats), stats.median, stats.min, stats.max)
+        for capture in captures
+        if capture.unprofiled
+        for phase, stats in capture.unprofiled.phases.items()
+    )
+    return Table(_SPREAD_COLUMNS, rows, "Each phase over its n measured steps, by Python's clock, mean ± deviation:")
+
+
+def _overheads(captures: list[CaptureSummary]) -> Table:
+    """Python's clock beside the profiled wall time, of the phases that have both."""
+    rows = tuple(
+        (capture.title, phase, stats.mean, profiled.wall_ms.mean, capture.profiler_overhead(phase))
+        for capture in captures
+        if capture.unprofiled
+        for phase, stats in capture.unprofiled.phases.items()
+        if (profiled := capture.phase(phase))
+    )
+    caption = (
+        "The profiler's overhead, wall ÷ python − 1; a dash where GPU work outlasts the range, which then is no "
+        "measure of the phase:"
+    )
+    return Table(_OVERHEAD_COLUMNS, rows, caption)
+
+
+def _conditions(captures: list[CaptureSummary]) -> str:
+    """What the times are of, from what the timings say of themselves."""
+    said = [capture.unprofiled for capture in captures if capture.unprofiled]
+    warmup = sorted({one.warmup_steps for one in said if one.warmup_steps is not None})
+    steps = sorted({stats.n for one in said for stats in one.phases.values() if stats.n is not None})
+    devices = sorted({one.device for one in said if one.device})
+    known = [
+        *([f"{_either(steps)} measured steps"] if steps else []),
+        *([f"after {_either(warmup)} warm-up steps"] if warmup else []),
+        *([f"on {' and '.join(devices)}"] if devices else []),
+    ]
+    conditions = f": {' '.join(known)}" if known else ""
+    return (
+        f"Timed by the target with `time.perf_counter()` in a run of its own without the profiler{conditions}; the "
+        "device is synchronised at the end of each phase, so that a phase's time holds its work. *tokens/s*: batch "
+        "size × context length ÷ the time of a step. *Peak memory*: the most that was allocated on the device."
+    )
+
+
+def _either(numbers: list[int]) -> str:
+    return " or ".join(str(number) for number in numbers) if len(numbers) < 4 else f"{numbers[0]} to {numbers[-1]}"
+
+
+def _figure(captures: list[CaptureSummary]) -> tuple[Bars, ...]:
+    """Time against context length, one series for each model and what else tells captures apart."""
+    phase = _STEP if any(c.unprofiled and c.unprofiled.mean_ms(_STEP) for c in captures) else "forward"
+    names = variants(captures)
+    times = {
+        (names[capture.title], capture.configuration.context_length): mean
+        for capture in captures
+        if capture.configuration and capture.configuration.context_length and capture.unprofiled
+        if (mean := capture.unprofiled.mean_ms(phase))
+    }
+    contexts = sorted({context for _, context in times})
+    if len(times) < 2:
+        return ()
+    series = tuple((name, tuple(times.get((name, c)) for c in contexts)) for name in dict.fromkeys(n for n, _ in times))
+    title = f"Unprofiled time of one {phase} by context length"
+    return (Bars("unprofiled-times", title, tuple(str(c) for c in contexts), series, f"ms per {phase}"),)

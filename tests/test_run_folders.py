@@ -1,0 +1,316 @@
+"""The report of a folder of runs: manifests, timings by capture, statuses, recorders, and many captures at once."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.cli import cli
+from nsys_analyzer.commands.writing import write_report
+from nsys_analyzer.errors import TraceError
+from tests.export import Export
+from tests.test_report_command import captures_table, section, two_steps
+
+HEADER = (
+    "capture,model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"
+    "mean_ms,std_ms,min_ms,median_ms,max_ms,peak_memory_bytes,status,message\n"
+)
+MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "fp32", "mode": "train"}
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    return folder
+
+
+def run_of(folder: Path, name: str, export: Export | None = None, **manifest: Any) -> None:
+    """One run's folder: its manifest, and its trace where it left one."""
+    (folder / name).mkdir()
+    values = {"schema_version": 1, **MANIFEST, "status": "ok", "capture": "capture.sqlite", **manifest}
+    (folder / name / "manifest.json").write_text(json.dumps(values), encoding="utf-8")
+    if export:
+        export.write(folder / name / "capture.sqlite")
+
+
+def timed(capture: str, phase: str, mean: float, peak: int = 2 << 30, mode: str = "train") -> str:
+    return f"{capture},small,256,4,fp32,{mode},{phase},5,10,{mean},0.1,{mean - 1},{mean},{mean + 1},{peak},ok,\n"
+
+
+def ended(capture: str, status: str, message: str = "") -> str:
+    return f"{capture},2.7B,1024,4,fp32,train,step,5,,,,,,,,{status},{message}\n"
+
+
+def timings(folder: Path, *rows: str) -> Path:
+    path = folder / "timings.csv"
+    path.write_text(HEADER + "".join(rows), encoding="utf-8")
+    return path
+
+
+def as_json(*arguments: object) -> dict[str, dict[str, Any]]:
+    words = ["report", *map(str, arguments), "--format", "json"]
+    result = CliRunner().invoke(cli, words, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return {capture["name"]: capture for capture in json.loads(result.stdout)["captures"]}
+
+
+def as_text(*arguments: object) -> str:
+    result = CliRunner().invoke(cli, ["report", *map(str, arguments), "-o", "-"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def rows_of(text: str) -> list[list[str]]:
+    """The cells of every table's rows, heads included."""
+    lines = [line for line in text.splitlines() if line.startswith("|") and not line.startswith("|:")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+# --- timings by capture ---
+
+
+def test_timings_that_name_their_capture(runs: Path) -> None:
+    """Two captures of one configuration, told apart by name: compiled or not is no column that is compared."""
+    run_of(runs, "eager", two_steps())
+    run_of(runs, "compiled", two_steps(), compile=True)
+    csv = timings(runs, timed("eager", "forward", 3.2), timed("compiled", "forward", 2.0, peak=1 << 30))
+    captures = as_json("--csv", csv)
+    python = {name: capture["phases"][0]["python_ms"]["mean"] for name, capture in captures.items()}
+    assert python == {"eager": 3.2, "compiled": 2.0}
+    assert {name: c["unprofiled"]["peak_memory_bytes"] for name, c in captures.items()} == {
+        "eager": 2 << 30,
+        "compiled": 1 << 30,
+    }
+    assert captures["compiled"]["run"]["compile"] is True
+    # forward is 4 ms of wall: 4 ÷ 3.2 − 1 = 25 %, 4 ÷ 2 − 1 = 100 %
+    assert captures["eager"]["unprofiled"]["profiler_overhead"]["forward"] == pytest.approx(0.25)
+    assert captures["compiled"]["unprofiled"]["profiler_overhead"]["forward"] == pytest.approx(1.0)
+
+
+def test_the_timings_of_another_capture_are_not_borrowed(runs: Path) -> None:
+    run_of(runs, "eager", two_steps())
+    run_of(runs, "compiled", two_steps())
+    captures = as_json("--csv", timings(runs, timed("eager", "forward", 3.2)))
+    assert captures["eager"]["unprofiled"]["phases"]["forward"]["mean"] == 3.2
+    assert captures["compiled"]["unprofiled"] is None
+    assert list(captures) == ["compiled", "eager"]
+
+
+def test_rows_without_a_present_capture_fit_by_configuration(runs: Path) -> None:
+    """A capture that was renamed after it was timed; what it used is no row of its own."""
+    run_of(runs, "renamed", two_steps())
+    captures = as_json("--csv", timings(runs, timed("before", "forward", 3.2)))
+    assert list(captures) == ["renamed"]
+    assert captures["renamed"]["phases"][0]["python_ms"]["mean"] == 3.2
+
+
+# --- the section of unprofiled timings ---
+
+
+def test_timings_spread_overhead_and_tokens(runs: Path) -> None:
+    run_of(runs, "eager", two_steps())
+    csv = timings(runs, timed("eager", "forward", 3.2), timed("eager", "backward", 5.0), timed("eager", "step", 10.0))
+    text = section(as_text("--csv", csv), "Timings of unprofiled runs")
+    # 4 × 256 tokens in 10 ms: 102,400 a second; a step is 12 ms under the profiler: 12 ÷ 10 − 1 = 20 %
+    assert "**eager:** step 10.00 ms, 102,400 tokens/s, peak memory 2.0 GiB; the profiler's overhead: " in text
+    assert "forward +25.0 %, backward +20.0 %, step +20.0 %." in text
+    assert "10 measured steps after 5 warm-up steps" in text
+    rows = rows_of(text)
+    assert ["eager", "3.200", "5.000", "10.00", "102,400", "2.0 GiB"] in rows
+    assert ["eager", "step", "10", "10.00 ± 0.10", "10.00", "9.000", "11.00"] in rows
+    assert ["eager", "step", "10.00", "12.00", "20.0 %"] in rows
+
+
+def test_no_timings_no_section(runs: Path) -> None:
+    run_of(runs, "eager", two_steps())
+    assert "Timings of unprofiled runs" not in as_text(runs)
+
+
+def test_no_overhead_where_nothing_synchronises(runs: Path) -> None:
+    """The kernel of forward ends 8 ms after its range of 2 ms."""
+    ms = 1_000_000
+    export = Export().gpu().range("forward", 0, 2 * ms).kernel("ampere_sgemm_128x64_tn", ms, 2 * ms, 10 * ms)
+    run_of(runs, "eager", export)
+    capture = as_json("--csv", timings(runs, timed("eager", "forward", 9.0)))["eager"]
+    assert capture["unprofiled"]["profiler_overhead"] == {"forward": None}
+
+
+def test_how_runs_ended_stands_in_the_place_of_their_times(runs: Path) -> None:
+    run_of(runs, "eager", two_steps())
+    csv = timings(runs, timed("eager", "step", 10.0), ended("big", "oom"), ended("slow", "timeout", "no end after 9 s"))
+    text = as_text("--csv", csv)
+    rows = rows_of(section(text, "Timings"))
+    assert ["big", "oom", "–", "–"] in rows
+    assert ["slow", "timeout", "–", "–"] in rows
+    assert captures_table(text)[1:] == [("big", "oom"), ("slow", "timeout: no end after 9 s")]
+
+
+def test_the_step_by_context_length_is_drawn(runs: Path) -> None:
+    run_of(runs, "short", context_length=128, profiler="none")
+    run_of(runs, "long", context_length=256, profiler="none")
+    csv = timings(runs, timed("short", "step", 10.0), timed("long", "step", 21.0))
+    report = write_report([runs], csv, runs / "report.md", "nsys-analyze run --model small")
+    (figure,) = report.figures
+    assert figure.groups == ("128", "256")
+    assert figure.series == (("small", (10.0, 21.0)),)
+    assert (runs / "report_figures" / "unprofiled-times.png").is_file()
+
+
+# --- statuses ---
+
+
+def test_statuses_of_runs_without_a_trace(runs: Path) -> None:
+    run_of(runs, "a", profiler="none")
+    run_of(runs, "b", status="timeout", message="no end after 600 s")
+    run_of(runs, "c", profiler="nsys")
+    run_of(runs, "d", status="failed", message="exit code 1: ImportError")
+    captures = as_json(runs)
+    assert {name: (c["status"], c["message"]) for name, c in captures.items()} == {
+        "a": ("not_profiled", None),
+        "b": ("timeout", "no end after 600 s"),
+        "c": ("failed", "no trace was written"),
+        "d": ("failed", "exit code 1: ImportError"),
+    }
+    assert captures_table(as_text(runs)) == [
+        ("a", "not profiled"),
+        ("b", "timeout: no end after 600 s"),
+        ("c", "failed: no trace was written"),
+        ("d", "failed: exit code 1: ImportError"),
+    ]
+
+
+def test_a_run_that_timed_out_with_a_trace(runs: Path) -> None:
+    run_of(runs, "a", two_steps(), status="timeout", message="no end after 600 s")
+    capture = as_json(runs)["a"]
+    assert (capture["status"], capture["message"]) == ("timeout", "no end after 600 s")
+    assert capture["phases"][0]["instances"] == 2
+
+
+def test_a_long_message_is_cut_in_the_table_and_whole_among_the_warnings(runs: Path) -> None:
+    said = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 9 GiB"
+    run_of(runs, "a", status="oom", message=said)
+    text = as_text(runs)
+    ((_, status),) = captures_table(text)
+    assert status.startswith("oom: CUDA out of memory. Tried to allocate 2.00 GiB.")
+    assert status.endswith("…")
+    assert said in section(text, "Warnings")
+
+
+def test_a_torn_trace_of_a_run_that_failed(runs: Path) -> None:
+    """What the run says of itself outranks what its trace cannot."""
+    run_of(runs, "a", status="failed", message="killed")
+    (runs / "a" / "capture.sqlite").write_bytes(b"half a trace")
+    capture = as_json(runs)["a"]
+    assert (capture["status"], capture["message"]) == ("failed", "killed")
+    assert "is not a SQLite file" in capture["warnings"][0]
+
+
+def test_timings_alone(tmp_path: Path) -> None:
+    """No trace and no manifest: (a) is answered from Python's clock."""
+    text = as_text("--csv", timings(tmp_path, timed("", "forward", 3.2), timed("", "backward", 5.0)))
+    assert captures_table(text) == [("small_ctx256_b4_fp32_train", "not profiled")]
+    assert "forward 3.200 ms, backward 5.000 ms by Python's clock" in section(text, "(a)")
+    assert ["small_ctx256_b4_fp32_train", "forward", "10", "3.200 ± 0.100"] in rows_of(section(text, "(a)"))
+    assert "time: forward 3.200 ms, backward 5.000 ms (Python's clock, not profiled)" in section(text, "In short")
+
+
+def test_a_missing_trace_is_an_error_with_timings_too(tmp_path: Path) -> None:
+    csv = timings(tmp_path, timed("", "forward", 3.2))
+    with pytest.raises(TraceError, match="No such file"):
+        write_report([tmp_path / "absent.sqlite"], csv, tmp_path / "report.md", "")
+
+
+def test_timings_without_a_row(runs: Path) -> None:
+    """A program of one's own times nothing: the file of its run has a header alone."""
+    run_of(runs, "a", two_steps())
+    write_report([runs], timings(runs), runs / "report.md", "nsys-analyze run -- python train.py")
+    text = (runs / "report.md").read_text(encoding="utf-8")
+    assert captures_table(text) == [("a", "ok")]
+    assert "Timings of unprofiled runs" not in text
+
+
+# --- recorders ---
+
+
+def cpu_export() -> Export:
+    """What the torch recorder writes on a machine without a GPU."""
+    export = two_steps(export=Export())
+    export.add("TARGET_INFO_GPU", id=0, name="CPU", totalMemory=0, smCount=0)
+    rows = export._rows["META_DATA_EXPORT"]
+    rows[0]["value"] = "2.13.0"
+    rows.append({"name": "EXPORT_PRODUCT_NAME", "value": "torch.profiler"})
+    return export
+
+
+def test_a_capture_of_the_cpu_says_so(runs: Path) -> None:
+    run_of(runs, "laptop", cpu_export(), device="cpu", profiler="torch")
+    text = as_text(runs)
+    assert "device: the CPU, there is no GPU: its kernels are operators of PyTorch" in section(text, "In short")
+    assert "**laptop:** ran on the CPU, there is no GPU." in section(text, "Captures")
+    assert "forward takes 4.000 ms of wall time, operators compute for 1.500 ms" in section(text, "(a)")
+    assert "Launch-bound" not in text
+    conditions = rows_of(section(text, "Capture conditions"))
+    assert conditions[1][:4] == ["laptop", "none (CPU)", "–", "–"]
+    assert conditions[3][:2] == ["laptop", "torch 2.13.0"]
+
+
+def test_profilers_by_name(runs: Path) -> None:
+    run_of(runs, "laptop", cpu_export())
+    run_of(runs, "server", two_steps())
+    captures = as_json(runs)
+    keys = ("profiler", "profiler_version", "nsys_version")
+    assert [captures["laptop"][key] for key in keys] == ["torch", "2.13.0", None]
+    assert [captures["server"][key] for key in keys] == ["nsys", "2025.3.2.0", "2025.3.2.0"]
+
+
+def test_what_a_run_was_asked_for(runs: Path) -> None:
+    asked = {"attention": "sdpa", "compile": True, "cuda_graph": False, "optimizer": "adamw", "seed": 0}
+    run_of(runs, "a", two_steps(), torch="2.13.0", **asked)
+    rows = rows_of(section(as_text(runs), "Capture conditions"))
+    assert rows[4] == ["capture", "precision", "attention", "compiled", "CUDA graph", "optimizer", "seed"]
+    assert rows[5] == ["a", "fp32", "sdpa", "yes", "no", "adamw", "0"]
+    assert rows[2][3] == "torch"
+    assert rows[3][3] == "2.13.0"
+
+
+def test_the_commands_that_made_the_captures(runs: Path) -> None:
+    run_of(runs, "a", two_steps(), command="nsys profile -o capture python train.py --model small")
+    run_of(runs, "b", two_steps(), command="nsys profile -o capture python train.py --model other")
+    text = section(as_text(runs), "How to generate")
+    assert "# the capture a, and 1 more as in their manifest.json\nnsys profile -o capture python train.py" in text
+    assert "--sample=none" not in text
+    write_report([runs], None, runs / "report.md", "nsys-analyze run --model small,medium")
+    text = section((runs / "report.md").read_text(encoding="utf-8"), "How to generate")
+    assert text.index("nsys-analyze run --model small,medium") < text.index("# the capture a")
+
+
+# --- many captures ---
+
+
+def test_many_captures_are_rows_first_and_words_folded(runs: Path) -> None:
+    names = [f"run{i}" for i in range(8)]
+    for name in names:
+        run_of(runs, name, two_steps())
+    csv = timings(runs, *(timed(name, "step", 10.0) for name in names))
+    write_report([runs], csv, runs / "report.md", "nsys-analyze run")
+    text = (runs / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    open_text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
+    # busy 1.5 + 3 + 1 of 12 ms of a step; matmul 1 + 2 of 5.5 ms
+    row = ["run0", "ok", "10.00", "12.00", "45.8 %", "54.5 %", "–"]
+    assert row in rows_of(section(open_text, "In short"))
+    assert "**run0:**" not in open_text
+    assert text.count("**run0:**") == 6
+    assert "The same in every row: model small, context 256, batch 4, status ok" in section(text, "Captures")
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_few_captures_stand_open(runs: Path) -> None:
+    run_of(runs, "a", two_steps())
+    run_of(runs, "b", two_steps())
+    text = as_text(runs)
+    assert text.count("<details>") == 1  # the kernels' full names
+    assert "The same in every row" not in text
