@@ -24,3 +24,21 @@ def phase_names_option(*names: str) -> Callable[[Command], Command]:
 def trace_argument(function: Command) -> Command:
     """The trace a command reads."""
     return click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")(function)
+
+
+def several(name: str, kind: Any, metavar: str, default: str | None, help: str) -> Callable[[Command], Command]:
+    """An option of several values of a click type, with commas between them or given again: one tuple, each once.
+
+    Without a default the tuple is empty where the option is not given.
+    """
+
+    def convert(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> tuple[Any, ...]:
+        words = [word.strip() for text in given for word in text.split(",") if word.strip()]
+        if given and not words:
+            raise click.BadParameter("give at least one value", ctx, param)
+        return tuple(dict.fromkeys(kind.convert(word, param, ctx) for word in words))
+
+    return click.option(
+        name, metavar=f"{metavar}[,...]", multiple=True, default=(default,) if default else (),
+        callback=convert, help=f"{help} Default: {default}." if default else help,
+    )  # fmt: skip

@@ -1,0 +1,100 @@
+"""The profilers a target can run under: Nsight Systems, or PyTorch's own in the target's process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from nsys_analyzer.capture.export import exported_sqlite
+from nsys_analyzer.capture.kineto import converted_sqlite
+from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.capture.process import Ended, run_logged
+from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+
+
+class Profiler(Protocol):
+    """Records a program into ``capture.sqlite``."""
+
+    @property
+    def name(self) -> str:
+        """``nsys`` or ``torch``."""
+
+    def described(self) -> dict[str, str]:
+        """What a manifest says of it."""
+
+    def command(self, program: Sequence[str], folder: Path) -> list[str]:
+        """The command line that records ``program`` into ``folder``.
+
+        Raises:
+            NsysAnalyzerError: the program, or what was asked for, cannot be recorded.
+        """
+
+    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+        """Runs ``program`` and leaves ``capture.sqlite`` in ``folder``, where there was something to record."""
+
+
+@dataclass(frozen=True)
+class NsysProfiler:
+    """``nsys profile``, then ``nsys export``."""
+
+    nsys: Nsys
+    options: ProfileOptions
+    name: str = "nsys"
+
+    def described(self) -> dict[str, str]:
+        """The version of nsys."""
+        return {"nsys": self.nsys.version}
+
+    def command(self, program: Sequence[str], folder: Path) -> list[str]:
+        """``nsys profile`` with the options, around the program."""
+        return profile_command(self.nsys, folder / "capture.nsys-rep", program, self.options)
+
+    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+        """Profiles, imports where nsys did not, and exports; a program that crashed may leave a partial trace."""
+        ended = run_logged(self.command(program, folder), log, timeout_s)
+        if ended.status == "timeout":
+            return ended
+        try:
+            exported_sqlite(finished_report(self.nsys, folder / "capture.nsys-rep", log))
+        except NsysAnalyzerError as error:
+            return ended if ended.status != "ok" else Ended("failed", str(error))
+        return ended
+
+
+@dataclass(frozen=True)
+class TorchProfiler:
+    """``torch.profiler`` in the program's own process, its trace converted to the tables of an nsys export."""
+
+    memory: bool = False
+    whole_program: bool = False
+    name: str = "torch"
+
+    def described(self) -> dict[str, str]:
+        """Nothing that the target does not say itself."""
+        return {}
+
+    def command(self, program: Sequence[str], folder: Path) -> list[str]:
+        """The recorder in the place of the Python interpreter's first step."""
+        if not Path(program[0]).name.startswith("python"):
+            raise ConfigurationError(
+                f"The torch recorder runs Python programs, and {program[0]} is none",
+                "Start it with python, or install Nsight Systems: nsys-analyze doctor",
+            )
+        flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
+        recorder = ["-m", "nsys_analyzer.capture.recorder", "--output", str(folder / "capture.json.gz")]
+        return [program[0], *recorder, *flags, "--", *program[1:]]
+
+    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+        """Records, and converts what was recorded."""
+        ended = run_logged(self.command(program, folder), log, timeout_s)
+        trace = folder / "capture.json.gz"
+        if not trace.is_file():
+            return ended
+        try:
+            converted_sqlite(trace)
+        except NsysAnalyzerError as error:
+            return ended if ended.status != "ok" else Ended("failed", str(error))
+        return ended

@@ -1,0 +1,199 @@
+"""A sweep: each target timed, then profiled, in processes of its own; each result whole or not there.
+
+Everything of a target is made in a hidden folder beside its own, which takes its name once it is complete. The
+timings of all targets are written anew from their manifests each time, so an interrupt loses nothing.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shlex
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.capture.machine import provenance
+from nsys_analyzer.capture.manifest import SCHEMA_VERSION
+from nsys_analyzer.capture.process import Ended, run_logged
+from nsys_analyzer.capture.profilers import Profiler
+from nsys_analyzer.capture.targets import Target
+from nsys_analyzer.capture.timings_file import write_timings
+from nsys_analyzer.errors import ConfigurationError
+
+MANIFEST = "manifest.json"
+_LOG = "target.log"
+_LOCK = ".lock"
+#: Ends after which a configuration is not run again: more memory is not going to appear.
+_FINAL = ("ok", "oom")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a sweep tells while it works: which target of how many, what it does, and at the end how it ended."""
+
+    started: Callable[[Target, str], None]
+    ended: Callable[[Target, Ended, float], None]
+
+
+def run_sweep(
+    targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress
+) -> list[Ended]:
+    """Runs every target into ``folder``, one after the other, and keeps ``timings.csv`` up to date.
+
+    Args:
+        targets: those that are still to run.
+        folder: the output folder, which must be there and locked (:func:`locked`).
+        profiler: records the targets, None for timings alone.
+        timeout_s: seconds for each process.
+        progress: is told of each step.
+
+    Returns:
+        How each target ended; running out of memory, a crash or a time-out is a result like others.
+
+    Raises:
+        KeyboardInterrupt: what was finished is kept, what was at work is gone.
+        OSError: the folder cannot be written.
+    """
+    where = provenance(Path.cwd())
+    results = []
+    for target in targets:
+        before = time.monotonic()
+        ended = _run_target(target, folder, profiler, timeout_s, progress, where)
+        write_timings(folder)
+        progress.ended(target, ended, time.monotonic() - before)
+        results.append(ended)
+    return results
+
+
+def _run_target(
+    target: Target, folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
+    where: dict[str, Any],
+) -> Ended:  # fmt: skip
+    """Times and profiles one target in a hidden folder, and gives that its name."""
+    part = folder / f".{target.name}.part"
+    shutil.rmtree(part, ignore_errors=True)  # what an earlier sweep was killed over
+    part.mkdir()
+    try:
+        results: dict[str, Any] = {}
+        ended = Ended("ok")
+        if target.timed:
+            progress.started(target, "timing")
+            ended, results = _timed(target, part, timeout_s)
+        timing = {"status": ended.status, "message": ended.message, "times_ms": results.pop("times_ms", {})}
+        if profiler and ended.status == "ok":
+            progress.started(target, f"profiling with {profiler.name}")
+            ended = profiler.record(target.program, part, part / _LOG, timeout_s)
+            if ended.message:  # what it names is about to move
+                ended = Ended(ended.status, ended.message.replace(str(part), str(folder / target.name)))
+        manifest = {
+            "schema_version": SCHEMA_VERSION, **where, **target.described, **results,
+            "profiler": profiler.name if profiler else "none", **(profiler.described() if profiler else {}),
+            "status": ended.status, "message": ended.message, "command": _command(target),
+            "capture": "capture.sqlite", "timings": timing if target.timed else None,
+        }  # fmt: skip
+        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        _put_in_place(part, folder / target.name)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return ended
+
+
+def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, dict[str, Any]]:
+    """Runs the target without a profiler: how it ended, and what it said of itself and its times."""
+    path = part / "results.json"
+    ended = run_logged([*target.program, "--results", str(path)], part / _LOG, timeout_s)
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    path.unlink(missing_ok=True)
+    status, message = results.pop("status", ended.status), results.pop("message", ended.message)
+    return (Ended(status, message) if status == "oom" else ended), results
+
+
+def _command(target: Target) -> str:
+    """The command line as one would type it."""
+    return shlex.join(["python", *target.program[1:]] if target.timed else target.program)
+
+
+def _put_in_place(part: Path, place: Path) -> None:
+    """Gives a complete folder its name; what stood there goes only after that."""
+    old = part.with_suffix(".old")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    part.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
+    """The targets still to run: those without a result, or with one that a second try may better.
+
+    Args:
+        targets: all targets of the sweep.
+        folder: the output folder.
+        profiler: as for :func:`run_sweep`.
+        resume: True keeps finished results, False replaces them, None refuses to choose.
+
+    Raises:
+        ConfigurationError: results are there already and ``resume`` does not say what to do, or they are of
+            another program.
+    """
+    if resume is False:
+        return list(targets)
+    there = {target.name: manifest for target in targets if (manifest := _finished(folder / target.name))}
+    if there and resume is None:
+        raise ConfigurationError(
+            f"{folder / next(iter(there))} is there already",
+            "--resume keeps what is finished, --rerun replaces it, --output-dir puts the results elsewhere",
+        )
+    wanted = profiler.name if profiler else "none"
+    todo = []
+    for target in targets:
+        manifest = there.get(target.name)
+        if manifest and manifest.get("command") != _command(target):
+            raise ConfigurationError(
+                f"{folder / target.name} was made with other options: {manifest.get('command')}",
+                "Give those, or another --output-dir, or --rerun",
+            )
+        if not manifest or manifest.get("status") not in _FINAL or manifest.get("profiler") != wanted:
+            todo.append(target)
+    return todo
+
+
+def _finished(place: Path) -> dict[str, Any] | None:
+    path = place / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigurationError(f"{path} is no manifest ({error})", "Remove it, or use --rerun") from error
+    return manifest
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes the folder and keeps other sweeps out of it.
+
+    Raises:
+        ConfigurationError: another sweep is at work there.
+        OSError: it cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise ConfigurationError(
+                f"Another sweep is at work in {folder} (process {lock.read().strip() or 'unknown'})",
+                "Wait for it, or name another --output-dir",
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        yield

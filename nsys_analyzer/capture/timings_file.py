@@ -1,0 +1,69 @@
+"""Writes ``timings.csv`` from the manifests of a sweep: one row for each configuration and phase."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.capture.targets import PHASES
+
+NAME = "timings.csv"
+_DESCRIBED = (
+    "model", "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length", "batch_size", "precision",
+    "mode", "attention", "optimizer", "compile", "cuda_graph", "device",
+)  # fmt: skip
+COLUMNS = (
+    "capture", *_DESCRIBED, "phase", "warmup_steps", "steps", "mean_ms", "std_ms", "min_ms", "median_ms", "max_ms",
+    "peak_memory_bytes", "status", "message",
+)  # fmt: skip
+"""The columns, which ``report --csv`` reads; times in milliseconds over the measured steps."""
+
+
+def write_timings(folder: Path) -> Path:
+    """Writes ``timings.csv`` of a sweep's folder, whole or not at all, and returns its path.
+
+    A configuration that ran out of memory, failed or timed out has its phases with that status and no times.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for path in sorted(folder.glob("*/manifest.json")):
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        writer.writerows(_rows(path.parent.name, manifest))
+    target = folder / NAME
+    temporary = folder / f".{NAME}.part"
+    temporary.write_text(text.getvalue(), encoding="utf-8")
+    temporary.replace(target)
+    return target
+
+
+def _rows(capture: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    timing = manifest.get("timings")
+    if not timing:  # a program that times nothing
+        return
+    times = timing["times_ms"]
+    described = {key: manifest[key] for key in (*_DESCRIBED, "warmup_steps", "steps") if key in manifest}
+    for phase in times or PHASES.get(manifest.get("mode", ""), ()):
+        ended = {"status": timing["status"], "message": " ".join((timing["message"] or "").split())}
+        row = {"capture": capture, **described, "phase": phase, **ended}
+        if timing["status"] == "ok":
+            row |= {**_statistics(times[phase]), "peak_memory_bytes": manifest.get("peak_memory_bytes") or ""}
+        yield row
+
+
+def _statistics(values: list[float]) -> dict[str, str]:
+    """Mean, sample standard deviation (empty for one value), minimum, median and maximum, to the nanosecond."""
+    figures = {
+        "mean_ms": statistics.mean(values),
+        "min_ms": min(values),
+        "median_ms": statistics.median(values),
+        "max_ms": max(values),
+    }
+    if len(values) > 1:
+        figures["std_ms"] = statistics.stdev(values)
+    return {key: f"{value:.6f}" for key, value in figures.items()}

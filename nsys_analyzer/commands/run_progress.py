@@ -1,0 +1,44 @@
+"""The progress of a sweep on the terminal: a bar with what is at work, and a line for each result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from textwrap import shorten
+from typing import TYPE_CHECKING
+
+import click
+
+from nsys_analyzer.capture.sweep import Progress
+
+if TYPE_CHECKING:
+    from nsys_analyzer.capture.process import Ended
+    from nsys_analyzer.capture.targets import Target
+
+#: Characters of a message on the terminal; the manifest has all of it.
+_MESSAGE = 300
+
+
+@contextmanager
+def shown(total: int, done: int) -> Iterator[Progress]:
+    """A bar of ``total`` configurations, of which ``done`` are there already; a terminal alone shows it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True, highlight=False)
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    if done:
+        click.echo(f"{done} of {total} configurations are finished already.")
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total, completed=done)
+
+        def started(target: Target, work: str) -> None:
+            bar.update(task, description=f"{target.name}: {work}")
+
+        def ended(target: Target, end: Ended, seconds: float) -> None:
+            message = f", {shorten(end.message, _MESSAGE, placeholder='…')}" if end.message else ""
+            console.print(f"{target.name}: {end.status} after {seconds:.0f} s{message}", markup=False, soft_wrap=True)
+            bar.advance(task)
+
+        yield Progress(started, ended)

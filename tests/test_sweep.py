@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.capture.process import Ended, run_logged
+from nsys_analyzer.capture.profilers import Profiler
+from nsys_analyzer.capture.sweep import Progress, locked, remaining, run_sweep
+from nsys_analyzer.capture.targets import Target
+from nsys_analyzer.errors import ConfigurationError
+from tests.export import Export, training_step
+
+#: A target that writes the results it is told to, as our own targets do, and ends as it is told to.
+SCRIPT = """
+import json, pathlib, sys
+results, code = json.loads(sys.argv[1]), int(sys.argv[2])
+if results and "--results" in sys.argv:
+    pathlib.Path(sys.argv[sys.argv.index("--results") + 1]).write_text(json.dumps(results))
+print("I was run")
+sys.exit(code)
+"""
+OK = {"status": "ok", "message": None, "times_ms": {"forward": [1.0, 3.0], "step": [2.0, 4.0]}, "torch": "2.13.0"}
+OOM = {"status": "oom", "message": "CUDA out of memory. Tried to allocate 2 GiB", "times_ms": {}}
+DESCRIBED = {"model": "small", "context_length": 256, "batch_size": 4, "mode": "forward", "precision": "fp32"}
+
+
+@dataclass(frozen=True)
+class FakeProfiler:
+    """Runs the program and leaves a tiny trace, unless the program fails under it."""
+
+    name: str = "nsys"
+    code: int = 0
+
+    def described(self) -> dict[str, str]:
+        return {"nsys": "2025.3.2"}
+
+    def command(self, program: Sequence[str], folder: Path) -> list[str]:
+        del folder
+        return [*program[:-1], str(self.code)]
+
+    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+        ended = run_logged(self.command(program, folder), log, timeout_s)
+        if ended.status == "ok":
+            training_step(Export().gpu()).write(folder / "capture.sqlite")
+        return ended
+
+
+class Told:
+    """Keeps what a sweep tells."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.progress = Progress(
+            lambda target, work: self.lines.append(f"{target.name}: {work}"),
+            lambda target, ended, _: self.lines.append(f"{target.name}: {ended.status}"),
+        )
+
+
+def target(name: str, results: dict[str, Any] | None = None, code: int = 0, **described: Any) -> Target:
+    program = (sys.executable, "-c", SCRIPT, json.dumps(OK if results is None else results), str(code))
+    return Target(name, program, {**DESCRIBED, **described}, timed=True)
+
+
+def sweep(targets: Sequence[Target], folder: Path, profiler: Profiler | None = None) -> tuple[list[Ended], list[str]]:
+    told = Told()
+    with locked(folder):
+        return run_sweep(targets, folder, profiler, 30, told.progress), told.lines
+
+
+def manifest(folder: Path, name: str) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads((folder / name / "manifest.json").read_text())
+    return read
+
+
+def timings(folder: Path) -> list[dict[str, str]]:
+    with (folder / "timings.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_target_is_timed_profiled_and_described(tmp_path: Path) -> None:
+    ended, told = sweep([target("one")], tmp_path, FakeProfiler())
+    assert ended == [Ended("ok")]
+    assert told == ["one: timing", "one: profiling with nsys", "one: ok"]
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {"capture.sqlite", "manifest.json", "target.log"}
+    assert (tmp_path / "one/target.log").read_text() == "I was run\nI was run\n"  # timed, then profiled
+    said = manifest(tmp_path, "one")
+    assert {key: said[key] for key in ("model", "status", "profiler", "nsys", "torch", "capture")} == {
+        "model": "small", "status": "ok", "profiler": "nsys", "nsys": "2025.3.2", "torch": "2.13.0",
+        "capture": "capture.sqlite",
+    }  # fmt: skip
+    forward, step = timings(tmp_path)
+    # 1 and 3 ms: mean 2, sample standard deviation √2 = 1.414214
+    assert (forward["capture"], forward["phase"], forward["status"]) == ("one", "forward", "ok")
+    assert [forward[f"{name}_ms"] for name in ("mean", "std", "min", "median", "max")] == [
+        "2.000000", "1.414214", "1.000000", "2.000000", "3.000000",
+    ]  # fmt: skip
+    assert (step["phase"], step["mean_ms"]) == ("step", "3.000000")
+
+
+def test_the_sweep_goes_on_after_a_crash_and_an_out_of_memory(tmp_path: Path) -> None:
+    crashed = Target("crashed", (sys.executable, "-c", "import no_such_module"), DESCRIBED, timed=True)
+    targets = [crashed, target("full", OOM, 3), target("fine")]
+    ended, _ = sweep(targets, tmp_path, FakeProfiler())
+    assert [one.status for one in ended] == ["failed", "oom", "ok"]
+    assert manifest(tmp_path, "crashed")["message"].endswith("No module named 'no_such_module'")
+    assert manifest(tmp_path, "full")["message"] == OOM["message"]
+    rows = {(row["capture"], row["phase"]): row for row in timings(tmp_path)}
+    assert rows["full", "forward"]["status"] == "oom"
+    assert rows["full", "forward"]["mean_ms"] == ""
+    assert rows["crashed", "step"]["status"] == "failed"
+    assert rows["fine", "step"]["status"] == "ok"
+
+
+def test_a_crash_under_the_profiler_keeps_the_times(tmp_path: Path) -> None:
+    ended, _ = sweep([target("one")], tmp_path, FakeProfiler(code=9))
+    assert ended == [Ended("failed", "exit code 9: I was run")]
+    assert manifest(tmp_path, "one")["status"] == "failed"
+    assert timings(tmp_path)[0]["status"] == "ok"
+
+
+def test_a_time_out(tmp_path: Path) -> None:
+    slow = Target("slow", (sys.executable, "-c", "import time; time.sleep(60)"), DESCRIBED, timed=True)
+    with locked(tmp_path):
+        ended = run_sweep([slow], tmp_path, None, 0.5, Told().progress)
+    assert ended == [Ended("timeout", "stopped after 0.5 s")]
+    assert timings(tmp_path)[0]["status"] == "timeout"
+
+
+def test_a_program_that_times_nothing(tmp_path: Path) -> None:
+    program = Target("train", (sys.executable, "-c", SCRIPT, "{}", "0"))
+    ended, told = sweep([program], tmp_path, FakeProfiler())
+    assert (ended, told) == ([Ended("ok")], ["train: profiling with nsys", "train: ok"])
+    assert timings(tmp_path) == []
+
+
+def test_nothing_is_run_twice(tmp_path: Path) -> None:
+    targets = [target("one"), target("two", OOM, 3), target("three", {}, 1), target("four")]
+    sweep(targets[:3], tmp_path)
+    # Out of memory is an answer; a crash may have been an accident.
+    assert [one.name for one in remaining(targets, tmp_path, None, resume=True)] == ["three", "four"]
+    assert remaining(targets, tmp_path, None, resume=False) == targets
+    with pytest.raises(ConfigurationError, match=r"one is there already. --resume keeps .* --rerun"):
+        remaining(targets, tmp_path, None, resume=None)
+
+
+def test_what_was_only_timed_is_run_again_with_a_profiler(tmp_path: Path) -> None:
+    sweep([target("one")], tmp_path)
+    assert [one.name for one in remaining([target("one")], tmp_path, FakeProfiler(), resume=True)] == ["one"]
+
+
+def test_results_of_other_options_are_not_mixed_in(tmp_path: Path) -> None:
+    sweep([target("one")], tmp_path)
+    with pytest.raises(ConfigurationError, match="one was made with other options"):
+        remaining([target("one", {**OK, "torch": "2.4"})], tmp_path, None, resume=True)
+
+
+def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
+    sweep([target("one")], tmp_path, FakeProfiler())
+    sweep([target("one", {**OK, "times_ms": {"forward": [7.0]}})], tmp_path)
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {"manifest.json", "target.log"}
+    (row,) = timings(tmp_path)
+    assert (row["mean_ms"], row["std_ms"]) == ("7.000000", "")
+
+
+def test_an_interrupt_leaves_whole_folders_only(tmp_path: Path) -> None:
+    class Interrupted(FakeProfiler):
+        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+            del program, log, timeout_s
+            (folder / "capture.sqlite").write_bytes(b"half")
+            raise KeyboardInterrupt
+
+    sweep([target("one")], tmp_path, FakeProfiler())
+    with pytest.raises(KeyboardInterrupt):
+        sweep([target("two")], tmp_path, Interrupted())
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "timings.csv", ".lock"}
+    sweep([target("two")], tmp_path, FakeProfiler())
+    assert {row["capture"] for row in timings(tmp_path)} == {"one", "two"}
+
+
+def test_two_sweeps_in_one_folder(tmp_path: Path) -> None:
+    message = r"Another sweep is at work in .* \(process \d+\)"
+    with locked(tmp_path), pytest.raises(ConfigurationError, match=message), locked(tmp_path):
+        pass
+    with locked(tmp_path):  # free again
+        pass
