@@ -9,9 +9,12 @@ import sys
 import click
 
 from nsys_analyzer import __version__
+from nsys_analyzer.commands.doctor import doctor
 from nsys_analyzer.commands.info import info
 from nsys_analyzer.commands.kernels import kernels
 from nsys_analyzer.commands.report import report
+from nsys_analyzer.commands.run import run
+from nsys_analyzer.commands.share import share
 from nsys_analyzer.errors import NsysAnalyzerError
 
 
@@ -27,7 +30,7 @@ def cli() -> None:
     """
 
 
-for command in (report, kernels, info):
+for command in (run, report, kernels, info, share, doctor):
     cli.add_command(command)
 
 

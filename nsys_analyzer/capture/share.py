@@ -1,0 +1,98 @@
+"""Writes a copy of an export that can be given to others: what analysis needs, and nothing of its owner."""
+
+from __future__ import annotations
+
+import sqlite3
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nsys_analyzer.errors import MissingTableError, NsysAnalyzerError, TraceError
+
+if TYPE_CHECKING:
+    from nsys_analyzer.capture.share_copy import LeftOut
+    from nsys_analyzer.trace.reader import Reader
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A copy: its path, the sizes of the export and of the copy in bytes, and what is not in it."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    left_out: LeftOut
+
+
+def share(trace: Path, output: Path, *, force: bool = False) -> Shared:
+    """Copies what analysis needs of a trace, scrubbed, into a new export.
+
+    The copy gives the same report as the trace. It appears whole or not at all.
+
+    Args:
+        trace: a ``.sqlite`` export, or anything else that ``Trace.load`` takes.
+        output: the copy, ``.sqlite``; its folder is made as needed.
+        force: whether a file that is there already is replaced. The trace itself never is.
+
+    Raises:
+        TraceError: the trace is absent, damaged, or not an nsys export.
+        MissingTableError: it holds neither CUDA activity nor NVTX ranges.
+        ExportError: a ``.nsys-rep`` could not be exported.
+        NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
+    """
+    from nsys_analyzer.capture.share_copy import copy_export
+    from nsys_analyzer.trace.reader import Reader
+    from nsys_analyzer.trace.trace import sqlite_of
+
+    _check_output(trace, output, force=force)
+    reader = Reader(sqlite_of(trace))
+    _check_output(reader.path, output, force=force)
+    _check_content(reader)
+    with _folder_beside(output) as folder:
+        unfinished = Path(folder) / "copy.sqlite"
+        try:
+            left_out = copy_export(reader, unfinished)
+        except sqlite3.Error as error:
+            raise _failed(reader.path, output, error) from error
+        sizes = reader.path.stat().st_size, unfinished.stat().st_size
+        unfinished.replace(output)
+    return Shared(output, *sizes, left_out)
+
+
+def _check_output(trace: Path, output: Path, *, force: bool) -> None:
+    if output.suffix.lower() != ".sqlite":
+        raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
+    if output.is_dir():
+        raise NsysAnalyzerError(f"{output} is a folder", f"Name a file in it: -o {output / 'small.sqlite'}")
+    if output.exists() and trace.exists() and output.samefile(trace):
+        raise NsysAnalyzerError(f"{output} is the trace itself", "Name another file with -o")
+    if output.exists() and not force:
+        raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
+
+
+def _check_content(reader: Reader) -> None:
+    from nsys_analyzer.trace import schema
+
+    worth_sharing = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH, schema.RUNTIME, schema.NVTX)
+    if not any(reader.name_of(table) for table in worth_sharing):
+        raise MissingTableError(
+            f"{reader.path} holds neither CUDA activity nor NVTX ranges",
+            "Capture again with: nsys profile --trace=cuda,nvtx",
+        )
+
+
+def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
+    """A folder on the output's file system: a copy broken off goes with it."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-share-")
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
+
+
+def _failed(source: Path, output: Path, error: sqlite3.Error) -> NsysAnalyzerError:
+    if "disk" in str(error).replace("disk image", ""):  # "database or disk is full", "disk I/O error"
+        return NsysAnalyzerError(f"{output} cannot be written ({error})", "Name a file on another disk with -o")
+    return TraceError(f"{source} is damaged or truncated ({error})", "Export the report again")

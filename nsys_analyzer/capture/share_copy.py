@@ -1,0 +1,113 @@
+"""Copies the tables of an export into a file to share, with the texts scrubbed on their way."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from nsys_analyzer.capture.share_private import find_private
+from nsys_analyzer.capture.share_scrub import Scrubber
+from nsys_analyzer.capture.share_tables import KeptTable, kept_tables
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.reader import Reader
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """What of an export is not in its copy.
+
+    Attributes:
+        tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
+        rows: rows that a table of the copy has no more, by the table's name.
+        strings: rows of ``StringIds`` to which nothing refers any more.
+        texts: texts that were scrubbed.
+        variables: environment variables that the export held.
+    """
+
+    tables: dict[str, int]
+    rows: dict[str, int]
+    strings: int
+    texts: int
+    variables: int
+
+
+def copy_export(reader: Reader, output: Path) -> LeftOut:
+    """Writes the copy: the export is only read, the output must not be there yet.
+
+    Raises:
+        sqlite3.Error: the export is damaged, or the output cannot be written.
+    """
+    with closing(sqlite3.connect(f"file:{quote(str(reader.path.resolve()))}?mode=ro&immutable=1", uri=True)) as source:
+        private = find_private(source, reader.columns_of)
+        scrubber = Scrubber(private)
+        source.create_function("scrub", 1, scrubber.scrub)
+        _attach(source, output)
+        tables = kept_tables(reader)
+        for table in tables:
+            _copy_table(source, table)
+            if table.thread and table.key != schema.THREADS.key:
+                _use(source, table, table.thread, "used_threads")
+        source.commit()
+        return _left_out(source, reader, tables, texts=len(scrubber.changed), variables=private.variables)
+
+
+def _attach(source: sqlite3.Connection, output: Path) -> None:
+    source.execute("ATTACH ? AS copy", (str(output),))
+    for setting in ("copy.journal_mode = OFF", "copy.synchronous = OFF", "temp_store = MEMORY"):
+        source.execute(f"PRAGMA {setting}")  # a copy broken off is thrown away: nothing needs to survive it
+    source.execute("CREATE TABLE temp.used_threads (id INTEGER PRIMARY KEY)")
+    source.execute("CREATE TABLE temp.used_strings (id INTEGER PRIMARY KEY)")
+
+
+def _copy_table(source: sqlite3.Connection, table: KeptTable) -> None:
+    columns = _filled(source, table)
+    declared = ", ".join(f'"{name}" {"TEXT" if name in table.texts else "INTEGER"}' for name in columns)
+    source.execute(f'CREATE TABLE copy."{table.name}" ({declared})')
+    selected = ", ".join(_expression(table, name) for name in columns)
+    source.execute(
+        f'INSERT INTO copy."{table.name}" SELECT {selected} FROM main."{table.name}" WHERE {table.rows} ORDER BY rowid'
+    )
+    for name in set(table.string_ids).intersection(columns):
+        _use(source, table, name, "used_strings")
+
+
+def _use(source: sqlite3.Connection, table: KeptTable, column: str, used: str) -> None:
+    """Notes the IDs that a column of the copy refers to."""
+    ids = f'SELECT DISTINCT "{column}" FROM copy."{table.name}" WHERE "{column}" NOTNULL'  # a NULL would take an ID
+    source.execute(f"INSERT OR IGNORE INTO temp.{used} {ids}")
+
+
+def _filled(source: sqlite3.Connection, table: KeptTable) -> list[str]:
+    """The columns that hold anything in the rows to keep, and those that a reader asks for."""
+    columns = (*table.numbers, *table.texts)
+    counts = ", ".join(f'count("{name}")' for name in columns)
+    row = source.execute(f'SELECT count(*), {counts} FROM main."{table.name}" WHERE {table.rows}').fetchone()
+    return [name for name, count in zip(columns, row[1:], strict=True) if count or not row[0] or name in table.required]
+
+
+def _expression(table: KeptTable, name: str) -> str:
+    """A column on its way: what is not a number stays behind in a column of numbers."""
+    return f'scrub(CAST("{name}" AS BLOB))' if name in table.texts else f'CAST("{name}" AS INTEGER)'
+
+
+def _left_out(
+    source: sqlite3.Connection, reader: Reader, tables: Iterable[KeptTable], *, texts: int, variables: int
+) -> LeftOut:
+    kept = {table.name for table in tables}
+    before = {name: _count(source, f'main."{name}"') for name in reader.columns_of if not name.startswith("ENUM_")}
+    fewer = {name: before[name] - _count(source, f'copy."{name}"') for name in before if name in kept}
+    return LeftOut(
+        tables={name: rows for name, rows in before.items() if rows and name not in kept},
+        rows={name: rows for name, rows in fewer.items() if rows and name not in schema.STRINGS.aliases},
+        strings=sum(fewer.get(name, 0) for name in schema.STRINGS.aliases),
+        texts=texts,
+        variables=variables,
+    )
+
+
+def _count(source: sqlite3.Connection, table: str) -> int:
+    return int(source.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

@@ -1,0 +1,97 @@
+"""Finds what an export holds of its owner: environment variables, host and user names."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping
+
+from nsys_analyzer.capture.share_words import PrivateValues, is_telling, private_parts
+
+#: Texts worth a look, wherever they are: blocks of variables, and paths that name a user.
+_WORTH_A_LOOK = (
+    "instr(CAST({0} AS BLOB), x'00') OR instr({0}, '/home/') OR instr({0}, '/Users/') OR instr({0}, '\\Users\\')"
+)
+_HOME = re.compile(r"(?:/home/|/Users/|\\Users\\)([^/\\\s:;,\"'\0]+)")
+_VARIABLE = r"[A-Za-z_]\w*="
+
+#: Properties of the capture, the export and the machine that name a host, a user, or hold variables.
+_HOSTS = re.compile(r"(?i)host_?name$|EXPORT_HOST$|DEVICE_DISPLAY_NAME$")
+_USERS = re.compile(r"(?i)USER(_?NAME)?$")
+_ONE_VARIABLE = re.compile(r"ENVIRONMENT_VARIABLES?$")
+_BLOCK = re.compile(r"DeviceEnvironment$")
+_ARGUMENT = re.compile(r"ARGUMENT_?\d*$")
+
+
+def find_private(connection: sqlite3.Connection, columns_of: Mapping[str, tuple[str, ...]]) -> PrivateValues:
+    """What to look for in the texts of an export.
+
+    Args:
+        connection: the export.
+        columns_of: the columns of each of its tables.
+
+    Raises:
+        sqlite3.Error: the file is damaged.
+    """
+    texts = [text for table in columns_of for text in _texts(connection, table)]
+    properties = [pair for table, columns in columns_of.items() for pair in _properties(connection, table, columns)]
+    variables = [pair for text in texts if "\0" in text for pair in _variables(text)]
+    variables += [pair for name, value in properties for pair in _variables_of(name, value)]
+    variables += list(_arguments(properties))
+    texts += [value for _, value in (*properties, *variables)]
+    found = {part for name, value in variables for part in private_parts(name, value)}
+    found.update(part for text in texts for user in _HOME.findall(text) for part in private_parts("USER", user))
+    return PrivateValues.of(found, len({name for name, _ in variables if not name.startswith("-")}))
+
+
+def _texts(connection: sqlite3.Connection, table: str) -> Iterator[str]:
+    """The texts of a table that may tell of its owner; columns of numbers are not looked at."""
+    for _, column, kind, *_ in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+        if kind.upper() not in ("INTEGER", "REAL"):
+            quoted = f'"{column}"'
+            where = _WORTH_A_LOOK.format(quoted)
+            for (raw,) in connection.execute(f'SELECT DISTINCT CAST({quoted} AS BLOB) FROM "{table}" WHERE {where}'):
+                yield _decoded(raw)
+
+
+def _properties(connection: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> Iterable[tuple[str, str]]:
+    """The rows of a table of names and values."""
+    if not {"name", "value"} <= set(columns):
+        return []
+    query = f'SELECT CAST(name AS BLOB), CAST(value AS BLOB) FROM "{table}" WHERE name NOTNULL AND value NOTNULL'
+    return [(_decoded(name), _decoded(value)) for name, value in connection.execute(query)]
+
+
+def _decoded(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace")
+
+
+def _variables_of(name: str, value: str) -> Iterator[tuple[str, str]]:
+    """The variables behind a property of the capture: hosts and users count as such."""
+    if _ONE_VARIABLE.search(name):
+        variable, _, text = value.partition("=")
+        yield variable, text[1:-1] if text[:1] == text[-1:] == '"' and len(text) > 1 else text
+    elif _BLOCK.search(name):
+        yield from _variables(value)
+    elif _HOSTS.search(name):
+        yield "-HOST", value
+        yield "-HOST", value.partition(".")[0]
+    elif _USERS.search(name):
+        yield "-USER", value
+
+
+def _variables(block: str) -> Iterator[tuple[str, str]]:
+    """The variables of a block: ``A=b`` behind each other, NUL or a semicolon between them."""
+    for variable in block.split("\0") if "\0" in block else re.split(rf";(?={_VARIABLE})", block):
+        if re.match(_VARIABLE, variable):
+            name, _, value = variable.partition("=")
+            yield name, value
+
+
+def _arguments(properties: list[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The options of the program that was profiled which hold a secret: ``--api-key X``, ``--user=X``."""
+    words = [value for name, value in properties if _ARGUMENT.search(name)]
+    for option, following in zip(words, (*words[1:], ""), strict=False):
+        name, _, value = option.partition("=")
+        if name.startswith("--") and is_telling(name):
+            yield name, value or following

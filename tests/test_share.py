@@ -1,0 +1,411 @@
+"""``share``: nothing of the owner is in the copy, and the copy gives the same report."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.class_rules import RULES
+from nsys_analyzer.capture.share import share
+from nsys_analyzer.capture.share_scrub import Scrubber
+from nsys_analyzer.capture.share_words import PrivateValues, is_ordinary, private_parts
+from nsys_analyzer.cli import cli
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from tests.conftest import DATA, ROOT
+from tests.export import Export, training_step
+
+RealCapture = Callable[[str], Path]
+CAPTURES = sorted(
+    path.name.split(".")[0] for path in (*DATA.glob("*.sqlite.xz"), *(ROOT / "examples").glob("*.sqlite"))
+)
+
+#: Variables of the machine of a person called zelda, and what of them must not be found.
+VARIABLES = {
+    "PROJECT": "bluefalcon",
+    "BUILD_TAG": "v7-rc4+nightly!x",
+    "STORAGE_KEY": "k3y!",
+    "SERVICE_PASSWORD": "868686868",
+    "DATABASE": "postgres://zeldadb:swordfish9@db.hyrule.org:5432/runs",
+    "HOME": "/home/zelda",
+    "USER": "zelda",
+    "LANG": "C.UTF-8",
+    "SHLVL": "1",
+    "MODE": "forward",
+    "BACKEND": "native",
+    "NVIDIA_DRIVER_CAPABILITIES": "compute,utility",
+    "DTYPE": "bfloat16",
+}
+NUL_VARIABLES = {"SLURM_JOB_NAME": "nightly-run-17x", "WANDB_API_KEY": "0a1b2c3d4e5f60718293a4b5c6d7e8f901234567"}
+HOST = "castle-17.hyrule.org"
+#: Texts to plant, each with what of it must be gone.
+PLANTED = {
+    "bluefalcon": "bluefalcon",
+    "in bluefalcon_step": "bluefalcon",
+    "v7-rc4+nightly!x": "rc4+nightly",
+    "k3y!": "k3y!",
+    "868686868": "868686868",
+    "with swordfish9": "swordfish9",
+    "nightly-run-17x": "nightly-run",
+    NUL_VARIABLES["WANDB_API_KEY"]: "0a1b2c3d4e5f",
+    HOST: "hyrule",
+    "on castle-17": "castle-17",
+    "/home/zelda/hidden/train.py": "hidden",
+    "of Zelda": "zelda",
+    "/srv/hidden/data": "/srv/",
+    r"C:\hidden\train.py": "hidden",
+    "hidden/module.py": "hidden",
+    "link@hyrule.org": "link@",
+    "192.168.77.13": "192.168.77",
+    "fe80::1ff:fe23:4567:890a": "fe80",
+    "0a:1b:2c:3d:4e:5f": "1b:2c",
+    "0000:8a:00.0": "8a:00",
+    "GPU-a7d00f32-64fa-041e-83fb-5546b548f523": "64fa-041e",
+    "sk-proj-AbCdEfGhIjKlMnOpQrSt": "AbCdEfGh",
+    "hf_AbCdEfGhIjKlMnOpQrStUv": "AbCdEfGh",
+    "ghp_0123456789abcdefABCDEF0123456789abcd": "0123456789abcdef",
+    "AKIAIOSFODNN7EXAMPLE": "IOSFODNN7",
+    "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.sflKxw": "eyJhbGci",
+    "aws wJalrXUtnFEMIK7MDENGbPxRfiCYEXAMPLEKEY12": "wJalr",
+    "password=hunter2": "hunter2",
+    "api_key: 'tr1force'": "tr1force",
+    "--token tr1force": "tr1force",
+    "https://link:pw@example.org/x?sig=1": "example.org",
+    "wss://relay.example.net": "relay",
+    "Bearer tr1f-orce.x9": "tr1f-orce",
+    "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1r": "b3BlbnNzaC1r",  # the last, for it takes the rest with it
+}
+PLANTED_TEXT = " and ".join(PLANTED)
+FORBIDDEN = {*PLANTED.values(), "/home/", "tr1force", "SLURM_JOB_NAME", "STORAGE_KEY"}
+
+
+def tables_of(connection: sqlite3.Connection) -> dict[str, list[str]]:
+    """The columns of text of every table."""
+    names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return {
+        name: [row[1] for row in connection.execute(f"PRAGMA table_info('{name}')") if row[2] == "TEXT"]
+        for name in names
+    }
+
+
+def add_row(connection: sqlite3.Connection, table: str, **values: object) -> None:
+    """A row with something in every column, as many tables ask for it."""
+    columns = [(row[1], row[2]) for row in connection.execute(f"PRAGMA table_info('{table}')")]
+    row = [values.get(name, "" if kind == "TEXT" else 0) for name, kind in columns]
+    connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+
+
+def add_owner(connection: sqlite3.Connection) -> None:
+    """What nsys writes of a machine: properties of the capture, a block of variables, the host, the processes."""
+    connection.execute("CREATE TABLE IF NOT EXISTS META_DATA_CAPTURE (name TEXT, value TEXT)")
+    connection.execute("CREATE TABLE IF NOT EXISTS PROCESSES (globalPid INTEGER, pid INTEGER, name TEXT)")
+    capture = [("PROCESS_0:ENVIRONMENT_VARIABLE", f'{name}="{value}"') for name, value in VARIABLES.items()]
+    capture += [("PROCESS_0:USER_NAME", "zelda"), ("DEVICE_DISPLAY_NAME", HOST)]
+    for name, value in capture:
+        add_row(connection, "META_DATA_CAPTURE", name=name, value=value)
+    block = "\0".join(f"{name}={value}" for name, value in NUL_VARIABLES.items()) + "\0"
+    connection.execute("INSERT INTO StringIds SELECT max(id) + 1, ? FROM StringIds", (block,))
+    machine = [("Hostname", HOST), ("DeviceEnvironment", "OLDPWD=/home/zelda/hidden;PROJECT=bluefalcon")]
+    for name, value in machine:
+        add_row(connection, "TARGET_INFO_SYSTEM_ENV", name=name, value=value)
+    add_row(connection, "PROCESSES", name="/home/zelda/hidden/train.py")
+
+
+@pytest.fixture
+def full_export(real_capture: RealCapture, tmp_path: Path) -> Path:
+    """A capture of nsys 2025.3 with every table that one of the captures has, a row at least in each."""
+    path = tmp_path / "full.sqlite"
+    shutil.copy(real_capture("graphcapture_fp32"), path)
+    with closing(sqlite3.connect(path)) as connection:
+        for name in ("mem_small256", "ddp2_small256", "graphnode_small256", "graph_small256", "oom_fp32"):
+            connection.execute("ATTACH ? AS other", (str(real_capture(name)),))
+            present = {row[0] for row in connection.execute("SELECT name FROM main.sqlite_master")}
+            created = connection.execute("SELECT name, sql FROM other.sqlite_master WHERE type = 'table'").fetchall()
+            for table, sql in created:
+                if table not in present:
+                    connection.execute(sql)
+                    connection.execute(f"INSERT INTO main.{table} SELECT * FROM other.{table} LIMIT 20")
+            connection.commit()
+            connection.execute("DETACH other")
+        for table in tables_of(connection):
+            if not connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]:
+                add_row(connection, table)
+        connection.commit()
+    return path
+
+
+def found_in(path: Path) -> set[str]:
+    """Which of the forbidden texts a file holds, in either case."""
+    content = path.read_bytes().lower()
+    return {text for text in FORBIDDEN if text.lower().encode() in content}
+
+
+def test_nothing_planted_in_any_text_column_is_in_the_copy(full_export: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(full_export)) as connection:
+        planted = 0
+        for table, columns in tables_of(connection).items():
+            properties = {"name", "value"} <= set(columns)  # which keep their names, or none of them would be read
+            for column in set(columns) - ({"name"} if properties else set()):
+                connection.execute(f"UPDATE {table} SET {column} = coalesce({column} || ' ', '') || ?", (PLANTED_TEXT,))
+                planted += 1
+            if properties:
+                add_row(connection, table, name=PLANTED_TEXT, value=PLANTED_TEXT)
+        connection.execute("UPDATE DIAGNOSTIC_EVENT SET severity = 2")  # each message a warning, and kept
+        add_owner(connection)
+        connection.commit()
+    assert planted == 71  # as many columns of text have the tables of these captures
+    assert found_in(full_export) == FORBIDDEN
+    copy = share(full_export, tmp_path / "copy.sqlite").path
+    assert found_in(copy) == set()
+    with closing(sqlite3.connect(copy)) as connection:
+        texts = [
+            text
+            for table, columns in tables_of(connection).items()
+            for column in columns
+            for (text,) in connection.execute(f"SELECT {column} FROM {table}")
+        ]
+    assert sum("…" in text for text in texts if text) > 30  # they were kept, and scrubbed
+
+
+def report_of(trace: Path) -> str:
+    """The report and its data, as text."""
+    printed = [
+        CliRunner().invoke(cli, ["report", str(trace), *more], catch_exceptions=False)
+        for more in (["-o", "-"], ["--format", "json"])
+    ]
+    assert [result.exit_code for result in printed] == [0, 0]
+    return "".join(result.stdout for result in printed)
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_copy_gives_the_same_report(real_capture: RealCapture, tmp_path: Path, name: str) -> None:
+    """Of a capture on a machine whose variables have the names of phases, of kernels' namespaces and of types."""
+    raw = tmp_path / f"{name}.sqlite"
+    shutil.copy(real_capture(name), raw)
+    with closing(sqlite3.connect(raw)) as connection:
+        add_owner(connection)
+        connection.commit()
+    shared = share(raw, tmp_path / "copies" / f"{name}.sqlite")
+    assert report_of(shared.path) == report_of(raw)
+    assert shared.left_out.texts == 0  # no name of a real kernel or range was touched
+    assert shared.bytes_after < shared.bytes_before
+    # NUL_VARIABLES, VARIABLES and OLDPWD: each variable once, though PROJECT is in two places
+    assert shared.left_out.variables == len(NUL_VARIABLES) + len(VARIABLES) + 1
+    assert found_in(shared.path) == set()
+
+
+def test_the_copy_keeps_what_was_read_and_no_more(real_capture: RealCapture, tmp_path: Path) -> None:
+    copy = share(real_capture("mem_small256"), tmp_path / "copy.sqlite").path
+    with closing(sqlite3.connect(copy)) as connection:
+        tables = tables_of(connection)
+        assert not [name for name in tables if name.startswith(("ENUM_", "META_DATA_CAPTURE", "PROCESSES"))]
+        assert "TARGET_INFO_SESSION_START_TIME" not in tables
+        kept = {row[1] for row in connection.execute("PRAGMA table_info('CUDA_GPU_MEMORY_USAGE_EVENTS')")}
+        assert {"start", "bytes", "memKind", "memoryOperationType", "address"} <= kept
+        assert "name" not in kept
+        gpu = {row[1] for row in connection.execute("PRAGMA table_info('TARGET_INFO_GPU')")}
+        assert not gpu & {"uuid", "busLocation", "luid", "ctrlDevPath"}
+        names = connection.execute("SELECT name FROM META_DATA_EXPORT ORDER BY name").fetchall()
+        assert [name for (name,) in names] == [
+            "EXPORT_PRODUCT_NAME",
+            "EXPORT_PRODUCT_VERSION",
+            "EXPORT_SCHEMA_VERSION",
+        ]
+        (unused,) = connection.execute(
+            "SELECT count(*) FROM StringIds WHERE id NOT IN (SELECT demangledName FROM CUPTI_ACTIVITY_KIND_KERNEL"
+            " UNION SELECT nameId FROM CUPTI_ACTIVITY_KIND_RUNTIME UNION SELECT nameId FROM ThreadNames"
+            " UNION SELECT textId FROM NVTX_EVENTS WHERE textId NOTNULL)"
+        ).fetchone()
+        assert unused == 0
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+def test_a_numbered_table_and_old_names(tmp_path: Path) -> None:
+    export = Export(
+        drop=("DIAGNOSTIC_EVENT.severity",),
+        rename={"NVTX_EVENTS": "NVTX_EVENTS_V2", "META_DATA_EXPORT": "EXPORT_META_DATA", "StringIds": "StringIds"},
+    )
+    export.add("DIAGNOSTIC_EVENT", text="Some events might be missing, see /home/zelda/run.log")
+    export.add("DIAGNOSTIC_EVENT", text="Profiling has started.")
+    trace = training_step(export.gpu()).write(tmp_path / "old.sqlite")
+    copy = Trace.load(share(trace, tmp_path / "copy.sqlite").path)
+    assert [message.text for message in copy.metadata.diagnostics] == ["Some events might be missing, see run.log"]
+    assert set(copy.ranges.names) >= {"step", "forward", "backward", "optimizer"}
+    assert copy.metadata.profiler_version == "2025.3.2.0"
+    assert len(copy.operations) == 5
+
+
+def test_threads_of_other_programs_are_left_out(tmp_path: Path) -> None:
+    export = training_step(Export().gpu()).thread(150, "pt_autograd_0").thread(7, "secret-daemon", pid=900)
+    copy = Trace.load(share(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite").path)
+    assert sorted(copy.metadata.thread_names.values()) == ["pt_autograd_0", "python3"]
+
+
+def test_text_in_a_column_of_numbers_stays_behind(step_trace: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(step_trace)) as connection:
+        connection.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET streamId = 'hunter2'")
+        connection.commit()
+    assert b"hunter2" not in share(step_trace, tmp_path / "copy.sqlite").path.read_bytes()
+
+
+def test_names_that_are_no_text(step_trace: Path, tmp_path: Path) -> None:
+    """A name cut in the middle of a character reads as before; a range without a name stays without one."""
+    with closing(sqlite3.connect(step_trace)) as connection:
+        connection.execute("UPDATE NVTX_EVENTS SET text = CAST(x'736368c3' AS TEXT) WHERE text = 'optimizer'")
+        connection.execute("UPDATE NVTX_EVENTS SET text = NULL WHERE text = 'backward'")
+        connection.commit()
+    copy = Trace.load(share(step_trace, tmp_path / "copy.sqlite").path)
+    assert copy.ranges.names == Trace.load(step_trace).ranges.names
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_no_name_of_a_real_capture_is_changed(real_capture: RealCapture, name: str) -> None:
+    trace = Trace.load(real_capture(name))
+    scrubber = Scrubber(PrivateValues())
+    for text in {*trace.operations.names, *trace.ranges.names}:
+        assert scrubber.scrub(text.encode()) == text
+
+
+def test_no_name_behind_a_kernel_rule_is_changed() -> None:
+    scrubber = Scrubber(PrivateValues())
+    assert [rule.example for rule in RULES if scrubber.scrub(rule.example.encode()) != rule.example] == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "forward", "scaled dot product attention", "step 12 of 30", "forward/backward 1/2", "a / b", "key=128",
+        "token=1048576", "token: embedding", "12:30:45", "c10::BFloat16", "ScaledDotProductFlashAttentionBackward0",
+        "train_small256_ctx1024_bs4_fp32_warmup2_steps10", "aten::bmm, seq = 10271, op_id = 88447", "535.104.05.01",
+        "2025.3.2.0", "Intel(R) Xeon(R) Processor", "Debian GNU/Linux 12 (bookworm)", "channel", "monkey",
+    ],
+)  # fmt: skip
+def test_what_stays(text: str) -> None:
+    assert Scrubber(PrivateValues(words=("ann", "key"))).scrub(text.encode()) == text.replace("key=", "…=")
+
+
+@pytest.mark.parametrize(
+    ("text", "scrubbed"),
+    [
+        ("/home/x/y/train.py:12", "train.py:12"),
+        ("/home/ann", "…"),
+        ("-I/home/ann/include", "-Iinclude"),
+        ("see /tmp/a/pid_1.log and b.log", "see pid_1.log and b.log"),
+        ("torch/nn/modules/linear.py(114): forward", "linear.py(114): forward"),
+        ("ann_step of Ann's", "…_step of …'s"),
+        ("A=b\0C=d", "…"),
+        ("load, sizes of /data/ann/x.bin, seq = 12", "load, sizes of x.bin, seq = 12"),
+    ],
+)
+def test_what_goes(text: str, scrubbed: str) -> None:
+    assert Scrubber(PrivateValues(words=("ann",))).scrub(text.encode()) == scrubbed
+
+
+@pytest.mark.parametrize("value", ["1", "C.UTF-8", "forward", "en_US.UTF-8", "bfloat16", "9.0a", "13.0.2", "x86_64"])
+def test_ordinary_values(value: str) -> None:
+    assert is_ordinary(value)
+    assert list(private_parts("MODE", value)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "private"),
+    [
+        ("PROJECT", "falcon", ["falcon"]),
+        ("PROJECT", "falco", []),  # five letters
+        ("API_KEY", "falc", ["falc"]),
+        ("API_KEY", "12345678", ["12345678"]),
+        ("USER", "ann", ["ann"]),
+        ("USER", "root", []),
+        ("PWD", "/work/falcon", []),  # a path: its last name stays wherever it is found
+        ("HOSTS", "a,node-17x", ["a,node-17x", "node-17x"]),
+        ("SLURMD_NODENAME", "gpu-node-17", ["gpu-node-17"]),
+    ],
+)
+def test_private_values(name: str, value: str, private: list[str]) -> None:
+    assert list(dict.fromkeys(private_parts(name, value))) == private
+
+
+def refusals(folder: Path) -> Iterator[tuple[Path, Path, str]]:
+    trace = folder / "step.sqlite"
+    (folder / "folder.sqlite").mkdir()
+    (folder / "there.sqlite").write_text("mine")
+    (folder / "text.sqlite").write_text("no database at all")
+    (folder / "linked.sqlite").symlink_to(trace)
+    sqlite3.connect(folder / "other.sqlite").execute("CREATE TABLE t (a)").connection.close()
+    yield trace, trace, "is the trace itself"
+    yield trace, folder / "linked.sqlite", "is the trace itself"
+    yield trace, folder / "there.sqlite", "is there already. Name another file with -o, or replace it with --force"
+    yield trace, folder / "folder.sqlite", "is a folder"
+    yield trace, folder / "report.md", "is not called like an export. Name it report.sqlite"
+    yield trace, folder / "there.sqlite" / "x.sqlite", "cannot be written (Not a directory)"
+    yield folder / "absent.sqlite", folder / "new.sqlite", "No such file"
+    yield folder / "text.sqlite", folder / "new.sqlite", "is not a SQLite file"
+    yield folder / "other.sqlite", folder / "new.sqlite", "not an nsys export"
+
+
+def test_refusals(step_trace: Path, tmp_path: Path) -> None:
+    for trace, output, message in refusals(tmp_path):
+        before = sorted(tmp_path.iterdir())
+        with pytest.raises(NsysAnalyzerError) as error:
+            share(trace, output)
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+        assert sorted(tmp_path.iterdir()) == before  # nothing is left behind
+    assert (tmp_path / "there.sqlite").read_text() == "mine"
+    with pytest.raises(NsysAnalyzerError, match="is the trace itself"):
+        share(step_trace, step_trace, force=True)
+
+
+def test_force_replaces(step_trace: Path, tmp_path: Path) -> None:
+    output = tmp_path / "there.sqlite"
+    output.write_text("mine")
+    assert len(Trace.load(share(step_trace, output, force=True).path).operations) == 5
+
+
+def test_a_damaged_export_leaves_nothing(real_capture: RealCapture, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged.sqlite"
+    content = bytearray(real_capture("graphcapture_fp32").read_bytes())
+    content[8192:40960] = bytes(32768)  # pages 3 to 10, and the size as it was
+    damaged.write_bytes(content)
+    with pytest.raises(TraceError, match="is damaged or truncated"):
+        share(damaged, tmp_path / "copy.sqlite")
+    assert list(tmp_path.iterdir()) == [damaged]
+
+
+def test_a_disk_that_takes_no_more_leaves_nothing(real_capture: RealCapture, tmp_path: Path) -> None:
+    trace, unlimited = real_capture("train_small256"), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, unlimited[1]))  # the copy is of a megabyte
+    try:
+        with pytest.raises(NsysAnalyzerError, match=r"copy\.sqlite cannot be written"):
+            share(trace, tmp_path / "copy.sqlite")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_it_says(full_export: Path, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(full_export)) as connection:
+        add_owner(connection)
+        add_row(connection, "NVTX_EVENTS", eventType=59, text="bluefalcon", textId=None)
+        connection.commit()
+    arguments = ["share", str(full_export), "-o", str(tmp_path / "copy.sqlite")]
+    printed = CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout
+    # the 13 of VARIABLES, OLDPWD, the 2 of NUL_VARIABLES
+    assert "Environment: 16 variables" in printed
+    assert "Texts changed: 1\n" in printed
+    assert "PROCESSES" in printed or "META_DATA_CAPTURE" in printed
+    assert not [text for text in FORBIDDEN if text in printed]
+
+
+def test_the_help_says_the_rule() -> None:
+    command = cli.commands["share"]  # type: ignore[attr-defined]
+    assert isinstance(command, click.Command)
+    assert "6 characters or more" in " ".join((command.help or "").split())
