@@ -118,6 +118,11 @@ def test_the_sweep_goes_on_after_a_crash_and_an_out_of_memory(tmp_path: Path) ->
     assert rows["fine", "step"]["status"] == "ok"
 
 
+def test_a_target_spells_its_mode_as_it_likes(tmp_path: Path) -> None:
+    sweep([target("one", {**OOM, "mode": "forward-backward"}, 3, mode="forward+backward")], tmp_path)
+    assert [row["phase"] for row in timings(tmp_path)] == ["forward", "loss", "backward", "step"]
+
+
 def test_a_crash_under_the_profiler_keeps_the_times(tmp_path: Path) -> None:
     ended, _ = sweep([target("one")], tmp_path, FakeProfiler(code=9))
     assert ended == [Ended("failed", "exit code 9: I was run")]

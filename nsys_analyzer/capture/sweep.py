@@ -42,8 +42,9 @@ class Progress:
 
 
 def run_sweep(
-    targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress
-) -> list[Ended]:
+    targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
+    command: str = "",
+) -> list[Ended]:  # fmt: skip
     """Runs every target into ``folder``, one after the other, and keeps ``timings.csv`` up to date.
 
     Args:
@@ -52,6 +53,7 @@ def run_sweep(
         profiler: records the targets, None for timings alone.
         timeout_s: seconds for each process.
         progress: is told of each step.
+        command: the command line of the sweep, for the manifests.
 
     Returns:
         How each target ended; running out of memory, a crash or a time-out is a result like others.
@@ -60,7 +62,7 @@ def run_sweep(
         KeyboardInterrupt: what was finished is kept, what was at work is gone.
         OSError: the folder cannot be written.
     """
-    where = provenance(Path.cwd())
+    where = {"schema_version": SCHEMA_VERSION, "run": command or None, **provenance(Path.cwd())}
     results = []
     for target in targets:
         before = time.monotonic()
@@ -92,10 +94,8 @@ def _run_target(
             if ended.message:  # what it names is about to move
                 ended = Ended(ended.status, ended.message.replace(str(part), str(folder / target.name)))
         manifest = {
-            "schema_version": SCHEMA_VERSION, **where, **target.described, **results,
-            "profiler": profiler.name if profiler else "none", **(profiler.described() if profiler else {}),
-            "status": ended.status, "message": ended.message, "command": _command(target),
-            "capture": "capture.sqlite", "timings": timing if target.timed else None,
+            **where, **target.described, **results, **_recorded(target, profiler),
+            "status": ended.status, "message": ended.message, "timings": timing if target.timed else None,
         }  # fmt: skip
         (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
         _put_in_place(part, folder / target.name)
@@ -117,6 +117,17 @@ def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, 
 def _command(target: Target) -> str:
     """The command line as one would type it."""
     return shlex.join(["python", *target.program[1:]] if target.timed else target.program)
+
+
+def _recorded(target: Target, profiler: Profiler | None) -> dict[str, str]:
+    """What the manifest says of the profiler, and the command lines as one would type them beside the capture."""
+    known = {"command": _command(target), "profiler": profiler.name if profiler else "none"}
+    if profiler is None:
+        return known
+    program = ("python", *target.program[1:]) if target.timed else target.program
+    first, *rest = profiler.command(program, Path())
+    typed = shlex.join([Path(first).name, *rest])
+    return {**known, **profiler.described(), "profile_command": typed, "capture": "capture.sqlite"}
 
 
 def _put_in_place(part: Path, place: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.analysis.models import mode_from_text
 from nsys_analyzer.capture.targets import PHASES
 
 NAME = "timings.csv"
@@ -48,7 +49,7 @@ def _rows(capture: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]
         return
     times = timing["times_ms"]
     described = {key: manifest[key] for key in (*_DESCRIBED, "warmup_steps", "steps") if key in manifest}
-    for phase in times or PHASES.get(manifest.get("mode", ""), ()):
+    for phase in times or PHASES.get(mode_from_text(manifest.get("mode", "")), ()):
         ended = {"status": timing["status"], "message": " ".join((timing["message"] or "").split())}
         row = {"capture": capture, **described, "phase": phase, **ended}
         if timing["status"] == "ok":

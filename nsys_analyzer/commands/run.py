@@ -84,7 +84,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         with locked(folder):
             todo = remaining(plan.targets, folder, plan.profiler, resume)
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
-                ended = run_sweep(todo, folder, plan.profiler, timeout_s, progress)
+                ended = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
             built = write_report([folder], folder / TIMINGS, folder / "report.md", command_line())
     except KeyboardInterrupt:
         click.echo(f"Interrupted. What was finished is in {folder}; the same command with --resume goes on.", err=True)
