@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint examples bench clean
+.PHONY: demo test nsys lint examples bench clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -15,8 +15,11 @@ $(READY): pyproject.toml tests/constraints.txt
 demo: $(READY)  ## run the small model here, on a GPU or the CPU, and report
 	$(BIN)/nsys-analyze run --model small --output-dir demo --rerun
 
-test: lint  ## style, types and tests
-	$(BIN)/python -m pytest
+test: lint  ## style, types and tests; with `make nsys` before it, a real nsys too
+	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest
+
+nsys:  ## Debian's nsys, unpacked into .nsys without root
+	tests/fetch_nsys.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -29,6 +32,7 @@ examples: $(READY)  ## the committed report of the capture in examples/
 
 bench: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report
+	$(BIN)/python -m tests.benchmarks.bench_target
 
 clean:
-	rm -rf $(VENV) demo
+	rm -rf $(VENV) .nsys demo runs
