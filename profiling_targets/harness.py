@@ -125,27 +125,37 @@ def run(build: Callable[[], Workload], measurement: Measurement, described: Mapp
         described: what the results say of the configuration, in JSON's types.
     """
     times: Times = {}
-    message = None
+    status, message = "ok", None
     try:
         _measure(build().phases(), measurement, times)
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, MemoryError) and not any(text in str(error) for text in _OUT_OF_MEMORY):
             raise
-        message = str(error).splitlines()[0]
+        status, message = "oom", str(error).strip().partition("\n")[0] or type(error).__name__
         print(f"Out of memory: {message}", file=sys.stderr)
     results = {
         **described,
         **_machine(measurement.device),
         "warmup_steps": measurement.warmup_steps,
         "steps": measurement.steps,
-        "status": "oom" if message else "ok",
+        "status": status,
         "message": message,
         "times_ms": times,
     }
     if measurement.results:
-        measurement.results.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        _write(measurement.results, results)
     _print(times)
-    return 3 if message else 0
+    return 3 if status == "oom" else 0
+
+
+def _write(path: Path, results: Mapping[str, Any]) -> None:
+    """Writes the results whole or not at all."""
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        unfinished.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def _measure(phases: Phases, measurement: Measurement, times: Times) -> None:
@@ -156,6 +166,7 @@ def _measure(phases: Phases, measurement: Measurement, times: Times) -> None:
             phases = _captured(phases)
         for _ in range(measurement.warmup_steps):
             _step(phases, device)
+        _synchronize(device)  # nothing that made the model and its data may run into the first measured step
     _profiler("start", device)
     for _ in range(measurement.steps):
         for phase, ns in _step(phases, device).items():

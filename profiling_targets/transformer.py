@@ -1,8 +1,7 @@
 """A transformer to profile: pre-norm, RMSNorm, RoPE, SwiGLU, attention written out or PyTorch's own.
 
-Run it alone, ``python -m profiling_targets.transformer --model small``, under ``nsys profile``, or let
-``nsys-analyze run`` do both. It reads from top to bottom, from the norm to the phases of a step. Its options are in
-``profiling_targets.config``; how the phases are timed, annotated and captured is in ``profiling_targets.harness``.
+Run it alone (``python -m profiling_targets.transformer --model small``), or let ``nsys-analyze run`` do it. It reads
+from top to bottom; its options are in ``config.py``, how phases are timed, annotated and captured in ``harness.py``.
 
 Shapes: B sequences of S tokens, d = d_model, H heads of d_head = d ÷ H, V tokens in the vocabulary.
 """
@@ -155,7 +154,7 @@ class Transformer(nn.Module):
 
 
 class PlainAdamW(torch.optim.Optimizer):
-    """AdamW as one writes it down, parameter by parameter: a dozen small kernels for each."""
+    """AdamW as one writes it down, parameter by parameter: eight small kernels for each."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float = 0.01) -> None:
         super().__init__(parameters, {"lr": lr, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": weight_decay})
@@ -203,8 +202,8 @@ class Training:
         """The phases of the mode, in the order of a step."""
         if self.config.mode == "forward":
             return {"forward": self.forward}
-        training = {"forward": self.forward, "loss": self.loss, "backward": self.backward}
-        return {**training, "optimizer": self.update} if self.config.mode == "train" else training
+        phases = {"forward": self.forward, "loss": self.loss, "backward": self.backward}
+        return {**phases, "optimizer": self.update} if self.config.mode == "train" else phases
 
     def forward(self) -> None:
         """The model on the batch; without a graph for gradients where nothing needs one."""
