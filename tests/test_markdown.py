@@ -112,3 +112,14 @@ def test_a_table_without_rows() -> None:
     lines = render_block(Table((Column("capture"), Column("n", "count")), ()), {}).splitlines()
     assert lines[0].split() == ["|", "capture", "|", "n", "|"]
     assert len(lines) == 2
+
+
+def test_a_long_cell_widens_no_other() -> None:
+    name = "k" * 61
+    lines = render_block(Table((Column("a"), Column("name", "code")), (("x", name), ("y", "short"))), {}).splitlines()
+    assert lines == ["| a | name |", "|:--|:--|", f"| x | `{name}` |", "| y | `short` |"]
+
+
+def test_a_folded_table_is_not_padded() -> None:
+    folded = render_block(Details("2 rows", (Table((Column("n", "count"),), ((1,), (1000,))),)), {})
+    assert folded.splitlines()[2:6] == ["| n |", "|--:|", "| 1 |", "| 1,000 |"]

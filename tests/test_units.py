@@ -1,7 +1,7 @@
 import pytest
 
 from nsys_analyzer.report.model import Cell, Spread, Unit
-from nsys_analyzer.report.units import format_cell, format_number, milliseconds, percent
+from nsys_analyzer.report.units import format_cell, format_number, milliseconds, percent, signed_percent
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -66,3 +66,11 @@ def test_in_sentences() -> None:
     assert milliseconds(20.9) == f"20.90{SPACE}ms"
     assert milliseconds(None) == "an unknown time"
     assert percent(0.239) == f"23.9{SPACE}%"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.204, "+20.4 %"), (-0.006, "−0.6 %"), (0.0004, "0.0 %"), (-0.0004, "0.0 %"), (0.0, "0.0 %")]
+)
+def test_changes(value: float, text: str) -> None:
+    assert signed_percent(value).replace(SPACE, " ") == text
+    assert percent(value).replace(SPACE, " ") == text.removeprefix("+")

@@ -19,7 +19,9 @@ class RunConditions:
         precision: what was asked for; the kernels' names say what ran.
         attention, compile, cuda_graph, optimizer, seed: as they were asked for.
         warmup_steps, steps: steps before the measured ones, and the measured ones.
-        command: the command line of the profiled run.
+        command: the command line of the target.
+        profile_command: the command line that ran it under its profiler.
+        run: the `nsys-analyze run` that did both.
 
     """
 
@@ -36,6 +38,8 @@ class RunConditions:
     warmup_steps: int | None = None
     steps: int | None = None
     command: str | None = None
+    profile_command: str | None = None
+    run: str | None = None
 
 
 @dataclass(frozen=True)

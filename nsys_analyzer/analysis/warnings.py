@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,9 +10,11 @@ import numpy as np
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import distinct
+from nsys_analyzer.trace.columns import pid_of, process_of
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary import CaptureSummary
+    from nsys_analyzer.trace.trace import Trace
 
 HOW_TO_ANNOTATE = (
     'Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`, and the same '
@@ -169,11 +171,28 @@ def _precision(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 
 def _diagnostics(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
-    """Messages about this process or about none that uses a GPU."""
-    others = set(distinct(attributed.trace.operations.process).tolist()) - {process}
-    messages = summary.metadata.diagnostics if summary.metadata else ()
-    for message in dict.fromkeys((m.severity, m.text) for m in messages if m.process not in others):
-        severity, text = message
-        missing = _MISSING_EVENTS in text
-        if missing or (severity in (2, 3) and not text.startswith(_ROUTINE)):
-            yield f"nsys: {' '.join(text.split()).split('. To make sure')[0].rstrip('.')}."
+    """The profiler's messages about this process, or about none that has a report or did nothing."""
+    if summary.metadata is None:
+        return
+    elsewhere = _is_elsewhere(attributed.trace, process)
+    messages = [m for m in summary.metadata.diagnostics if not elsewhere(m.process)]
+    for severity, text in dict.fromkeys((m.severity, m.text) for m in messages):
+        if _MISSING_EVENTS in text or (severity in (2, 3) and not text.startswith(_ROUTINE)):
+            said = " ".join(text.split()).split(". To make sure")[0].rstrip(".")
+            yield f"{summary.metadata.profiler}: {said}."
+
+
+def _is_elsewhere(trace: Trace, process: int) -> Callable[[int], bool]:
+    """Whether a message's process is another one: one with an entry of its own, or one that nothing was seen of.
+
+    torch.compile's workers are such: nsys follows them, and finds that they use no GPU.
+    """
+    measured = set(distinct(trace.operations.process).tolist())
+    threads = np.concatenate([trace.launches.thread, trace.ranges.thread, trace.open_ranges.thread])
+    seen = set(distinct(process_of(threads)).tolist())
+
+    def elsewhere(other: int) -> bool:
+        about_none = not pid_of(other) or not measured
+        return other != process and not about_none and (other in measured or other not in seen)
+
+    return elsewhere

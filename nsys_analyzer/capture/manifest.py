@@ -35,6 +35,8 @@ class Manifest:
     ``message`` says why where it is not ``ok``; ``capture`` is the file name of the trace it belongs to.
     ``device`` is ``cuda`` or ``cpu``; ``profiler`` is ``nsys``, ``torch`` or ``none``, which leaves no trace;
     ``python``, ``torch``, ``cuda``, ``driver`` and ``nsys`` are versions, ``host_cpu`` is the CPU's model.
+    ``command`` runs the target alone, ``profile_command`` the target under its profiler, and ``run`` is the
+    ``nsys-analyze run`` that did both.
     """
 
     path: Path
@@ -56,6 +58,8 @@ class Manifest:
     steps: int | None = None
     gpu: str | None = None
     command: str | None = None
+    profile_command: str | None = None
+    run: str | None = None
     capture: str | None = None
     device: str | None = None
     profiler: str | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence, status_of
 from nsys_analyzer.report.model import Answer, Cell, Column, Section, Table
 
-_COLUMNS = (
+_COLUMNS = (  # "kernel" stands for the evidence's word for it
     Column("capture"),
     Column("model"),
     Column("context", "count"),
@@ -20,7 +22,7 @@ _COLUMNS = (
 _ON_CPU_IN_SHORT = "the CPU, there is no GPU: its kernels are operators of PyTorch, by the time of their own"
 _ON_CPU = (
     "ran on the CPU, there is no GPU. Its kernels are operators of PyTorch, each by its own time without the operators "
-    "it calls; *GPU busy* and *kernel sum* are the time in which they compute on the CPU."
+    "it calls; what is called busy is the time in which they compute on the CPU."
 )
 
 
@@ -28,7 +30,8 @@ def answer(evidence: Evidence) -> Section:
     """The captures of the report, by model and context length; first, which of them had no GPU."""
     rows = tuple(_row(capture) for capture in evidence.captures)
     on_cpu = tuple(Answer(c.title, _ON_CPU, _ON_CPU_IN_SHORT) for c in evidence.captures if c.on_cpu)
-    return Section("captures", "Captures", (*on_cpu, Table(_COLUMNS, rows)), "device")
+    columns = tuple(replace(column, title=column.title.replace("kernel", evidence.kernel)) for column in _COLUMNS)
+    return Section("captures", "Captures", (*on_cpu, Table(columns, rows)), "device")
 
 
 def _status(capture: CaptureSummary) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsys_analyzer.analysis.runs import RunConditions
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.model import Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.questions.evidence import FEW, Evidence
+from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Section, Table
 from nsys_analyzer.report.units import percent
 from nsys_analyzer.trace.metadata import Metadata
 
@@ -36,17 +38,30 @@ _PRECISION = Paragraph(
 def answer(evidence: Evidence) -> Section:
     """GPU, driver, versions, the precision that the kernels' names show, and what the runs say they asked for."""
     traced = [(capture, capture.metadata) for capture in evidence.captures if capture.metadata]
-    runs = [(capture.title, capture.run) for capture in evidence.captures if capture.run]
-    device = _table(_DEVICE, [_device(*one) for one in traced])
-    recorded = _table(_RECORDED, [_recorded(*one) for one in traced])
-    asked = _table(_ASKED, [_asked(*one) for one in runs], "What was asked for, as each run's manifest says:")
-    blocks = (*((device, recorded, _PRECISION) if traced else ()), *((asked,) if len(asked.columns) > 1 else ()))
-    return Section("conditions", "Capture conditions", blocks)
+    many = len(traced) > FEW
+    runs = [(c.title, c.run) for c in evidence.captures if c.run and not (many and c.metadata)]
+    of_runs = "of the runs without a trace, as their manifests say" if many else "for, as each run's manifest says"
+    asked = _table(_ASKED, [_asked(*one) for one in runs], f"What was asked {of_runs}:")
+    blocks: list[Block] = []
+    if many:
+        blocks += [Details(f"Capture by capture: {len(traced)} rows", (_together(traced),)), _PRECISION]
+    elif traced:
+        device = _table(_DEVICE, [_device(*one) for one in traced])
+        blocks += [device, _table(_RECORDED, [_recorded(*one) for one in traced]), _PRECISION]
+    blocks += [asked] if len(asked.columns) > 1 else []
+    return Section("conditions", "Capture conditions", tuple(blocks))
+
+
+def _together(traced: list[tuple[CaptureSummary, Metadata]]) -> Table:
+    """The three tables as one: of many captures most columns are the same in every row, which is said once."""
+    asked = tuple(replace(c, title="precision asked for") if c.title == "precision" else c for c in _ASKED[1:])
+    rows = [(*_device(*one), *_recorded(*one)[1:], *_asked("", one[0].run or RunConditions())[1:]) for one in traced]
+    return _table((*_DEVICE, *_RECORDED[1:], *asked), rows)
 
 
 def _table(columns: tuple[Column, ...], rows: list[tuple[Cell, ...]], caption: str = "") -> Table:
     """The table without the optional columns that no row fills."""
-    optional = ("torch", *(column.title for column in _ASKED[1:]))
+    optional = {"torch", "precision asked for", *(column.title for column in _ASKED[1:])}
     kept = [
         i for i, column in enumerate(columns) if column.title not in optional or any(row[i] is not None for row in rows)
     ]

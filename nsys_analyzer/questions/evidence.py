@@ -49,6 +49,11 @@ class Evidence:
         return short_labels(sorted(names))
 
     @property
+    def kernel(self) -> str:
+        """What its kernels are called: operators, where every capture is of the CPU."""
+        return kernel_word(*self.measured)
+
+    @property
     def measured(self) -> tuple[CaptureSummary, ...]:
         """The captures with GPU operations."""
         return tuple(capture for capture in self.captures if capture.whole)
@@ -89,10 +94,22 @@ def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tu
     """The figures of the first captures that have something to draw, and a word on the others."""
     figures = [draw(capture) for capture in evidence.measured]
     possible = [figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series)]
-    drawn = tuple(possible[:_FIGURES_PER_QUESTION])
+    drawn = _spaced(possible, _FIGURES_PER_QUESTION)
     left = len(possible) - len(drawn)
-    note = Paragraph(f"Figures are drawn of the first {len(drawn)} captures; {left} more have the tables alone.")
+    note = Paragraph(f"Figures are drawn of {len(drawn)} captures; {left} more have the tables alone.")
     return (*drawn, note) if left else drawn
+
+
+def _spaced(figures: list[Bars], most: int) -> tuple[Bars, ...]:
+    """At most so many, the first and the last among them, evenly spaced: captures come by model and context."""
+    if len(figures) <= most:
+        return tuple(figures)
+    return tuple(figures[round(i * (len(figures) - 1) / (most - 1))] for i in range(most))
+
+
+def kernel_word(*captures: CaptureSummary) -> str:
+    """The word for what runs: "kernel", or "operator" where all these captures are of the CPU."""
+    return "operator" if captures and all(capture.on_cpu for capture in captures) else "kernel"
 
 
 def status_of(status: str, message: str = "") -> str:
@@ -108,16 +125,20 @@ def shortened(message: str) -> str:
 
 
 def variants(captures: Sequence[CaptureSummary]) -> dict[str, str]:
-    """Capture title to its model and whatever else but the context length tells the captures apart."""
+    """Capture title to whatever but model and context length tells the captures apart, empty where nothing does."""
     parts = {capture.title: _parts(capture) for capture in captures}
-    differing = [i for i, values in enumerate(zip(*parts.values(), strict=True)) if i == 0 or len(set(values)) > 1]
+    differing = [i for i, values in enumerate(zip(*parts.values(), strict=True)) if len(set(values)) > 1]
     return {title: " ".join(part for i in differing if (part := own[i])) for title, own in parts.items()}
+
+
+def model_of(capture: CaptureSummary) -> str:
+    """The model's name, else the capture's."""
+    return capture.configuration.model.name if capture.configuration and capture.configuration.model else capture.title
 
 
 def _parts(capture: CaptureSummary) -> tuple[str, ...]:
     known, run = capture.configuration or Configuration(), capture.run or RunConditions()
     return (
-        known.model.name if known.model else capture.title,
         f"batch {known.batch_size}" if known.batch_size else "",
         known.precision or "",
         known.mode or "",

@@ -7,14 +7,17 @@ from dataclasses import replace
 from itertools import groupby
 
 from nsys_analyzer.questions.evidence import FEW
-from nsys_analyzer.report.model import Answer, Block, Details, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Section, Table
 from nsys_analyzer.report.units import format_cell
 
 _LONG_TABLE = 60
 
 
 def fold(section: Section) -> Section:
-    """The section with its answers, its tables of one capture each, and long tables folded where they are many."""
+    """The section with its answers and its tables of one capture each folded where they are many.
+
+    Long tables are folded too, and what every row of a table shares is said before it.
+    """
     return replace(section, blocks=tuple(_folded(section.blocks)))
 
 
@@ -24,7 +27,8 @@ def _folded(blocks: tuple[Block, ...]) -> Iterator[Block]:
         if kind and len(run) > FEW:
             yield Details(f"Capture by capture: {len(run)} {kind}", run)
         else:
-            yield from map(_shorter, run)
+            for block in run:
+                yield from _shorter(block)
 
 
 def _kind(block: Block) -> str:
@@ -34,13 +38,30 @@ def _kind(block: Block) -> str:
     return "tables" if isinstance(block, Table) and block.caption.startswith("**") else ""
 
 
-def _shorter(block: Block) -> Block:
-    if isinstance(block, Details):
-        return replace(block, blocks=tuple(map(_shorter, block.blocks)))
-    if not isinstance(block, Table) or len(block.rows) <= FEW:
-        return block
-    table = _without_shared(block) if block.columns[0].title == "capture" else block
-    return Details(f"The whole table: {len(table.rows)} rows", (table,)) if len(table.rows) > _LONG_TABLE else table
+def _shorter(block: Block) -> Iterator[Block]:
+    if isinstance(block, Details) and len(block.blocks) == 1 and isinstance(block.blocks[0], Table):
+        for one in _said_once(block.blocks[0]):
+            yield replace(block, blocks=(one,)) if isinstance(one, Table) else one
+    elif isinstance(block, Details):
+        yield replace(block, blocks=tuple(one for inner in block.blocks for one in _said_once(inner)))
+    elif isinstance(block, Table) and len(block.rows) > _LONG_TABLE:
+        *said, last = _said_once(block)
+        yield from said
+        yield Details(f"The whole table: {len(block.rows)} rows", (last,))
+    else:
+        yield from _said_once(block)
+
+
+def _said_once(block: Block) -> Iterator[Block]:
+    """What a long table says in every row, as a sentence, and the rest of it, if there is any."""
+    if not isinstance(block, Table) or len(block.rows) <= FEW or block.columns[0].title != "capture":
+        yield block
+        return
+    table = _without_shared(block)
+    if table.caption:
+        yield Paragraph(table.caption)
+    if len(table.columns) > 1:
+        yield replace(table, caption="")
 
 
 def _without_shared(table: Table) -> Table:

@@ -12,31 +12,33 @@ _BY_HAND = (
     "nsys export --type sqlite capture.nsys-rep",
 )
 _RUN = "nsys-analyze run"
+_HOW_TO_READ = (
+    "Every figure is of one measured instance of a phase, unless it says otherwise; instances inside a warm-up range "
+    "are left out and counted. A kernel belongs to the NVTX ranges that were open when it was *launched*: those of its "
+    "own thread, and for PyTorch's autograd threads those of the thread that waits for the backward pass."
+)
 
 
 def answer(evidence: Evidence) -> Section:
     """The commands: capture, export, report; those that the runs left behind, where they did."""
-    made, whole = _captured(evidence), evidence.command.startswith(_RUN)
-    here = ("# the captures, their timings and this report" if whole else "# this report", evidence.command)
-    lines = (*here, *([""] if made else []), *made) if whole else (*(made or _BY_HAND), "", *here)
-    return Section(
-        "generate",
-        "How to generate this file",
-        (
-            Listing(lines, "commands"),
-            Paragraph(
-                "Every figure is of one measured instance of a phase, unless it says otherwise; instances inside a "
-                "warm-up range are left out and counted. A kernel belongs to the NVTX ranges that were open when it "
-                "was *launched*: those of its own thread, and for PyTorch's autograd threads those of the thread that "
-                "waits for the backward pass."
-            ),
-        ),
-    )
+    whole = evidence.command.startswith(_RUN)
+    ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
+    runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
+    made = _captured(evidence)
+    parts = [
+        *([(f"# the captures, their timings{' and this report' if whole else ''}", *runs)] if runs else []),
+        *([made] if made else []),
+        *([] if runs or made else [_BY_HAND]),
+        *([] if whole else [("# this report", evidence.command)]),
+    ]
+    lines = tuple(line for part in parts for line in ("", *part))[1:]
+    return Section("generate", "How to generate this file", (Listing(lines, "commands"), Paragraph(_HOW_TO_READ)))
 
 
 def _captured(evidence: Evidence) -> tuple[str, ...]:
     """The command of the first capture that keeps it, and how many more have one of their own."""
-    commands = [(c.title, c.run.command) for c in evidence.captures if c.run and c.run.command and c.metadata]
+    kept = [(c.title, c.run.profile_command or c.run.command) for c in evidence.captures if c.run and c.metadata]
+    commands = [(title, command) for title, command in kept if command]
     if not commands:
         return ()
     title, command = commands[0]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.classes import CLASSES
+from nsys_analyzer.analysis.statistics import KernelRow
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.model import Column, Section, Table
 
 
 def answer(evidence: Evidence) -> Section:
-    """What each class seen means, with a kernel of the captures that shows it."""
-    example: dict[str, str] = {}
-    for capture in evidence.measured:
-        for row in capture.whole.kernels if capture.whole else ():
-            example.setdefault(row.kernel_class, row.name)
+    """What each class seen means, with the one that took the most time."""
+    longest: dict[str, KernelRow] = {}
+    for row in (row for capture in evidence.measured if capture.whole for row in capture.whole.kernels):
+        known = longest.setdefault(row.kernel_class, row)
+        longest[row.kernel_class] = max(known, row, key=lambda one: one.ms_per_instance)
     rows = tuple(
-        (name, meaning, evidence.labels[example[name]]) for name, meaning in CLASSES.items() if name in example
+        (name, meaning, evidence.labels[longest[name].name]) for name, meaning in CLASSES.items() if name in longest
     )
-    columns = (Column("class"), Column("what it is"), Column("a kernel seen", "code"))
-    return Section("glossary", "Kernel classes seen", (Table(columns, rows),))
+    columns = (Column("class"), Column("what it is"), Column("the one with the most time", "code"))
+    return Section("glossary", f"{evidence.kernel.capitalize()} classes seen", (Table(columns, rows),) if rows else ())

@@ -7,15 +7,14 @@ from nsys_analyzer.report.model import Column, Details, Paragraph, Section, Tabl
 
 
 def answer(evidence: Evidence) -> Section:
-    """A folded list: label, class, full name."""
+    """A folded list of the names that have a shorter label: label, class, full name."""
     classes = {
         row.name: row.kernel_class
         for capture in evidence.measured
         for row in (capture.whole.kernels if capture.whole else ())
     }
-    rows = tuple(
-        (label, classes[name], name) for name, label in sorted(evidence.labels.items(), key=lambda item: item[1])
-    )
+    shortened = {name: label for name, label in evidence.labels.items() if label != name}
+    rows = tuple((shortened[name], classes[name], name) for name in sorted(shortened, key=lambda n: shortened[n]))
     table = Table((Column("label", "code"), Column("class"), Column("full name", "code")), rows)
-    folded = Details(f"{len(rows)} kernels", (table,))
-    return Section("kernel_names", "Full kernel names", (folded if rows else Paragraph("None."),))
+    folded = Details(f"{len(rows)} {evidence.kernel}s", (table,))
+    return Section("kernel_names", "Full kernel names", (folded if rows else Paragraph("Every name stands in full."),))

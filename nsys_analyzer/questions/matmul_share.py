@@ -13,6 +13,7 @@ from nsys_analyzer.questions.evidence import (
     Evidence,
     compared_phases,
     figures_of,
+    kernel_word,
     nothing_measured,
 )
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
@@ -20,15 +21,15 @@ from nsys_analyzer.report.units import milliseconds, percent
 
 _MATMUL = "matmul"
 _FUSED = "fused attention"
-#: A change of a share that its digits do not show, and a share too thin to see in a figure.
-_NOTHING, _THIN = 0.0005, 0.5
+#: A change of a share that its digits do not show, one that is not worth a word, a share too thin to see in a figure.
+_NOTHING, _SMALL, _THIN = 0.0005, 0.005, 0.5
 
 
 def answer(evidence: Evidence) -> Section:
     """Class shares by phase, and the training step against inference."""
     captures = [capture for capture in evidence.measured if any(p.kernels for p in compared_phases(capture))]
     blocks: list[Block] = [_answer(capture, evidence) for capture in captures]
-    blocks += [_grid(captures)] if len(captures) > FEW else []
+    blocks += [_grid(captures, evidence.kernel)] if len(captures) > FEW else []
     blocks += [_table(capture) for capture in captures]
     blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "class-shares")))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
@@ -53,14 +54,27 @@ def matmul_of_step(capture: CaptureSummary) -> float | None:
     return _share(step, _MATMUL) if step else None
 
 
-def _grid(captures: list[CaptureSummary]) -> Table:
+def classes_of_all(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
+    """The classes of a whole training step, else of the forward pass where that is all there is."""
+    phases = compared_phases(capture)
+    alone = phases[0].classes if [phase.phase for phase in phases] == ["forward"] else None
+    return step_classes(capture) or alone
+
+
+def matmul_of_all(capture: CaptureSummary) -> float | None:
+    """Matmul's share of a whole training step, else of a forward pass alone; None where there is neither."""
+    rows = classes_of_all(capture)
+    return _share(rows, _MATMUL) if rows else None
+
+
+def _grid(captures: list[CaptureSummary], kernel: str) -> Table:
     """One row for each capture: matmul's share of its phases and of its step."""
     columns = (Column("capture"), *(Column(name, "percent") for name in (*TRAINING_PHASES, "training step")))
     rows = []
     for capture in captures:
         shares = {phase.phase: phase.share_of(_MATMUL) for phase in compared_phases(capture)}
         rows.append((capture.title, *(shares.get(name) for name in TRAINING_PHASES), matmul_of_step(capture)))
-    return Table(columns, tuple(rows), "Matmul's share of the kernel sum:")
+    return Table(columns, tuple(rows), f"Matmul's share of the {kernel} sum:")
 
 
 def _share(rows: tuple[ClassRow, ...], name: str) -> float:
@@ -81,7 +95,8 @@ def _same_but_for_mode(capture: CaptureSummary, other: CaptureSummary) -> bool:
     ours, theirs = capture.configuration, other.configuration
     if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
         return False
-    return replace(ours, mode=None, source="") == replace(theirs, mode=None, source="")
+    built = [(run.compile, run.cuda_graph) if (run := one.run) else None for one in (capture, other)]
+    return built[0] == built[1] and replace(ours, mode=None, source="") == replace(theirs, mode=None, source="")
 
 
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
@@ -105,11 +120,12 @@ def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
     if abs(change) < _NOTHING:
         return "the same share"
     others = {row.kernel_class for row in (*inference, *step)} - {_MATMUL}
-    moved = sorted(others, key=lambda name: (_share(inference, name) - _share(step, name)) * (1 if change < 0 else -1))
+    towards = -1 if change < 0 else 1
+    given = {name: (_share(inference, name) - _share(step, name)) * towards for name in others}
     named = [
         f"{name} goes from {percent(_share(inference, name))} to {percent(_share(step, name))}"
-        for name in moved[:2]
-        if (_share(step, name) - _share(inference, name)) * change < 0
+        for name in sorted(others, key=lambda name: (-given[name], name))[:2]
+        if given[name] >= _SMALL
     ]
     verb = "falls" if change < 0 else "rises"
     return "; ".join([f"the share {verb} by {abs(change) * 100:.1f} points", *named])
@@ -135,12 +151,12 @@ def _table(capture: CaptureSummary) -> Table:
         (name, *(_share(rows, name) or None for rows, _ in columns.values())) for name in classes
     ]
     sums = ", ".join(f"{title} {milliseconds(total)}" for title, (_, total) in columns.items() if total is not None)
-    caption = f"**{capture.title}**: shares of the kernel sum, which is {sums}."
+    caption = f"**{capture.title}**: shares of the {kernel_word(capture)} sum, which is {sums}."
     return Table((Column("class"), *(Column(title, "percent") for title in columns)), tuple(body), caption)
 
 
 def _figure(capture: CaptureSummary, key: str) -> Bars:
-    columns = _columns(capture)
+    columns, kernel = _columns(capture), kernel_word(capture)
     classes = sorted(
         {row.kernel_class for rows, _ in columns.values() for row in rows},
         key=lambda name: -sum(_share(rows, name) for rows, _ in columns.values()),
@@ -148,9 +164,9 @@ def _figure(capture: CaptureSummary, key: str) -> Bars:
     series = tuple((name, tuple(_share(rows, name) * 100 for rows, _ in columns.values())) for name in classes)
     return Bars(
         key,
-        f"{capture.title}: classes of kernels, share of each phase's kernel sum",
+        f"{capture.title}: classes of {kernel}s, share of each phase's {kernel} sum",
         tuple(columns),
         tuple(one for one in series if max(one[1]) >= _THIN),
-        "% of kernel sum",
+        f"% of {kernel} sum",
         "stacked",
     )

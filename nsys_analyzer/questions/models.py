@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nsys_analyzer.analysis.flops import backward_flops, forward_flops
 from nsys_analyzer.analysis.models import ModelSize
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.model import Block, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.questions.evidence import FEW, Evidence
+from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Section, Table
 
 _MODEL_COLUMNS = (
     Column("model"),
@@ -40,9 +42,12 @@ def answer(evidence: Evidence) -> Section:
         )
         return Section("models", "Model specifications", (Paragraph(text),))
     known = [capture for capture in evidence.captures if capture.configuration]
+    ran = Table(_CAPTURE_COLUMNS, tuple(_capture_row(capture) for capture in known))
+    title = f"What each of {len(known)} captures ran"
+    shown = Details(title, (ran,)) if len(known) > FEW else replace(ran, caption="What each capture ran:")
     blocks: tuple[Block, ...] = (
         Table(_MODEL_COLUMNS, tuple(_model_row(m) for m in sorted(models, key=lambda m: m.parameters))),
-        Table(_CAPTURE_COLUMNS, tuple(_capture_row(capture) for capture in known), "What each capture ran:"),
+        shown,
         Paragraph(
             "FLOPs of one forward: projections 8·B·S·d²·L, attention products 4·B·S²·d·L, feed-forward "
             "6·B·S·d·d_ff·L, head 2·B·S·d·V; a multiplication and an addition count as two. Backward is twice that."

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.classes import CLASSES
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import Evidence, compared_phases, figures_of, nothing_measured
+from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.questions.matmul_share import classes_of_all
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -15,11 +17,25 @@ _MATTERS = 0.03
 def answer(evidence: Evidence) -> Section:
     """The kernels with the most time, phase by phase, and what is left beside the products."""
     blocks: list[Block] = [_answer(capture) for capture in evidence.measured if compared_phases(capture)]
+    blocks += [_grid(evidence)] if len(evidence.measured) > FEW else []
     blocks += [_table(capture, evidence.labels) for capture in evidence.measured if compared_phases(capture)]
     blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
     return Section(
-        "other_kernels", "(c) Which other kernels and classes matter?", tuple(blocks) or (nothing_measured(),), "others"
+        "other_kernels",
+        f"(c) Which other {evidence.kernel}s and classes matter?",
+        tuple(blocks) or (nothing_measured(),),
+        "others",
     )
+
+
+def _grid(evidence: Evidence) -> Table:
+    """One row for each capture: the classes that take a share worth naming of any of them."""
+    classes = {c.title: {row.kernel_class: row.share for row in classes_of_all(c) or ()} for c in evidence.measured}
+    heaviest = {name: max(shares.get(name, 0.0) for shares in classes.values()) for name in CLASSES}
+    named = sorted((name for name in CLASSES if heaviest[name] >= _MATTERS), key=lambda name: -heaviest[name])
+    rows = tuple((title, *(shares.get(name) for name in named)) for title, shares in classes.items() if shares)
+    columns = (Column("capture"), *(Column(name, "percent") for name in named))
+    return Table(columns, rows, f"Shares of the {evidence.kernel} sum of a step, or of a forward pass alone:")
 
 
 def _answer(capture: CaptureSummary) -> Answer:
@@ -36,18 +52,21 @@ def _answer(capture: CaptureSummary) -> Answer:
 def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
     phases = compared_phases(capture)
     shown = _most_important(phases)
-    columns = [Column("kernel", "code"), Column("class")]
-    for phase in phases:
+    kernel = kernel_word(capture)
+    columns = [Column(kernel, "code"), Column("class")]
+    names = {row.name for row in shown}
+    filled = [phase for phase in phases if any(row.name in names for row in phase.kernels)]
+    for phase in filled:
         columns += [Column(f"{phase.phase} ms", "ms"), Column("share", "percent")]
-    tables = [{row.name: row for row in phase.kernels} for phase in phases]
+    tables = [{row.name: row for row in phase.kernels} for phase in filled]
     rows = tuple((labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown)
     total = len(merge_kernels(*(phase.kernels for phase in phases)))
     sums = ", ".join(
         f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
     )
     caption = (
-        f"**{capture.title}**: the {len(rows)} kernels with the most time, of {total}. "
-        f"Shares are of the phase's kernel sum: {sums}."
+        f"**{capture.title}**: the {len(rows)} {kernel}s with the most time, of {total}. "
+        f"Shares are of the phase's {kernel} sum: {sums}."
     )
     return Table(tuple(columns), rows, caption)
 
@@ -69,7 +88,7 @@ def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
     shown = _most_important(phases)
     return Bars(
         key,
-        f"{capture.title}: kernels with the most GPU time in {' + '.join(phase.phase for phase in phases)}",
+        f"{capture.title}: {kernel_word(capture)}s with the most time in {' + '.join(p.phase for p in phases)}",
         tuple(labels[row.name] for row in shown),
         (("ms", tuple(row.ms_per_instance for row in shown)),),
         "ms per instance",

@@ -3,26 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, figures_of, nothing_measured, spread
+from nsys_analyzer.questions.evidence import (
+    FEW,
+    TRAINING_PHASES,
+    Evidence,
+    figures_of,
+    kernel_word,
+    nothing_measured,
+    spread,
+)
+from nsys_analyzer.questions.overhead import overhead
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
+_CLOCKS_ON_CPU = ("python", "wall", "operator span", "operators busy", "operator sum")
 _LEGEND = (
     "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
     "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
     "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
-    "kernels overlap. Mean ± standard deviation over n measured instances, python's over those of its own run."
+    "kernels overlap. Mean ± standard deviation over n measured instances, python's over those of its own run. "
+    "*Profiler's overhead*: wall ÷ python − 1, a dash where GPU work outlasts the range, which then is no measure of "
+    "the phase."
+)
+_LEGEND_OF_CPU = (
+    "*python*: timed by the target around a phase, without the profiler (`--csv`); *wall*: the range's own duration "
+    "under the profiler; *operator span*: first start to last end of its operators; *operators busy*: the union of "
+    "their intervals, in which they compute on the CPU, the rest of the wall time being Python's and PyTorch's own; "
+    "*operator sum*: the sum of their own times. Mean ± standard deviation over n measured instances, python's over "
+    "those of its own run. *Profiler's overhead*: wall ÷ python − 1."
 )
 _LEGEND_ON_CPU = (
     " Of a capture without a GPU, *GPU busy* is the time in which operators compute on the CPU, and the rest of the "
     "wall time is Python's and PyTorch's own."
 )
-#: Cells of a row before its clocks: capture, phase, n.
-_TEXTS = 3
+#: A row of the tables: what it is of, then its figures by their place.
+_TEXTS = (Column("capture"), Column("phase"), Column("n", "count"))
+_PYTHON, _WALL, _OVERHEAD = 3, 4, 5
+_OF_DEVICE = (6, 7, 8)
 #: Busy ÷ wall above and below which a phase is called bound by the GPU or by launches.
 _GPU_BOUND, _LAUNCH_BOUND = 0.9, 0.7
 #: A phase below this share of the longest one has no bar that can be seen.
@@ -40,11 +62,21 @@ def answer(evidence: Evidence) -> Section:
         *(_answer(c, bool(evidence.timings)) if _profiled(c) else _python_answer(c) for c in captures),
         *((_grid(profiled),) if len(profiled) > FEW else ()),
         *_tables(captures),
-        Paragraph(_LEGEND + (_LEGEND_ON_CPU if any(capture.on_cpu for capture in profiled) else "")),
+        Paragraph(_legend(profiled)),
         *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
         *_whole_blocks(evidence),
     )
     return Section("phase_times", title, blocks, "time")
+
+
+def _legend(profiled: Sequence[CaptureSummary]) -> str:
+    if kernel_word(*profiled) == "operator":
+        return _LEGEND_OF_CPU
+    return _LEGEND + (_LEGEND_ON_CPU if any(capture.on_cpu for capture in profiled) else "")
+
+
+def _clock_names(captures: Sequence[CaptureSummary]) -> tuple[str, ...]:
+    return _CLOCKS_ON_CPU if kernel_word(*captures) == "operator" else _CLOCKS
 
 
 def _profiled(capture: CaptureSummary) -> bool:
@@ -54,27 +86,38 @@ def _profiled(capture: CaptureSummary) -> bool:
 def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
     """Every phase on every clock that there is: in one table, or in two where all five clocks would not fit a page."""
     rows = [row for capture in captures for row in _rows(capture)]
-    if not any(_profiled(capture) for capture in captures):
-        return (_table(rows, 0, 1),)
-    timed = any(row[_TEXTS] is not None for row in rows)
-    return (_table(rows, 0, 2), _table(rows, 2, len(_CLOCKS))) if timed else (_table(rows, 1, len(_CLOCKS)),)
+    profiled = [capture for capture in captures if _profiled(capture)]
+    python, wall, *of_device = (Column(f"{clock} ms", "ms") for clock in _clock_names(profiled))
+    columns = (*_TEXTS, python, wall, Column("profiler's overhead", "percent"), *of_device)
+    if not profiled:
+        return (_table(columns, rows, (_PYTHON,)),)
+    if any(row[_PYTHON] is not None for row in rows):
+        host = replace(_table(columns, rows, (_PYTHON, _WALL, _OVERHEAD)), caption="Without and under the profiler:")
+        return host, replace(_table(columns, rows, _OF_DEVICE), caption="What ran in that time:")
+    return (_table(columns, rows, (_WALL, *_OF_DEVICE)),)
 
 
-def _table(rows: list[tuple[Cell, ...]], first: int, last: int) -> Table:
-    """The rows on the clocks from ``first`` to before ``last``, where they have any."""
-    columns = (Column("capture"), Column("phase"), Column("n", "count"))
-    clocks = (Column(f"{clock} ms", "ms") for clock in _CLOCKS[first:last])
-    shown = [(row[:_TEXTS], row[_TEXTS + first : _TEXTS + last]) for row in rows]
-    return Table((*columns, *clocks), tuple((*texts, *cells) for texts, cells in shown if any(cells)))
+def _table(columns: tuple[Column, ...], rows: list[tuple[Cell, ...]], shown: tuple[int, ...]) -> Table:
+    """The rows with these of their figures, where they have any."""
+    kept = (*range(len(_TEXTS)), *shown)
+    filled = [row for row in rows if any(row[i] for i in shown)]
+    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in filled))
 
 
 def _rows(capture: CaptureSummary) -> list[tuple[Cell, ...]]:
-    """Capture, phase, n and the five clocks of each phase; of a run without a trace Python's clock alone."""
+    """Capture, phase, n, python, wall, the profiler's overhead and the other clocks of each phase.
+
+    Of a run without a trace Python's clock alone.
+    """
     if not _profiled(capture):
-        python = _python_times(capture).items()
-        return [(capture.title, phase, stats.n, spread(stats), *[None] * (len(_CLOCKS) - 1)) for phase, stats in python]
-    measured = [phase for phase in capture.phases if phase.instances]
-    return [(capture.title, p.phase, p.instances, *(spread(clock) for clock in _clocks(p))) for p in measured]
+        timed = _python_times(capture).items()
+        return [(capture.title, phase, stats.n, spread(stats), *[None] * 5) for phase, stats in timed]
+    rows: list[tuple[Cell, ...]] = []
+    for phase in (phase for phase in capture.phases if phase.instances):
+        python, wall, *of_device = (spread(clock) for clock in _clocks(phase))
+        overhead = capture.profiler_overhead(phase.phase)
+        rows.append((capture.title, phase.phase, phase.instances, python, wall, overhead, *of_device))
+    return rows
 
 
 def _grid(captures: Sequence[CaptureSummary]) -> Table:
@@ -125,7 +168,7 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
         for p in phases
     )
     bound = "" if capture.on_cpu else _bound(phases)
-    text = " ".join(part for part in (f"{times}.", bound, _overhead(capture, phases) if timed else "") if part)
+    text = " ".join(part for part in (f"{times}.", bound, overhead(capture, phases) if timed else "") if part)
     short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in phases)
     clocks = "wall / operators busy on the CPU" if capture.on_cpu else "wall / GPU busy"
     return Answer(capture.title, text, f"{short} ({clocks})")
@@ -156,41 +199,13 @@ def _bound(phases: list[PhaseSummary]) -> str:
     return " ".join(f"{verdict}: {', '.join(names)}." for verdict, names in words.items())
 
 
-def _overhead(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
-    """Profiled against unprofiled time, and why they differ."""
-    compared = [(phase.phase, phase.wall_ms.mean, phase.python_ms) for phase in phases if phase.synchronized]
-    both = [capture.phase(name) for name in ("forward", "loss", "backward")]
-    wall = sum(phase.wall_ms.mean or 0.0 for phase in both if phase)
-    if both[-1] and both[-1].synchronized:
-        compared.append(("forward+backward", wall, _python_times(capture).get("forward+backward")))
-    costs = {name: wall / python.mean - 1 for name, wall, python in compared if wall and python and python.mean}
-    if not costs and any(phase.python_ms for phase in phases):
-        return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
-    if not costs:
-        return "The CSV has no timing, or no single one, for this configuration."
-    figures = ", ".join(f"{name} {'+' if cost >= 0 else '−'}{percent(abs(cost))}" for name, cost in costs.items())
-    reason = _reason(capture, phases, max(costs.values()))
-    return f"Profiled wall time against the unprofiled timing: {figures}; {reason}."
-
-
-def _reason(capture: CaptureSummary, phases: list[PhaseSummary], cost: float) -> str:
-    if cost <= 0:
-        return "no cost of tracing shows"
-    if capture.on_cpu:
-        return "tracing adds a cost to every operator"
-    waiting = [p.phase for p in phases if (share := _busy_share(p)) is not None and share <= _LAUNCH_BOUND]
-    if waiting:
-        return f"tracing adds a cost to every launch, and {', '.join(waiting)} wait for launches, so it shows in full"
-    return "the GPU's work hides most of what tracing adds to each launch"
-
-
 def _figure(capture: CaptureSummary, key: str) -> Bars:
     longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
     phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
     by_clock = zip(*(_clocks(phase) for phase in phases), strict=True)
     series = tuple(
         (name, tuple(stats.mean if stats else None for stats in clock))
-        for name, clock in zip(_CLOCKS, by_clock, strict=True)
+        for name, clock in zip(_clock_names([capture]), by_clock, strict=True)
     )
     return Bars(
         key,
@@ -206,10 +221,10 @@ def _whole_blocks(evidence: Evidence) -> tuple[Block, ...]:
     bare = [c for c in evidence.measured if c.whole and not any(p.instances for p in c.phases)]
     if not bare:
         return ()
-    columns = (Column("capture"), *(Column(f"{name} ms", "ms") for name in _CLOCKS[2:]))
+    columns = (Column("capture"), *(Column(f"{name} ms", "ms") for name in _clock_names(bare)[2:]))
     rows = tuple(
         (c.title, c.whole.gpu_span_ms.mean, c.whole.gpu_busy_ms.mean, c.whole.kernel_sum_ms.mean)
         for c in bare
         if c.whole
     )
-    return (Table(columns, rows, "GPU time of whole captures, which have no measured phase:"),)
+    return (Table(columns, rows, "Times of whole captures, which have no measured phase:"),)

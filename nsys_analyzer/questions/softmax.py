@@ -23,7 +23,8 @@ _CONVENTION = (
     "Times of one forward pass, over all layers. Softmax is every kernel launched inside the softmax ranges (max, "
     "subtract, exp, sum, divide), or a softmax by name inside attention where there is no such range; the products "
     "are the matmul kernels inside the attention ranges. Softmax counts 5 operations per score, 5·B·H·S²·L; the "
-    "products 4·B·S²·d·L; their ratio is 4·d_head ÷ 5."
+    "products 4·B·S²·d·L; their ratio is 4·d_head ÷ 5. The kernels of softmax read and write every score for an "
+    "operation or two each, which memory bandwidth bounds, while a product reuses what it loads."
 )
 
 _HOW_TO_ANNOTATE = (
@@ -39,8 +40,13 @@ def answer(evidence: Evidence) -> Section:
         Answer(capture.title, _sentence(capture), _short(capture.attention)) for capture in evidence.measured
     )
     rows = tuple(_row(capture.title, capture.attention) for capture in evidence.measured if capture.attention)
-    table = (Table(_COLUMNS, rows), Paragraph(_CONVENTION)) if rows else ()
-    unknown = any(capture.attention is None and capture.phase("forward") for capture in evidence.measured)
+    kept = [i for i in range(len(_COLUMNS)) if any(row[i] is not None for row in rows)]
+    filled = Table(tuple(_COLUMNS[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+    table = (filled, Paragraph(_CONVENTION)) if rows else ()
+    unknown = any(
+        capture.attention is None and capture.phase("forward") and not _compiled(capture)
+        for capture in evidence.measured
+    )
     hint = (Paragraph(_HOW_TO_ANNOTATE),) if unknown else ()
     return Section(
         "softmax", "(e) How does softmax compare with the attention products?", (*answers, *table, *hint), "softmax"
@@ -93,10 +99,10 @@ def _sentence(capture: CaptureSummary) -> str:
         f"the attention products take {milliseconds(attention.matmul_ms)} per forward, "
         f"{format_number(attention.runtime_ratio, 'factor')} the {milliseconds(attention.softmax_ms)} of softmax"
     )
-    return f"{text}{_flops(attention)}."
+    return f"{text}{_flops(attention, capture.on_cpu)}."
 
 
-def _flops(attention: AttentionSummary) -> str:
+def _flops(attention: AttentionSummary, on_cpu: bool) -> str:
     """What the FLOPs say, where the dimensions are known."""
     if attention.flop_ratio is None:
         return "; give `--model` for the FLOP ratio"
@@ -105,11 +111,8 @@ def _flops(attention: AttentionSummary) -> str:
     products = _rate(attention.matmul_flops, attention.matmul_ms)
     if softmax and products:
         text += f" ({format_number(products, 'flop/s')} against {format_number(softmax, 'flop/s')})"
-        if softmax < products:
-            text += (
-                ": softmax is bound by memory bandwidth, its kernels read and write every score for an operation or "
-                "two each, while a product reuses what it loads"
-            )
+        if softmax < products and not on_cpu:
+            text += ": softmax is bound by memory bandwidth"
     return text
 
 
@@ -118,4 +121,10 @@ def _unknown(capture: CaptureSummary) -> str:
         return "the kernels of the graph are not in the capture; capture with `--cuda-graph-trace=node`."
     if not capture.phase("forward"):
         return "no forward pass was measured."
+    if _compiled(capture):
+        return "the compiled model opens no ranges inside itself: nothing tells attention from the rest of the forward."
     return "no range tells attention from the rest of the forward pass."
+
+
+def _compiled(capture: CaptureSummary) -> bool:
+    return bool(capture.run and capture.run.compile)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.runs import Unprofiled
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, spread, status_of, variants
+from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, model_of, spread, status_of, variants
+from nsys_analyzer.questions.sweep_times import sweep_times
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Details, Paragraph, Section, Table
-from nsys_analyzer.report.units import format_cell, format_number, milliseconds
+from nsys_analyzer.report.units import format_number, milliseconds, signed_percent
 
 _TITLE = "Timings of unprofiled runs"
 _STEP = "step"
@@ -20,27 +21,22 @@ _SPREAD_COLUMNS = (
     Column("min ms", "ms"),
     Column("max ms", "ms"),
 )
-_OVERHEAD_COLUMNS = (
-    Column("capture"),
-    Column("phase"),
-    Column("without profiler ms", "ms"),
-    Column("wall under profiler ms", "ms"),
-    Column("profiler's overhead", "percent"),
-)
 
 
 def answer(evidence: Evidence) -> Section:
-    """One row for each capture, then each phase's spread, the profiler's overhead and a figure of the step."""
+    """The step by model and context, one row for each capture, then each phase's spread and a figure of the step."""
     captures = [capture for capture in evidence.captures if capture.unprofiled and _timed(capture.unprofiled)]
     if not captures:
         return Section("timings", _TITLE, ())
-    details = [_spreads(captures), _overheads(captures)]
-    tables: list[Block] = [table for table in details if table.rows]
+    spreads = _spreads(captures)
+    tables: list[Block] = [spreads] if spreads.rows else []
     blocks: list[Block] = [answer for capture in captures if (answer := _answer(capture))]
-    blocks += [_grid(captures), Paragraph(_conditions(captures))]
+    matrices = sweep_times(captures)
+    blocks += [*(matrix.table for matrix in matrices), _grid(captures), Paragraph(_conditions(captures))]
+    figures = tuple(matrix.figure for matrix in matrices if matrix.figure.groups) or _figure(captures)
     if len(captures) > FEW and tables:
-        tables = [Details("Every phase: spread, and the profiler's overhead", tuple(tables))]
-    return Section("timings", _TITLE, (*blocks, *tables, *_figure(captures)), "unprofiled")
+        tables = [Details(f"The spread of every phase: {len(spreads.rows)} rows", tuple(tables))]
+    return Section("timings", _TITLE, (*blocks, *tables, *figures), "unprofiled")
 
 
 def _timed(unprofiled: Unprofiled) -> bool:
@@ -56,7 +52,9 @@ def _answer(capture: CaptureSummary) -> Answer | None:
     named = [_STEP] if unprofiled.mean_ms(_STEP) else list(unprofiled.phases)
     times = ", ".join(f"{phase} {milliseconds(unprofiled.mean_ms(phase))}" for phase in named)
     tokens, peak = capture.tokens_per_second, unprofiled.peak_memory_bytes
-    costs = [f"{phase} {_signed(cost)}" for phase in _GRID if (cost := capture.profiler_overhead(phase)) is not None]
+    costs = [
+        f"{phase} {signed_percent(cost)}" for phase in _GRID if (cost := capture.profiler_overhead(phase)) is not None
+    ]
     parts = [
         times,
         *([f"{tokens:,.0f} tokens/s"] if tokens else []),
@@ -65,10 +63,6 @@ def _answer(capture: CaptureSummary) -> Answer | None:
     under = f"; the profiler's overhead: {', '.join(costs)}" if costs else ""
     short = f"{', '.join(parts)}{f'; profiler: {costs[-1]}' if costs else ''}"
     return Answer(capture.title, f"{', '.join(parts)}{under}.", short)
-
-
-def _signed(share: float) -> str:
-    return f"{'+' if share >= 0 else '−'}{format_cell(abs(share), 'percent')}"
 
 
 def _grid(captures: list[CaptureSummary]) -> Table:
@@ -87,7 +81,8 @@ def _grid(captures: list[CaptureSummary]) -> Table:
         for i in range(len(columns))
         if i == 0 or any(row[i] is not None if i == step else isinstance(row[i], (int, float)) for row in rows)
     ]
-    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+    caption = "Every phase:" if len(captures) > FEW else ""
+    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows), caption)
 
 
 def _grid_row(capture: CaptureSummary, unprofiled: Unprofiled) -> tuple[Cell, ...]:
@@ -108,22 +103,6 @@ def _spreads(captures: list[CaptureSummary]) -> Table:
     return Table(_SPREAD_COLUMNS, rows, "Each phase over its n measured steps, by Python's clock, mean ± deviation:")
 
 
-def _overheads(captures: list[CaptureSummary]) -> Table:
-    """Python's clock beside the profiled wall time, of the phases that have both."""
-    rows = tuple(
-        (capture.title, phase, stats.mean, profiled.wall_ms.mean, capture.profiler_overhead(phase))
-        for capture in captures
-        if capture.unprofiled
-        for phase, stats in capture.unprofiled.phases.items()
-        if (profiled := capture.phase(phase))
-    )
-    caption = (
-        "The profiler's overhead, wall ÷ python − 1; a dash where GPU work outlasts the range, which then is no "
-        "measure of the phase:"
-    )
-    return Table(_OVERHEAD_COLUMNS, rows, caption)
-
-
 def _conditions(captures: list[CaptureSummary]) -> str:
     """What the times are of, from what the timings say of themselves."""
     said = [capture.unprofiled for capture in captures if capture.unprofiled]
@@ -131,8 +110,8 @@ def _conditions(captures: list[CaptureSummary]) -> str:
     steps = sorted({stats.n for one in said for stats in one.phases.values() if stats.n is not None})
     devices = sorted({one.device for one in said if one.device})
     known = [
-        *([f"{_either(steps)} measured steps"] if steps else []),
-        *([f"after {_either(warmup)} warm-up steps"] if warmup else []),
+        *([f"{_either(steps)} measured step{'' if steps == [1] else 's'}"] if steps else []),
+        *([f"after {_either(warmup)} warm-up step{'' if warmup == [1] else 's'}"] if warmup else []),
         *([f"on {' and '.join(devices)}"] if devices else []),
     ]
     conditions = f": {' '.join(known)}" if known else ""
@@ -150,7 +129,8 @@ def _either(numbers: list[int]) -> str:
 def _figure(captures: list[CaptureSummary]) -> tuple[Bars, ...]:
     """Time against context length, one series for each model and what else tells captures apart."""
     phase = _STEP if any(c.unprofiled and c.unprofiled.mean_ms(_STEP) for c in captures) else "forward"
-    names = variants(captures)
+    others = variants(captures)
+    names = {capture.title: f"{model_of(capture)} {others[capture.title]}".strip() for capture in captures}
     times = {
         (names[capture.title], capture.configuration.context_length): mean
         for capture in captures

@@ -11,6 +11,9 @@ from nsys_analyzer.report.model import Answer, Bars, Details, Listing, Paragraph
 from nsys_analyzer.report.units import format_cell
 
 _TEXT_UNITS = ("text", "code")
+#: A table with a longer cell or more rows, or a folded one, is not padded: nobody reads it unrendered, and padding
+#: would double it.
+_WIDEST_PADDED, _LONGEST_PADDED = 60, 20
 
 
 def render_markdown(report: Report, figures: dict[str, str]) -> str:
@@ -58,22 +61,34 @@ def _(block: Listing, figures: dict[str, str]) -> str:
 @render_block.register
 def _(block: Table, figures: dict[str, str]) -> str:
     del figures
+    return _table(block, len(block.rows) <= _LONGEST_PADDED)
+
+
+def _table(block: Table, padded: bool) -> str:
     units = [column.unit for column in block.columns]
     rows = [[_escape(format_cell(cell, unit)) for cell, unit in zip(row, units, strict=True)] for row in block.rows]
     alignment = ["left" if unit in _TEXT_UNITS else "right" for unit in units]
-    text = tabulate(
-        rows,
-        headers=[_escape(column.title) for column in block.columns],
-        tablefmt="pipe",
-        colalign=alignment if rows else None,
-        disable_numparse=True,
-    )
+    headers = [_escape(column.title) for column in block.columns]
+    narrow = all(len(cell) <= _WIDEST_PADDED for row in rows for cell in row)
+    text = (_padded_table if padded and narrow else _plain_table)(headers, rows, alignment)
     return f"{block.caption}\n\n{text}" if block.caption else text
+
+
+def _padded_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:
+    alignments = alignment if rows else None
+    return tabulate(rows, headers=headers, tablefmt="pipe", colalign=alignments, disable_numparse=True)
+
+
+def _plain_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:
+    rule = f"|{'|'.join(':--' if one == 'left' else '--:' for one in alignment)}|"
+    head, *body = (f"| {' | '.join(cells)} |" for cells in (headers, *rows))
+    return "\n".join((head, rule, *body))
 
 
 @render_block.register
 def _(block: Details, figures: dict[str, str]) -> str:
-    inner = "\n\n".join(render_block(one, figures) for one in block.blocks)
+    blocks = (_table(one, False) if isinstance(one, Table) else render_block(one, figures) for one in block.blocks)
+    inner = "\n\n".join(blocks)
     return f"<details><summary>{block.title}</summary>\n\n{inner}\n\n</details>"
 
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _WIDTH_INCHES = 8.0
 _DPI = 120
 _FEWEST_GROUPS = 3
+#: Bars that have room for their values, and letters of these that stand side by side.
+_MOST_LABELED, _LETTERS_ACROSS = 32, 80
 _PALETTE = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
     "#1f3a7a", "#8a6508", "#993224",
@@ -66,13 +68,15 @@ def _height(figure: Bars) -> float:
 
 
 def _grouped(axes: Axes, figure: Bars) -> None:
-    width = 0.8 / len(figure.series)
+    width, count = 0.8 / len(figure.series), len(figure.groups) * len(figure.series)
+    longest = max((len(_three_digits(v)) for _, values in figure.series for v in values if v is not None), default=0)
+    upright = count * longest > _LETTERS_ACROSS
     for number, (name, values) in enumerate(figure.series):
         at = [group + (number - (len(figure.series) - 1) / 2) * width for group in range(len(figure.groups))]
         bars = axes.bar(at, [value or 0.0 for value in values], width, label=name, color=_color(number))
-        if len(figure.groups) * len(figure.series) <= 24:
+        if count <= _MOST_LABELED:
             texts = ["" if value is None else _three_digits(value) for value in values]
-            axes.bar_label(bars, texts, fontsize=7, padding=1)
+            axes.bar_label(bars, texts, fontsize=7, padding=2, rotation=90 if upright else 0)
     _group_axis(axes, figure)
 
 

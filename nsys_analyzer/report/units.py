@@ -6,6 +6,7 @@ from nsys_analyzer.report.model import Cell, Spread, Unit
 
 ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
+_MINUS = "\N{MINUS SIGN}"
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 _ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
@@ -27,7 +28,8 @@ def format_number(value: float, unit: Unit) -> str:
     if unit == "count":
         return f"{value:,.0f}" if abs(value - round(value)) < 0.005 else f"{value:,.1f}"
     if unit == "percent":
-        return f"{value:.1%}".replace("%", f"{_SPACE}%")
+        rounded = round(value, 3) + 0.0  # no minus before a zero
+        return f"{rounded:.1%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
     if unit in ("flop", "flop/s"):
         return _scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
     if unit == "bytes":
@@ -59,3 +61,8 @@ def milliseconds(value: float | None) -> str:
 def percent(value: float) -> str:
     """A fraction as a percentage, for sentences."""
     return format_number(value, "percent")
+
+
+def signed_percent(value: float) -> str:
+    """A change as a percentage with its sign; one that rounds to nothing has none."""
+    return f"{'+' if round(value, 3) > 0 else ''}{percent(value)}"

@@ -1,0 +1,61 @@
+"""What the profiler adds to each phase, and where it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.units import percent, signed_percent
+
+#: A share of its time by which the profiler must lengthen a phase before its cost is said to show.
+_COSTLY = 0.05
+
+
+def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
+    """Profiled against unprofiled time of these phases in a sentence, and why they differ."""
+    costs = _costs(capture, phases)
+    if not costs and any(phase.python_ms for phase in phases):
+        return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
+    if not costs:
+        return "The CSV has no timing, or no single one, for this configuration."
+    figures = ", ".join(f"{name} {signed_percent(cost)}" for name, cost in costs.items())
+    return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(capture, phases, costs)}."
+
+
+def _costs(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> dict[str, float]:
+    """Wall ÷ python − 1 of each phase that has both, and of forward and backward together."""
+    compared = [(phase.phase, phase.wall_ms.mean, phase.python_ms) for phase in phases if phase.synchronized]
+    both = [capture.phase(name) for name in ("forward", "loss", "backward")]
+    if both[-1] and both[-1].synchronized and capture.unprofiled:
+        wall = sum(phase.wall_ms.mean or 0.0 for phase in both if phase)
+        compared.append(("forward+backward", wall, capture.unprofiled.phases.get("forward+backward")))
+    return {name: wall / python.mean - 1 for name, wall, python in compared if wall and python and python.mean}
+
+
+def _reason(capture: CaptureSummary, phases: Sequence[PhaseSummary], costs: dict[str, float]) -> str:
+    if max(costs.values()) <= 0:
+        return "no cost of tracing shows"
+    if not any(_exceeds_spread(phase) for phase in phases) and "forward+backward" not in costs:
+        return "the times spread by more than they differ, so no cost of tracing can be told"
+    if capture.on_cpu:
+        return "tracing adds a cost to every operator"
+    if max(costs.values()) <= _COSTLY:
+        return "the GPU's work hides most of what tracing adds to each launch"
+    reason = "tracing adds a cost to every launch, which shows where the GPU waits for launches"
+    slowed = {p.phase: share for p in phases if costs.get(p.phase, 0.0) > _COSTLY and (share := _busy_untraced(p))}
+    busy = ", ".join(f"{name} {percent(share)}" for name, share in slowed.items())
+    return f"{reason} (GPU busy of the unprofiled time: {busy})" if busy else reason
+
+
+def _exceeds_spread(phase: PhaseSummary) -> bool:
+    """Whether the two times of a phase differ by more than their deviations together."""
+    python, wall = phase.python_ms, phase.wall_ms
+    if python is None or python.mean is None or wall.mean is None:
+        return False
+    return abs(wall.mean - python.mean) > (python.std or 0.0) + (wall.std or 0.0)
+
+
+def _busy_untraced(phase: PhaseSummary) -> float | None:
+    """Busy ÷ the unprofiled time: tracing slows launches, not what the GPU does."""
+    python, busy = phase.python_ms.mean if phase.python_ms else None, phase.gpu_busy_ms.mean
+    return busy / python if python and busy is not None else None
