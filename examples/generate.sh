@@ -17,8 +17,9 @@ run --model $sizes --context-length 512 --compile
 run --model $sizes --context-length 512 --mode forward
 run --model 10B --context-length 128 # 12.8 billion parameters with gradients and AdamW's state need 205 GB
 
-rm -rf "$examples/sweep"
+rm -rf "$examples/sweep" "$work/sweep/report_figures"
 mkdir -p "$examples/sweep"
+(cd "$work/sweep" && nsys-analyze report --csv timings.csv)
 cp -r "$work/sweep/timings.csv" "$work/sweep/report.md" "$work/sweep/report_figures" "$examples/sweep"
 for name in small_ctx256_train_fp32 small_ctx512_train_bf16 small_ctx512_train_fp32_compile small_ctx512_forward_fp32; do
   mkdir "$examples/sweep/$name"

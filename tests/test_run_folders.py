@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.writing import write_report
 from nsys_analyzer.errors import TraceError
+from nsys_analyzer.questions.generate import _wrapped
 from tests.export import Export
 from tests.test_report_command import captures_table, section, two_steps
 
@@ -320,3 +322,12 @@ def test_few_captures_stand_open(runs: Path) -> None:
     text = as_text(runs)
     assert text.count("<details>") == 1  # the kernels' full names
     assert "The same in every row" not in text
+
+
+def test_a_long_command_is_broken_between_words() -> None:
+    """At 96 columns, and so that it stays the same command."""
+    words = [f"--option-{n}" for n in range(12)] + ["a word with spaces"]
+    lines = _wrapped(shlex.join(["nsys-analyze", "run", *words]))
+    assert len(lines) == 2
+    assert all(len(line) <= 98 for line in lines)
+    assert shlex.split("\n".join(lines).replace("\\\n", "")) == ["nsys-analyze", "run", *words]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.model import Listing, Paragraph, Section
 
@@ -12,6 +14,7 @@ _BY_HAND = (
     "nsys export --type sqlite capture.nsys-rep",
 )
 _RUN = "nsys-analyze run"
+_WIDTH = 96
 _HOW_TO_READ = (
     "Every figure is of one measured instance of a phase, unless it says otherwise; instances inside a warm-up range "
     "are left out and counted. A kernel belongs to the NVTX ranges that were open when it was *launched*: those of its "
@@ -31,8 +34,20 @@ def answer(evidence: Evidence) -> Section:
         *([] if runs or made else [_BY_HAND]),
         *([] if whole else [("# this report", evidence.command)]),
     ]
-    lines = tuple(line for part in parts for line in ("", *part))[1:]
+    lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
     return Section("generate", "How to generate this file", (Listing(lines, "commands"), Paragraph(_HOW_TO_READ)))
+
+
+def _wrapped(command: str) -> list[str]:
+    """A command in lines that a page is wide enough for; comments and what is broken already stay."""
+    if command.startswith("#") or command.endswith("\\") or len(command) <= _WIDTH:
+        return [command]
+    lines = [""]
+    for word in map(shlex.quote, shlex.split(command)):
+        if len(lines[-1]) + len(word) > _WIDTH:
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
 
 
 def _captured(evidence: Evidence) -> tuple[str, ...]:
