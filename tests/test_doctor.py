@@ -42,7 +42,7 @@ def set_gpus(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
 
 
 def set_recorders(monkeypatch: pytest.MonkeyPatch, nsys: Nsys | None = None, torch: str | None = "2.13.0") -> None:
-    monkeypatch.setattr(Nsys, "find", lambda: nsys)
+    monkeypatch.setattr(run_plan, "find_nsys", lambda: nsys.path if nsys else None)
     monkeypatch.setattr(run_plan, "torch_version", lambda: torch)
 
 

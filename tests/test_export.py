@@ -4,6 +4,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 
 from nsys_analyzer.capture import export, placement
 from nsys_analyzer.capture.export import exported_sqlite
+from nsys_analyzer.capture.kineto import converted_sqlite
 from nsys_analyzer.errors import ExportError
+from tests.kineto import Kineto
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
 # which report it was made from.
@@ -74,6 +77,16 @@ def made_from(sqlite: Path) -> bytes:
         (content,) = database.execute("SELECT report FROM made_from").fetchone()
     assert isinstance(content, bytes)
     return content
+
+
+def has_ended(process: int) -> bool:
+    """Whether it is gone, or only waits for its parent to ask; a moment later, where it is not."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    time.sleep(0.05)
+    return state in "ZX"
 
 
 def age(path: Path, seconds: int) -> None:
@@ -242,17 +255,47 @@ def test_an_interrupted_export_leaves_nothing(
     report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nsys()
-    run = subprocess.run
+    communicate = subprocess.Popen.communicate
 
-    def interrupted(command: list[str], **_options: object) -> None:
-        run(command, check=True)
-        assert Path(command[command.index("--output") + 1]).exists()
+    def interrupted(process: subprocess.Popen[str], timeout: float | None = None) -> None:
+        communicate(process, timeout=timeout)
+        assert Path(process.args[process.args.index("--output") + 1]).exists()  # type: ignore[index, union-attr]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess, "run", interrupted)
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
         exported_sqlite(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
+
+
+def test_an_export_that_hangs_is_stopped_with_what_it_started(report: Path, fake_nsys: Callable[..., Path]) -> None:
+    nsys = fake_nsys(
+        'import subprocess; child = subprocess.Popen(["sleep", "60"])\n'
+        'open(os.path.join(here, "child"), "w").write(str(child.pid)); child.wait()'
+    )
+    with pytest.raises(ExportError, match=r"nsys export of .*run\.nsys-rep was stopped after 1 s") as caught:
+        exported_sqlite(report, timeout_s=1)
+    assert f"nsys export --type sqlite {report}" in caught.value.hint
+    assert calls_of(nsys) == 1
+    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
+    child = int(nsys.with_name("child").read_text())
+    assert any(has_ended(child) for _ in range(100))
+
+
+def test_the_conversion_of_another_trace_is_not_taken_for_the_export(
+    report: Path, own_cache: Path, fake_nsys: Callable[..., Path]
+) -> None:
+    nsys = fake_nsys()
+    trace = Kineto().launch(1, 0).kernel("gemm", 1, 5, 1).write(report.with_name("run.json.gz"))
+    conversion = converted_sqlite(trace)
+    assert conversion == report.with_name("run.sqlite")
+    kept = conversion.read_bytes()
+    for _ in range(2):
+        sqlite = exported_sqlite(report)
+        assert sqlite.is_relative_to(own_cache)
+        assert made_from(sqlite) == b"first capture"
+    assert calls_of(nsys) == 1
+    assert converted_sqlite(trace).read_bytes() == kept
 
 
 def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) -> None:

@@ -23,6 +23,7 @@ from nsys_analyzer.capture import placement
 from nsys_analyzer.capture.kineto import convert_trace, converted_sqlite
 from nsys_analyzer.capture.kineto_ids import folded
 from nsys_analyzer.capture.kineto_operators import is_operator, stretches
+from nsys_analyzer.capture.kineto_origin import CONVERTER
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.gather import find_traces
 from nsys_analyzer.errors import ExportError, NsysAnalyzerError, TraceError
@@ -150,6 +151,30 @@ def test_processes_with_the_same_correlation_ids_stay_apart(tmp_path: Path) -> N
     assert [tid & ~0xFFFFFF for (tid,) in launching] == [processes[0], processes[1]]
 
 
+def merged(*gpus: int) -> Kineto:
+    """Two ranks that count from 1; the GPU of each: a kernel and a graph of two kernels."""
+    trace = Kineto()
+    for rank, gpu in enumerate(gpus):
+        start = 100 + 5 * rank
+        trace.launch(1, start, pid=f"rank {rank}", tid=1).kernel("a", 1, start + 1, 1, device=gpu)
+        trace.launch(2, start + 2, pid=f"rank {rank}", tid=1, api="cudaGraphLaunch")
+        trace.kernel("b", 2, start + 3, 1, device=gpu).kernel("b", 2, start + 4, 1, device=gpu)
+    return trace
+
+
+def test_ranks_under_one_gpu_number_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"t\.json holds several ranks under one GPU number \(0\)") as caught:
+        converted(merged(0, 0), tmp_path)
+    assert caught.value.hint == "Give the trace of each rank alone"
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
+
+
+def test_graphs_of_ranks_with_a_gpu_each_are_no_reason_to_refuse(tmp_path: Path) -> None:
+    operations = Trace.load(converted(merged(0, 1), tmp_path)).operations
+    assert len(operations.start) == 6  # two GPUs with a kernel and a graph of two
+    assert len(set(zip(operations.device.tolist(), operations.process.tolist(), strict=True))) == 2
+
+
 def test_ids_that_do_not_fit_are_folded_and_never_collide() -> None:
     ids = [5, 1, (1 << 24) + 5, 1 << 31, "Trace 1", -3]
     numbers = folded(ids)
@@ -171,6 +196,20 @@ def test_events_of_pytorch_1_8_have_other_categories(tmp_path: Path) -> None:
     assert Trace.load(converted(trace, tmp_path)).operations.names == (GEMM,)
 
 
+def test_ranges_of_pytorch_1_8_are_operators_without_a_namespace(tmp_path: Path) -> None:
+    trace = Kineto(computeProperties=[{"id": 0, "name": "Tesla V100", "totalGlobalMem": 32, "multiProcessorCount": 80}])
+    del trace.properties["deviceProperties"]
+    for name in ("ProfilerStep#3", "forward", "aten::mm", "MmBackward", "aten::detach", "detach"):
+        trace.add("Operator", name, 9, 5)
+    trace.add("Runtime", "cudaLaunchKernel", 10, 1, correlation=1)
+    trace.add("Kernel", GEMM, 20, 5, pid=0, tid=7, correlation=1, device=0, stream=7)
+    loaded = Trace.load(converted(trace, tmp_path))
+    assert [loaded.ranges.names[code] for code in loaded.ranges.name] == ["ProfilerStep#3", "forward"]
+    gpu = loaded.metadata.gpu(PID, 0)
+    assert gpu
+    assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("Tesla V100", 32, 80)
+
+
 # --- a trace without a GPU ---------------------------------------------------------------------------------------
 
 
@@ -187,6 +226,19 @@ def test_an_operator_is_a_kernel_by_its_own_time(tmp_path: Path) -> None:
     gpu = loaded.metadata.gpu(PID, 0)
     assert gpu
     assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("CPU", 0, 0)
+
+
+def test_compiled_code_is_a_row_for_each_of_its_stretches(tmp_path: Path) -> None:
+    # The graph [0, 100) calls products at [20, 50) and [60, 80): 20 + 10 + 20 us are its own, and none is lost.
+    trace = Kineto().operator("## Call CompiledFxGraph fknygjiei2yah ##", 0, 100)
+    trace.operator("extern_kernels::mm", 20, 30).operator("aten::mm", 60, 20)
+    loaded = Trace.load(converted(trace, tmp_path))
+    operations = loaded.operations
+    of_graph = [operations.names[code] == "CompiledFxGraph" for code in operations.name]
+    assert operations.start[of_graph].tolist() == [0, 50_000, 80_000]
+    assert operations.end[of_graph].tolist() == [20_000, 60_000, 100_000]
+    assert sorted(loaded.launches.start.tolist()) == [0, 20_000, 50_000, 60_000, 80_000]
+    assert loaded.metadata.diagnostics == ()
 
 
 def test_own_time_outside_the_longest_stretches_is_told(tmp_path: Path) -> None:
@@ -247,17 +299,16 @@ def trees(draw: st.DrawFn, longest_overhang: int) -> list[tuple[int, int]]:
 def test_stretches_are_disjoint_and_lie_within_the_operators(intervals: list[tuple[int, int]]) -> None:
     found = stretches(intervals)
     assert len(found) == len(intervals)
-    for (start, end), one in zip(intervals, found, strict=True):
-        assert start <= one.start <= one.end <= end
-        assert one.end - one.start <= one.own <= end - start
-    laid = sorted((one.start, one.end) for one in found if one.end > one.start)
+    for (start, end), own in zip(intervals, found, strict=True):
+        assert all(start <= left < right <= end for left, right in own)
+    laid = sorted(one for own in found for one in own)
     assert all(left[1] <= right[0] for left, right in pairwise(laid))
 
 
 @given(trees(longest_overhang=0))
 def test_own_times_add_up_to_the_time_in_which_any_operator_runs(intervals: list[tuple[int, int]]) -> None:
     covered = {moment for start, end in intervals for moment in range(start, end)}
-    assert sum(one.own for one in stretches(intervals)) == len(covered)
+    assert sum(right - left for own in stretches(intervals) for left, right in own) == len(covered)
 
 
 # --- a real trace, by the recorder: one training step on the CPU, d_model 256, 2 layers, batch 4 of 64 tokens ----
@@ -361,7 +412,7 @@ def test_a_file_of_another_converter_is_made_again(tmp_path: Path) -> None:
         connection.execute("UPDATE META_DATA_EXPORT SET value = '0' WHERE name = 'EXPORT_CONVERTER_VERSION'")
         connection.commit()
     converted_sqlite(trace)
-    assert ("1",) in rows(sqlite, "SELECT value FROM META_DATA_EXPORT")
+    assert (CONVERTER,) in rows(sqlite, "SELECT value FROM META_DATA_EXPORT")
 
 
 def test_an_export_of_nsys_of_that_name_is_not_written_over(tmp_path: Path, own_cache: Path) -> None:
@@ -370,6 +421,23 @@ def test_an_export_of_nsys_of_that_name_is_not_written_over(tmp_path: Path, own_
     sqlite = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
     assert sqlite.is_relative_to(own_cache)
     assert export.read_bytes() == before
+
+
+def test_traces_of_one_name_have_a_file_each(tmp_path: Path) -> None:
+    first = gpu_step().write(tmp_path / "a.json.gz")
+    second = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.pt.trace.json")
+    for _ in range(2):
+        assert Trace.load(first).operations.names == (GEMM,)
+        assert Trace.load(second).operations.names == ("aten::mm",)
+    assert {converted_sqlite(first).parent, converted_sqlite(second).parent} > {tmp_path}
+
+
+def test_a_renamed_trace_keeps_its_file(tmp_path: Path) -> None:
+    sqlite = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
+    trace = (tmp_path / "a.json.gz").rename(tmp_path / "b.json.gz")
+    assert converted_sqlite(trace) != sqlite.rename(tmp_path / "c.sqlite")
+    (tmp_path / "c.sqlite").rename(tmp_path / "b.sqlite")
+    assert [path.name for path in find_traces([tmp_path])] == ["b.sqlite"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,6 +465,32 @@ def test_a_folder_holds_each_trace_once_and_no_plain_json(tmp_path: Path) -> Non
     assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz"]
     converted_sqlite(tmp_path / "a.json.gz")
     assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite", *found[1:]]
+
+
+def test_a_file_stands_for_the_trace_that_it_was_made_from(tmp_path: Path) -> None:
+    (tmp_path / "run.nsys-rep").write_bytes(b"report")
+    second = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "run.pt.trace.json")
+    made = converted_sqlite(gpu_step().write(tmp_path / "run.json.gz"))
+    assert [path.name for path in find_traces([tmp_path])] == ["run.nsys-rep", "run.pt.trace.json", "run.sqlite"]
+    made.unlink()
+    converted_sqlite(second)
+    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.nsys-rep", "run.sqlite"]
+    made.unlink()
+    Export().kernel(GEMM, 1, 2, 3).write(made)  # an export of nsys, newer than its report
+    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.pt.trace.json", "run.sqlite"]
+    os.utime(made, (0, 0))
+    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.nsys-rep", "run.pt.trace.json"]
+
+
+def test_a_trace_stands_for_the_file_of_an_older_converter(tmp_path: Path) -> None:
+    made = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
+    with closing(sqlite3.connect(made)) as connection:  # the first converter did not say from what it converted
+        connection.execute("DELETE FROM META_DATA_EXPORT WHERE name = 'EXPORT_SOURCE_SUFFIX'")
+        connection.execute("UPDATE META_DATA_EXPORT SET value = '1' WHERE name = 'EXPORT_CONVERTER_VERSION'")
+        connection.commit()
+    assert [path.name for path in find_traces([tmp_path])] == ["a.json.gz"]
+    assert converted_sqlite(tmp_path / "a.json.gz") == made
+    assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite"]
 
 
 @pytest.mark.parametrize("command", ["report", "kernels", "info"])

@@ -138,6 +138,22 @@ def test_a_bare_stream_is_imported(run: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["capture.nsys-rep", "target.log"]
 
 
+def test_an_import_that_hangs_is_stopped(run: Path, tmp_path: Path) -> None:
+    make_command(tmp_path / IMPORTER, "sleep 60")
+    (run / "capture.qdstrm").write_bytes(b"stream")
+    with pytest.raises(CaptureError, match=r"The import of .*qdstrm was stopped after 0\.2 s") as caught:
+        finished_report(make_nsys(tmp_path), run / "capture.nsys-rep", run / "target.log", timeout_s=0.2)
+    assert caught.value.hint.endswith(f"QdstrmImporter -i {run}/capture.qdstrm")
+    assert sorted(path.name for path in run.iterdir()) == ["capture.qdstrm", "target.log"]
+
+
+def test_an_importer_that_is_no_program(run: Path, tmp_path: Path) -> None:
+    make_command(tmp_path / IMPORTER, "").write_text("#!/no/such/interpreter\n")
+    (run / "capture.qdstrm").write_bytes(b"stream")
+    with pytest.raises(CaptureError, match="QdstrmImporter cannot be run"):
+        finished(make_nsys(tmp_path), run)
+
+
 def test_no_importer(run: Path, tmp_path: Path) -> None:
     nsys = make_nsys(tmp_path)
     (run / "capture.qdstrm").write_bytes(b"stream")

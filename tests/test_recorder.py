@@ -5,7 +5,9 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.recorder import NOTHING_RECORDED, main
+from nsys_analyzer.capture.recorder import NOTHING_RECORDED, Recorder, main
 from nsys_analyzer.capture.recorder_hooks import Annotation, Ranges
 
 ROOT = Path(__file__).parent.parent
@@ -151,6 +153,41 @@ def test_a_whole_module_with_its_memory(record: Record) -> None:
         assert connection.execute(query).fetchall() == [(256 * 256 * 4, 0), (256 * 256 * 4, 1)]
 
 
+THREADS = """
+import threading, torch
+x = torch.ones(8, 8)
+begun = threading.Event()
+
+def work(name):
+    begun.wait()
+    with torch.cuda.nvtx.range(name):
+        x @ x
+
+before = threading.Thread(target=work, args=("before",))
+before.start()
+torch.cuda.profiler.start()
+begun.set()
+within = threading.Thread(target=work, args=("within",))
+within.start()
+before.join()
+within.join()
+torch.cuda.profiler.stop()
+"""
+
+
+def test_every_thread_is_recorded(record: Record) -> None:
+    from torch._C._profiler import _ExperimentalConfig
+
+    if "profile_all_threads" not in str(_ExperimentalConfig.__init__.__doc__):
+        pytest.skip("this PyTorch records the first thread and autograd's alone")
+    outcome = record(THREADS)
+    assert (outcome.code, outcome.err) == (0, "")
+    trace = Trace.load(outcome.trace)
+    assert {trace.ranges.names[code] for code in trace.ranges.name} == {"before", "within"}
+    assert len(set(trace.ranges.thread.tolist())) == 2
+    assert kernels(trace).count("aten::mm") == 2
+
+
 def test_a_trace_that_cannot_be_written(record: Record) -> None:
     program = "import shutil, torch\ntorch.cuda.profiler.start()\nshutil.rmtree('{}')\ntorch.cuda.profiler.stop()\n"
     outcome = record(program + "print('on')")
@@ -185,6 +222,24 @@ class Switch:
 def ranges() -> Ranges:
     pytest.importorskip("torch", reason="ranges are PyTorch's")
     return Ranges(Switch())  # type: ignore[arg-type]
+
+
+def test_pytorchs_talk_of_several_recordings_is_not_in_the_programs_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    profiler = pytest.importorskip("torch.profiler", reason="the recorder is PyTorch's profiler")
+
+    def prepare(_: object) -> None:  # as PyTorch 2.7 does; a warning that is not caught is an error here
+        warnings.warn("Warning: Profiler clears events at the end of each cycle.\nOnly events in", stacklevel=1)
+
+    monkeypatch.setattr(profiler.profile, "prepare_trace", prepare)
+    Recorder(Path("trace.json.gz"))
+    with pytest.raises(UserWarning):
+        prepare(None)
+
+
+def test_threads_that_start_ranges_at_once_get_a_handle_each(ranges: Ranges) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        handles = list(pool.map(lambda _: ranges.start("batch"), range(4000)))
+    assert len(set(handles)) == 4000
 
 
 def test_ranges_have_the_depths_of_nvtx(ranges: Ranges) -> None:

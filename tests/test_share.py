@@ -37,6 +37,7 @@ VARIABLES = {
     "DATABASE": "postgres://zeldadb:swordfish9@db.hyrule.org:5432/runs",
     "HOME": "/home/zelda",
     "USER": "zelda",
+    "HOSTNAME": "tower-9",
     "LANG": "C.UTF-8",
     "SHLVL": "1",
     "MODE": "forward",
@@ -57,6 +58,8 @@ PLANTED = {
     "nightly-run-17x": "nightly-run",
     NUL_VARIABLES["WANDB_API_KEY"]: "0a1b2c3d4e5f",
     HOST: "hyrule",
+    "at tower-9.lost-woods.net": "lost-woods",
+    "at tower-90.lost-woods.net": "lost-woods",
     "on castle-17": "castle-17",
     "/home/zelda/hidden/train.py": "hidden",
     "of Zelda": "zelda",
@@ -302,11 +305,20 @@ def test_what_stays(text: str) -> None:
         ("torch/nn/modules/linear.py(114): forward", "linear.py(114): forward"),
         ("ann_step of Ann's", "…_step of …'s"),
         ("A=b\0C=d", "…"),
+        ("Authorization: Basic bWFyZ3VlcjpwYXNz", "Authorization: Basic …"),
+        ("-H 'authorization: Token abc' -v", "-H 'authorization: Token …' -v"),
+        ("Authorization: Bearer 0a1b2c3d4e5f", "Authorization: … …"),
+        ("user%3Dann%26token%3Dtr1force", "user%3D…%26token%3D…"),
+        ("on node17.hyrule.org.", "on …."),
+        ("node17-ib0.hyrule.org/x, node170", "…/x, node170"),
+        ("node17-ib0/x", "…-ib0/x"),
+        ("to node17x.hyrule.org", "to node17x.hyrule.org"),
         ("load, sizes of /data/ann/x.bin, seq = 12", "load, sizes of x.bin, seq = 12"),
     ],
 )
 def test_what_goes(text: str, scrubbed: str) -> None:
-    assert Scrubber(PrivateValues(words=("ann",))).scrub(text.encode()) == scrubbed
+    private = PrivateValues(words=("ann", "node17"), hosts=frozenset({"node17"}))
+    assert Scrubber(private).scrub(text.encode()) == scrubbed
 
 
 @pytest.mark.parametrize("value", ["1", "C.UTF-8", "forward", "en_US.UTF-8", "bfloat16", "9.0a", "13.0.2", "x86_64"])
@@ -398,8 +410,8 @@ def test_what_it_says(full_export: Path, tmp_path: Path) -> None:
         connection.commit()
     arguments = ["share", str(full_export), "-o", str(tmp_path / "copy.sqlite")]
     printed = CliRunner().invoke(cli, arguments, catch_exceptions=False).stdout
-    # the 13 of VARIABLES, OLDPWD, the 2 of NUL_VARIABLES
-    assert "Environment: 16 variables" in printed
+    # the 14 of VARIABLES, OLDPWD, the 2 of NUL_VARIABLES
+    assert "Environment: 17 variables" in printed
     assert "Texts changed: 1\n" in printed
     assert "PROCESSES" in printed or "META_DATA_CAPTURE" in printed
     assert not [text for text in FORBIDDEN if text in printed]

@@ -105,7 +105,7 @@ def _other_nsys(path: Path) -> Check:
 def importer_check(nsys: Nsys) -> Check:
     """Whether what an nsys records can become a report here."""
     importer = find_importer(nsys.path)
-    if importer is None and not nsys.path.resolve().read_bytes().startswith(b"\x7fELF"):
+    if importer is None and not _is_binary(nsys.path):
         return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
     if importer is None:
         return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", _INSTALL_NSYS)
@@ -116,6 +116,11 @@ def importer_check(nsys: Nsys) -> Check:
     if missing:
         return Check("importer", "broken", f"{importer} lacks {', '.join(missing)}", library_remedy(missing))
     return Check("importer", "broken", f"{importer} does not start: {fault}", _INSTALL_NSYS)
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
 
 
 def _driver() -> Check:

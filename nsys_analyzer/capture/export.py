@@ -2,43 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
+import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
+from nsys_analyzer.capture.kineto_origin import is_current, is_made_from
 from nsys_analyzer.capture.nsys import find_nsys, nsys_version
-from nsys_analyzer.capture.placement import is_fresh, is_sqlite, made_whole, places, writable_place
+from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_sqlite, made_whole, places, writable_place
 from nsys_analyzer.errors import ExportError
-
-REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
-"""What a report is called: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""
 
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
 _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
 _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
 
 
-def exported_sqlite(report: Path) -> Path:
+def exported_sqlite(report: Path, timeout_s: float | None = None) -> Path:
     """Return the SQLite export of ``report``, running ``nsys export`` only where no fresh one is there.
 
     Looked for, and made, as ``X.sqlite`` beside ``X.nsys-rep``; in ``~/.cache/nsys-analyze`` (or below
-    ``$XDG_CACHE_HOME``) where the report's folder cannot be written. An export is fresh when it is a SQLite
-    file no older than the report. It appears whole or not at all.
+    ``$XDG_CACHE_HOME``) where the report's folder cannot be written, or holds what a trace of PyTorch's profiler
+    became under that name. An export is fresh when it is a SQLite file no older than the report. It appears whole
+    or not at all.
 
-    Raises ``ExportError``: no such report, an empty one, no ``nsys`` here, or an ``nsys`` that fails or is
-    older than the report.
+    Raises ``ExportError``: no such report, an empty one, no ``nsys`` here, or an ``nsys`` that fails, is
+    older than the report, or takes longer than ``timeout_s``.
     """
     _check_report(report)
     beside, cached = places(report, report.stem)
+    if beside.exists() and not is_made_from(beside, report):
+        beside = cached
     for export in (beside, cached):
-        if is_fresh(export, report):
+        if is_current(export, report):
             return export
     nsys = find_nsys()
     if nsys is None:
         raise _missing_nsys(report, stale=beside if is_sqlite(beside) else None)
     target = writable_place(beside, cached)
-    _export(nsys, report, target)
+    _export(nsys, report, target, timeout_s)
     return target
 
 
@@ -54,21 +59,45 @@ def _check_report(report: Path) -> None:
         raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
 
 
-def _export(nsys: Path, report: Path, target: Path) -> None:
+def _export(nsys: Path, report: Path, target: Path, timeout_s: float | None) -> None:
     with made_whole(target) as unfinished:
-        finished = _run_export(nsys, report, unfinished)
+        finished = _run_export(nsys, report, unfinished, timeout_s)
         if finished.returncode != 0 or not is_sqlite(unfinished):
             raise _failed_export(nsys, report, finished)
 
 
-def _run_export(nsys: Path, report: Path, output: Path) -> subprocess.CompletedProcess[str]:
+def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> subprocess.CompletedProcess[str]:
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output)]
     try:
-        return subprocess.run(
-            [str(nsys), "export", *options, str(report)], capture_output=True, text=True, errors="replace"
-        )
+        return finished_command([str(nsys), "export", *options, str(report)], timeout_s)
     except OSError as error:
         raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that runs here") from error
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(
+            f"nsys export of {report} was stopped after {timeout_s:g} s",
+            f"Give it more time by hand: {_export_command(str(report))}",
+        ) from error
+
+
+def finished_command(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end and return what it said; nothing that it started outlives a time-out or an interrupt.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        errors="replace", start_new_session=True,
+    )  # fmt: skip
+    with process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def _missing_nsys(report: Path, stale: Path | None) -> ExportError:

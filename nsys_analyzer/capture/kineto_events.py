@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 import zlib
 from collections import defaultdict
@@ -22,7 +23,9 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _RECORD = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
 _AGAIN = "Copy it again, or record it again"
 
-#: What Kineto calls the kinds of event that are kept; the capitalised names are PyTorch 1.8's to 1.11's.
+_UNSORTED = "operator or range"
+#: What Kineto calls the kinds of event that are kept; the capitalised names are those of PyTorch before 1.11, which
+#: calls a range of ``record_function`` an "Operator", too.
 _KINDS = {
     "kernel": "kernel",
     "Kernel": "kernel",
@@ -35,8 +38,9 @@ _KINDS = {
     "Runtime": "runtime",
     "user_annotation": "range",
     "cpu_op": "operator",
-    "Operator": "operator",
+    "Operator": _UNSORTED,
 }
+_BACKWARD = re.compile(r"Backward\d*$")
 _WITH_ARGUMENTS = ("kernel", "memcpy", "memset", "runtime")
 
 
@@ -59,6 +63,7 @@ class KinetoTrace:
     Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``.
     """
 
+    path: Path
     properties: dict[str, Any]
     events: dict[str, list[Event]] = field(default_factory=dict)
 
@@ -86,6 +91,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     for event in listed:
         if isinstance(event, Event):
             events[event.kind].append(event)
+    _sort_out(events)
     if not (set(events) - {"thread"}):
         raise TraceError(f"{path} is a Chrome trace, but not of PyTorch's profiler", _RECORD)
     if not (set(events) & {"kernel", "memcpy", "memset", "operator"}):
@@ -93,7 +99,20 @@ def read_kineto(path: Path) -> KinetoTrace:
             f"{path} holds neither operators nor kernels",
             "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
-    return KinetoTrace(properties, _from_the_first(events))
+    return KinetoTrace(path, properties, _from_the_first(events))
+
+
+def _sort_out(events: dict[str, list[Event]]) -> None:
+    """Tell operators from ranges where one category holds both: an operator's name has a namespace (``aten::mm``).
+
+    But for autograd's (``MmBackward``), and for ``detach`` beside ``aten::detach``.
+    """
+    unsorted = events.pop(_UNSORTED, [])
+    names = {event.name for event in unsorted}
+    for event in unsorted:
+        is_operator = "::" in event.name or f"aten::{event.name}" in names or _BACKWARD.search(event.name)
+        kind = "operator" if is_operator else "range"
+        events[kind].append(event._replace(kind=kind))
 
 
 def _from_the_first(events: dict[str, list[Event]]) -> dict[str, list[Event]]:

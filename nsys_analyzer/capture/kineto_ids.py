@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
+from nsys_analyzer.errors import TraceError
 
 _VM = 1 << 48
 _LIMIT = 1 << 24  # a global ID has 24 bits for the process and 24 for the thread
@@ -78,6 +79,9 @@ def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Any, int]:
 
     Returns:
         What the trace calls a GPU to the global process ID.
+
+    Raises:
+        TraceError: several ranks call their GPU by one number.
     """
     gpus = sorted({event.pid for event in trace.of("kernel", "memcpy", "memset")}, key=str)
     processes = threads.processes
@@ -86,7 +90,24 @@ def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Any, int]:
     launched: dict[int, dict[int, int]] = {process: {} for process in processes}
     for event in trace.of("runtime"):
         launched[threads.process(event.pid)].setdefault(correlation_of(event), event.start)
+    _check_ranks(trace, list(launched.values()))
     return {gpu: max(processes, key=lambda process: _fit(trace, gpu, launched[process])) for gpu in gpus}
+
+
+def _check_ranks(trace: KinetoTrace, launched: list[dict[int, int]]) -> None:
+    """Refuse a GPU on which two operations of one correlation ID have a launch each: one by either rank.
+
+    A replay of a graph is one launch of many operations.
+    """
+    replays = {correlation_of(event) for event in trace.of("runtime") if "Graph" in event.name} | {0}
+    times = Counter((event.pid, correlation_of(event)) for event in trace.of("kernel", "memcpy", "memset"))
+    for (gpu, correlation), operations in times.items():
+        ranks = sum(correlation in launches for launches in launched)
+        if correlation not in replays and min(operations, ranks) > 1:
+            raise TraceError(
+                f"{trace.path} holds several ranks under one GPU number ({gpu}): their kernels cannot be told apart",
+                "Give the trace of each rank alone",
+            )
 
 
 def _fit(trace: KinetoTrace, gpu: Any, launched: dict[int, int]) -> tuple[int, float]:

@@ -2,7 +2,8 @@
 
 An operator calls others (``aten::linear`` calls ``aten::mm``), and its own time is what theirs leaves of it, in
 several stretches. One call is one row, so that products can be counted; a row must not overlap another of its
-thread; so the row lies where the longest stretch is. What the shorter ones hold is summed up, and told.
+thread; so the row lies where the longest stretch is. What the shorter ones hold is summed up, and told. The code of
+torch.compile is no product but many loops between the operators that it calls: each of its stretches is a row.
 """
 
 from __future__ import annotations
@@ -10,12 +11,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
 from nsys_analyzer.capture.kineto_ids import Strings, Threads, pid_of
-from nsys_analyzer.capture.kineto_rows import warning_row
+from nsys_analyzer.capture.kineto_rows import gpu_properties, warning_row
 from nsys_analyzer.capture.kineto_tables import Rows
 
 #: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
@@ -30,13 +30,17 @@ CPU = "CPU"
 _TOLERATED = 0.01
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """Where an operator's row lies, ns, and the time in ns that the operator spent itself, which may be longer."""
+Stretch = tuple[int, int]
+"""Where an operator runs and none that it calls: start and end in ns."""
 
-    start: int
-    end: int
-    own: int
+
+class _Call(NamedTuple):
+    """A row: what was called, from when to when it was launched and ran, and on which stream. In ns."""
+
+    event: Event
+    launch: Stretch
+    run: Stretch
+    stream: int
 
 
 def operator_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dict[str, Rows]:
@@ -44,34 +48,41 @@ def operator_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dic
 
     A thread is a stream. What the rows lack of the operators' own time is a warning where it is above 1 %.
     """
-    calls = [(event, stretch, stream) for stream, events in enumerate(_by_thread(trace)) for event, stretch in events]
+    laid = [(event, found, stream) for stream, events in enumerate(_by_thread(trace)) for event, found in events]
+    calls = [call for event, found, stream in laid for call in _calls(event, found, stream)]
+    own = sum(end - start for _, found, _ in laid for start, end in found)
     process = threads.processes[0]
     return {
         "CUPTI_ACTIVITY_KIND_KERNEL": _kernels(calls, threads, strings),
         "CUPTI_ACTIVITY_KIND_RUNTIME": _launches(calls, threads, strings),
         "TARGET_INFO_GPU": [(0, CPU, 0, 0)],
         "TARGET_INFO_CUDA_DEVICE": [(0, 0, pid_of(one)) for one in threads.processes],
-        "DIAGNOSTIC_EVENT": [warning_row(text, process) for text in _warnings(trace, [call[1] for call in calls])],
+        "DIAGNOSTIC_EVENT": [warning_row(text, process) for text in _warnings(trace, calls, own)],
     }
 
 
-_Call = tuple[Event, "Stretch", int]
+def _calls(event: Event, found: list[Stretch], stream: int) -> Iterator[_Call]:
+    """One row, launched where the operator starts and as long as it, with what it called; of compiled code, many."""
+    if event.name.startswith(_COMPILED):
+        yield from (_Call(event, one, one, stream) for one in found)
+    else:
+        longest = max(found, key=lambda one: one[1] - one[0], default=(event.start, event.start))
+        yield _Call(event, (event.start, event.end), longest, stream)
 
 
 def _kernels(calls: list[_Call], threads: Threads, strings: Strings) -> Iterator[tuple[Any, ...]]:
-    for correlation, (event, stretch, stream) in enumerate(calls, 1):
-        name, process = strings(_name(event)), threads.process(event.pid)
-        yield stretch.start, stretch.end, 0, 0, stream, correlation, process, name, name, None
+    for correlation, call in enumerate(calls, 1):
+        name, process = strings(_name(call.event)), threads.process(call.event.pid)
+        yield *call.run, 0, 0, call.stream, correlation, process, name, name, None
 
 
 def _launches(calls: list[_Call], threads: Threads, strings: Strings) -> Iterator[tuple[Any, ...]]:
-    """A launch where the operator starts, under its name and as long as it, with what it called."""
-    for correlation, (event, _, _) in enumerate(calls, 1):
-        thread = threads.thread(event.pid, event.tid)
-        yield event.start, event.end, thread, correlation, strings(_name(event)), 0
+    for correlation, call in enumerate(calls, 1):
+        thread = threads.thread(call.event.pid, call.event.tid)
+        yield *call.launch, thread, correlation, strings(_name(call.event)), 0
 
 
-def _by_thread(trace: KinetoTrace) -> Iterator[Iterator[tuple[Event, Stretch]]]:
+def _by_thread(trace: KinetoTrace) -> Iterator[Iterator[tuple[Event, list[Stretch]]]]:
     threads: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
     for event in trace.of("operator"):
         if is_operator(event.name):
@@ -81,14 +92,14 @@ def _by_thread(trace: KinetoTrace) -> Iterator[Iterator[tuple[Event, Stretch]]]:
         yield zip(events, stretches((event.start, event.end) for event in events), strict=True)
 
 
-def _warnings(trace: KinetoTrace, laid: list[Stretch]) -> Iterator[str]:
-    own, lost = sum(one.own for one in laid), sum(one.own - (one.end - one.start) for one in laid)
+def _warnings(trace: KinetoTrace, calls: list[_Call], own: int) -> Iterator[str]:
+    lost = own - sum(call.run[1] - call.run[0] for call in calls)
     if lost > _TOLERATED * own:
         yield (
             f"{lost / own:.1%} of the operators' own time lies between the operators that they call, outside each "
             "one's longest stretch, and is not counted"
         )
-    if trace.properties.get("deviceProperties"):
+    if gpu_properties(trace):
         yield "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
 
 
@@ -106,15 +117,15 @@ def is_operator(name: str) -> bool:
     return ("::" in name and not _AUTOGRAD.search(name)) or name.startswith(_COMPILED) or "cpp_fused" in name
 
 
-def stretches(intervals: Iterable[tuple[int, int]]) -> list[Stretch]:
-    """Return the longest stretch of each interval of one thread that no interval nested in it covers.
+def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
+    """Return the stretches of each interval of one thread that no interval nested in it covers.
 
     Args:
         intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends
             after the one it starts in is cut there.
 
     Returns:
-        One stretch for each interval, in the same order. No two overlap; each lies within its interval.
+        Those of each interval, in the same order, none empty. No two overlap; each lies within its interval.
     """
     found: list[_Open] = []
     stack: list[_Open] = []
@@ -126,27 +137,24 @@ def stretches(intervals: Iterable[tuple[int, int]]) -> list[Stretch]:
             stack[-1].leave_out(start, end)
         stack.append(_Open(start, end))
         found.append(stack[-1])
-    return [one.stretch() for one in found]
+    return [one.stretches() for one in found]
 
 
 class _Open:
     """An interval whose nested ones are being taken out of it."""
 
-    __slots__ = ("best", "end", "free_from", "own")
+    __slots__ = ("end", "found", "free_from")
 
     def __init__(self, start: int, end: int) -> None:
         self.end = end
         self.free_from = start
-        self.own = 0
-        self.best = (start, start)
+        self.found: list[Stretch] = []
 
     def leave_out(self, start: int, end: int) -> None:
-        free = start - self.free_from
-        self.own += free
-        if free > self.best[1] - self.best[0]:
-            self.best = (self.free_from, start)
+        if start > self.free_from:
+            self.found.append((self.free_from, start))
         self.free_from = end
 
-    def stretch(self) -> Stretch:
+    def stretches(self) -> list[Stretch]:
         self.leave_out(self.end, self.end)
-        return Stretch(*self.best, self.own)
+        return self.found

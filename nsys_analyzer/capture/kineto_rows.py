@@ -10,13 +10,11 @@ from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
 from nsys_analyzer.capture.kineto_ids import Strings, Threads, correlation_of, pid_of, processes_of_gpus
 from nsys_analyzer.capture.kineto_tables import Rows
 
-CONVERTER_VERSION = "EXPORT_CONVERTER_VERSION"
-"""The row of META_DATA_EXPORT that marks a file as made by this package."""
-
 _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
 _CPU_DEVICE = 0  # c10::DeviceType
+_OLD_GPUS, _OLD_SMS = "computeProperties", "multiProcessorCount"  # of PyTorch before 1.11
 #: How Kineto names a copy ("Memcpy HtoD (Pageable -> Device)") to nsys's ENUM_CUDA_MEMCPY_OPER.
 _COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 #: Kineto's "thread 28683 (pt_autograd_0)".
@@ -82,9 +80,14 @@ def _copy_kind(name: str) -> int:
 
 def _gpus(trace: KinetoTrace) -> Rows:
     return [
-        (gpu["id"], gpu.get("name", ""), gpu.get("totalGlobalMem", 0), gpu.get("numSms", 0))
-        for gpu in trace.properties.get("deviceProperties", ())
+        (gpu["id"], gpu.get("name", ""), gpu.get("totalGlobalMem", 0), gpu.get("numSms", gpu.get(_OLD_SMS, 0)))
+        for gpu in gpu_properties(trace)
     ]
+
+
+def gpu_properties(trace: KinetoTrace) -> list[dict[str, Any]]:
+    """The machine's GPUs as Kineto lists them."""
+    return list(trace.properties.get("deviceProperties") or trace.properties.get(_OLD_GPUS) or ())
 
 
 def range_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
@@ -123,14 +126,13 @@ def thread_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
         yield strings(known[1] if known else name), 0, thread
 
 
-def export_rows(trace: KinetoTrace, converter: str) -> Rows:
-    """META_DATA_EXPORT: who recorded and who converted it."""
+def export_rows(trace: KinetoTrace) -> list[tuple[str, str]]:
+    """META_DATA_EXPORT: who recorded it."""
     version = str(trace.properties.get("torch_version") or "unknown")
     return [
         ("EXPORT_PRODUCT_NAME", "torch.profiler"),
         ("EXPORT_PRODUCT_VERSION", version),
         ("EXPORT_SCHEMA_VERSION", "3.20.3"),
-        (CONVERTER_VERSION, converter),
     ]
 
 

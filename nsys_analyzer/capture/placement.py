@@ -14,7 +14,10 @@ from nsys_analyzer.errors import ExportError
 KINETO_SUFFIXES = (".pt.trace.json.gz", ".pt.trace.json", ".json.gz")
 """What a trace of PyTorch's profiler is called in a folder; a plain ``.json`` may be anything."""
 
-TRACE_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", *KINETO_SUFFIXES)
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+"""What a report is called: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""
+
+TRACE_SUFFIXES = (".sqlite", *REPORT_SUFFIXES, *KINETO_SUFFIXES)
 """What a capture is called, in a folder of them."""
 
 _SQLITE_MAGIC = b"SQLite format 3\x00"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsys_analyzer.capture.export import last_words
+from nsys_analyzer.capture.export import finished_command, last_words
 from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries
 from nsys_analyzer.capture.nsys import Nsys
 from nsys_analyzer.capture.placement import made_whole
@@ -89,13 +89,14 @@ def known_options(nsys: Path) -> frozenset[str]:
     return known
 
 
-def finished_report(nsys: Nsys, report: Path, log: Path) -> Path:
+def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
     """The report that a finished ``nsys profile`` left, imported where nsys did not do so itself.
 
     Args:
         nsys: the one that ran.
         report: the ``X.nsys-rep`` that was asked for, in a folder without an older one.
         log: what the run printed.
+        timeout_s: how long an import may take; None is no limit.
 
     Returns:
         ``report``, or the ``X.qdrep`` of an old nsys.
@@ -105,7 +106,7 @@ def finished_report(nsys: Nsys, report: Path, log: Path) -> Path:
     """
     stream = report.with_suffix(".qdstrm")
     if stream.is_file():  # nsys removes it once it has imported: what lies beside it is half a report
-        _import(nsys, stream, report)
+        _import(nsys, stream, report, timeout_s)
         return report
     for found in (report, report.with_suffix(".qdrep")):
         if found.is_file() and found.stat().st_size:
@@ -129,7 +130,7 @@ def _arguments(options: ProfileOptions) -> Iterator[str]:
     yield "--force-overwrite=true"
 
 
-def _import(nsys: Nsys, stream: Path, report: Path) -> None:
+def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> None:
     importer = find_importer(nsys.path)
     if importer is None:
         raise CaptureError(
@@ -137,12 +138,23 @@ def _import(nsys: Nsys, stream: Path, report: Path) -> None:
             f"Install all of Nsight Systems {nsys.version}, or import where it is: QdstrmImporter -i {stream.name}",
         )
     with made_whole(report) as unfinished:
-        finished = subprocess.run(
-            [importer, "-i", stream, "-o", unfinished], capture_output=True, text=True, errors="replace"
-        )
+        finished = _run_import([importer, "-i", stream, "-o", unfinished], timeout_s)
         if finished.returncode != 0 or not unfinished.is_file():
             raise _failed_import(importer, stream, finished)
     stream.unlink()
+
+
+def _run_import(command: list[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    importer, _, stream = map(str, command[:3])
+    by_hand = f"{shlex.quote(importer)} -i {shlex.quote(stream)}"
+    try:
+        return finished_command(command, timeout_s)
+    except OSError as error:
+        raise CaptureError(f"{importer} cannot be run: {error}", "See what it lacks: nsys-analyze doctor") from error
+    except subprocess.TimeoutExpired as error:
+        raise CaptureError(
+            f"The import of {stream} was stopped after {timeout_s:g} s", f"Give it more time by hand: {by_hand}"
+        ) from error
 
 
 def _failed_import(importer: Path, stream: Path, finished: subprocess.CompletedProcess[str]) -> CaptureError:

@@ -14,6 +14,8 @@ from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 
+_FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
+
 
 class Profiler(Protocol):
     """Records a program into ``capture.sqlite``."""
@@ -58,7 +60,7 @@ class NsysProfiler:
         if ended.status == "timeout":
             return ended
         try:
-            exported_sqlite(finished_report(self.nsys, folder / "capture.nsys-rep", log))
+            exported_sqlite(finished_report(self.nsys, folder / "capture.nsys-rep", log, timeout_s), timeout_s)
         except NsysAnalyzerError as error:
             return ended if ended.status != "ok" else Ended("failed", str(error))
         return ended
@@ -83,18 +85,36 @@ class TorchProfiler:
                 f"The torch recorder runs Python programs, and {program[0]} is none",
                 "Start it with python, or install Nsight Systems: nsys-analyze doctor",
             )
-        flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
+        before = _interpreter_flags(program[1:])
         recorder = ["-m", "nsys_analyzer.capture.recorder", "--output", str(folder / "capture.json.gz")]
-        return [program[0], *recorder, *flags, "--", *program[1:]]
+        flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
+        return [program[0], *before, *recorder, *flags, "--", *program[1 + len(before) :]]
 
     def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
         """Records, and converts what was recorded."""
         ended = run_logged(self.command(program, folder), log, timeout_s)
         trace = folder / "capture.json.gz"
         if not trace.is_file():
-            return ended
+            silent = Ended("failed", "it ended well and left no trace, as a program does that ends with os._exit()")
+            return silent if ended.status == "ok" else ended
         try:
             converted_sqlite(trace)
         except NsysAnalyzerError as error:
             return ended if ended.status != "ok" else Ended("failed", str(error))
         return ended
+
+
+def _interpreter_flags(words: Sequence[str]) -> list[str]:
+    """The words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``.
+
+    Raises:
+        ConfigurationError: neither a script nor ``-m`` comes after them.
+    """
+    end = 0
+    while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
+        end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1
+    if end >= len(words) or words[end] in ("-", "-c"):
+        raise ConfigurationError(
+            "The torch recorder runs scripts and modules: python SCRIPT, or python -m MODULE", "Put the code in a file"
+        )
+    return list(words[:end])

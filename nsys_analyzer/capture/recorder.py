@@ -19,6 +19,7 @@ import os
 import runpy
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ from nsys_analyzer.capture.recorder_hooks import Ranges, install
 from nsys_analyzer.errors import ExportError, NsysAnalyzerError
 
 if TYPE_CHECKING:
+    from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import profile
 
 NOTHING_RECORDED = 4
@@ -42,7 +44,8 @@ class Recorder:
 
     Args:
         output: the trace to write, ``.json.gz``; it appears whole, when the recording stops.
-        memory: record what PyTorch's allocator gives out and takes back, too.
+        memory: record what PyTorch's allocator gives out and takes back, too; ranges and operators are then those
+            of the thread that starts the recording and of autograd's alone, not of every thread.
         whole_program: the program's own starts and stops count for nothing.
     """
 
@@ -118,9 +121,22 @@ def _prepared(*, memory: bool) -> profile:
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    prepared = profile(activities=activities, profile_memory=memory)
-    prepared.prepare_trace()
+    threads = None if memory else _all_threads()  # PyTorch's profiler of all threads sees no memory
+    prepared = profile(activities=activities, profile_memory=memory, experimental_config=threads)
+    with warnings.catch_warnings():  # of several recordings, of which there is one; the program's log is its own
+        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+        prepared.prepare_trace()
     return prepared
+
+
+def _all_threads() -> _ExperimentalConfig | None:
+    """The wish to record every thread of the program, not its first and autograd's alone; older PyTorch cannot."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    try:
+        return _ExperimentalConfig(profile_all_threads=True)
+    except TypeError:  # an argument that it does not know
+        return None
 
 
 def _ends(trace: Path) -> bool:

@@ -7,6 +7,7 @@ A program marks its ranges with ``torch.cuda.nvtx`` (or the ``nvtx`` package), a
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -36,7 +37,7 @@ class Ranges:
         self._record_function: Callable[[str], AbstractContextManager[Any]] = record_function
         self._local = threading.local()
         self._started: dict[int, AbstractContextManager[Any] | None] = {}
-        self._handle = 0
+        self._handles = itertools.count(1)  # threads share it, and its next is atomic
 
     @property
     def _stack(self) -> list[AbstractContextManager[Any] | None]:
@@ -63,9 +64,9 @@ class Ranges:
 
     def start(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
         """Open a range that need not nest; returns the handle that closes it."""
-        self._handle += 1
-        self._started[self._handle] = self._opened(msg or message) if self._recorder.is_recording else None
-        return self._handle
+        handle = next(self._handles)
+        self._started[handle] = self._opened(msg or message) if self._recorder.is_recording else None
+        return handle
 
     def end(self, range_id: int) -> None:
         """Close the range of a handle; a second time is none."""
@@ -82,7 +83,7 @@ class Ranges:
         for one in reversed(stack):
             _close(one)
         stack[:] = [None] * len(stack)
-        for handle, one in self._started.items():
+        for handle, one in list(self._started.items()):  # other threads may be at it
             _close(one)
             self._started[handle] = None
 

@@ -6,7 +6,7 @@ import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
 
-from nsys_analyzer.capture.share_words import PrivateValues, is_telling, private_parts
+from nsys_analyzer.capture.share_words import PrivateValues, is_host, is_telling, private_parts
 
 #: Texts worth a look, wherever they are: blocks of variables, and paths that name a user.
 _WORTH_A_LOOK = (
@@ -41,7 +41,8 @@ def find_private(connection: sqlite3.Connection, columns_of: Mapping[str, tuple[
     texts += [value for _, value in (*properties, *variables)]
     found = {part for name, value in variables for part in private_parts(name, value)}
     found.update(part for text in texts for user in _HOME.findall(text) for part in private_parts("USER", user))
-    return PrivateValues.of(found, len({name for name, _ in variables if not name.startswith("-")}))
+    hosts = {part for name, value in variables if is_host(name) for part in private_parts(name, value)}
+    return PrivateValues.of(found, hosts, len({name for name, _ in variables if not name.startswith("-")}))
 
 
 def _texts(connection: sqlite3.Connection, table: str) -> Iterator[str]:

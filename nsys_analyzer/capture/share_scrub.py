@@ -15,7 +15,7 @@ MARK = "…"
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _NUMBERS = re.compile(rf"(?:{_ANNOTATION}[\d\[\](), ]*)+")
 #: A text with none of these holds nothing that a rule below looks for.
-_TELLING = re.compile(r"[@/\\=:.-]|[A-Za-z0-9]{12}|(?i:bearer)")
+_TELLING = re.compile(r"[@/\\=:.%-]|[A-Za-z0-9]{12}|(?i:bearer)")
 
 _NAME = r"[^\s/\\:;,\"'<>|()\[\]{}]"  # a letter of a file's name
 _SUFFIX = (
@@ -28,7 +28,10 @@ _PATH_STARTS = rf"(?:(?<![\w./])(?:{_FIRST}~{_NAME}*(?=/)|(?=(?:/+{_NAME}+){{2}}
 _HOMES = ("home", "Users")
 _SECRET = r"(?:passw(?:or)?d|passphrase|pwd|secret|credentials?)"
 _KEY = r"(?:key|token|auth|authorization|signature|key_?id)"
-_IS = r"[\"']?\s*(?:=|:(?!:))\s*[\"']?"  # and not the :: of a C++ name
+_IS = r"[\"']?\s*(?:=|%3D|:(?!:))\s*[\"']?"  # and not the :: of a C++ name
+#: Where a word begins and ends: beside what is no letter and no number, an underscore too, or behind ``%3D``.
+_BEGINS, _ENDS = r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2}))", r"(?![^\W_])"
+_DOMAIN = r"(?:[\w-]*(?:\.[\w-]+)+)?"  # and the rest of the host's own name before it: node17-ib0.example.org
 
 
 def _base_name(match: re.Match[str]) -> str:
@@ -67,12 +70,13 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"[\w.+%-]{1,64}@[\w-]+(?:\.[\w-]+)+"), MARK),
     (
         re.compile(
-            r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
+            r"(?:(?<![A-Za-z0-9])|(?<=%[0-9A-Fa-f]{2}))(?:hf_[A-Za-z0-9]{16,}|sk-[\w-]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}"
             r"|(?:glpat|pypi|nvapi|xox[abeoprs])-[\w-]{16,}|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{12,}|npm_[A-Za-z0-9]{16,}"
             r"|AIza[\w-]{20,}|ya29\.[\w-]{16,}|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?)"
         ),
         MARK,
     ),
+    (re.compile(rf"(?i)(?P<name>authorization{_IS}[a-z]+ +)(?P<value>[^\s\"',;]+)"), _value),  # Basic, Bearer, Token
     (re.compile(rf"(?i)(?P<name>{_SECRET}{_IS})(?P<value>[^\s\"',;&)]+)"), _value),
     (re.compile(rf"(?i)(?P<name>{_KEY}{_IS})(?P<value>[^\s\"',;&)]{{6,}})"), _value),
     (re.compile(r"(?i)(?P<name>--[\w-]{0,40}(?:key|token|secret|password)\s+[\"']?)(?P<value>[^\s\"']{3,})"), _value),
@@ -100,10 +104,11 @@ class Scrubber:
     """
 
     def __init__(self, private: PrivateValues) -> None:
-        self._wanted = [(value.lower(), re.compile(re.escape(value), re.I)) for value in private.values]
+        patterns = {value: re.escape(value) for value in private.values}
         # A word stands alone: the user "ann" is not in "channel". An underscore ends one, as in "ann_step".
-        alone = ((word, rf"(?<![^\W_]){re.escape(word)}(?![^\W_])") for word in private.words)
-        self._wanted += [(word.lower(), re.compile(pattern, re.I)) for word, pattern in alone]
+        patterns |= {word: f"{_BEGINS}{re.escape(word)}{_ENDS}" for word in private.words}
+        patterns |= {host: patterns[host] + _DOMAIN for host in private.hosts}
+        self._wanted = [(value.lower(), re.compile(pattern, re.I)) for value, pattern in patterns.items()]
         self._known: dict[str, str] = {}
         self.changed: set[str] = set()
 

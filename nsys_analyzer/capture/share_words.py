@@ -15,7 +15,8 @@ _SHORTEST_PART = 8
 
 #: Variables that hold a secret, and those that name a person or a machine, by their own names.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH|COOKIE|SIGNATURE|_PWD", re.I)
-_PERSON = re.compile(r"USER|LOGNAME|HOST(?!TYPE|CC|CXX)|NODE_?(?:NAME|LIST)|CLUSTER|MAIL|AUTHOR|OWNER|ACCOUNT", re.I)
+_HOST = re.compile(r"HOST(?!TYPE|CC|CXX)|NODE_?(?:NAME|LIST)|CLUSTER", re.I)
+_PERSON = re.compile(rf"USER|LOGNAME|{_HOST.pattern}|MAIL|AUTHOR|OWNER|ACCOUNT", re.I)
 
 #: Words of settings that many machines share; those of phases and kernels come to them.
 _COMMON_WORDS = """
@@ -39,19 +40,22 @@ _PATHS = re.compile(rf"~?(?:/{_PATH_NAME}){{2,}}/?(?::~?(?:/{_PATH_NAME}){{2,}}/
 class PrivateValues:
     """What is looked for in every text: ``values`` wherever they stand, ``words`` where they stand alone.
 
-    ``variables`` counts the environment variables they come from.
+    ``hosts`` are those of both that name a machine: with them goes the domain behind them. ``variables`` counts the
+    environment variables they all come from.
     """
 
     values: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    hosts: frozenset[str] = frozenset()
     variables: int = 0
 
     @staticmethod
-    def of(found: set[str], variables: int) -> PrivateValues:
+    def of(found: set[str], hosts: set[str], variables: int) -> PrivateValues:
         """Sorts what was found, longest first, so that a part does not hide the whole."""
         order = sorted(found, key=lambda value: (-len(value), value))
         words = tuple(value for value in order if _stands_alone(value))
-        return PrivateValues(tuple(value for value in order if not _stands_alone(value)), words, variables)
+        values = tuple(value for value in order if not _stands_alone(value))
+        return PrivateValues(values, words, frozenset(hosts), variables)
 
 
 def _stands_alone(value: str) -> bool:
@@ -90,6 +94,11 @@ def _is_ordinary_word(word: str) -> bool:
 def is_telling(name: str) -> bool:
     """Whether the name of a variable or an option speaks of a secret, a person or a machine."""
     return bool(_SECRET.search(name) or _PERSON.search(name))
+
+
+def is_host(name: str) -> bool:
+    """Whether the name of a variable says that it names a machine."""
+    return bool(_HOST.search(name))
 
 
 def private_parts(name: str, value: str) -> Iterator[str]:

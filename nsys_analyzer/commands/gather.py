@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.capture.kineto_origin import is_current, is_made_from
 from nsys_analyzer.capture.manifest import Manifest, find_manifest, manifests_without_trace
 from nsys_analyzer.capture.placement import TRACE_SUFFIXES, trace_stem
 from nsys_analyzer.capture.timings import Timings
@@ -76,23 +77,17 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """A report and its export are one capture: the report file stands for both, its export is reused."""
+    """A trace and the SQLite file made from it are one capture; where the trace is newer, it stands for both."""
     places = [folder, *sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))]
     files = [p for place in places for p in sorted(place.iterdir()) if _is_trace(p)]
-    reports = {path.with_name(trace_stem(path)) for path in files if path.suffix != ".sqlite"}
-    exported = {path.with_name(trace_stem(path)) for path in files if path.suffix == ".sqlite"}
-    keep_report = reports - {stem for stem in reports & exported if not _is_stale(stem)}
-    return [p for p in files if (p.suffix == ".sqlite") != (p.with_name(trace_stem(p)) in keep_report)]
+    made = {path.with_name(trace_stem(path)): path for path in files if path.suffix == ".sqlite"}
+    pairs = [(made.get(p.with_name(trace_stem(p))), p) for p in files if p.suffix != ".sqlite"]
+    replaced = {trace if is_current(one, trace) else one for one, trace in pairs if one and is_made_from(one, trace)}
+    return [path for path in files if path not in replaced]
 
 
 def _is_trace(path: Path) -> bool:
     return path.name.endswith(TRACE_SUFFIXES) and path.is_file()
-
-
-def _is_stale(stem: Path) -> bool:
-    of_one_name = [p for suffix in TRACE_SUFFIXES if (p := stem.parent / f"{stem.name}{suffix}").exists()]
-    export, *reports = of_one_name  # the suffix of an export comes first
-    return any(report.stat().st_mtime > export.stat().st_mtime for report in reports)
 
 
 def gather(

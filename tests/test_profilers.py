@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.capture.process import Ended
+from nsys_analyzer.capture.profile import ProfileOptions
+from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.trace.trace import Trace
+from tests.sweeping import make_recording_nsys
+
+OUTPUT = ["-m", "nsys_analyzer.capture.recorder", "--output", "out/capture.json.gz"]
+
+
+@pytest.mark.parametrize(
+    ("program", "before", "after"),
+    [
+        (["python", "train.py", "-u"], [], ["train.py", "-u"]),
+        (["/usr/bin/python3.12", "-m", "my.trainer", "--lr", "1"], [], ["-m", "my.trainer", "--lr", "1"]),
+        (["python", "-u", "-X", "dev", "-W", "error", "train.py"], ["-u", "-X", "dev", "-W", "error"], ["train.py"]),
+        (["python", "-Xdev", "-m", "trainer"], ["-Xdev"], ["-m", "trainer"]),
+    ],
+)
+def test_the_recorder_takes_the_scripts_place(program: list[str], before: list[str], after: list[str]) -> None:
+    command = TorchProfiler().command(program, Path("out"))
+    assert command == [program[0], *before, *OUTPUT, "--", *after]
+
+
+def test_what_the_recorder_is_told() -> None:
+    command = TorchProfiler(memory=True, whole_program=True).command(["python", "train.py"], Path("out"))
+    assert command[5:] == ["--memory", "--whole-program", "--", "train.py"]
+
+
+@pytest.mark.parametrize("words", [[], ["-u"], ["-X"], ["-c", "pass"], ["-u", "-c", "pass"], ["-"]])
+def test_no_script(words: list[str]) -> None:
+    with pytest.raises(ConfigurationError, match="runs scripts and modules"):
+        TorchProfiler().command(["python", *words], Path())
+
+
+@pytest.mark.parametrize("program", ["./train.py", "torchrun", "bash"])
+def test_no_python(program: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"runs Python programs, and {program} is none. Start it with python"):
+        TorchProfiler().command([program, "train.py"], Path())
+
+
+def recorder(folder: Path, code: str) -> tuple[str, str]:
+    """A program that takes the recorder's place: a module of its name, found first."""
+    module = folder / "nsys_analyzer/capture/recorder.py"
+    module.parent.mkdir(parents=True)
+    module.write_text(f"import gzip, pathlib, sys\noutput = pathlib.Path(sys.argv[2])\n{code}")
+    return sys.executable, "train.py"
+
+
+EVENTS = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("code", "ended", "kept"),
+    [
+        (f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r}))", Ended("ok"), True),
+        (
+            f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r})); sys.exit('it broke')",
+            Ended("failed", "exit code 1: it broke"),
+            True,
+        ),
+        ("sys.exit('it broke')", Ended("failed", "exit code 1: it broke"), False),
+    ],
+)
+def test_what_was_recorded_is_converted(
+    code: str, ended: Ended, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = recorder(tmp_path / "code", code)
+    monkeypatch.chdir(tmp_path / "code")
+    out = tmp_path / "out"
+    out.mkdir()
+    assert TorchProfiler().record(program, out, out / "log", 30) == ended
+    assert (out / "capture.sqlite").is_file() == kept
+    if kept:
+        assert Trace.load(out / "capture.sqlite").operations.names == ("aten::mm",)
+
+
+def test_a_trace_that_cannot_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = recorder(tmp_path / "code", "output.write_bytes(gzip.compress(b'{'))")
+    monkeypatch.chdir(tmp_path / "code")
+    ended = TorchProfiler().record(program, tmp_path, tmp_path / "log", 30)
+    assert ended.status == "failed"
+    assert ended.message
+    assert str(tmp_path / "capture.json.gz") in ended.message
+    with gzip.open(tmp_path / "capture.json.gz") as kept:
+        assert kept.read() == b"{"  # what there is stays
+
+
+def record_with_nsys(folder: Path, program: tuple[str, ...], timeout_s: float = 30, **does: str) -> Ended:
+    nsys = Nsys(make_recording_nsys(folder, **does), "2022.4.2.1")
+    profiler = NsysProfiler(nsys, ProfileOptions(capture_range=False))
+    out = folder / "out"
+    out.mkdir()
+    return profiler.record(program, out, out / "log", timeout_s)
+
+
+def test_a_crash_under_nsys_keeps_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
+    ended = record_with_nsys(tmp_path, ("sh", "-c", "echo 'ValueError: NaN' >&2; exit 9"))
+    assert ended == Ended("failed", "exit code 9: ValueError: NaN")
+    assert (tmp_path / "out/capture.sqlite").is_file()
+
+
+def test_a_time_out_under_nsys_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
+    assert record_with_nsys(tmp_path, ("sleep", "60"), 0.3) == Ended("timeout", "stopped after 0.3 s")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"log"}
+
+
+def test_an_export_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
+    ended = record_with_nsys(tmp_path, ("true",), 1, export="sleep 60")
+    assert ended.status == "failed"
+    assert ended.message
+    assert ended.message.startswith(f"nsys export of {tmp_path}/out/capture.nsys-rep was stopped after 1 s")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"capture.nsys-rep", "log"}
