@@ -119,7 +119,14 @@ class Desk:
 
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """The command in a process of its own, started here."""
-        code = "import sys; sys.argv[0] = 'nsys-analyze'; from nsys_analyzer.cli import main; main()"
+        code = (
+            "import sys; sys.argv[0] = 'nsys-analyze'\n"
+            "from nsys_analyzer.cli import main\n"
+            "from nsys_analyzer.commands import run_plan\n"
+            "run_plan.torch_version = lambda: '2.13.0'  # the fake target needs none\n"
+            "run_plan.gpu_count = lambda: 0\n"
+            "main()"
+        )
         return subprocess.Popen(
             [sys.executable, "-I", "-c", code, "run", *arguments], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},

@@ -96,3 +96,29 @@ run_logged({python(STUBBORN)!r}, Path({str(log)!r}), None)
     _, errors = running.communicate(timeout=20)
     assert b"KeyboardInterrupt" in errors
     assert gone(int(log.read_text()))
+
+
+def test_what_leaves_the_group_is_ended_too(tmp_path: Path) -> None:
+    """As nsys's target does, which gets a session of its own."""
+    log = tmp_path / "log"
+    leaving = "import os, signal, time; os.setsid(); signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    code = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {leaving + "; print('on', flush=True); time.sleep(60)"!r}],
+                         stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(60)
+"""
+    assert run_logged(python(code), log, 1.5).status == "timeout"
+    assert gone(int(log.read_text()))
+
+
+@pytest.mark.parametrize(("code", "status"), [("import os; os.kill(os.getpid(), 9)", "oom"), ("exit(1)", "failed")])
+def test_only_what_was_killed_was_killed_for_memory(
+    code: str, status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The counter is the whole system's: it rises for others, too."""
+    counts = iter([4, 5])
+    monkeypatch.setattr("nsys_analyzer.capture.process._oom_kills", lambda: next(counts))
+    assert run_logged(python(code), tmp_path / "log", None).status == status

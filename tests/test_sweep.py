@@ -195,3 +195,38 @@ def test_two_sweeps_in_one_folder(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):  # free again
         pass
+
+
+def test_timings_are_written_anew_from_what_is_there(tmp_path: Path) -> None:
+    """An earlier sweep may have been killed between a result and its timings."""
+    sweep([target("one")], tmp_path)
+    (tmp_path / "timings.csv").unlink()
+    half = tmp_path / ".two.part"
+    half.mkdir()
+    (half / "manifest.json").write_text((tmp_path / "one/manifest.json").read_text())  # not finished: no name yet
+    sweep([], tmp_path)
+    assert {row["capture"] for row in timings(tmp_path)} == {"one"}
+
+
+def test_a_target_that_writes_no_times_has_failed(tmp_path: Path) -> None:
+    silent = Target("silent", (sys.executable, "-c", "print('bye')"), DESCRIBED, timed=True)
+    ended, _ = sweep([silent], tmp_path, FakeProfiler())
+    assert ended == [Ended("failed", "it ended well and wrote no times: bye")]
+    assert timings(tmp_path)[0]["status"] == "failed"
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"name": "an app"}'])
+@pytest.mark.parametrize("resume", [True, False, None])
+def test_what_stands_in_a_targets_place_is_not_replaced(text: str | None, resume: bool | None, tmp_path: Path) -> None:
+    place = tmp_path / "one"
+    place.mkdir()
+    if text is not None:
+        (place / "manifest.json").write_text(text)
+    with pytest.raises(ConfigurationError, match=r"one is there, and .*Move it away, or name another --output-dir"):
+        remaining([target("one")], tmp_path, None, resume)
+
+
+def test_another_profiler_does_not_replace_what_one_recorded(tmp_path: Path) -> None:
+    sweep([target("one")], tmp_path, FakeProfiler())
+    with pytest.raises(ConfigurationError, match="one was recorded by nsys, which torch would replace"):
+        remaining([target("one")], tmp_path, FakeProfiler(name="torch"), resume=True)

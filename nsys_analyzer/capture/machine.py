@@ -40,19 +40,29 @@ def provenance(folder: Path) -> dict[str, str | bool]:
         "host_cpu": _cpu(),
         "driver": _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
         "git_commit": commit,
-        "git_dirty": bool(_answer("git", "-C", str(folder), "status", "--porcelain")) if commit else None,
+        "git_dirty": _is_dirty(folder) if commit else None,
     }
     return {key: value for key, value in known.items() if value is not None}
 
 
+def _is_dirty(folder: Path) -> bool | None:
+    """Whether tracked files differ from the commit: what a run writes is no change of the code."""
+    changes = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    return None if changes is None else bool(changes)
+
+
 def _answer(*command: str) -> str | None:
-    """The first line that a command prints; None where it is not there or fails."""
+    """The first line that a command prints; None where it is not there, fails or says nothing."""
+    return next(iter((_output(*command) or "").splitlines()), None)
+
+
+def _output(*command: str) -> str | None:
+    """What a command prints, without the space around it; None where it is not there or fails."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    lines = answer.stdout.strip().splitlines()
-    return lines[0].strip() if answer.returncode == 0 and lines else None
+    return answer.stdout.strip() if answer.returncode == 0 else None
 
 
 def _cpu() -> str | None:

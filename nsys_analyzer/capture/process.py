@@ -7,11 +7,14 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _GRACE_S = 5
+_MARK = "NSYS_ANALYZE_PROCESS"
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
@@ -28,34 +31,32 @@ class Ended:
     message: str | None = None
 
 
-def run_logged(
-    command: Sequence[str], log: Path, timeout_s: float | None, environment: Mapping[str, str] | None = None
-) -> Ended:
+def run_logged(command: Sequence[str], log: Path, timeout_s: float | None) -> Ended:
     """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
 
-    When the time is up, or on an interrupt, the whole group is terminated: a profiler's target too.
+    When the time is up, or on an interrupt, all that it started is ended, a profiler's target too.
 
     Raises:
-        KeyboardInterrupt: after the group is gone.
+        KeyboardInterrupt: after all of it is gone.
         OSError: the log cannot be written.
     """
-    killed_before = _oom_kills()
+    killed_before, mark = _oom_kills(), str(uuid.uuid4())
     with log.open("ab") as output:
         start = output.tell()
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})}, start_new_session=True,
+                env={**os.environ, _MARK: mark}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             return Ended("failed", f"{command[0]} cannot be run ({error.strerror})")
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
-            _end_group(process)
+            _end(process, mark)
             return Ended("timeout", f"stopped after {timeout_s:g} s")
         except BaseException:  # an interrupt: what was started must not outlive it
-            _end_group(process)
+            _end(process, mark)
             raise
     return _ended(code, log, start, starved=_oom_kills() > killed_before)
 
@@ -65,20 +66,42 @@ def last_lines(log: Path, lines: int = 3) -> str:
     return " | ".join([line.strip() for line in _tail(log, 0).splitlines() if line.strip()][-lines:])
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Terminates the process's group, and kills what does not listen."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):  # nobody is left
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_S)
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """Terminates the process's group, and kills what does not listen; a second interrupt kills at once.
+
+    nsys puts its target into a session of its own: what carries the mark in its environment is killed, too.
+    """
+    try:
+        _signal_group(process, signal.SIGTERM)
+    finally:
+        _signal_group(process, signal.SIGKILL)
+        for pid in _marked(mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[int]:
+    """The processes that were started with the mark in their environment. Source: ``/proc``, on Linux."""
+    pids = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
+            if mark.encode() in path.read_bytes():
+                pids.append(int(path.parent.name))
+    return pids
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
+        os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
 
 
 def _ended(code: int, log: Path, start: int, *, starved: bool) -> Ended:
     if code == 0:
         return Ended("ok")
     said = _tail(log, start)
-    if starved:
+    if starved and code in _KILLED:
         return Ended("oom", "the system ran out of memory and killed it")
     found = [line.strip() for line in said.splitlines() if _OUT_OF_MEMORY.search(line)]
     if found:

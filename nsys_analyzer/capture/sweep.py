@@ -20,15 +20,17 @@ from typing import Any
 
 from nsys_analyzer.capture.machine import provenance
 from nsys_analyzer.capture.manifest import SCHEMA_VERSION
-from nsys_analyzer.capture.process import Ended, run_logged
+from nsys_analyzer.capture.process import Ended, last_lines, run_logged
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.targets import Target
-from nsys_analyzer.capture.timings_file import write_timings
+from nsys_analyzer.capture.timings_file import NAME as TIMINGS
+from nsys_analyzer.capture.timings_file import is_from_a_sweep, write_timings
 from nsys_analyzer.errors import ConfigurationError
 
 MANIFEST = "manifest.json"
 _LOG = "target.log"
 _LOCK = ".lock"
+_ELSEWHERE = "Move it away, or name another --output-dir"
 #: Ends after which a configuration is not run again: more memory is not going to appear.
 _FINAL = ("ok", "oom")
 
@@ -63,6 +65,7 @@ def run_sweep(
         OSError: the folder cannot be written.
     """
     where = {"schema_version": SCHEMA_VERSION, "run": command or None, **provenance(Path.cwd())}
+    write_timings(folder)  # of what is there: an earlier sweep may have ended just before it did so
     results = []
     for target in targets:
         before = time.monotonic()
@@ -110,6 +113,8 @@ def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, 
     ended = run_logged([*target.program, "--results", str(path)], part / _LOG, timeout_s)
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     path.unlink(missing_ok=True)
+    if ended.status == "ok" and not results.get("times_ms"):
+        return Ended("failed", f"it ended well and wrote no times: {last_lines(part / _LOG)}"), results
     status, message = results.pop("status", ended.status), results.pop("message", ended.message)
     return (Ended(status, message) if status == "oom" else ended), results
 
@@ -131,12 +136,17 @@ def _recorded(target: Target, profiler: Profiler | None) -> dict[str, str]:
 
 
 def _put_in_place(part: Path, place: Path) -> None:
-    """Gives a complete folder its name; what stood there goes only after that."""
+    """Gives a complete folder its name; what stood there goes only after that, and comes back if that fails."""
     old = part.with_suffix(".old")
     shutil.rmtree(old, ignore_errors=True)
     if place.exists():
         place.rename(old)
-    part.rename(place)
+    try:
+        part.rename(place)
+    except BaseException:
+        if old.exists() and not place.exists():
+            old.rename(place)
+        raise
     shutil.rmtree(old, ignore_errors=True)
 
 
@@ -151,11 +161,14 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
 
     Raises:
         ConfigurationError: results are there already and ``resume`` does not say what to do, or they are of
-            another program.
+            another program; or what would be replaced is none of a sweep's.
     """
+    timings = folder / TIMINGS
+    if timings.is_file() and not is_from_a_sweep(timings):
+        raise ConfigurationError(f"{timings} is none of a sweep's, and would be replaced", _ELSEWHERE)
+    there = {target.name: manifest for target in targets if (manifest := _finished(folder / target.name))}
     if resume is False:
         return list(targets)
-    there = {target.name: manifest for target in targets if (manifest := _finished(folder / target.name))}
     if there and resume is None:
         raise ConfigurationError(
             f"{folder / next(iter(there))} is there already",
@@ -165,24 +178,43 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
     todo = []
     for target in targets:
         manifest = there.get(target.name)
-        if manifest and manifest.get("command") != _command(target):
-            raise ConfigurationError(
-                f"{folder / target.name} was made with other options: {manifest.get('command')}",
-                "Give those, or another --output-dir, or --rerun",
-            )
-        if not manifest or manifest.get("status") not in _FINAL or manifest.get("profiler") != wanted:
+        if manifest:
+            _check_options(folder / target.name, manifest, _recorded(target, profiler))
+        recorded = manifest and wanted in ("none", manifest.get("profiler"))  # what was recorded was timed, too
+        if not manifest or not recorded or manifest.get("status") not in _FINAL:
             todo.append(target)
     return todo
 
 
+def _check_options(place: Path, manifest: dict[str, Any], now: dict[str, str]) -> None:
+    """Raises where a result was made with other options than now, or recorded by another profiler."""
+    both = {manifest["profiler"], now["profiler"]} - {"none"}
+    if len(both) > 1:
+        raise ConfigurationError(
+            f"{place} was recorded by {manifest['profiler']}, which {now['profiler']} would replace",
+            f"Give --profiler {manifest['profiler']}, or another --output-dir, or --rerun",
+        )
+    keys = ("command", "profile_command") if manifest["profiler"] == now["profiler"] else ("command",)
+    for made in (manifest.get(key) for key in keys if manifest.get(key) != now.get(key)):
+        raise ConfigurationError(
+            f"{place} was made with other options: {made}", "Give those, or another --output-dir, or --rerun"
+        )
+
+
 def _finished(place: Path) -> dict[str, Any] | None:
-    path = place / MANIFEST
-    if not path.is_file():
+    """The manifest in a configuration's place, None where nothing stands there.
+
+    Raises:
+        ConfigurationError: what stands there was made by somebody else, and must not be replaced.
+    """
+    if not place.exists():
         return None
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigurationError(f"{path} is no manifest ({error})", "Remove it, or use --rerun") from error
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{place} is there, and has no {MANIFEST} of a sweep", _ELSEWHERE) from error
+    if not isinstance(manifest, dict) or "profiler" not in manifest:
+        raise ConfigurationError(f"{place} is there, and its {MANIFEST} is none of a sweep's", _ELSEWHERE)
     return manifest
 
 

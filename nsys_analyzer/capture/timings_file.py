@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.models import mode_from_text
+from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.capture.targets import PHASES
 
 NAME = "timings.csv"
@@ -33,14 +34,26 @@ def write_timings(folder: Path) -> Path:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for path in sorted(folder.glob("*/manifest.json")):
+    for path in sorted(folder.glob("[!.]*/manifest.json")):  # what is hidden is not finished
+        writer.writerows(_rows(path.parent.name, _manifest(path)))
+    with made_whole(folder / NAME) as unfinished:
+        unfinished.write_text(text.getvalue(), encoding="utf-8")
+    return folder / NAME
+
+
+def is_from_a_sweep(path: Path) -> bool:
+    """Whether a file of timings was written here, and may be written anew."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().startswith(",".join(COLUMNS[:2]))
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The manifest, empty where the file is somebody else's: others call theirs so, too."""
+    try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        writer.writerows(_rows(path.parent.name, manifest))
-    target = folder / NAME
-    temporary = folder / f".{NAME}.part"
-    temporary.write_text(text.getvalue(), encoding="utf-8")
-    temporary.replace(target)
-    return target
+    except ValueError:
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
 
 
 def _rows(capture: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

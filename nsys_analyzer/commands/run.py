@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 from pathlib import Path
@@ -11,10 +12,20 @@ import click
 from click.core import ParameterSource
 
 from nsys_analyzer.commands.options import several
+from nsys_analyzer.errors import CaptureError
 from profiling_targets.config import ATTENTIONS, MODES, PRECISIONS
 
 if TYPE_CHECKING:
     from nsys_analyzer.commands.run_plan import Plan
+
+_NO_PLACE = "Make room there, or name another --output-dir; what was finished stays, and --resume goes on with it"
+
+
+def _a_time(_ctx: click.Context, _param: click.Parameter, seconds: float) -> float:
+    """Refuses what a comparison lets through."""
+    if math.isnan(seconds):
+        raise click.BadParameter("nan is no time to wait")
+    return seconds
 
 
 @click.command(
@@ -43,7 +54,7 @@ if TYPE_CHECKING:
 @click.option("--whole-program", is_flag=True, help="Record everything, not only from cudaProfilerStart to -Stop.")
 @click.option("--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
-              metavar="SECONDS", help="For each process.")  # fmt: skip
+              callback=_a_time, metavar="SECONDS", help="For each process.")  # fmt: skip
 @click.option("--output-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
               help="Where the results go.")  # fmt: skip
 @click.option("--resume/--rerun", default=None, help="Keep, or replace, the results that are there.")
@@ -79,7 +90,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.commands.writing import command_line, write_report
     from nsys_analyzer.report.terminal import print_answers
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's end is an interrupt too
+    _interrupt_at_the_end()
     try:
         with locked(folder):
             todo = remaining(plan.targets, folder, plan.profiler, resume)
@@ -89,7 +100,18 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     except KeyboardInterrupt:
         click.echo(f"Interrupted. What was finished is in {folder}; the same command with --resume goes on.", err=True)
         sys.exit(130)
+    except BrokenPipeError:
+        raise  # somebody stopped reading what is printed: no fault of the folder's
+    except OSError as error:
+        raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
     print_answers(built)
     click.echo(f"\n{folder / 'report.md'}")
     if any(one.status in ("failed", "timeout") for one in ended):
         sys.exit(1)
+
+
+def _interrupt_at_the_end() -> None:
+    """Makes the end that a scheduler or a closed terminal sends an interrupt: targets must not outlive it."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
+            signal.signal(number, signal.default_int_handler)

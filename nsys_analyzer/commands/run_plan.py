@@ -11,14 +11,16 @@ from typing import Any
 from nsys_analyzer.analysis.models import find_model, mode_from_text
 from nsys_analyzer.capture.doctor import importer_check
 from nsys_analyzer.capture.machine import gpu_count, torch_version
-from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.capture.nsys import Nsys, find_nsys, nsys_version
 from nsys_analyzer.capture.profile import ProfileOptions, profile_command
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler
 from nsys_analyzer.capture.targets import Sweep, Target, program_target
-from nsys_analyzer.errors import CaptureError, ConfigurationError
+from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 
 #: Context length, warm-up and measured steps by device: a step that takes a GPU 0.04 s takes a CPU 8.
 _DEFAULTS = {"cuda": (256, 5, 10), "cpu": (128, 1, 2)}
+_TRANSFORMERS_OWN = ("optimizer", "compiled", "cuda_graph", "warmup", "steps", "target_option")
+_PROFILERS_OWN = ("trace", "memory", "autograd_ranges", "whole_program", "nsys_option")
 _INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
 
@@ -53,14 +55,14 @@ def make_plan(options: Mapping[str, Any], given: Collection[str]) -> Plan:
         CaptureError: what is needed is not installed.
     """
     gpus = gpu_count()
-    profiler, notices = _profiler(options, gpus)
-    if options["program"]:
-        return Plan((_program(options, given),), profiler, notices)
-    device = options["device"] or ("cuda" if gpus and not _is_cpu_build() else "cpu")
-    if torch_version() is None:
-        raise CaptureError("The targets need PyTorch, which is not installed", _INSTALL_TORCH)
+    device = options["device"] or ("cuda" if gpus and (options["program"] or not _is_cpu_build()) else "cpu")
     if device == "cuda" and not gpus:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
+    profiler, notices = _profiler(options, given, device, gpus)
+    if options["program"]:
+        return Plan((_program(options, given, profiler),), profiler, notices)
+    if torch_version() is None:
+        raise CaptureError("The targets need PyTorch, which is not installed", _INSTALL_TORCH)
     sweep = _sweep(options, device)
     return Plan(sweep.targets(), profiler, (*notices, *_lighter(sweep, given)))
 
@@ -93,16 +95,34 @@ def _sweep(options: Mapping[str, Any], device: str) -> Sweep:
         optimizer=options["optimizer"],
         compile=options["compiled"],
         cuda_graph=options["cuda_graph"],
-        options=tuple(word for option in options["target_option"] for word in shlex.split(option)),
+        options=_words(options, "target_option"),
     )
 
 
-def _program(options: Mapping[str, Any], given: Collection[str]) -> Target:
+def _words(options: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """The words of an option that is passed on, as a shell splits them."""
+    try:
+        return tuple(word for text in options[name] for word in shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{_spelled(name)}: {error}", "Close the quotation mark") from error
+
+
+def _spelled(name: str) -> str:
+    return "--compile" if name == "compiled" else f"--{name.replace('_', '-')}"
+
+
+def _program(options: Mapping[str, Any], given: Collection[str], profiler: Profiler | None) -> Target:
     """The user's program, described by what was said of it on the command line."""
+    for name in _TRANSFORMERS_OWN:
+        if name in given:
+            raise ConfigurationError(f"{_spelled(name)} is for our transformer", "Give the program its own option")
+    if profiler is None:
+        raise ConfigurationError("--profiler none leaves nothing to do: it is our transformer that times itself")
+    profiler.command(options["program"], Path())  # it raises where this program cannot be recorded
     described: dict[str, Any] = {}
     for name in ("model", "context_length", "mode", "precision"):
         if name in given and len(options[name]) > 1:
-            raise ConfigurationError(f"--{name.replace('_', '-')} has several values for one program", "Give one")
+            raise ConfigurationError(f"{_spelled(name)} has several values for one program", "Give one")
         if name in given:
             described[name] = options[name][0]
     described |= {name: options[name] for name in ("batch_size", "attention") if name in given}
@@ -113,12 +133,15 @@ def _program(options: Mapping[str, Any], given: Collection[str]) -> Target:
     return program_target(options["program"], described)
 
 
-def _profiler(options: Mapping[str, Any], gpus: int) -> tuple[Profiler | None, tuple[str, ...]]:
+def _profiler(
+    options: Mapping[str, Any], given: Collection[str], device: str, gpus: int
+) -> tuple[Profiler | None, tuple[str, ...]]:
     """The profiler that was asked for, or the best that works here, and why."""
     asked = options["profiler"]
     if asked == "none":
+        _refuse(_PROFILERS_OWN, given, "for a profiler, and --profiler none is none")
         return None, ()
-    on_gpu = gpus > 0 and options["device"] != "cpu"
+    on_gpu = device == "cuda"
     nsys, lack = _usable_nsys() if asked != "torch" else (None, "")
     if asked == "nsys" and lack:
         raise CaptureError(lack, "nsys-analyze doctor says what mends it; or use --profiler torch")
@@ -126,21 +149,26 @@ def _profiler(options: Mapping[str, Any], gpus: int) -> tuple[Profiler | None, t
         return _nsys(options, nsys, on_gpu=on_gpu)
     if torch_version() is None:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", _INSTALL_TORCH)
-    _refuse_nsys_options(options)
+    _refuse(("trace", "autograd_ranges", "nsys_option"), given, "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(memory=options["memory"], whole_program=options["whole_program"])
     if asked == "torch":
         return recorder, ()
     if on_gpu:
         return recorder, (f"{lack} (nsys-analyze doctor says what mends it): torch.profiler records.",)
     seen = " nsys would see NVTX ranges alone;" if nsys else ""
-    return recorder, (f"No GPU:{seen} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
+    lead = "On the CPU:" if gpus else "No GPU:"
+    return recorder, (f"{lead}{seen} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
 
 
 def _usable_nsys() -> tuple[Nsys | None, str]:
     """The nsys of this machine, and what keeps it from being used, empty where nothing does."""
-    nsys = Nsys.find()
-    if nsys is None:
+    path = find_nsys()  # it raises where NSYS names no command: who set it wants no other
+    if path is None:
         return None, "There is no nsys here"
+    try:
+        nsys = Nsys(path, nsys_version(path))
+    except ExportError as error:
+        return None, error.message
     importer = importer_check(nsys)
     return nsys, importer.found if importer.status in ("missing", "broken") else ""
 
@@ -151,15 +179,15 @@ def _nsys(options: Mapping[str, Any], nsys: Nsys, *, on_gpu: bool) -> tuple[Prof
         capture_range=on_gpu and not options["whole_program"],  # nobody calls cudaProfilerStart without a GPU
         memory=options["memory"],
         autograd_ranges=options["autograd_ranges"],
-        extra=tuple(word for option in options["nsys_option"] for word in shlex.split(option)),
+        extra=_words(options, "nsys_option"),
     )
     profile_command(nsys, Path("capture.nsys-rep"), ("true",), profile)  # it raises where this nsys is too old
     notice = () if on_gpu else ("No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen.",)
     return NsysProfiler(nsys, profile), notice
 
 
-def _refuse_nsys_options(options: Mapping[str, Any]) -> None:
-    """What only nsys can do must not be left out in silence."""
-    for name in ("nsys_option", "autograd_ranges"):
-        if options[name]:
-            raise ConfigurationError(f"--{name.replace('_', '-')} is for nsys, and torch.profiler records here")
+def _refuse(names: Collection[str], given: Collection[str], why: str) -> None:
+    """What was asked for must not be left out in silence."""
+    for name in names:
+        if name in given:
+            raise ConfigurationError(f"{_spelled(name)} is {why}")

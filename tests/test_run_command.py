@@ -1,0 +1,693 @@
+"""``nsys-analyze run`` at the level of the command line, and every fault that can end a configuration."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.capture.manifest import read_manifest
+from nsys_analyzer.cli import main
+from nsys_analyzer.commands import run_plan
+from tests.sweeping import Desk, make_recording_nsys, wait_for
+from tests.test_nsys import make_command
+from tests.test_process import alive, gone
+
+FORWARD = ("--mode", "forward", "--context-length", "16")
+SMALL, MEDIUM, LARGE = (f"{model}_ctx16_forward_fp32" for model in ("small", "medium", "large"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int | str | None
+    out: str
+    err: str
+
+    def error(self) -> str:
+        """The one line of an error."""
+        line = self.err.splitlines()[-1]
+        assert (self.code, line[:7]) == (1, "Error: "), self.err
+        assert "Traceback" not in self.err
+        return line
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture(autouse=True)
+def nothing_around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No nsys or GPU of this machine counts, PyTorch is taken to be here, and the signals are as before."""
+    monkeypatch.setattr(run_plan, "find_nsys", lambda: Path(os.environ["NSYS"]) if "NSYS" in os.environ else None)
+    monkeypatch.setattr(run_plan, "gpu_count", lambda: 0)
+    monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0")
+    monkeypatch.delenv("NSYS", raising=False)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
+    desk = Desk.make(tmp_path / "desk")
+    monkeypatch.chdir(desk.folder)
+    return desk
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs the command as it is installed, in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["nsys-analyze", "run", *map(str, arguments)])
+        code: int | str | None = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = stop.code or 0
+        return Outcome(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
+def behave(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Tells the fake target what to do, by model."""
+    return lambda **code: monkeypatch.setenv("BEHAVIOUR", json.dumps(code))
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = make_recording_nsys(tmp_path)
+    monkeypatch.setenv("NSYS", str(path))
+    return path
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 512 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        pytest.skip(f"mount cannot be run: {error}")
+    if answer.returncode:
+        pytest.skip(f"no right to mount a small file system: {answer.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+# --- what a sweep leaves ---
+
+
+def test_timings_alone(desk: Desk, run: Run) -> None:
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none")
+    assert ended.code == 0, ended.err
+    assert desk.ran() == ["small timed", "medium timed"]
+    assert desk.left() == {SMALL, MEDIUM, "timings.csv", "report.md", ".lock"}
+    assert {path.name for path in (desk.runs / SMALL).iterdir()} == {"manifest.json", "target.log"}
+    assert desk.timings() == [(name, phase, "ok") for name in (MEDIUM, SMALL) for phase in ("forward", "step")]
+    report = (desk.runs / "report.md").read_text()
+    assert "step 3.00" in report  # the mean step of 2 and 4 ms
+    assert ended.out.splitlines()[-1] == "runs/report.md"
+
+
+@pytest.mark.usefixtures("nsys")
+def test_timings_and_a_trace(desk: Desk, run: Run) -> None:
+    ended = run("--model", "small", *FORWARD, "--profiler", "nsys")
+    assert ended.code == 0, ended.err
+    assert desk.ran() == ["small timed", "small profiled"]
+    assert {path.name for path in (desk.runs / SMALL).iterdir()} == {
+        "capture.nsys-rep", "capture.sqlite", "manifest.json", "target.log",
+    }  # fmt: skip
+    said = read_manifest(desk.runs / SMALL / "manifest.json")
+    assert (said.status, said.profiler, said.nsys) == ("ok", "nsys", "2022.4.2.1")
+    configuration = said.configuration()
+    assert configuration.model
+    # FLOPs need no dimension typed: the target told its own, which are none of the model's that was asked for
+    assert (configuration.model.d_model, configuration.model.num_layers, configuration.batch_size) == (64, 2, 4)
+    assert "No GPU: nsys records NVTX ranges alone" in ended.err
+    assert "FLOP" in (desk.runs / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("nsys")
+@pytest.mark.parametrize("name", ["a b'c", "ünï%h", "deep/er/still", "./here/"])
+def test_output_folders_of_all_sorts(name: str, desk: Desk, run: Run) -> None:
+    ended = run("--model", "2.7B", *FORWARD, "--profiler", "nsys", "--output-dir", name)
+    assert ended.code == 0, ended.err
+    place = desk.folder / name
+    assert (place / "2.7B_ctx16_forward_fp32/capture.sqlite").is_file()
+    assert ended.out.splitlines()[-1] == str(Path(name) / "report.md")
+
+
+def test_an_output_folder_that_holds_other_things(desk: Desk, run: Run) -> None:
+    mine = {
+        "notes.txt": "mine",
+        "app/manifest.json": '["an icon"]',
+        "odd/manifest.json": '{"name": "an app"}',
+    }
+    for name, text in mine.items():
+        (desk.runs / name).parent.mkdir(parents=True, exist_ok=True)
+        (desk.runs / name).write_text(text)
+    (desk.runs / ".lock").write_text("99999")  # of a sweep that was killed
+    (desk.runs / f".{SMALL}.part").mkdir()
+    (desk.runs / f".{SMALL}.part/manifest.json").write_text("{}")
+    ended = run("--model", "small", *FORWARD, "--profiler", "none")
+    assert {row[0] for row in desk.timings()} == {SMALL}
+    assert {name: (desk.runs / name).read_text() for name in mine} == mine
+    assert f".{SMALL}.part" not in desk.left()
+    assert "Traceback" not in ended.err
+
+
+@pytest.mark.parametrize("resume", ["--resume", "--rerun", None])
+def test_what_no_sweep_made_is_not_replaced(resume: str | None, desk: Desk, run: Run) -> None:
+    thesis = desk.runs / SMALL / "thesis.tex"
+    thesis.parent.mkdir(parents=True)
+    thesis.write_text("years of work")
+    words = [resume] if resume else []
+    error = run("--model", "small", *FORWARD, "--profiler", "none", *words).error()
+    assert error == (
+        f"Error: runs/{SMALL} is there, and has no manifest.json of a sweep. Move it away, or name another --output-dir"
+    )
+    assert thesis.read_text() == "years of work"
+    assert desk.ran() == []
+
+
+def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None:
+    desk.runs.mkdir()
+    (desk.runs / "timings.csv").write_text("model,context_length,forward_ms\nsmall,16,2.5\n")
+    error = run("--model", "small", *FORWARD, "--profiler", "none").error()
+    assert "runs/timings.csv is none of a sweep's, and would be replaced" in error
+    assert "2.5" in (desk.runs / "timings.csv").read_text()
+
+
+# --- what is refused before anything runs ---
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "small,huge"), "Error: Unknown model 'huge'. Known models: small, medium, "),
+        (("--device", "cuda"), "Error: --device cuda: CUDA sees no GPU here. nsys-analyze doctor says what is missing"),
+        (("--target-option", "it's"), "Error: --target-option: No closing quotation. Close the quotation mark"),
+        (("--profiler", "nsys"), "Error: There is no nsys here. nsys-analyze doctor says what mends it; or use --prof"),
+        (("--autograd-ranges",), "Error: --autograd-ranges is for nsys, and torch.profiler records here"),
+        (("--nsys-option=-b none",), "Error: --nsys-option is for nsys, and torch.profiler records here"),
+        (("--trace", "cuda"), "Error: --trace is for nsys, and torch.profiler records here"),
+        (("--profiler", "none", "--memory"), "Error: --memory is for a profiler, and --profiler none is none"),
+        (("--profiler", "none", "--", "python", "a.py"), "Error: --profiler none leaves nothing to do: "),
+        (("--steps", "3", "--", "python", "a.py"), "Error: --steps is for our transformer. Give the program its own"),
+        (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),
+        (("--model", "small,medium", "--", "python", "a.py"), "Error: --model has several values for one program"),
+        (("--", "./train.sh"), "Error: The torch recorder runs Python programs, and ./train.sh is none"),
+        (("--", "python", "-c", "pass"), "Error: The torch recorder runs scripts and modules"),
+        (("--", "python", "-u"), "Error: The torch recorder runs scripts and modules"),
+    ],
+)
+def test_refused(words: tuple[str, ...], said: str, desk: Desk, run: Run) -> None:
+    assert run(*words).error().startswith(said)
+    assert not desk.runs.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", ","), "give at least one value"),
+        (("--context-length", "0"), "0 is not in the range x>=1"),
+        (("--context-length", "128,many"), "'many' is not a valid integer"),
+        (("--mode", "train,sleep"), "'sleep' is not one of"),
+        (("--steps", "0"), "0 is not in the range x>=1"),
+        (("--timeout", "0"), "0.0 is not in the range x>0"),
+        (("--timeout", "nan"), "nan is no time to wait"),
+    ],
+)
+def test_refused_by_the_parser(words: tuple[str, ...], said: str, desk: Desk, run: Run) -> None:
+    ended = run(*words)
+    assert (ended.code, ended.out) == (2, "")
+    assert said in ended.err
+    assert not desk.runs.exists()
+
+
+def test_a_dry_run_writes_nothing(desk: Desk, run: Run, nsys: Path) -> None:
+    ended = run("--model", "small,medium,small", *FORWARD, "--profiler", "nsys", "--dry-run", "--warmup", "0")
+    assert ended.code == 0
+    heads = [line for line in ended.out.splitlines() if line.startswith("# ")]
+    assert heads == [f"# {SMALL}", f"# {MEDIUM}"]
+    _, timed, profiled, *_ = ended.out.splitlines()
+    assert timed.endswith("--model small --context-length 16 --mode forward --precision fp32 "
+                          "--device cpu --steps 2 --warmup 0")  # fmt: skip
+    assert profiled == f"{nsys} profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace=node " \
+        f"--force-overwrite=true --output=runs/{SMALL}/capture {timed}"  # fmt: skip
+    assert not desk.runs.exists()
+    assert desk.ran() == []
+
+
+def test_a_dry_run_of_a_program(desk: Desk, run: Run) -> None:
+    ended = run("--dry-run", "--memory", "--", "python3", "-X", "dev", "-u", "src/train.py", "--lr", "1")
+    assert ended.out.splitlines() == [
+        "# train",
+        "python3 -X dev -u -m nsys_analyzer.capture.recorder --output runs/train/capture.json.gz --memory "
+        "-- src/train.py --lr 1",
+    ]
+    assert not desk.runs.exists()
+
+
+# --- nsys ---
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_plan, "gpu_count", lambda: 1)
+    monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0+cu130")
+
+
+def test_an_nsys_too_old_for_what_was_asked(desk: Desk, run: Run, nsys: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch)
+    assert run("--autograd-ranges").error() == (
+        f"Error: {nsys} is nsys 2022.4.2.1 and knows no --pytorch. "
+        "Install Nsight Systems 2025.3 or newer, or leave the autograd ranges out"
+    )
+    assert not desk.runs.exists()
+
+
+def test_an_nsys_too_old_at_all(desk: Desk, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_a_gpu(monkeypatch)
+    old = make_recording_nsys(tmp_path, lacking="--capture-range-end")
+    monkeypatch.setenv("NSYS", str(old))
+    error = run().error()
+    assert f"{old} is nsys 2022.4.2.1 and knows no --capture-range-end. Install a newer Nsight Systems: http" in error
+    assert not desk.runs.exists()
+
+
+def binary_nsys(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An nsys that is no script which knows where the real one is: a bash, which prints a version as nsys does."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash here")
+    path = folder / "target-linux-x64/nsys"
+    path.parent.mkdir()
+    shutil.copy(bash, path)
+    monkeypatch.setenv("NSYS", str(path))
+    return path
+
+
+def test_an_importer_that_is_missing(desk: Desk, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nsys = binary_nsys(tmp_path, monkeypatch)
+    assert run("--profiler", "nsys").error() == (
+        f"Error: no QdstrmImporter belongs to {nsys}. nsys-analyze doctor says what mends it; or use --profiler torch"
+    )
+    on_a_gpu(monkeypatch)
+    notice = run("--dry-run").err.splitlines()[0]
+    assert notice == (
+        f"no QdstrmImporter belongs to {nsys} (nsys-analyze doctor says what mends it): torch.profiler records."
+    )
+    assert not desk.runs.exists()
+
+
+def test_an_importer_without_its_library(desk: Desk, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    binary_nsys(tmp_path, monkeypatch)
+    said = "error while loading shared libraries: libdw.so.1: cannot open shared object file"
+    importer = make_command(tmp_path / "host-linux-x64/QdstrmImporter", f"echo '{said}' >&2; exit 127")
+    error = run("--profiler", "nsys").error()
+    assert error.startswith(f"Error: {importer} ")
+    assert "libdw.so.1" in error
+    assert not desk.runs.exists()
+
+
+def test_an_nsys_that_prints_no_version_is_not_needed_on_a_cpu(
+    desk: Desk, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = make_command(tmp_path / "nsys", "echo 'cannot execute' >&2; exit 126")
+    monkeypatch.setenv("NSYS", str(broken))
+    assert run("--dry-run").code == 0
+    assert run("--profiler", "nsys").error().startswith(f"Error: {broken} --version prints no version. ")
+    assert not desk.runs.exists()
+
+
+def test_an_export_that_fails(desk: Desk, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nsys = make_recording_nsys(tmp_path, export="echo 'Exporter crashed' >&2; exit 5")
+    monkeypatch.setenv("NSYS", str(nsys))
+    ended = run("--model", "small", *FORWARD, "--profiler", "nsys")
+    assert ended.code == 1
+    said = desk.manifest(SMALL)
+    assert (said["status"], said["timings"]["status"]) == ("failed", "ok")
+    assert said["message"] == (
+        f"nsys export failed: Exporter crashed. Try it by hand: nsys export --type sqlite runs/{SMALL}/capture.nsys-rep"
+    )
+    assert "Exporter crashed" in (desk.runs / "report.md").read_text()
+
+
+def test_a_range_that_never_opens(desk: Desk, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nsys = make_recording_nsys(tmp_path, after='printf "Generated:\\n\\tNo reports were generated\\n"')
+    monkeypatch.setenv("NSYS", str(nsys))
+    ended = run("--profiler", "nsys", "--", "/bin/true")
+    assert ended.code == 1
+    assert "true: failed after 0 s, nsys recorded nothing, for no capture range was opened" in ended.err
+    assert "--whole-program" in desk.manifest("true")["message"]
+
+
+# --- how configurations end ---
+
+
+def test_a_crash_at_import(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
+    behave(medium="import no_such_module")
+    ended = run("--model", "small,medium,large", *FORWARD, "--profiler", "none")
+    assert ended.code == 1
+    assert desk.ran() == ["small timed", "medium timed", "large timed"]
+    message = "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"
+    assert f"{MEDIUM}: failed after 0 s, {message}" in ended.err.splitlines()
+    assert desk.manifest(MEDIUM)["message"] == message
+    assert {row for row in desk.timings() if row[1] == "step"} == {
+        (SMALL, "step", "ok"), (MEDIUM, "step", "failed"), (LARGE, "step", "ok"),
+    }  # fmt: skip
+    assert "No module named 'no_such_module'" in (desk.runs / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("nsys")
+def test_a_crash_in_the_middle_of_a_capture_keeps_what_was_recorded(
+    desk: Desk, run: Run, behave: Callable[..., None]
+) -> None:
+    behave(small="timed or os.kill(os.getpid(), 11)")
+    ended = run("--model", "small", *FORWARD, "--profiler", "nsys")
+    assert ended.code == 1
+    said = desk.manifest(SMALL)
+    assert (said["status"], said["timings"]["status"]) == ("failed", "ok")
+    assert (desk.runs / SMALL / "capture.sqlite").is_file()
+    assert {row[2] for row in desk.timings()} == {"ok"}  # the times are of the run before
+    assert "failed" in (desk.runs / "report.md").read_text()
+
+
+OOM = "CUDA out of memory. Tried to allocate 216.00 MiB. " + "GPU 0 has a total capacity of 139.80 GiB. " * 20
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (f"results |= dict(status='oom', message={OOM!r}, times_ms={{}}); write(); sys.exit(3)", OOM),
+        (f"raise RuntimeError({OOM!r})", f"RuntimeError: {OOM}".strip()),
+        ("bytearray(1 << 60)", "MemoryError"),
+    ],
+)
+def test_out_of_memory(code: str, message: str, desk: Desk, run: Run, behave: Callable[..., None]) -> None:
+    behave(medium=code)
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none")
+    assert ended.code == 0, ended.err  # it is an answer
+    said = desk.manifest(MEDIUM)
+    assert (said["status"], said["message"]) == ("oom", message)
+    (line,) = [line for line in ended.err.splitlines() if line.startswith(f"{MEDIUM}: oom")]
+    assert len(line) < 400  # a terminal's worth; the manifest has the rest
+    assert desk.timings()[:2] == [(MEDIUM, "forward", "oom"), (MEDIUM, "step", "oom")]
+    again = run("--model", "small,medium", *FORWARD, "--profiler", "none", "--resume")
+    assert again.code == 0
+    assert "2 of 2 configurations are finished already." in again.out
+    assert desk.ran() == ["small timed", "medium timed"]
+
+
+def test_a_time_out_of_the_timing_run(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
+    behave(small="time.sleep(60)")
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none", "--timeout", "0.7")
+    assert ended.code == 1
+    assert [desk.manifest(name)["status"] for name in (SMALL, MEDIUM)] == ["timeout", "ok"]
+    assert desk.manifest(SMALL)["message"] == "stopped after 0.7 s"
+    assert all(gone(pid) for pid in desk.pids())
+
+
+def test_a_time_out_shorter_than_the_start(desk: Desk, run: Run) -> None:
+    assert run("--model", "small", *FORWARD, "--profiler", "none", "--timeout", "0.001").code == 1
+    assert desk.timings() == [(SMALL, "forward", "timeout"), (SMALL, "step", "timeout")]
+
+
+@pytest.mark.usefixtures("nsys")
+def test_a_time_out_of_the_profiled_run(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
+    behave(small="timed or time.sleep(60)")
+    ended = run("--model", "small", *FORWARD, "--profiler", "nsys", "--timeout", "0.7")
+    assert ended.code == 1
+    said = desk.manifest(SMALL)
+    assert (said["status"], said["timings"]["status"]) == ("timeout", "ok")
+    assert {row[2] for row in desk.timings()} == {"ok"}
+    assert all(gone(pid) for pid in desk.pids())
+
+
+def test_what_failed_is_tried_again_and_what_ended_well_is_not(
+    desk: Desk, run: Run, behave: Callable[..., None]
+) -> None:
+    behave(medium="sys.exit('no license')")
+    words = ("--model", "small,medium", *FORWARD, "--profiler", "none")
+    assert run(*words).code == 1
+    assert "--resume keeps what is finished" in run(*words).error()
+    behave()
+    assert run(*words, "--resume").code == 0
+    assert desk.ran() == ["small timed", "medium timed", "medium timed"]
+    assert {row[2] for row in desk.timings()} == {"ok"}
+    assert run(*words, "--rerun").code == 0
+    assert desk.ran()[3:] == ["small timed", "medium timed"]
+
+
+@pytest.mark.usefixtures("nsys")
+def test_a_resume_without_a_profiler_keeps_the_traces(desk: Desk, run: Run) -> None:
+    words = ("--model", "small", *FORWARD)
+    assert run(*words, "--profiler", "nsys").code == 0
+    assert run(*words, "--profiler", "none", "--resume").code == 0
+    assert desk.ran() == ["small timed", "small profiled"]
+    assert (desk.runs / SMALL / "capture.sqlite").is_file()
+
+
+@pytest.mark.usefixtures("nsys")
+@pytest.mark.parametrize("other", [("--memory",), ("--steps", "7"), ("--nsys-option=-b none",)])
+def test_a_resume_with_other_options(other: tuple[str, ...], desk: Desk, run: Run) -> None:
+    words = ("--model", "small", *FORWARD, "--profiler", "nsys")
+    assert run(*words).code == 0
+    assert f"runs/{SMALL} was made with other options: " in run(*words, *other, "--resume").error()
+    assert desk.ran() == ["small timed", "small profiled"]
+
+
+def test_more_configurations_are_added_to_a_folder(desk: Desk, run: Run) -> None:
+    assert run("--model", "small", *FORWARD, "--profiler", "none").code == 0
+    assert run("--model", "medium", *FORWARD, "--profiler", "none").code == 0
+    assert {row[0] for row in desk.timings()} == {SMALL, MEDIUM}
+
+
+def test_a_target_that_ends_well_without_times(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
+    behave(small="print('usage: transformer'); sys.exit(0)")  # as --target-option=--help does
+    assert run("--model", "small", *FORWARD, "--profiler", "none").code == 1
+    assert desk.manifest(SMALL)["message"] == "it ended well and wrote no times: at work | usage: transformer"
+    assert {row[2] for row in desk.timings()} == {"failed"}
+
+
+# --- programs ---
+
+
+@pytest.mark.usefixtures("nsys")
+def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
+    (desk.folder / "train.py").write_text("import sys; print('lr', sys.argv[2])")
+    words = ("--model", "medium", "--context-length", "512", "--batch-size", "2", "--mode", "forward-backward")
+    ended = run(*words, "--precision", "bf16", "--profiler", "nsys", "--", sys.executable, "train.py", "--lr", "0.1")
+    assert ended.code == 0, ended.err
+    assert (desk.runs / "train/target.log").read_text() == "lr 0.1\n"
+    configuration = read_manifest(desk.runs / "train/manifest.json").configuration()
+    assert configuration.model
+    assert (configuration.model.name, configuration.context_length, configuration.batch_size) == ("medium", 512, 2)
+    assert (configuration.mode, configuration.precision) == ("forward+backward", "bf16")
+    assert desk.timings() == []
+
+
+def test_a_program_that_is_not_there(desk: Desk, run: Run) -> None:
+    ended = run("--profiler", "torch", "--", "./python9", "train.py")
+    assert ended.code == 1
+    assert desk.manifest("train")["message"] == "./python9 cannot be run (No such file or directory)"
+    assert "./python9 cannot be run" in (desk.runs / "report.md").read_text()
+
+
+# --- places that cannot be written ---
+
+FULL = "No space left on device"
+#: Leaves not a page of the disk free.
+FILL = """
+with open({path!r}, "wb", buffering=0) as filler:
+    try:
+        while True: filler.write(bytes(4096))
+    except OSError: pass
+"""
+
+
+def finished_first(run: Run, folder: Path) -> dict[str, bytes]:
+    """A sweep's first configuration, whole, and what is in it."""
+    assert run("--model", "small", *FORWARD, "--profiler", "none", "--output-dir", folder).code == 0
+    files = [*(folder / SMALL).iterdir(), folder / "timings.csv"]
+    return {str(path): path.read_bytes() for path in files}
+
+
+def check_full(ended: Outcome, folder: Path, before: dict[str, bytes]) -> None:
+    """One clear line; what was finished is whole, what was not has left nothing."""
+    error = ended.error()
+    assert FULL in error
+    assert str(folder) in error
+    assert error.endswith("what was finished stays, and --resume goes on with it")
+    assert {path: Path(path).read_bytes() for path in before} == before
+
+
+def test_a_disk_that_is_full_while_timing(desk: Desk, run: Run, small_disk: Path, behave: Callable[..., None]) -> None:
+    before = finished_first(run, small_disk)
+    behave(medium="sys.stdout.write('x' * (1 << 20)); sys.stdout.flush()")
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none", "--output-dir", small_disk, "--resume")
+    check_full(ended, small_disk, before)
+    assert {path.name for path in small_disk.iterdir()} >= {SMALL, "timings.csv", ".lock"}
+    assert not [path for path in small_disk.iterdir() if "medium" in path.name]
+    behave()
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none", "--output-dir", small_disk, "--resume")
+    assert ended.code == 0, ended.err
+    assert desk.ran() == ["small timed", "medium timed", "medium timed"]
+
+
+@pytest.mark.parametrize("step", ["after", "export"])
+def test_a_disk_that_is_full_while_profiling(
+    step: str, desk: Desk, run: Run, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = finished_first(run, small_disk)
+    big = {
+        "after": 'head -c 2000000 /dev/zero > "$output.nsys-rep"; code=1',
+        "export": 'head -c 2000000 /dev/zero > "$output"; exit 1',
+    }
+    monkeypatch.setenv("NSYS", str(make_recording_nsys(tmp_path, **{step: big[step]})))
+    words = ("--model", "medium", *FORWARD, "--profiler", "nsys", "--output-dir", small_disk)
+    ended = run(*words)
+    # A half export goes away, and leaves room to say what happened; a half report stays until the end.
+    if step == "export":
+        assert ended.code == 1
+        said = json.loads((small_disk / MEDIUM / "manifest.json").read_text())
+        assert (said["status"], said["timings"]["status"]) == ("failed", "ok")
+        assert not (small_disk / MEDIUM / "capture.sqlite").exists()
+        assert (small_disk / SMALL / "manifest.json").read_bytes() == before[str(small_disk / SMALL / "manifest.json")]
+    else:
+        check_full(ended, small_disk, before)
+        assert not [path for path in small_disk.iterdir() if "medium" in path.name]
+    assert desk.ran() == ["small timed", "medium timed", "medium profiled"]
+
+
+def test_a_disk_that_is_full_when_the_manifest_is_written(
+    run: Run, desk: Desk, small_disk: Path, behave: Callable[..., None]
+) -> None:
+    before = finished_first(run, small_disk)
+    filler = small_disk / "filler"
+    # there are no results that would leave the manifest their page
+    behave(medium=FILL.format(path=str(filler)) + "sys.exit(1)")
+    ended = run("--model", "medium", *FORWARD, "--profiler", "none", "--output-dir", small_disk)
+    check_full(ended, small_disk, before)
+    assert {path.name for path in small_disk.iterdir()} == {SMALL, "timings.csv", ".lock", "filler", "report.md"}
+    assert desk.ran() == ["small timed", "medium timed"]
+
+
+def test_a_disk_that_is_full_when_the_timings_are_written(
+    run: Run, desk: Desk, small_disk: Path, behave: Callable[..., None]
+) -> None:
+    before = finished_first(run, small_disk)
+    filler = small_disk / "filler"
+    # the manifest takes the page that the results had
+    behave(medium="write(); write = lambda: None\n" + FILL.format(path=str(filler)))
+    words = ("--model", "small,medium", *FORWARD, "--profiler", "none", "--output-dir", small_disk)
+    check_full(run(*words, "--resume"), small_disk, before)
+    assert json.loads((small_disk / MEDIUM / "manifest.json").read_text())["status"] == "ok"
+    assert not [path for path in small_disk.iterdir() if "timings-export" in path.name]
+    filler.unlink()
+    assert run(*words, "--resume").code == 0
+    assert desk.ran() == ["small timed", "medium timed"]
+    assert MEDIUM in (small_disk / "timings.csv").read_text()
+
+
+@pytest.mark.parametrize("below", ["a file", "/proc", "a file system that is read-only"])
+def test_an_output_folder_that_cannot_be_written(
+    below: str, desk: Desk, run: Run, request: pytest.FixtureRequest
+) -> None:
+    if below == "a file":
+        (desk.folder / "file").touch()
+        folder, reason = Path("file/runs"), "Not a directory"
+    elif below == "/proc":
+        folder, reason = Path("/proc/runs"), "No such file or directory"
+    else:
+        folder, reason = request.getfixturevalue("small_disk"), "Read-only file system"
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    error = run("--model", "small", *FORWARD, "--profiler", "none", "--output-dir", folder).error()
+    assert error.startswith(f"Error: {folder}")
+    assert f"cannot be written ({reason}). Make room there, or name another --output-dir" in error
+    assert desk.ran() == []
+
+
+# --- interrupts, and two at once ---
+
+WORDS = ("--model", "small,medium,large", *FORWARD, "--profiler", "none")
+SLOW = json.dumps({"medium": "time.sleep(60)"})
+
+
+def at_medium(desk: Desk) -> bool:
+    log = desk.runs / f".{MEDIUM}.part/target.log"
+    return log.is_file() and log.read_text() == "at work\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_in_the_middle(number: signal.Signals, desk: Desk, run: Run) -> None:
+    sweep = desk.start(*WORDS, BEHAVIOUR=SLOW)
+    wait_for(lambda: at_medium(desk))
+    sweep.send_signal(number)
+    out, err = sweep.communicate(timeout=20)
+    assert (sweep.returncode, out) == (130, ""), err
+    assert err.splitlines()[-1] == (
+        "Interrupted. What was finished is in runs; the same command with --resume goes on."
+    )
+    assert desk.left() == {SMALL, "timings.csv", ".lock"}
+    assert all(gone(pid) for pid in desk.pids())
+    assert {row[0] for row in desk.timings()} == {SMALL}
+    resumed = run(*WORDS, "--resume")
+    assert resumed.code == 0, resumed.err
+    assert "1 of 3 configurations are finished already." in resumed.out
+    assert desk.ran() == ["small timed", "medium timed", "medium timed", "large timed"]
+    assert {row[0] for row in desk.timings()} == {SMALL, MEDIUM, LARGE}
+
+
+def test_a_second_interrupt_kills_what_does_not_listen(desk: Desk) -> None:
+    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
+    sweep = desk.start(*WORDS, BEHAVIOUR=json.dumps({"small": deaf}))
+    log = desk.runs / f".{SMALL}.part/target.log"
+    wait_for(lambda: log.is_file() and "deaf" in log.read_text())
+    sweep.send_signal(signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        sweep.wait(0.5)  # it waits for the target to end
+    sweep.send_signal(signal.SIGINT)
+    sweep.communicate(timeout=3)  # less than it would have waited
+    assert sweep.returncode == 130
+    assert all(gone(pid) for pid in desk.pids())
+    assert SMALL not in desk.left()
+
+
+def test_killed_in_the_middle(desk: Desk, run: Run) -> None:
+    sweep = desk.start(*WORDS, BEHAVIOUR=SLOW)
+    wait_for(lambda: at_medium(desk))
+    sweep.kill()
+    sweep.communicate(timeout=20)
+    os.kill(desk.pids()[-1], signal.SIGKILL)  # nobody was left to do it
+    assert f".{MEDIUM}.part" in desk.left()
+    assert run(*WORDS, "--resume").code == 0
+    assert desk.left() == {SMALL, MEDIUM, LARGE, "timings.csv", "report.md", ".lock"}
+    assert desk.ran() == ["small timed", "medium timed", "medium timed", "large timed"]
+
+
+def test_two_sweeps_at_once(desk: Desk, run: Run) -> None:
+    first = desk.start(*WORDS, BEHAVIOUR=SLOW)
+    wait_for(lambda: at_medium(desk))
+    error = run(*WORDS, "--resume").error()
+    assert error == (
+        f"Error: Another sweep is at work in runs (process {first.pid}). Wait for it, or name another --output-dir"
+    )
+    assert alive(desk.pids()[-1])
+    first.send_signal(signal.SIGINT)
+    first.communicate(timeout=20)
+    assert desk.ran() == ["small timed", "medium timed"]
+    assert run("--model", "small", *FORWARD, "--profiler", "none", "--resume").code == 0

@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
+from nsys_analyzer.commands import run_plan
+from nsys_analyzer.commands.run_plan import Plan, make_plan
+from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
+from tests.sweeping import make_recording_nsys
+
+USUAL: dict[str, Any] = {
+    "model": ("small",), "context_length": (), "mode": ("train",), "precision": ("fp32",), "batch_size": 4,
+    "attention": "unfused", "optimizer": "torch", "compiled": False, "cuda_graph": False, "warmup": None,
+    "steps": None, "device": None, "target_option": (), "profiler": None, "trace": "cuda,nvtx", "memory": False,
+    "autograd_ranges": False, "whole_program": False, "nsys_option": (), "program": (),
+}  # fmt: skip
+
+
+def plan(**given: Any) -> Plan:
+    """The plan for these options, the others as they are by default."""
+    return make_plan({**USUAL, **given}, given)
+
+
+@pytest.fixture(autouse=True)
+def bare_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, gpus=0)
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, *, gpus: int, nsys: Path | None = None, torch: str = "2.13.0") -> None:
+    monkeypatch.setattr(run_plan, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(run_plan, "find_nsys", lambda: nsys)
+    monkeypatch.setattr(run_plan, "torch_version", lambda: torch or None)
+
+
+def words_of(made: Plan) -> list[str]:
+    (target,) = made.targets
+    return list(target.program[3:])
+
+
+def test_a_machine_with_everything(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path))
+    made = plan()
+    assert isinstance(made.profiler, NsysProfiler)
+    assert made.profiler.options.capture_range
+    assert made.notices == ()
+    assert words_of(made)[2:4] == ["--context-length", "256"]
+    assert words_of(made)[-6:] == ["--device", "cuda", "--steps", "10", "--warmup", "5"]
+
+
+def test_a_machine_with_nothing_but_pytorch() -> None:
+    made = plan()
+    assert made.profiler == TorchProfiler()
+    gpu, lighter = made.notices
+    assert gpu == "No GPU: torch.profiler records, and PyTorch's operators on the CPU are the kernels."
+    assert lighter.startswith("On the CPU: context 128, 1 + 2 steps, where a GPU takes context 256, 5 + 10 steps")
+    assert words_of(made)[-6:] == ["--device", "cpu", "--steps", "2", "--warmup", "1"]
+
+
+def test_nsys_without_a_gpu_falls_back_and_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=0, nsys=make_recording_nsys(tmp_path))
+    made = plan()
+    assert isinstance(made.profiler, TorchProfiler)
+    assert made.notices[0].startswith("No GPU: nsys would see NVTX ranges alone; torch.profiler records, ")
+    asked = plan(profiler="nsys")
+    assert isinstance(asked.profiler, NsysProfiler)
+    assert not asked.profiler.options.capture_range  # nobody would open it
+    assert asked.notices[0] == "No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen."
+
+
+def test_a_gpu_without_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, gpus=1)
+    made = plan()
+    assert isinstance(made.profiler, TorchProfiler)
+    assert made.notices == ("There is no nsys here (nsys-analyze doctor says what mends it): torch.profiler records.",)
+
+
+@pytest.mark.parametrize("words", [{"device": "cpu"}, {}])
+def test_a_gpu_that_is_not_used(words: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Asked for the CPU, or PyTorch is a build for it: nobody would open nsys's capture range."""
+    machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path), torch="2.13.0" if words else "2.13.0+cpu")
+    made = plan(**words)
+    assert isinstance(made.profiler, TorchProfiler)
+    assert made.notices[0].startswith("On the CPU: nsys would see NVTX ranges alone; torch.profiler records")
+    assert words_of(made)[-6:-4] == ["--device", "cpu"]
+
+
+def test_a_program_decides_for_itself_what_it_runs_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path), torch="2.13.0+cpu")
+    made = plan(program=("./train.sh",))
+    assert isinstance(made.profiler, NsysProfiler)
+    assert made.profiler.options.capture_range
+    whole = plan(program=("./train.sh",), whole_program=True).profiler
+    assert isinstance(whole, NsysProfiler)
+    assert not whole.options.capture_range
+
+
+def test_nsys_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path))
+    made = plan(trace="cuda, nvtx,cudnn,", memory=True, nsys_option=("--gpu-metrics-devices=all", "-b none"))
+    assert isinstance(made.profiler, NsysProfiler)
+    command = made.profiler.command(("python", "a.py"), Path("out"))
+    assert {"--trace=cuda,nvtx,cudnn", "--cuda-memory-usage=true"} <= set(command)
+    assert command[-5:] == ["--gpu-metrics-devices=all", "-b", "none", "python", "a.py"]
+
+
+def test_what_the_target_is_told_comes_last() -> None:
+    made = plan(target_option=("--seed 3", "--d-model=64"), steps=1, warmup=0)
+    assert words_of(made)[-7:] == ["--steps", "1", "--warmup", "0", "--seed", "3", "--d-model=64"]
+
+
+def test_every_light_default_can_be_changed_and_then_nothing_is_said() -> None:
+    assert len(plan(context_length=(64,), warmup=2, steps=3).notices) == 1
+    assert "context 64, 1 + 2 steps" in plan(context_length=(64,)).notices[1]
+
+
+def test_no_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=0, torch="")
+    with pytest.raises(CaptureError, match="Neither nsys with a GPU nor PyTorch is here"):
+        plan()
+    machine(monkeypatch, gpus=1, nsys=make_recording_nsys(tmp_path), torch="")
+    with pytest.raises(CaptureError, match=r"need PyTorch, which is not installed. Install it: pip install 'nsys-"):
+        plan()
+    assert plan(program=("./train",)).targets[0].name == "train"  # it brings its own, or needs none
+
+
+def test_an_nsys_that_was_named_and_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("NSYS", "/no/such/nsys")
+    with pytest.raises(ExportError, match="NSYS is set to /no/such/nsys"):
+        plan()
+
+
+@pytest.mark.parametrize("name", ["optimizer", "compiled", "cuda_graph", "warmup", "steps", "target_option"])
+def test_what_a_program_cannot_be_told(name: str) -> None:
+    option = "--compile" if name == "compiled" else "--" + name.replace("_", "-")
+    with pytest.raises(ConfigurationError, match=f"{option} is for our transformer"):
+        plan(program=("python", "train.py"), **{name: USUAL[name]})
+
+
+def test_a_program_is_described() -> None:
+    made = plan(program=("python", "train.py"), model=("2_7b",), mode=("forward-backward",), batch_size=8)
+    (target,) = made.targets
+    assert target.described == {"model": "2.7B", "mode": "forward+backward", "batch_size": 8}
+    assert plan(program=("python", "train.py")).targets[0].described == {}  # nothing is assumed of it

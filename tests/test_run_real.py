@@ -1,0 +1,288 @@
+"""``nsys-analyze run`` of the real transformer, under the real profilers of this machine."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.api import Trace
+from nsys_analyzer.capture.installation import find_importer, start_fault
+from nsys_analyzer.capture.machine import gpu_count
+from nsys_analyzer.capture.manifest import read_manifest
+from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.capture.timings import read_timings
+from tests.test_process import gone
+
+pytest.importorskip("torch", reason="the target needs PyTorch")
+
+LAYERS = 2
+PRODUCTS = 9 * LAYERS + 1
+TINY = (
+    "--target-option", f"--d-model=64 --d-ff=128 --num-layers={LAYERS} --num-heads=4 --vocab-size=500",
+    "--context-length", "32",
+)  # fmt: skip
+NAME = "small_ctx32_train_fp32"
+Sweep = tuple[Path, subprocess.CompletedProcess[str]]
+
+
+def command(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``nsys-analyze`` with these words, in ``folder``."""
+    code = "import sys; sys.argv[0] = 'nsys-analyze'; from nsys_analyzer.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-I", "-c", code, *words],
+        cwd=folder, capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def forward_products(trace: Trace) -> list[int]:
+    """The kernels of each forward pass that are products of PyTorch's on a CPU."""
+    kernels = trace.kernels
+    forward = kernels[(kernels["phase"] == "forward") & ~kernels["warmup"]]
+    products = forward[forward["name"].isin(["aten::mm", "aten::bmm"])]
+    return list(Counter(products["instance"]).values())
+
+
+# --- the torch recorder on a CPU ---
+
+
+@pytest.fixture(scope="module")
+def on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    """A run with the torch recorder: its folder, and how it ended."""
+    folder = tmp_path_factory.mktemp("cpu")
+    words = ("run", *TINY, "--mode", "train", "--device", "cpu", "--profiler", "torch", "--steps", "3")
+    return folder, command(folder, *words)
+
+
+def test_the_whole_way(on_cpu: Sweep) -> None:
+    folder, ended = on_cpu
+    assert ended.returncode == 0, ended.stderr
+    assert "On the CPU: context 32, 1 + 3 steps, where a GPU takes" in ended.stderr
+    assert ended.stdout.splitlines()[-1] == "runs/report.md"
+    place = folder / "runs" / NAME
+    assert {path.name for path in place.iterdir()} == {
+        "capture.json.gz", "capture.sqlite", "manifest.json", "target.log",
+    }  # fmt: skip
+    report = (folder / "runs/report.md").read_text()
+    assert NAME in report
+    assert "matmul" in report
+
+
+def test_the_manifest_says_what_flops_need(on_cpu: Sweep) -> None:
+    said = read_manifest(on_cpu[0] / "runs" / NAME / "manifest.json")
+    assert (said.status, said.message, said.profiler, said.device) == ("ok", None, "torch", "cpu")
+    model = said.configuration().model
+    assert model
+    assert (model.d_model, model.d_ff, model.num_layers, model.num_heads, model.vocab_size) == (64, 128, LAYERS, 4, 500)
+    assert (said.context_length, said.batch_size, said.warmup_steps, said.steps) == (32, 4, 1, 3)
+    assert said.torch
+    assert said.command
+    assert said.command.startswith("python -m profiling_targets.transformer --model small --context-length 32")
+
+
+def test_the_forward_pass_has_nine_products_a_layer_and_one(on_cpu: Sweep) -> None:
+    trace = Trace.load(on_cpu[0] / "runs" / NAME / "capture.sqlite")
+    assert forward_products(trace) == [PRODUCTS] * 3
+
+
+def test_python_and_the_profiler_see_the_same_steps(on_cpu: Sweep) -> None:
+    folder = on_cpu[0] / "runs"
+    with (folder / "timings.csv").open() as file:
+        timings = {row["phase"]: row for row in csv.DictReader(file)}
+    (summary,) = summarize(Trace.load(folder / NAME / "capture.sqlite"), NAME)
+    walls = {phase.phase: phase for phase in summary.phases}
+    assert {"forward", "loss", "backward", "optimizer"} <= set(walls)
+    for name in ("forward", "backward", "optimizer"):
+        assert walls[name].instances == 3
+        # The profiler makes a step longer, never much shorter: the quickest without it against all with it.
+        assert float(timings[name]["min_ms"]) < 1.5 * walls[name].wall_ms.mean
+    # A step is its phases, and what little lies between them.
+    parts = sum(float(timings[name]["mean_ms"]) for name in ("forward", "loss", "backward", "optimizer"))
+    assert parts <= float(timings["step"]["mean_ms"]) < 1.5 * parts
+
+
+def test_the_report_is_made_again_from_what_is_there(on_cpu: Sweep) -> None:
+    folder = on_cpu[0] / "runs"
+    assert read_timings(folder / "timings.csv").notes == ()
+    again = command(folder, "report", "--csv", "timings.csv", "-o", "again/report.md")
+    assert again.returncode == 0, again.stderr
+    assert NAME in again.stdout
+    assert "unprofiled" in again.stdout
+
+
+def test_the_targets_usage_error_is_the_message(tmp_path: Path) -> None:
+    ended = command(tmp_path, "run", *TINY, "--profiler", "none", "--device", "cpu", "--target-option=--no-such 1")
+    assert ended.returncode == 1
+    message = read_manifest(tmp_path / "runs" / NAME / "manifest.json").message
+    assert message
+    assert message.startswith("exit code 2: ")
+    assert message.endswith("error: unrecognized arguments: --no-such 1")
+
+
+def test_a_model_that_no_memory_holds(tmp_path: Path) -> None:
+    context = 20_000_000  # a mask of 2e7² bytes, 400 TB, is more than an address can say
+    words = ("--d-model=2", "--d-ff=4", "--num-layers=1", "--num-heads=1", "--vocab-size=10")
+    ended = command(
+        tmp_path, "run", "--target-option", " ".join(words), "--context-length", str(context), "--batch-size", "1",
+        "--profiler", "none", "--device", "cpu",
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    said = read_manifest(tmp_path / "runs" / f"small_ctx{context}_train_fp32_b1" / "manifest.json")
+    assert said.status == "oom"
+    assert said.message
+    assert "400000000000000 bytes" in said.message
+    assert "400000000000000 bytes" in (tmp_path / "runs/report.md").read_text()
+
+
+PROGRAM = """
+import sys, torch
+from torch.profiler import record_function
+x = torch.randn(64, 64)
+torch.cuda.profiler.start()
+for _ in range(2):
+    with record_function("forward"):
+        x = x @ x / 64
+    if sys.argv[1:] == ["crash"]:
+        raise ValueError("a NaN in the loss")
+torch.cuda.profiler.stop()
+"""
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_program_of_the_users(crash: bool, tmp_path: Path) -> None:
+    (tmp_path / "my train.py").write_text(PROGRAM)
+    words = ("run", "--device", "cpu", "--profiler", "torch", "--", sys.executable, "-u", "my train.py")
+    ended = command(tmp_path, *words, *(["crash"] if crash else []))
+    place = tmp_path / "runs/my-train"
+    said = read_manifest(place / "manifest.json")
+    if crash:
+        assert (ended.returncode, said.status) == (1, "failed")
+        assert said.message == "exit code 1: ValueError: a NaN in the loss"
+        assert "a NaN in the loss" in (tmp_path / "runs/report.md").read_text()
+    else:
+        assert (ended.returncode, said.status) == (0, "ok"), ended.stderr
+        assert forward_products(Trace.load(place / "capture.sqlite")) == [1, 1]
+
+
+def test_a_memory_error_that_says_nothing(tmp_path: Path) -> None:
+    """Python's own does not; a result must not take that for all is well."""
+    from profiling_targets.harness import Measurement, Workload, run
+
+    def build() -> Workload:
+        raise MemoryError
+
+    results = tmp_path / "results.json"
+    assert run(build, Measurement("cpu", 0, 1, cuda_graph=False, results=results), {}) == 3
+    assert '"status": "oom",\n "message": "MemoryError"' in results.read_text()
+    assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
+
+
+# --- a real nsys ---
+
+
+@pytest.fixture(scope="module")
+def nsys() -> Nsys:
+    found = Nsys.find()
+    if found is None:
+        pytest.skip("no nsys on this machine")
+    importer = find_importer(found.path)
+    fault = "it is not here" if importer is None else start_fault(importer)
+    if fault:
+        pytest.skip(f"the importer of {found.path} does not start: {fault}")
+    return found
+
+
+@pytest.mark.nsys
+def test_nsys_without_a_gpu(nsys: Nsys, tmp_path: Path) -> None:
+    pytest.importorskip("nvtx", reason="no NVTX for a PyTorch without CUDA: pip install 'nvtx==0.2.11'")
+    odd = "a folder, 50%h"
+    ended = command(
+        tmp_path, "run", *TINY, "--device", "cpu", "--profiler", "nsys", "--output-dir", odd, CUDA_VISIBLE_DEVICES=""
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert "No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen." in ended.stderr
+    said = read_manifest(tmp_path / odd / NAME / "manifest.json")
+    assert (said.status, said.profiler, said.nsys) == ("ok", "nsys", nsys.version)
+    (summary,) = summarize(Trace.load(tmp_path / odd / NAME / "capture.sqlite"), NAME)
+    walls = {phase.phase: phase.wall_ms.mean for phase in summary.phases}
+    assert min(walls[name] for name in ("forward", "loss", "backward", "optimizer")) > 0
+    assert {phase.instances for phase in summary.phases} == {2}  # the warm-up's is left out
+    with (tmp_path / odd / "timings.csv").open() as file:
+        assert {row["status"] for row in csv.DictReader(file)} == {"ok"}
+    assert "forward" in (tmp_path / odd / "report.md").read_text()
+
+
+@pytest.mark.nsys
+def test_without_a_gpu_the_default_is_the_torch_recorder(nsys: Nsys, tmp_path: Path) -> None:
+    ended = command(tmp_path, "run", *TINY, "--dry-run", CUDA_VISIBLE_DEVICES="", NSYS=str(nsys.path))
+    assert ended.returncode == 0, ended.stderr
+    assert "No GPU: nsys would see NVTX ranges alone; torch.profiler records" in ended.stderr
+    assert "nsys_analyzer.capture.recorder" in ended.stdout
+
+
+@pytest.mark.nsys
+def test_a_time_out_under_nsys_ends_its_target_too(nsys: Nsys, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)")
+    ended = command(
+        tmp_path, "run", "--profiler", "nsys", "--timeout", "2", "--device", "cpu", "--", sys.executable, "slow.py",
+        NSYS=str(nsys.path),
+    )  # fmt: skip
+    assert ended.returncode == 1
+    said = read_manifest(tmp_path / "runs/slow/manifest.json")
+    assert (said.status, said.message) == ("timeout", "stopped after 2 s")
+    assert gone(int((tmp_path / "runs/slow/target.log").read_text().split()[0]))
+
+
+# --- a GPU ---
+
+
+@pytest.fixture(scope="module")
+def on_gpu(nsys: Nsys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, CaptureSummary]:
+    """One configuration under both recorders."""
+    if not gpu_count():
+        pytest.skip("no GPU on this machine")
+    folder = tmp_path_factory.mktemp("gpu")
+    summaries = {}
+    for profiler in ("nsys", "torch"):
+        words = ("--context-length", "128", "--steps", "5", "--profiler", profiler, "--output-dir", profiler)
+        ended = command(folder, "run", *words, NSYS=str(nsys.path))
+        assert ended.returncode == 0, ended.stderr
+        name = "small_ctx128_train_fp32"
+        (summaries[profiler],) = summarize(Trace.load(folder / profiler / name / "capture.sqlite"), name)
+    return summaries
+
+
+@pytest.mark.gpu
+@pytest.mark.nsys
+def test_the_recorders_agree(on_gpu: dict[str, CaptureSummary]) -> None:
+    ours, theirs = ({phase.phase: phase for phase in on_gpu[name].phases} for name in ("torch", "nsys"))
+    assert set(ours) == set(theirs) >= {"forward", "loss", "backward", "optimizer"}
+    for name, phase in theirs.items():
+        assert ours[name].instances == phase.instances == 5
+        assert ours[name].kernels_per_instance == phase.kernels_per_instance
+        assert ours[name].kernel_sum_ms.mean == pytest.approx(phase.kernel_sum_ms.mean, rel=0.03)
+
+
+@pytest.mark.gpu
+@pytest.mark.nsys
+def test_a_forward_pass_on_a_gpu_has_nine_products_a_layer_and_one(nsys: Nsys, tmp_path: Path) -> None:
+    if not gpu_count():
+        pytest.skip("no GPU on this machine")
+    words = ("run", *TINY, "--steps", "3", "--autograd-ranges", "--profiler", "nsys")
+    ended = command(tmp_path, *words, NSYS=str(nsys.path))
+    if "knows no --pytorch" in ended.stderr:
+        pytest.skip(f"nsys {nsys.version} makes no autograd ranges")
+    assert ended.returncode == 0, ended.stderr
+    ranges = Trace.load(tmp_path / "runs" / NAME / "capture.sqlite").ranges
+    named = [ranges.names[index].partition(",")[0] for index in ranges.name.tolist()]
+    rows = list(zip(named, ranges.start.tolist(), ranges.end.tolist(), strict=True))
+    products = [start for name, start, _ in rows if name in ("aten::mm", "aten::bmm")]
+    forward = [(start, end) for name, start, end in rows if name == "forward"]
+    assert [sum(start <= one < end for one in products) for start, end in forward] == [PRODUCTS] * 3
