@@ -29,7 +29,7 @@ def answer(evidence: Evidence) -> Section:
     runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
     made = _captured(evidence)
     parts = [
-        *([(f"# the captures, their timings{' and this report' if whole else ''}", *runs)] if runs else []),
+        *([(f"# the captures{', their timings and this report' if whole else ' and their timings'}", *runs)] if runs else []),
         *([made] if made else []),
         *([] if runs or made else [_BY_HAND]),
         *([] if whole else [("# this report", evidence.command)]),
