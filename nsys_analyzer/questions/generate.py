@@ -28,8 +28,9 @@ def answer(evidence: Evidence) -> Section:
     ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
     runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
     made = _captured(evidence)
+    title = "# the captures, their timings and this report" if whole else "# the captures and their timings"
     parts = [
-        *([(f"# the captures{', their timings and this report' if whole else ' and their timings'}", *runs)] if runs else []),
+        *([(title, *runs)] if runs else []),
         *([made] if made else []),
         *([] if runs or made else [_BY_HAND]),
         *([] if whole else [("# this report", evidence.command)]),
