@@ -15,15 +15,15 @@ command -v apt-get >/dev/null && [ -e $keyring ] || skip "this is no Debian"
 
 apt=$(mktemp -d)
 trap 'rm -rf "$apt"' EXIT
-mkdir -p "$apt/lists/partial" "$apt/cache" "$apt/root"
+mkdir -p "$apt/lists/partial" "$apt/cache" "$apt/unpacked"
 echo "deb [signed-by=$keyring] http://deb.debian.org/debian bookworm main non-free" >"$apt/sources.list"
 options=(-qq -o "Dir::State::Lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o "Dir::Etc::sourcelist=$apt/sources.list"
   -o Dir::Etc::sourceparts=- -o Dir::State::status=/dev/null -o Debug::NoLocking=true -o APT::Sandbox::User= -o Acquire::Languages=none)
 (cd "$apt" && apt-get "${options[@]}" update && apt-get "${options[@]}" download $packages) ||
   skip "Debian's archive cannot be reached"
 for package in "$apt"/*.deb; do
-  dpkg-deb -x "$package" "$apt/root"
+  dpkg-deb -x "$package" "$apt/unpacked"
 done
 # The importer looks beside itself for libraries that Debian would have installed.
-cp -n "$apt"/root/usr/lib/x86_64-linux-gnu/lib*.so.* "$apt/root/usr/lib/nsight-systems/host-linux-x64"
-mv "$apt/root" .nsys
+cp -n "$apt"/root/usr/lib/x86_64-linux-gnu/lib*.so.* "$apt/unpacked/usr/lib/nsight-systems/host-linux-x64"
+mv "$apt/unpacked" .nsys
