@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from nsys_analyzer.capture.installation import find_importer, start_fault
+from nsys_analyzer.capture.nsys import Nsys
 from tests.export import AUTOGRAD, Export, training_step
 
 ROOT = Path(__file__).parent.parent
@@ -38,3 +40,16 @@ def real_capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
         return path
 
     return path_of
+
+
+@pytest.fixture(scope="module")
+def nsys() -> Nsys:
+    """A real nsys whose importer starts; without one the test skips, with the reason."""
+    found = Nsys.find()
+    if found is None:
+        pytest.skip("no nsys on this machine")
+    importer = find_importer(found.path)
+    fault = "it is not here" if importer is None else start_fault(importer)
+    if fault:
+        pytest.skip(f"the importer of {found.path} does not start: {fault}")
+    return found

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.capture.export import exported_sqlite
-from nsys_analyzer.capture.installation import find_importer, start_fault
+from nsys_analyzer.capture.installation import find_importer
 from nsys_analyzer.capture.nsys import Nsys
 from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError
@@ -30,18 +30,6 @@ for step in range({STEPS}):
     time.sleep(0.001)
     nvtx.pop_range()
 """
-
-
-@pytest.fixture(scope="module")
-def nsys() -> Nsys:
-    found = Nsys.find()
-    if found is None:
-        pytest.skip("no nsys on this machine")
-    importer = find_importer(found.path)
-    fault = "it is not here" if importer is None else start_fault(importer)
-    if fault:
-        pytest.skip(f"the importer of {found.path} does not start: {fault}")
-    return found
 
 
 @pytest.fixture

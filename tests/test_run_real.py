@@ -14,7 +14,6 @@ import pytest
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.api import Trace
-from nsys_analyzer.capture.installation import find_importer, start_fault
 from nsys_analyzer.capture.machine import gpu_count
 from nsys_analyzer.capture.manifest import read_manifest
 from nsys_analyzer.capture.nsys import Nsys
@@ -185,18 +184,6 @@ def test_a_memory_error_that_says_nothing(tmp_path: Path) -> None:
 
 
 # --- a real nsys ---
-
-
-@pytest.fixture(scope="module")
-def nsys() -> Nsys:
-    found = Nsys.find()
-    if found is None:
-        pytest.skip("no nsys on this machine")
-    importer = find_importer(found.path)
-    fault = "it is not here" if importer is None else start_fault(importer)
-    if fault:
-        pytest.skip(f"the importer of {found.path} does not start: {fault}")
-    return found
 
 
 @pytest.mark.nsys
