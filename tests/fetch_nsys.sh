@@ -25,5 +25,5 @@ for package in "$apt"/*.deb; do
   dpkg-deb -x "$package" "$apt/unpacked"
 done
 # The importer looks beside itself for libraries that Debian would have installed.
-cp -n "$apt"/root/usr/lib/x86_64-linux-gnu/lib*.so.* "$apt/unpacked/usr/lib/nsight-systems/host-linux-x64"
+cp -n "$apt"/unpacked/usr/lib/x86_64-linux-gnu/lib*.so.* "$apt/unpacked/usr/lib/nsight-systems/host-linux-x64"
 mv "$apt/unpacked" .nsys
