@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.capture import doctor
+from nsys_analyzer.capture import doctor, machine
 from nsys_analyzer.capture.doctor import Check, checks
 from nsys_analyzer.capture.nsys import Nsys
 from nsys_analyzer.commands import run_plan
@@ -160,7 +160,7 @@ def test_no_gpu(one: Look, tmp_path: Path) -> None:
 
 
 def test_a_command_that_does_not_answer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_ANSWER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(machine, "_ANSWER_TIMEOUT_S", 0.1)
     monkeypatch.setattr(doctor, "_TORCH_TIMEOUT_S", 0.1)
     make_command(tmp_path / "bin/nvidia-smi", "exec sleep 60")
     install_torch(monkeypatch, tmp_path, "exec sleep 60")

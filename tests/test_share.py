@@ -336,7 +336,7 @@ def test_ordinary_values(value: str) -> None:
         ("API_KEY", "12345678", ["12345678"]),
         ("USER", "ann", ["ann"]),
         ("USER", "root", []),
-        ("PWD", "/work/falcon", []),  # a path: its last name stays wherever it is found
+        ("PWD", "/srv/falcon", []),  # a path: its last name stays wherever it is found
         ("HOSTS", "a,node-17x", ["a,node-17x", "node-17x"]),
         ("SLURMD_NODENAME", "gpu-node-17", ["gpu-node-17"]),
     ],

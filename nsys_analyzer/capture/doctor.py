@@ -19,14 +19,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries, start_fault
-from nsys_analyzer.capture.machine import gpu_count
+from nsys_analyzer.capture.machine import command_output, gpu_count
 from nsys_analyzer.capture.nsys import Nsys, find_every_nsys, nsys_version
 from nsys_analyzer.capture.profile import ProfileOptions, profile_command
 from nsys_analyzer.errors import NsysAnalyzerError
 
 Status = Literal["ok", "missing", "broken", "unknown"]
 
-_ANSWER_TIMEOUT_S = 20
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
 _NEEDED_BYTES = 1 << 30  # captures take megabytes each, a sweep with memory events and autograd ranges hundreds
 _INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
@@ -214,8 +213,4 @@ def _folder(name: str, folder: Path, setting: str) -> Iterator[Check]:
 
 def _answer(*command: str) -> list[str]:
     """The lines a command prints; none where it is not there, fails or takes too long."""
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return answer.stdout.strip().splitlines() if answer.returncode == 0 else []
+    return (command_output(*command) or "").splitlines()

@@ -47,16 +47,16 @@ def provenance(folder: Path) -> dict[str, str | bool]:
 
 def _is_dirty(folder: Path) -> bool | None:
     """Whether tracked files differ from the commit: what a run writes is no change of the code."""
-    changes = _output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
+    changes = command_output("git", "-C", str(folder), "status", "--porcelain", "--untracked-files=no")
     return None if changes is None else bool(changes)
 
 
 def _answer(*command: str) -> str | None:
     """The first line that a command prints; None where it is not there, fails or says nothing."""
-    return next(iter((_output(*command) or "").splitlines()), None)
+    return next(iter((command_output(*command) or "").splitlines()), None)
 
 
-def _output(*command: str) -> str | None:
+def command_output(*command: str) -> str | None:
     """What a command prints, without the space around it; None where it is not there or fails."""
     try:
         answer = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)

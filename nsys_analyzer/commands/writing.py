@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.capture.timings import read_timings
 from nsys_analyzer.capture.timings_rows import has_rows
 from nsys_analyzer.commands.gather import Given, gather
@@ -98,9 +99,5 @@ def _draw(built: Report, path: Path) -> dict[str, str]:
 
 def _replace(path: Path, text: str) -> None:
     """Writes a file whole or not at all: what stood there stays until the new text is complete."""
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with made_whole(path) as unfinished:
+        unfinished.write_text(text, encoding="utf-8")
