@@ -9,6 +9,7 @@ import sys
 import click
 
 from nsys_analyzer import __version__
+from nsys_analyzer.commands.bench import bench
 from nsys_analyzer.commands.doctor import doctor
 from nsys_analyzer.commands.info import info
 from nsys_analyzer.commands.kernels import kernels
@@ -30,7 +31,7 @@ def cli() -> None:
     """
 
 
-for command in (run, report, kernels, info, share, doctor):
+for command in (run, bench, report, kernels, info, share, doctor):
     cli.add_command(command)
 
 

@@ -129,13 +129,13 @@ def run(build: Callable[[], Workload], measurement: Measurement, described: Mapp
     try:
         _measure(build().phases(), measurement, times)
     except (RuntimeError, MemoryError) as error:
-        if not isinstance(error, MemoryError) and not any(text in str(error) for text in _OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
         status, message = "oom", str(error).strip().partition("\n")[0] or type(error).__name__
         print(f"Out of memory: {message}", file=sys.stderr)
     results = {
         **described,
-        **_machine(measurement.device),
+        **machine(measurement.device),
         "warmup_steps": measurement.warmup_steps,
         "steps": measurement.steps,
         "status": status,
@@ -146,6 +146,11 @@ def run(build: Callable[[], Workload], measurement: Measurement, described: Mapp
         _write(measurement.results, results)
     _print(times)
     return 3 if status == "oom" else 0
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out: PyTorch's own, cuBLAS's, or Python's."""
+    return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _write(path: Path, results: Mapping[str, Any]) -> None:
@@ -165,16 +170,16 @@ def _measure(phases: Phases, measurement: Measurement, times: Times) -> None:
         if measurement.cuda_graph:
             phases = _captured(phases)
         for _ in range(measurement.warmup_steps):
-            _step(phases, device)
-        _synchronize(device)  # nothing that made the model and its data may run into the first measured step
+            step_ns(phases, device)
+        synchronize(device)  # nothing that made the model and its data may run into the first measured step
     _profiler("start", device)
     for _ in range(measurement.steps):
-        for phase, ns in _step(phases, device).items():
+        for phase, ns in step_ns(phases, device).items():
             times.setdefault(phase, []).append(ns / 1e6)
     _profiler("stop", device)
 
 
-def _step(phases: Phases, device: str) -> dict[str, int]:
+def step_ns(phases: Phases, device: str) -> dict[str, int]:
     """One step, synchronised at the end of each phase: nanoseconds by phase, and of the whole step."""
     ns = {}
     before_step = time.perf_counter_ns()
@@ -183,7 +188,7 @@ def _step(phases: Phases, device: str) -> dict[str, int]:
             before = time.perf_counter_ns()
             with annotate(name):
                 phase()
-                _synchronize(device)
+                synchronize(device)
             ns[name] = time.perf_counter_ns() - before
     return {**ns, "step": time.perf_counter_ns() - before_step}
 
@@ -207,7 +212,8 @@ def _captured(phases: Phases) -> Phases:
     return replays
 
 
-def _synchronize(device: str) -> None:
+def synchronize(device: str) -> None:
+    """Waits until the device has done all it was given."""
     if device == "cuda":
         torch.cuda.synchronize()
 
@@ -221,7 +227,7 @@ def _profiler(call: str, device: str) -> None:
             raise
 
 
-def _machine(device: str) -> dict[str, Any]:
+def machine(device: str) -> dict[str, Any]:
     """Versions, the device's name, and the most memory that tensors took on it."""
     on_gpu = device == "cuda"
     return {

@@ -12,7 +12,8 @@ import pytest
 
 from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.profilers import Profiler
-from nsys_analyzer.capture.sweep import Progress, locked, remaining, run_sweep
+from nsys_analyzer.capture.progress import Progress
+from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
 from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.errors import ConfigurationError
 from tests.export import Export, training_step
@@ -58,8 +59,8 @@ class Told:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.progress = Progress(
-            lambda target, work: self.lines.append(f"{target.name}: {work}"),
-            lambda target, ended, _: self.lines.append(f"{target.name}: {ended.status}"),
+            lambda name, work: self.lines.append(f"{name}: {work}"),
+            lambda name, ended, _: self.lines.append(f"{name}: {ended.status}"),
         )
 
 

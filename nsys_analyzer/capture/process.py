@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import signal
 import subprocess
+import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 _GRACE_S = 5
+_TICK_S = 0.2
 _MARK = "NSYS_ANALYZE_PROCESS"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
@@ -31,10 +34,20 @@ class Ended:
     message: str | None = None
 
 
-def run_logged(command: Sequence[str], log: Path, timeout_s: float | None) -> Ended:
+def run_logged(
+    command: Sequence[str], log: Path, timeout_s: float | None, *, environment: Mapping[str, str] | None = None,
+    is_ahead: Callable[[], bool] = lambda: False,
+) -> Ended:  # fmt: skip
     """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
 
     When the time is up, or on an interrupt, all that it started is ended, a profiler's target too.
+
+    Args:
+        command: the command line.
+        log: the file.
+        timeout_s: seconds until it is ended, None for no limit.
+        environment: variables beside those of this process.
+        is_ahead: asked a few times a second; the time begins anew whenever it has got ahead.
 
     Raises:
         KeyboardInterrupt: after all of it is gone.
@@ -46,12 +59,12 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float | None) -> En
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, _MARK: mark}, start_new_session=True,
+                env={**os.environ, **(environment or {}), _MARK: mark}, start_new_session=True,
             )  # fmt: skip
         except OSError as error:
             return Ended("failed", f"{command[0]} cannot be run ({error.strerror})")
         try:
-            code = process.wait(timeout_s)
+            code = _wait(process, timeout_s, is_ahead)
         except subprocess.TimeoutExpired:
             _end(process, mark)
             return Ended("timeout", f"stopped after {timeout_s:g} s")
@@ -59,6 +72,20 @@ def run_logged(command: Sequence[str], log: Path, timeout_s: float | None) -> En
             _end(process, mark)
             raise
     return _ended(code, log, start, starved=_oom_kills() > killed_before)
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, is_ahead: Callable[[], bool]) -> int:
+    """The exit code; raises TimeoutExpired when the time has passed since the process last got ahead."""
+    limit = math.inf if timeout_s is None else timeout_s
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            return process.wait(min(_TICK_S, max(deadline - time.monotonic(), 0)))
+        except subprocess.TimeoutExpired:
+            if is_ahead():
+                deadline = time.monotonic() + limit
+            elif time.monotonic() >= deadline:
+                raise
 
 
 def last_lines(log: Path, lines: int = 3) -> str:

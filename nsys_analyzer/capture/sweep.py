@@ -12,9 +12,8 @@ import os
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from nsys_analyzer.capture.machine import provenance
 from nsys_analyzer.capture.manifest import SCHEMA_VERSION
 from nsys_analyzer.capture.process import Ended, last_lines, run_logged
 from nsys_analyzer.capture.profilers import Profiler
+from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.capture.timings_file import NAME as TIMINGS
 from nsys_analyzer.capture.timings_file import is_from_a_sweep, write_timings
@@ -33,14 +33,6 @@ _LOCK = ".lock"
 _ELSEWHERE = "Move it away, or name another --output-dir"
 #: Ends after which a configuration is not run again: more memory is not going to appear.
 _FINAL = ("ok", "oom")
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What a sweep tells while it works: which target of how many, what it does, and at the end how it ended."""
-
-    started: Callable[[Target, str], None]
-    ended: Callable[[Target, Ended, float], None]
 
 
 def run_sweep(
@@ -71,7 +63,7 @@ def run_sweep(
         before = time.monotonic()
         ended = _run_target(target, folder, profiler, timeout_s, progress, where)
         write_timings(folder)
-        progress.ended(target, ended, time.monotonic() - before)
+        progress.ended(target.name, ended, time.monotonic() - before)
         results.append(ended)
     return results
 
@@ -88,11 +80,11 @@ def _run_target(
         results: dict[str, Any] = {}
         ended = Ended("ok")
         if target.timed:
-            progress.started(target, "timing")
+            progress.started(target.name, "timing")
             ended, results = _timed(target, part, timeout_s)
         timing = {"status": ended.status, "message": ended.message, "times_ms": results.pop("times_ms", {})}
         if profiler and ended.status == "ok":
-            progress.started(target, f"profiling with {profiler.name}")
+            progress.started(target.name, f"profiling with {profiler.name}")
             ended = profiler.record(target.program, part, part / _LOG, timeout_s)
             if ended.message:  # what it names is about to move
                 ended = Ended(ended.status, ended.message.replace(str(part), str(folder / target.name)))

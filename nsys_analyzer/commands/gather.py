@@ -76,6 +76,11 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
     return list(first.values())
 
 
+def holds_captures(path: Path) -> bool:
+    """Whether a path is a trace, or a folder that holds traces or manifests of runs."""
+    return not path.is_dir() or bool(_traces_in(path) or manifests_without_trace(path))
+
+
 def _traces_in(folder: Path) -> list[Path]:
     """A trace and the SQLite file made from it are one capture; where the trace is newer, it stands for both."""
     places = [folder, *sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from nsys_analyzer.commands.options import several
+from nsys_analyzer.commands.options import Command, several
 from nsys_analyzer.errors import CaptureError
 from profiling_targets.config import ATTENTIONS, MODES, PRECISIONS
 
@@ -26,6 +27,14 @@ def _a_time(_ctx: click.Context, _param: click.Parameter, seconds: float) -> flo
     if math.isnan(seconds):
         raise click.BadParameter("nan is no time to wait")
     return seconds
+
+
+def timeout_option(help: str) -> Callable[[Command], Command]:
+    """The option that ends what takes too long."""
+    return click.option(
+        "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, callback=_a_time,
+        metavar="SECONDS", help=help,
+    )  # fmt: skip
 
 
 @click.command(
@@ -53,8 +62,7 @@ def _a_time(_ctx: click.Context, _param: click.Parameter, seconds: float) -> flo
 @click.option("--autograd-ranges", is_flag=True, help="A range for every operator of autograd (nsys).")
 @click.option("--whole-program", is_flag=True, help="Record everything, not only from cudaProfilerStart to -Stop.")
 @click.option("--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True,
-              callback=_a_time, metavar="SECONDS", help="For each process.")  # fmt: skip
+@timeout_option("For each process.")
 @click.option("--output-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
               help="Where the results go.")  # fmt: skip
 @click.option("--resume/--rerun", default=None, help="Keep, or replace, the results that are there.")
@@ -90,7 +98,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.commands.writing import command_line, write_report
     from nsys_analyzer.report.terminal import print_answers
 
-    _interrupt_at_the_end()
+    interrupt_at_the_end()
     try:
         with locked(folder):
             todo = remaining(plan.targets, folder, plan.profiler, resume)
@@ -110,7 +118,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         sys.exit(1)
 
 
-def _interrupt_at_the_end() -> None:
+def interrupt_at_the_end() -> None:
     """Makes the end that a scheduler or a closed terminal sends an interrupt: targets must not outlive it."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it

@@ -21,7 +21,7 @@ from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 _DEFAULTS = {"cuda": (256, 5, 10), "cpu": (128, 1, 2)}
 _TRANSFORMERS_OWN = ("optimizer", "compiled", "cuda_graph", "warmup", "steps", "target_option")
 _PROFILERS_OWN = ("trace", "memory", "autograd_ranges", "whole_program", "nsys_option")
-_INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
+INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
 
 @dataclass(frozen=True)
@@ -54,17 +54,27 @@ def make_plan(options: Mapping[str, Any], given: Collection[str]) -> Plan:
         ConfigurationError: options that do not go together, or an unknown model.
         CaptureError: what is needed is not installed.
     """
-    gpus = gpu_count()
-    device = options["device"] or ("cuda" if gpus and (options["program"] or not _is_cpu_build()) else "cpu")
-    if device == "cuda" and not gpus:
-        raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
-    profiler, notices = _profiler(options, given, device, gpus)
+    device = choose_device(options["device"], with_torch=not options["program"])
+    profiler, notices = choose_profiler(options, given, device)
     if options["program"]:
         return Plan((_program(options, given, profiler),), profiler, notices)
     if torch_version() is None:
-        raise CaptureError("The targets need PyTorch, which is not installed", _INSTALL_TORCH)
+        raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
     sweep = _sweep(options, device)
     return Plan(sweep.targets(), profiler, (*notices, *_lighter(sweep, given)))
+
+
+def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
+    """``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
+
+    Raises:
+        ConfigurationError: a GPU was asked for, and there is none.
+    """
+    gpus = gpu_count()
+    device = asked or ("cuda" if gpus and not (with_torch and _is_cpu_build()) else "cpu")
+    if device == "cuda" and not gpus:
+        raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
+    return device
 
 
 def _lighter(sweep: Sweep, given: Collection[str]) -> Iterator[str]:
@@ -133,10 +143,14 @@ def _program(options: Mapping[str, Any], given: Collection[str], profiler: Profi
     return program_target(options["program"], described)
 
 
-def _profiler(
-    options: Mapping[str, Any], given: Collection[str], device: str, gpus: int
+def choose_profiler(
+    options: Mapping[str, Any], given: Collection[str], device: str
 ) -> tuple[Profiler | None, tuple[str, ...]]:
-    """The profiler that was asked for, or the best that works here, and why."""
+    """The profiler that was asked for, or the best that works here, and why.
+
+    Raises:
+        NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
+    """
     asked = options["profiler"]
     if asked == "none":
         _refuse(_PROFILERS_OWN, given, "for a profiler, and --profiler none is none")
@@ -148,7 +162,7 @@ def _profiler(
     if nsys and not lack and (asked == "nsys" or on_gpu):
         return _nsys(options, nsys, on_gpu=on_gpu)
     if torch_version() is None:
-        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", _INSTALL_TORCH)
+        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
     _refuse(("trace", "autograd_ranges", "nsys_option"), given, "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(memory=options["memory"], whole_program=options["whole_program"])
     if asked == "torch":
@@ -156,7 +170,7 @@ def _profiler(
     if on_gpu:
         return recorder, (f"{lack} (nsys-analyze doctor says what mends it): torch.profiler records.",)
     seen = " nsys would see NVTX ranges alone;" if nsys else ""
-    lead = "On the CPU:" if gpus else "No GPU:"
+    lead = "On the CPU:" if gpu_count() else "No GPU:"
     return recorder, (f"{lead}{seen} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.capture.sweep import Progress
+from nsys_analyzer.capture.progress import Progress
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.process import Ended
-    from nsys_analyzer.capture.targets import Target
 
 #: Characters of a message on the terminal; the manifest has all of it.
 _MESSAGE = 300
@@ -33,12 +32,12 @@ def shown(total: int, done: int) -> Iterator[Progress]:
     with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=total, completed=done)
 
-        def started(target: Target, work: str) -> None:
-            bar.update(task, description=f"{target.name}: {work}")
+        def started(name: str, work: str) -> None:
+            bar.update(task, description=f"{name}: {work}")
 
-        def ended(target: Target, end: Ended, seconds: float) -> None:
+        def ended(name: str, end: Ended, seconds: float) -> None:
             message = f", {shorten(end.message, _MESSAGE, placeholder='…')}" if end.message else ""
-            console.print(f"{target.name}: {end.status} after {seconds:.0f} s{message}", markup=False, soft_wrap=True)
+            console.print(f"{name}: {end.status} after {seconds:.0f} s{message}", markup=False, soft_wrap=True)
             bar.advance(task)
 
         yield Progress(started, ended)

@@ -11,10 +11,12 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.capture.timings import read_timings
 from nsys_analyzer.capture.timings_rows import has_rows
-from nsys_analyzer.commands.gather import Given, gather
+from nsys_analyzer.commands.bench_results import bench_folders, read_finished
+from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.data import report_data
@@ -26,7 +28,7 @@ def write_report(paths: Sequence[Path], csv_path: Path | None, output: Path, com
     """Reads captures and timings, and writes the report as markdown with its figures beside it.
 
     Args:
-        paths: traces, and folders that hold them; without any, the folder of the timings.
+        paths: traces, and folders that hold them or benches; without any, the folder of the timings.
         csv_path: timings of unprofiled runs; passed over where it has no row, as of programs that time nothing.
         output: the markdown file, in a folder that exists; figures go into ``<stem>_figures`` beside it.
         command: the command line that makes the report again, for its reader.
@@ -52,8 +54,14 @@ def gather_evidence(
     """
     timings = read_timings(csv_path) if csv_path else None
     places = paths or ((csv_path.resolve().parent,) if csv_path else ())
-    captures = gather(places, names or PhaseNames.parse(()), given or Given(), timings)
-    return Evidence(captures, command, csv_path.name if csv_path else "", timings.notes if timings else ())
+    folders = [folder for place in places for folder in bench_folders(place)]
+    benches = tuple(read_finished(folder, str(folder)) for folder in dict.fromkeys(folders))
+    with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
+    captures: tuple[CaptureSummary, ...] = ()
+    if with_traces or timings or not benches:
+        captures = gather(with_traces, names or PhaseNames.parse(()), given or Given(), timings)
+    notes = timings.notes if timings else ()
+    return Evidence(captures, command, csv_path.name if csv_path else "", notes, benches)
 
 
 def command_line() -> str:
@@ -64,14 +72,18 @@ def command_line() -> str:
 
 def write_markdown(evidence: Evidence, path: Path, *, figures: bool = True) -> Report:
     """Writes the report and its figures, the report whole or not at all."""
-    built = build_report(evidence)
+    return write_markdown_of(build_report(evidence), path, figures=figures)
+
+
+def write_markdown_of(built: Report, path: Path, *, figures: bool = True) -> Report:
+    """Writes a report that is built already; returns it."""
     _replace(path, render_markdown(built, _draw(built, path) if figures else {}))
     return built
 
 
 def write_json(evidence: Evidence, path: Path | None) -> None:
     """Writes the captures as JSON, whole or not at all; prints them where there is no path."""
-    text = json.dumps(report_data(evidence.captures, evidence.labels), indent=1, allow_nan=False)
+    text = json.dumps(report_data(evidence.captures, evidence.labels, evidence.benches), indent=1, allow_nan=False)
     if path:
         _replace(path, text + "\n")
     else:

@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.runs import RunConditions
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.benches.model import Finished
 from nsys_analyzer.report.model import Bars, Paragraph, Spread
 
 #: The phases that tables compare, and the step that holds them.
@@ -35,12 +36,14 @@ class Evidence:
         command: the command line that makes the report again.
         timings: the name of the timings CSV, empty without one.
         notes: what was decided while reading it.
+        benches: the experiments whose sections the report takes in.
     """
 
     captures: tuple[CaptureSummary, ...]
     command: str
     timings: str = ""
     notes: tuple[str, ...] = ()
+    benches: tuple[Finished, ...] = ()
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -4,22 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 
+if TYPE_CHECKING:
+    from nsys_analyzer.benches.model import Finished
+
 SCHEMA_VERSION = 1
 
 
-def report_data(captures: Sequence[CaptureSummary], labels: dict[str, str]) -> dict[str, Any]:
+def report_data(
+    captures: Sequence[CaptureSummary], labels: dict[str, str], benches: Sequence[Finished] = ()
+) -> dict[str, Any]:
     """The captures as plain data for ``json.dumps``; times are those of one instance, shares are fractions.
 
     Args:
         captures: one entry for each process of each capture.
         labels: short label of every kernel name.
+        benches: the experiments whose sections the report takes in.
     """
-    return {"schema_version": SCHEMA_VERSION, "captures": [_capture(capture, labels) for capture in captures]}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "captures": [_capture(capture, labels) for capture in captures],
+        "benches": [_bench(bench) for bench in benches],
+    }
+
+
+def _bench(bench: Finished) -> dict[str, Any]:
+    """Every row of a bench, and the ceilings of its device by precision."""
+    return {
+        "name": bench.name,
+        "run": bench.results.command or None,
+        "ceilings": {precision: row.figures for precision, row in bench.results.ceilings.items()},
+        "rows": [asdict(row) for row in bench.results.rows],
+    }
 
 
 def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from tabulate import tabulate
 
-from nsys_analyzer.report.model import Answer, Bars, Details, Listing, Paragraph, Report, Section, Table
+from nsys_analyzer.report.model import Answer, Bars, Details, Lines, Listing, Paragraph, Report, Section, Table
 from nsys_analyzer.report.units import format_cell
 
 _TEXT_UNITS = ("text", "code")
@@ -92,8 +92,9 @@ def _(block: Details, figures: dict[str, str]) -> str:
     return f"<details><summary>{block.title}</summary>\n\n{inner}\n\n</details>"
 
 
-@render_block.register
-def _(block: Bars, figures: dict[str, str]) -> str:
+@render_block.register(Bars)
+@render_block.register(Lines)
+def _(block: Bars | Lines, figures: dict[str, str]) -> str:
     path = figures.get(block.key)
     title = block.title.replace("[", "\\[").replace("]", "\\]")
     return f"![{title}]({quote(path)})" if path else ""

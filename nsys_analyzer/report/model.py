@@ -91,7 +91,33 @@ class Bars:
     kind: Literal["grouped", "stacked", "horizontal"] = "grouped"
 
 
-Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Bars"
+@dataclass(frozen=True)
+class Lines:
+    """Curves over a numeric axis.
+
+    Attributes:
+        key: the figure's file name, without extension.
+        title: what it shows.
+        series: name and points of each curve; a curve breaks where y is None.
+        x_axis, y_axis: titles of the axes, with their units.
+        log_x, log_y: whether an axis is logarithmic; x to the base of 2.
+        spans: name, start and end along x of stretches that are shaded, such as the phases of a step.
+        steps: whether a value holds until the next one, as of memory, instead of a straight line between points.
+    """
+
+    key: str
+    title: str
+    series: tuple[tuple[str, tuple[tuple[float, float | None], ...]], ...]
+    x_axis: str
+    y_axis: str
+    log_x: bool = False
+    log_y: bool = False
+    spans: tuple[tuple[str, float, float], ...] = ()
+    steps: bool = False
+
+
+Figure: TypeAlias = "Bars | Lines"
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Bars | Lines"
 
 
 def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
@@ -126,7 +152,7 @@ class Report:
     sections: tuple[Section, ...]
 
     @property
-    def figures(self) -> tuple[Bars, ...]:
+    def figures(self) -> tuple[Figure, ...]:
         """Every figure of the report."""
         blocks = (block for section in self.sections for block in unfolded(section.blocks))
-        return tuple(block for block in blocks if isinstance(block, Bars))
+        return tuple(block for block in blocks if isinstance(block, Bars | Lines))

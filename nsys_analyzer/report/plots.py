@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nsys_analyzer.report.model import Bars
+from nsys_analyzer.report.model import Bars, Figure, Lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,14 +24,16 @@ _PALETTE = (
 )  # fmt: skip
 
 
-def draw(figure: Bars, path: Path) -> None:
+def draw(figure: Figure, path: Path) -> None:
     """Draws one figure into a PNG file."""
-    plain = replace(
-        figure,
-        title=_plain(figure.title, 160),
-        groups=tuple(_plain(group, 60) for group in figure.groups),
-        series=tuple((_plain(name, 60), values) for name, values in figure.series),
-    )
+    plain: Figure
+    if isinstance(figure, Bars):
+        bars = tuple((_plain(name, 60), values) for name, values in figure.series)
+        groups = tuple(_plain(group, 60) for group in figure.groups)
+        plain = replace(figure, title=_plain(figure.title, 160), groups=groups, series=bars)
+    else:
+        curves = tuple((_plain(name, 60), points) for name, points in figure.series)
+        plain = replace(figure, title=_plain(figure.title, 160), series=curves)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box stands for the letter
         _draw(plain, path)
@@ -42,29 +45,41 @@ def _plain(text: str, limit: int) -> str:
     return short.replace("$", r"\$")
 
 
-def _draw(figure: Bars, path: Path) -> None:
+def _draw(figure: Figure, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     canvas = Figure(figsize=(_WIDTH_INCHES, _height(figure)), dpi=_DPI, layout="constrained")
     FigureCanvasAgg(canvas)
     axes = canvas.add_subplot()
-    _DRAWERS[figure.kind](axes, figure)
+    if isinstance(figure, Lines):
+        _lines(axes, figure)
+    else:
+        _DRAWERS[figure.kind](axes, figure)
     axes.set_title(figure.title, fontsize=11, loc="left", wrap=True)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
-    if len(figure.series) > 1:
+    if len(figure.series) > 1 or (isinstance(figure, Lines) and figure.spans):
         canvas.legend(
-            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=min(len(figure.series), 5), fontsize=8
+            *axes.get_legend_handles_labels(),
+            loc="outside lower center",
+            ncols=min(_legend_rows(figure), 5),
+            fontsize=8,
         )
     canvas.savefig(path, format="png", metadata={"Software": None})
 
 
-def _height(figure: Bars) -> float:
+def _height(figure: Figure) -> float:
     """Inches: horizontal bars need a line each, the others a fixed height."""
-    if figure.kind == "horizontal":
+    if isinstance(figure, Bars) and figure.kind == "horizontal":
         return 1.2 + 0.3 * len(figure.groups)
-    return 4.2 + 0.22 * (len(figure.series) // 5)
+    return 4.2 + 0.22 * ((_legend_rows(figure) - 1) // 5)
+
+
+def _legend_rows(figure: Figure) -> int:
+    """Entries of the legend: a series each, and each name of a shaded stretch once."""
+    spans = {name for name, _, _ in figure.spans} if isinstance(figure, Lines) else ()
+    return len(figure.series) + len(spans)
 
 
 def _grouped(axes: Axes, figure: Bars) -> None:
@@ -100,6 +115,31 @@ def _horizontal(axes: Axes, figure: Bars) -> None:
     axes.invert_yaxis()
     axes.set_xlabel(figure.axis, fontsize=9)
     axes.margins(x=0.1)
+
+
+def _lines(axes: Axes, figure: Lines) -> None:
+    markers = (
+        "" if figure.steps or max((len(points) for _, points in figure.series), default=0) > _MOST_LABELED else "o"
+    )
+    for number, (name, points) in enumerate(figure.series):
+        x, y = [point[0] for point in points], [math.nan if point[1] is None else point[1] for point in points]
+        style = "steps-post" if figure.steps else "default"
+        axes.plot(x, y, markers + "-", label=name, color=_color(number), markersize=4, linewidth=1.4, drawstyle=style)
+    shades = {name: number for number, name in enumerate(dict.fromkeys(name for name, _, _ in figure.spans))}
+    labeled: set[str] = set()
+    for name, start, end in figure.spans:
+        label = f"_{name}" if name in labeled else name  # a name that starts so stays out of the legend
+        axes.axvspan(start, end, alpha=0.15, linewidth=0, color=_color(len(figure.series) + shades[name]), label=label)
+        labeled.add(name)
+    if figure.log_x:
+        axes.set_xscale("log", base=2)
+        ticks = sorted({x for _, points in figure.series for x, _ in points})
+        axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], fontsize=8)
+    if figure.log_y:
+        axes.set_yscale("log")
+    axes.grid(alpha=0.25, linewidth=0.5)
+    axes.set_xlabel(figure.x_axis, fontsize=9)
+    axes.set_ylabel(figure.y_axis, fontsize=9)
 
 
 def _group_axis(axes: Axes, figure: Bars) -> None:

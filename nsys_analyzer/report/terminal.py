@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from textwrap import fill
 
-from nsys_analyzer.report.model import Report
+import click
+
+from nsys_analyzer.report.model import Paragraph, Report
 
 #: Captures whose every answer fits a screen.
 _FEW = 6
@@ -27,6 +30,12 @@ def print_answers(report: Report) -> None:
         for topic, short in answers if len(captures) <= _FEW else answers[:1]:
             lines.add_row(f"[cyan]{topic}[/cyan]", escape(_plain(short)))
         console.print(lines)
+
+
+def print_answer(report: Report) -> None:
+    """Prints what a report says first."""
+    first = next(block for section in report.sections for block in section.blocks if isinstance(block, Paragraph))
+    click.echo(fill(_plain(first.text), 100))
 
 
 def _plain(text: str) -> str:

@@ -8,6 +8,8 @@ ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
 _MINUS = "\N{MINUS SIGN}"
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+_BINARY = ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+_ROUNDS_UP_TO_A_TENTH = 0.99995  # of a binary unit: 1,024.0 MiB is 1.0 GiB
 _ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
 
@@ -33,10 +35,16 @@ def format_number(value: float, unit: Unit) -> str:
     if unit in ("flop", "flop/s"):
         return _scaled(value, "FLOP" + ("/s" if unit == "flop/s" else ""))
     if unit == "bytes":
-        return f"{value / 2**30:.1f}{_SPACE}GiB"
+        return _binary(value)
     if unit == "bytes/s":
         return _scaled(value, "B/s")
     return f"{_digits(value)}×" if unit == "factor" else _digits(value)
+
+
+def _binary(value: float) -> str:
+    """Bytes in the binary unit that leaves one to four digits before the point."""
+    scale, unit = next(((s, u) for s, u in _BINARY if abs(value) >= s * _ROUNDS_UP_TO_A_TENTH), (1, "B"))
+    return f"{value / scale:,.1f}{_SPACE}{unit}" if scale > 1 else f"{value:.0f}{_SPACE}B"
 
 
 def _digits(value: float) -> str:

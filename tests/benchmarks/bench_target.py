@@ -32,11 +32,11 @@ def main() -> None:
     phases = Training(Config(find_model("small"), given.context_length, device=device)).phases()
     times: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for _ in range(min(rounds, 10)):
-        harness._step(phases, device)
+        harness.step_ns(phases, device)
     for _ in range(rounds):
         for kind, ranges in (("with ranges", True), ("without ranges", False)):
             harness._ranges_wanted = ranges
-            for phase, ns in harness._step(phases, device).items():
+            for phase, ns in harness.step_ns(phases, device).items():
                 times[kind][phase].append(ns / 1e6)
         for phase, ms in _independent(phases, device).items():
             times["independent"][phase].append(ms)

@@ -1,0 +1,50 @@
+"""What GPUs can do at most, from their datasheets: dense rates without sparsity, and memory bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of one GPU.
+
+    Attributes:
+        name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, or the part of it that is its own.
+        flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), tf32, bf16, fp16 (tensor cores).
+        bytes_per_s: bandwidth of its memory.
+        source: the document that says so.
+
+    """
+
+    name: str
+    flops_per_s: Mapping[str, float]
+    bytes_per_s: float
+    source: str
+
+
+def _peaks(name: str, fp32: float, tf32: float, half: float, bandwidth: float, source: str) -> Peaks:
+    """A row in TFLOP/s and TB/s; bf16 and fp16 have one rate on all of these."""
+    rates = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16": half * 1e12, "fp16": half * 1e12}
+    return Peaks(name, rates, bandwidth * 1e12, source)
+
+
+# Datasheets give tensor rates "with sparsity": twice the dense ones, which stand here.
+PEAKS: tuple[Peaks, ...] = (
+    _peaks("H200", 67, 494.7, 989.4, 4.8, "NVIDIA H200 Tensor Core GPU datasheet, SXM"),
+    _peaks("H100 PCIe", 51, 378, 756, 2.0, "NVIDIA H100 Tensor Core GPU datasheet, PCIe"),
+    _peaks("H100 NVL", 60, 417.5, 835.5, 3.9, "NVIDIA H100 Tensor Core GPU datasheet, NVL"),
+    _peaks("H100 80GB HBM3", 67, 494.7, 989.4, 3.35, "NVIDIA H100 Tensor Core GPU datasheet, SXM"),
+    _peaks("A100-SXM4-80GB", 19.5, 156, 312, 2.039, "NVIDIA A100 Tensor Core GPU datasheet, SXM 80 GB"),
+    _peaks("A100-SXM4-40GB", 19.5, 156, 312, 1.555, "NVIDIA A100 Tensor Core GPU datasheet, SXM 40 GB"),
+    _peaks("A100 80GB PCIe", 19.5, 156, 312, 1.935, "NVIDIA A100 Tensor Core GPU datasheet, PCIe 80 GB"),
+    _peaks("L40S", 91.6, 183, 362, 0.864, "NVIDIA L40S datasheet"),
+    _peaks("L4", 30.3, 60, 121, 0.300, "NVIDIA L4 datasheet"),
+    _peaks("RTX 4090", 82.6, 82.6, 165.2, 1.008, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090"),
+)
+
+
+def find_peaks(gpu: str | None) -> Peaks | None:
+    """The peaks of the GPU of this name; None where the table has no row for it."""
+    return next((peaks for peaks in PEAKS if gpu and peaks.name.lower() in gpu.lower()), None)

@@ -1,0 +1,73 @@
+"""What lies in a bench's folder: its rows, its captures, and the section and the CSV that come of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.benches import find_bench
+from nsys_analyzer.benches.model import CEILINGS, Finished, Results
+from nsys_analyzer.capture.cases import NAME, Row, read_file
+from nsys_analyzer.capture.placement import made_whole
+from nsys_analyzer.commands.gather import Given, gather
+
+CAPTURES = "captures"
+
+
+def bench_folders(path: Path) -> list[Path]:
+    """The folders of benches at a path: itself, and those one level below."""
+    if not path.is_dir():
+        return []
+    return [place for place in (path, *sorted(path.iterdir())) if (place / NAME).is_file()]
+
+
+def read_finished(folder: Path, seen_as: str) -> Finished:
+    """A bench that was run into a folder, with its section.
+
+    Args:
+        folder: the bench's folder.
+        seen_as: the folder as the section's reader sees it, empty where the section lies in it.
+
+    Raises:
+        ConfigurationError: the file of rows is damaged, or its bench is unknown.
+    """
+    header, rows = read_file(folder / NAME)
+    bench = find_bench(header["bench"])
+    captures = folder / CAPTURES
+    results = Results(
+        tuple(row for row in rows if row.module != CEILINGS),
+        {row.case["precision"]: row for row in rows if row.module == CEILINGS and row.ok},
+        gather([captures], PhaseNames.parse(()), Given(), None) if captures.is_dir() else (),
+        header.get("run") or "",
+        seen_as,
+    )
+    return Finished(bench.name, results, bench.section(results))
+
+
+def write_rows(rows: Sequence[Row], path: Path) -> None:
+    """Writes the rows as CSV: status, the options of each case, and its figures; lists stay in ``bench.jsonl``."""
+    flat = [_flat(row) for row in rows]
+    columns = dict.fromkeys(key for row in flat for key in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*columns, "message"], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "message": one.message} for row, one in zip(flat, rows, strict=True))
+    with made_whole(path) as unfinished:
+        unfinished.write_text(text.getvalue(), encoding="utf-8")
+
+
+def _flat(row: Row) -> Mapping[str, Any]:
+    plain = {key: value for key, value in row.figures.items() if not isinstance(value, list | dict)}
+    gpu = {"gpu": row.machine["gpu"]} if row.machine.get("gpu") else {}
+    return {
+        "target": row.module.rpartition(".")[2],
+        **row.case,
+        **row.environment,
+        **gpu,
+        "status": row.status,
+        **plain,
+    }

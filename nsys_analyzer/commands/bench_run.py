@@ -1,0 +1,70 @@
+"""Runs a bench's plan, and makes its CSV and its section from what lies in its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from nsys_analyzer.capture.cases import NAME, Row, read_file, remaining_cases, run_cases, start_file
+from nsys_analyzer.capture.machine import provenance
+from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
+from nsys_analyzer.commands.bench_plan import BenchPlan
+from nsys_analyzer.commands.bench_results import CAPTURES, read_finished, write_rows
+from nsys_analyzer.commands.run_progress import shown
+from nsys_analyzer.commands.writing import command_line, write_markdown_of
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.report.model import Report
+
+_AGAIN = "--resume keeps what is finished, --rerun replaces it, --output-dir puts the results elsewhere"
+
+
+def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | None) -> tuple[Report, bool]:
+    """Runs what is left of the plan, and writes ``NAME.csv`` and ``NAME.md``.
+
+    Args:
+        plan: what to run.
+        folder: the output folder, made as needed.
+        timeout_s: seconds for each case.
+        resume: True keeps finished rows, False replaces them, None refuses to choose.
+
+    Returns:
+        The section as a report, and whether every case ended in a way that needs no second try.
+
+    Raises:
+        ConfigurationError: results are there and ``resume`` does not say what to do, or they are of another bench.
+        KeyboardInterrupt: what was finished is kept.
+    """
+    with locked(folder):
+        rows = _prepared(plan, folder, resume)
+        todo = remaining_cases(plan.cases, rows)
+        captures, again = folder / CAPTURES, resume is not False
+        captures.mkdir(exist_ok=True)
+        targets = remaining(plan.profiled.targets, captures, plan.profiler, again)
+        total = len(plan.cases) + len(plan.profiled.targets)
+        with shown(total, total - len(todo) - len(targets)) as progress:
+            run_cases(todo, folder, timeout_s, progress)
+            ended = run_sweep(targets, captures, plan.profiler, timeout_s, progress, command_line()) if targets else []
+        if not plan.profiled.targets:
+            captures.rmdir()
+        finished = read_finished(folder, "")
+        write_rows(finished.results.rows, folder / f"{plan.bench.name}.csv")
+        report = Report(f"nsys-analyze bench {plan.bench.name}", (finished.section,))
+        write_markdown_of(report, folder / f"{plan.bench.name}.md")
+    _, rows = read_file(folder / NAME)
+    done = not remaining_cases(plan.cases, rows) and all(one.status in ("ok", "oom") for one in ended)
+    return report, done
+
+
+def _prepared(plan: BenchPlan, folder: Path, resume: bool | None) -> Sequence[Row]:
+    """The rows that are there already; without any the file is begun."""
+    path = folder / NAME
+    if path.exists():
+        header, rows = read_file(path)
+        if header["bench"] != plan.bench.name:
+            raise ConfigurationError(f"{folder} holds a bench {header['bench']}", "Name another --output-dir")
+        if resume is None:
+            raise ConfigurationError(f"{path} is there already", _AGAIN)
+        if resume:
+            return rows
+    start_file(folder, {"bench": plan.bench.name, "run": command_line(), **provenance(Path.cwd())})
+    return ()

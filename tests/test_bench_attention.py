@@ -1,0 +1,109 @@
+"""The bench of attention: its cases, its section from hand-made rows, and one real run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.benches import all_cases
+from nsys_analyzer.benches.attention import BENCH
+from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.capture.cases import NAME, read_file
+from nsys_analyzer.cli import cli
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Lines, Report, Table, unfolded
+
+CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
+
+
+def row(length: int, compiled: bool, forward_ms: float, **figures: Any) -> Row:
+    scores = 3 * 8 * length**2 * 4
+    known = {
+        "forward_ms": forward_ms,
+        "backward_ms": 2 * forward_ms,
+        "before_backward_bytes": scores + 8 * length * 64 * 4,
+        "peak_bytes": 2 * scores,
+        "inputs_bytes": 1000,
+        "first_step_ms": 3 * forward_ms + 7,
+        "compiled_graphs": 1,
+    }
+    case = {**CASE, "d": 64, "context_length": length, "compile": compiled}
+    return Row("profiling_targets.attention", case, "ok", "", {**known, **figures}, {"gpu": "NVIDIA H200"})
+
+
+def text(*rows: Row) -> str:
+    return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
+
+
+def test_cases() -> None:
+    settings = Settings(
+        "cuda", {option.name: option.cuda if option.several else option.cuda[0] for option in BENCH.options}
+    )
+    cases = all_cases(BENCH, settings)
+    assert len(cases) == 1 + 2 * 4 * 5  # the ceilings; eager and compiled, four widths, five lengths
+    assert cases[1].values == {**CASE, "d": 16, "context_length": 256, "compile": False}
+
+
+def test_section() -> None:
+    saved = [[[8, 4096, 4096], "float32", 3, 3 * 8 * 4096**2 * 4], [[8, 4096, 64], "float32", 1, 1]]
+    said = text(row(1024, False, 10), row(4096, False, 160, saved=saved), row(1024, True, 5), row(4096, True, 40))
+    # 3·S² + 64·S of 4,096 and 1,024 tokens: (3·4096 + 64) ÷ (3·1024 + 64) = 3.938, times 4 → log₄(15.75) = 1.989
+    assert "to the power 1.99" in said
+    assert "2.00 to 4.00 times as fast" in said  # 10 ÷ 5 and 160 ÷ 40
+    assert "No shape ran out of memory" in said
+    assert "| 8 × 4,096 × 4,096 |" in said
+    assert "8 × 4,096 × 64 | float32 | 1 | 8.0 MiB" in said.replace(
+        "\N{NO-BREAK SPACE}", " "
+    )  # the output: 8·4096·64·4
+    blocks = list(unfolded(BENCH.section(Results((row(1024, True, 5),))).blocks))
+    times = next(block for block in blocks if isinstance(block, Table))
+    assert times.rows == ((64, 1024, None, 5, None, None, 10, None, "ok"),)
+
+
+def test_rows_equal_to_the_last_digit_are_flagged() -> None:
+    assert "Equal to the last digit" in text(row(1024, False, 10.0001), row(1024, True, 10.0002))  # both print 10.00
+    assert "Equal to the last digit" not in text(row(1024, False, 10.00), row(1024, True, 10.02))
+
+
+def test_nothing_compiled_is_flagged() -> None:
+    assert "Nothing was compiled" in text(row(1024, False, 10), row(1024, True, 9, compiled_graphs=0))
+
+
+def test_out_of_memory_keeps_its_row() -> None:
+    lost = Row(
+        "profiling_targets.attention",
+        {**CASE, "d": 64, "context_length": 16384, "compile": False},
+        "oom",
+        "CUDA out of memory",
+    )
+    said = text(row(1024, False, 10), lost)
+    assert "Out of memory: d 64, context 16,384." in said
+    assert any("16,384" in line and "oom" in line for line in said.splitlines() if line.startswith("|"))
+
+
+def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--d", "8", "--context-length", "32,64", "--steps", "2", "--warmup-steps", "0", "--device", "cpu"]
+    done = CliRunner().invoke(cli, ["bench", "attention", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "bench" / "attention"
+    header, rows = read_file(folder / NAME)
+    assert header["bench"] == "attention"
+    assert [one.status for one in rows] == ["ok"] * 5  # the ceilings, two lengths eager and compiled
+    eager = next(one for one in rows if one.case.get("context_length") == 64)
+    # Between the passes: three score matrices, two columns of row maxima and sums, the output; 8 bytes of bookkeeping.
+    expected = 4 * (3 * 8 * 64**2 + 2 * 8 * 64 + 8 * 64 * 8)
+    assert eager.figures["before_backward_bytes"] == pytest.approx(expected, abs=64)
+    assert (folder / "attention.csv").read_text().count("\n") == 1 + 4
+    assert (folder / "attention_figures" / "attention-forward.png").stat().st_size > 1000
+    again = CliRunner().invoke(cli, ["bench", "attention", *options, "--resume"], catch_exceptions=False)
+    assert again.exit_code == 0
+    assert "5 of 5 configurations are finished already" in again.output
+
+
+def test_figures_name_their_axes() -> None:
+    section = BENCH.section(Results((row(1024, False, 10), row(4096, False, 160))))
+    figures = [block for block in section.blocks if isinstance(block, Lines)]
+    assert [figure.y_axis for figure in figures] == ["ms", "ms", "MiB"]
+    assert figures[0].series == (("d 64, eager", ((1024, 10), (4096, 160))),)

@@ -1,0 +1,102 @@
+"""Running cases in processes of their own: what survives an out-of-memory, a crash, a time-out, an interrupt."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.capture.cases import NAME, Case, Row, read_file, remaining_cases, run_cases, start_file
+from nsys_analyzer.capture.process import Ended
+from nsys_analyzer.capture.progress import Progress
+from nsys_analyzer.errors import ConfigurationError
+
+
+def case(ends: str, number: int = 0, **more: Any) -> Case:
+    environment = more.pop("environment", {})
+    return Case("tests.case_target", {"ends": ends, "number": number, **more}, f"{ends} {number}", environment)
+
+
+class Runner:
+    """Runs cases in a folder, and keeps what was told of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[str] = []
+        start_file(folder, {"bench": "test"})
+
+    def run(self, *cases: Case, timeout_s: float = 30) -> tuple[Row, ...]:
+        def ended(name: str, end: Ended, _: float) -> None:
+            self.told.append(f"{name}: {end.status}")
+
+        run_cases(cases, self.folder, timeout_s, Progress(lambda *_: None, ended))
+        return read_file(self.folder / NAME)[1]
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def test_cases_of_one_target_share_a_process(runner: Runner) -> None:
+    rows = runner.run(case("ok", 1), case("ok", 2))
+    assert [row.status for row in rows] == ["ok", "ok"]
+    assert len({row.figures["pid"] for row in rows}) == 1
+    assert runner.told == ["ok 1: ok", "ok 2: ok"]
+    assert sorted(path.name for path in runner.folder.iterdir()) == [NAME, "target.log"]  # nothing hidden is left
+
+
+@pytest.mark.parametrize("after", [0, 0.6])  # the row is read at the end of the process, and while it still runs
+def test_out_of_memory_leaves_the_rest_to_a_fresh_process(runner: Runner, after: float) -> None:
+    rows = runner.run(
+        case("ok", 1), case("oom", 2, after=after), case("ok", 3), case("failed", 4, after=after), case("ok", 5)
+    )
+    assert [row.status for row in rows] == ["ok", "oom", "ok", "failed", "ok"]
+    assert len({row.figures["pid"] for row in rows}) == 3
+
+
+def test_a_process_that_dies_gives_its_case_a_row(runner: Runner) -> None:
+    rows = runner.run(case("ok", 1), case("dies", 2), case("ok", 3))
+    assert [row.status for row in rows] == ["ok", "oom", "ok"]
+    assert rows[1].message == "MemoryError: no room"
+
+
+def test_the_time_of_a_case_begins_with_it(runner: Runner) -> None:
+    # Three cases of 0.8 s each end in one process of 2.4 s, longer than the limit of 2 s, which is for each of them.
+    rows = runner.run(*(case("ok", n, after=0.8) for n in range(3)), case("hangs", 4), case("ok", 5), timeout_s=2)
+    assert [row.status for row in rows] == ["ok", "ok", "ok", "timeout", "ok"]
+    assert rows[3].message == "stopped after 2 s"
+
+
+def test_an_environment_is_a_process_of_its_own(runner: Runner) -> None:
+    rows = runner.run(case("ok", 1), case("ok", 1, environment={"STUDY": "1"}))
+    assert [row.figures["env"] for row in rows] == [None, "1"]
+    assert len({row.figures["pid"] for row in rows}) == 2
+
+
+def test_what_remains(runner: Runner) -> None:
+    cases = [case("ok", 1), case("oom", 2), case("failed", 3)]
+    rows = runner.run(*cases)
+    assert remaining_cases([*cases, case("ok", 4)], rows) == [cases[2], case("ok", 4)]
+
+
+def test_a_second_try_takes_the_place_of_the_first(runner: Runner) -> None:
+    with (runner.folder / NAME).open("a") as file:
+        for status in ("failed", "ok"):
+            row = {"module": "m", "case": {"n": 1}, "environment": {}, "status": status, "message": None}
+            file.write(json.dumps(row) + "\n")
+    assert [row.status for row in read_file(runner.folder / NAME)[1]] == ["ok"]
+
+
+def test_a_line_that_was_cut_off_is_passed_over(runner: Runner) -> None:
+    runner.run(case("ok", 1))
+    with (runner.folder / NAME).open("a") as file:
+        file.write('{"module": "m", "ca')
+    assert len(read_file(runner.folder / NAME)[1]) == 1
+
+
+@pytest.mark.parametrize("text", ["", "no JSON\n", '{"schema_version": 1}\n', '{"bench": "x"}\n', "[]\n"])
+def test_another_file_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / NAME).write_text(text)
+    with pytest.raises(ConfigurationError, match=r"is no file of a bench"):
+        read_file(tmp_path / NAME)

@@ -1,0 +1,97 @@
+"""Targets that measure cases: their command line, and the row of every end a case can come to."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from profiling_targets.cases import Figures, NotHereError, main, measured, option
+
+
+@dataclass(frozen=True)
+class Case:
+    device: str = "cpu"
+    side: int = option(4, "of the square")
+    ends: str = option("well", "how", ("well", "oom", "oddly", "elsewhere"))
+    doubled: bool = option(False, "twice as large")
+
+
+def measure(case: Case, figures: Figures) -> None:
+    """Computes an area."""
+    figures["area"] = case.side**2 * (2 if case.doubled else 1)
+    if case.ends == "oom":
+        raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB\nand more lines")
+    if case.ends == "oddly":
+        raise ValueError("a bug")
+    if case.ends == "elsewhere":
+        raise NotHereError("needs a GPU")
+    figures["ratio"] = float("nan")
+
+
+def test_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(Case, measure, ["--side", "3", "--doubled"]) == 0
+    assert "area" in (said := capsys.readouterr().out)
+    assert "18" in said  # 3² · 2
+
+
+def test_its_help_says_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(Case, measure, ["--help"])
+    said = capsys.readouterr().out
+    assert "Computes an area." in said
+    assert "--no-doubled" in said
+    assert "of the square (default 4)" in said
+
+
+def test_a_row_is_json() -> None:
+    row = measured(Case(side=3), measure)
+    assert json.loads(json.dumps(row, allow_nan=False))["figures"] == {"area": 9, "ratio": None}  # a NaN is none
+    assert row["machine"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("ends", "status", "message"),
+    [
+        ("oom", "oom", "CUDA out of memory. Tried to allocate 20.00 GiB and more lines"),
+        ("elsewhere", "unsupported", "needs a GPU"),
+    ],
+)
+def test_what_was_measured_before_the_end_stays(ends: str, status: str, message: str) -> None:
+    row = measured(Case(ends=ends), measure)
+    assert (row["status"], row["message"], row["figures"]) == (status, message, {"area": 16})
+
+
+def test_a_bug_is_a_failed_row_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    row = measured(Case(ends="oddly"), measure)
+    assert (row["status"], row["message"]) == ("failed", "ValueError: a bug")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def many(tmp_path: Path, *cases: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
+    given, rows = tmp_path / "cases.json", tmp_path / "rows.jsonl"
+    given.write_text(json.dumps(cases))
+    rows.touch()
+    code = main(Case, measure, ["--cases", str(given), "--rows", str(rows)])
+    return code, [json.loads(line) for line in rows.read_text().splitlines()]
+
+
+def test_many(tmp_path: Path) -> None:
+    code, rows = many(tmp_path, {"side": 1}, {"side": 2, "ends": "elsewhere"}, {"side": 3})
+    assert code == 0
+    assert [row["status"] for row in rows] == ["ok", "unsupported", "ok"]
+    assert rows[0]["case"] == {"side": 1}  # as it was given: its key must be the same
+
+
+def test_out_of_memory_ends_the_process(tmp_path: Path) -> None:
+    code, rows = many(tmp_path, {"side": 1}, {"ends": "oom"}, {"side": 3})
+    assert code == 3
+    assert [row["status"] for row in rows] == ["ok", "oom"]
+
+
+def test_cases_need_a_place_for_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(Case, measure, ["--cases", str(tmp_path / "x")])
+    assert ended.value.code == 2
+    assert "go together" in capsys.readouterr().err
