@@ -8,7 +8,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 
-from nsys_analyzer.report.model import Bars
+from nsys_analyzer.report.model import Bars, Figure, Lines
 from nsys_analyzer.report.plots import draw
 
 Kind = Literal["grouped", "stacked", "horizontal"]
@@ -17,7 +17,7 @@ KINDS: list[Kind] = ["grouped", "stacked", "horizontal"]
 PHASES = ("forward", "backward", "optimizer", "step")
 
 
-def size(figure: Bars, tmp_path: Path) -> tuple[int, int]:
+def size(figure: Figure, tmp_path: Path) -> tuple[int, int]:
     """Draws a figure; the width and height that its PNG header says."""
     path = tmp_path / "figure.png"
     draw(figure, path)
@@ -107,3 +107,28 @@ def test_the_same_figure_is_the_same_file(tmp_path: Path) -> None:
     draw(figure, tmp_path / "a.png")
     draw(figure, tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def lines(**more: bool) -> Lines:
+    points = ((256.0, 1.0), (1024.0, 16.0), (4096.0, None), (16384.0, 4096.0))
+    return Lines("f", "time by length", (("d 16", points), ("$d_1$", points[:1])), "tokens", "ms", **more)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("steps", [False, True])
+def test_lines(tmp_path: Path, log: bool, steps: bool) -> None:
+    assert size(lines(log_x=log, log_y=log, steps=steps), tmp_path) == (960, 504)
+
+
+def test_lines_that_are_logarithmic_are_drawn_otherwise(tmp_path: Path) -> None:
+    pictures = []
+    for log in (False, True):
+        draw(lines(log_x=log, log_y=log), tmp_path / "figure.png")
+        pictures.append((tmp_path / "figure.png").read_bytes())
+    assert pictures[0] != pictures[1]
+
+
+def test_shaded_stretches_stand_in_the_legend_once(tmp_path: Path) -> None:
+    spans = tuple((f"phase {i % 5}", float(i), float(i + 1)) for i in range(10))
+    figure = Lines("f", "memory", (("bytes", ((0.0, 1.0), (10.0, 2.0))),), "ms", "MiB", spans=spans, steps=True)
+    assert size(figure, tmp_path)[1] == 530  # a curve and five names are six entries, a second row of 0.22 in

@@ -137,6 +137,8 @@ def _lines(axes: Axes, figure: Lines) -> None:
         axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], fontsize=8)
     if figure.log_y:
         axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))  # heights that can be compared
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.set_xlabel(figure.x_axis, fontsize=9)
     axes.set_ylabel(figure.y_axis, fontsize=9)

@@ -1,0 +1,174 @@
+"""``nsys-analyze bench``: what is planned, what is kept, what is refused, and what report makes of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from nsys_analyzer import benches
+from nsys_analyzer.benches.model import Bench, Case, Option, Profiled, Results, Settings
+from nsys_analyzer.capture.cases import NAME, read_file
+from nsys_analyzer.cli import cli
+from nsys_analyzer.commands.bench_plan import BenchPlan
+from nsys_analyzer.commands.bench_run import run_bench
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.report.model import Bars, Paragraph, Section
+
+Run = Callable[..., tuple[str, bool]]
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(cli, [*map(str, arguments)], catch_exceptions=False)
+
+
+def section(results: Results) -> Section:
+    ends = [f"{row.case['ends']} {row.status}" for row in results.rows]
+    bars = Bars("test-bars", "Bars", ("a", "b"), (("ms", (1.0, 2.0)),), "ms")
+    return Section("bench-test", "Bench: test", (Paragraph(", ".join(ends)), bars))
+
+
+def case(ends: str, number: int = 0) -> Case:
+    return Case("tests.case_target", {"ends": ends, "number": number}, f"{ends} {number}")
+
+
+def fake(name: str, *cases: Case) -> Bench:
+    return Bench(name, "A test.", (Option("number", int, (1,), (1,), "A number."),), lambda _: cases, section)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs cases of a bench into a folder: the first words of its section, and whether it ended well."""
+
+    def started(*cases: Case, name: str = "test", resume: bool | None = None) -> tuple[str, bool]:
+        bench = fake(name, *cases)
+        monkeypatch.setattr(benches, "BENCHES", (fake("test"), fake("other")))
+        report, well = run_bench(BenchPlan(bench, cases, Profiled(()), None, ()), tmp_path / "b", 30, resume)
+        (first,) = [block.text for block in report.sections[0].blocks if isinstance(block, Paragraph)]
+        return first, well
+
+    return started
+
+
+def test_what_is_written(run: Run, tmp_path: Path) -> None:
+    assert run(case("ok"), case("oom"), case("ok", 2)) == ("ok ok, oom oom, ok ok", True)
+    folder = tmp_path / "b"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        ".lock", NAME, "target.log", "test.csv", "test.md", "test_figures",
+    ]  # fmt: skip
+    header, *rows = (folder / "test.csv").read_text().splitlines()
+    assert header == "target,ends,number,status,pid,env,message"
+    assert [row.split(",")[3] for row in rows] == ["ok", "oom", "ok"]
+    assert "![Bars](test_figures/test-bars.png)" in (folder / "test.md").read_text()
+
+
+def test_a_failure_is_tried_again_and_the_rest_kept(run: Run, tmp_path: Path) -> None:
+    assert run(case("ok"), case("failed")) == ("ok ok, failed failed", False)
+    first = read_file(tmp_path / "b" / NAME)[1][0].figures["pid"]
+    run(case("ok"), case("failed"), case("ok", 2), resume=True)
+    rows = read_file(tmp_path / "b" / NAME)[1]
+    assert [row.status for row in rows] == ["ok", "failed", "ok"]
+    assert rows[0].figures["pid"] == first
+
+
+def test_results_that_are_there_are_not_touched_unasked(run: Run, tmp_path: Path) -> None:
+    run(case("ok"))
+    before = (tmp_path / "b" / NAME).read_text()
+    with pytest.raises(ConfigurationError, match=r"is there already\. --resume keeps what is finished"):
+        run(case("ok"))
+    with pytest.raises(ConfigurationError, match=r"holds a bench test\. Name another --output-dir"):
+        run(case("ok"), name="other", resume=True)
+    assert (tmp_path / "b" / NAME).read_text() == before
+    assert run(case("ok", 7), resume=False) == ("ok ok", True)
+    assert [row.case["number"] for row in read_file(tmp_path / "b" / NAME)[1]] == [7]
+
+
+def test_report_takes_the_sections_in(run: Run, tmp_path: Path) -> None:
+    run(case("ok"), case("oom"))
+    for place in (tmp_path, tmp_path / "b"):
+        done = invoke("report", place, "-o", tmp_path / "r.md")
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / "r.md").read_text()
+        assert text.startswith(
+            "# Experiments on transformers\n\n## Bench: test\n\nok ok, oom oom\n\n![Bars](r_figures/"
+        )
+    data = json.loads(invoke("report", tmp_path / "b", "--format", "json").output)
+    assert data["captures"] == []
+    assert [row["status"] for row in data["benches"][0]["rows"]] == ["ok", "oom"]
+
+
+def test_report_puts_benches_behind_captures(run: Run, tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
+    run(case("ok"))
+    done = invoke("report", real_capture("train_small256"), tmp_path / "b", "-o", tmp_path / "r.md")
+    assert done.exit_code == 0, done.output
+    titles = [line for line in (tmp_path / "r.md").read_text().splitlines() if line.startswith("## ")]
+    assert titles[0] == "## In short"
+    assert titles[-1] == "## Bench: test"
+
+
+def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("{}\n")
+    with pytest.raises(ConfigurationError, match="is no file of a bench of this version"):
+        invoke("report", tmp_path, "-o", tmp_path / "r.md")
+
+
+def test_a_bench_that_is_unknown_here(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text('{"schema_version": 1, "bench": "of tomorrow"}\n')
+    with pytest.raises(ConfigurationError, match=r"Unknown bench 'of tomorrow'\. Known benches: "):
+        invoke("report", tmp_path, "-o", tmp_path / "r.md")
+
+
+@pytest.mark.parametrize("bench", benches.BENCHES, ids=lambda bench: str(bench.name))
+def test_every_bench_lists_its_cases(bench: Bench) -> None:
+    done = invoke("bench", bench.name, "--dry-run", "--device", "cpu")
+    assert done.exit_code == 0, done.output
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("python -m profiling_targets.ceilings --device cpu")
+    assert len(lines) > 1
+
+
+@pytest.mark.parametrize("bench", benches.BENCHES, ids=lambda bench: str(bench.name))
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_case_is_its_own(bench: Bench, device: str) -> None:
+    values: dict[str, Any] = {o.name: getattr(o, device) if o.several else getattr(o, device)[0] for o in bench.options}
+    cases = benches.all_cases(bench, Settings(device, values))
+    assert len({one.key for one in cases}) == len(cases)
+    assert len({one.label for one in cases}) == len(cases)
+    assert {one.values["device"] for one in cases} == {device}
+
+
+def test_help_lists_the_defaults_of_both_devices() -> None:
+    said = " ".join(invoke("bench", "attention", "--help").output.split())
+    assert "Default: 256,1024,4096,8192,16384; 128,256,512 on a CPU." in said
+
+
+def test_an_unknown_name_is_a_line_of_click_s() -> None:
+    done = invoke("bench", "nothing")
+    assert done.exit_code == 2
+    assert "No such command 'nothing'" in done.output
+
+
+def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "nsys_analyzer", "bench", "attention", "--device", "cpu", "--d", "8"]
+    lengths = ["--context-length", "16,4096", "--compile", "off", "--steps", "100000", "--warmup-steps", "0"]
+    process = subprocess.Popen(
+        [*command, *lengths, "--output-dir", str(tmp_path / "b")], stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    path, deadline = tmp_path / "b" / NAME, time.monotonic() + 60
+    while not (path.exists() and len(path.read_text().splitlines()) >= 2):  # the header, and the ceilings
+        assert time.monotonic() < deadline, "no row came"
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said.splitlines()[-1].endswith("the same command with --resume goes on.")
+    assert read_file(path)[1][0].status == "ok"
+    assert not list((tmp_path / "b").glob(".*.json*"))
