@@ -136,12 +136,24 @@ def _lines(axes: Axes, figure: Lines) -> None:
         ticks = sorted({x for _, points in figure.series for x, _ in points})
         axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], fontsize=8)
     if figure.log_y:
-        axes.set_yscale("log")
+        _log_y(axes, [y for _, points in figure.series for _, y in points if y])
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))  # heights that can be compared
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.set_xlabel(figure.x_axis, fontsize=9)
     axes.set_ylabel(figure.y_axis, fontsize=9)
+
+
+def _log_y(axes: Axes, values: list[float]) -> None:
+    """A logarithmic axis with plain numbers; between the powers of ten only where there are few of these."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axes.set_yscale("log")
+    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
+    axes.yaxis.set_major_formatter(plain)
+    narrow = bool(values) and max(values) < 10 * min(values)
+    axes.yaxis.set_minor_formatter(plain if narrow else NullFormatter())
+    axes.tick_params(which="minor", labelsize=8)
 
 
 def _group_axis(axes: Axes, figure: Bars) -> None:

@@ -1,0 +1,149 @@
+"""What the benches of training steps share: options, cases, and what can be said of any of their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from nsys_analyzer.benches.conditions import precision_warnings
+from nsys_analyzer.benches.model import Case, Option, Results, Row, Settings
+from nsys_analyzer.benches.physics import Rate, Residence
+from nsys_analyzer.report.model import Block, Cell, Column, Details, Listing, Spread, Table
+from nsys_analyzer.report.units import percent
+
+TARGET = "profiling_targets.training_steps"
+MODES = ("forward", "forward-backward", "train")
+PHASES = ("forward", "loss", "backward", "optimizer")
+_DIMENSIONS = {"d_model": (0,), "d_ff": (0,), "num_layers": (2,), "num_heads": (0,), "vocab_size": (0,)}
+
+#: Options of every bench of training steps that each case of it shares; on a CPU two layers are enough.
+SHARED: tuple[Option, ...] = (
+    Option("attention", ("unfused", "sdpa"), ("unfused",), ("unfused",), "Of the model.", several=False),
+    *(
+        Option(name, int, (0,), on_cpu, "In place of the model's; 0 for its own.", several=False, least=0)
+        for name, on_cpu in _DIMENSIONS.items()
+    ),
+    Option("warmup_steps", int, (5,), (1,), "Steps before the measured ones.", several=False, least=0),
+    Option("steps", int, (10,), (2,), "Measured steps.", several=False),
+    Option("seed", int, (0,), (0,), "Of weights and tokens.", several=False, least=0),
+)
+
+_BITS = {"fp32": 23, "tf32": 10, "bf16": 7}
+_UNSTEADY = 0.1
+_MOST_NAMED = 4
+
+
+def step_case(settings: Settings, label: str, environment: Mapping[str, str] | None = None, **values: Any) -> Case:
+    """A case of the target: what the settings' shared options say, and the values, which come first."""
+    shared = {one.name: settings[one.name] for one in SHARED}
+    kept = {key: value for key, value in shared.items() if value or key not in _DIMENSIONS}
+    return Case(TARGET, {"device": settings.device, **kept, **values}, label, environment or {})
+
+
+def spread(row: Row, phase: str) -> Spread | None:
+    """The mean of a phase in ms with its standard deviation; None where it was not measured to the end."""
+    mean = row.figures.get(f"{phase}_ms")
+    return None if mean is None else Spread(mean, row.figures.get(f"{phase}_std_ms"))
+
+
+def model_name(row: Row, rows: Iterable[Row], beside: Container[str] = ("context_length", "mode")) -> str:
+    """The row's model, and whatever else the rows differ in, but for what is said beside the name."""
+    keys = [key for key in row.case if key not in ("device", "model") and key not in beside]
+    differing = [key for key in keys if len({one.case.get(key) for one in rows}) > 1]
+    return ", ".join([str(row.case["model"]), *(f"{key.replace('_', ' ')} {row.case[key]}" for key in differing)])
+
+
+def title(row: Row, rows: Iterable[Row]) -> str:
+    """The row's configuration for a sentence."""
+    return f"{model_name(row, rows)}, context {row.case['context_length']:,}, {row.case['mode']}"
+
+
+def each(rows: Iterable[Row], key: str) -> str:
+    """The values that an option has in the rows, for a sentence."""
+    return ", ".join(map(str, dict.fromkeys(row.case[key] for row in rows)))
+
+
+def flags(results: Results, rows: Sequence[Row]) -> Iterator[Block]:
+    """Warnings: products in another precision than asked for, and steps that are too unsteady for their mean."""
+    lines = list(precision_warnings(results))
+    other = [row for row in rows if row.figures.get("product_bits") not in (None, _BITS[row.case["precision"]])]
+    if other:
+        kept = dict.fromkeys(f"{row.case['precision']} kept {row.figures['product_bits']} bits" for row in other)
+        lines.append(
+            f"**Products in another precision than asked for**, in {len(other)} of {len(rows)} rows: {_named(kept)}."
+        )
+    unsteady = [row for row in rows if row.figures.get("step_cv", 0) > _UNSTEADY]
+    if unsteady:
+        named = [f"{title(row, rows)}: {percent(row.figures['step_cv'])}" for row in unsteady]
+        lines.append(f"**Unsteady steps**, CV above {percent(_UNSTEADY)}: {_named(named)}.")
+    if lines:
+        yield Listing(tuple(lines))
+
+
+def _named(names: Iterable[str]) -> str:
+    every = list(names)
+    more = f"; {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
+    return "; ".join(every[:_MOST_NAMED]) + more
+
+
+def endings(rows: Sequence[Row]) -> Iterator[str]:
+    """A sentence for each status that is not ok, with the configurations that ended so."""
+    words = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
+    for status, word in words.items():
+        if ended := [row for row in rows if row.status == status]:
+            yield f"{word}: {_named(title(row, rows) for row in ended)}."
+
+
+def messages(rows: Sequence[Row]) -> Iterator[Block]:
+    """Why rows are not ok, folded away."""
+    lacking: list[tuple[Cell, ...]] = [(title(row, rows), row.status, row.message) for row in rows if not row.ok]
+    if lacking:
+        columns = (Column("configuration"), Column("status"), Column("message"))
+        yield Details(f"What was not measured, and why: {len(lacking)} rows", (Table(columns, tuple(lacking)),))
+
+
+def rates(rows: Sequence[Row]) -> tuple[Rate, ...]:
+    """FLOP/s of forward and backward, and bytes/s of the optimizer, in the precision that products really had.
+
+    The FLOPs are those of the products alone; the times hold the elementwise work as well. AdamW reads parameters,
+    gradients and both states, and writes all but the gradients: seven times the parameters' bytes at the least.
+    """
+    found = []
+    ran_as = {bits: name for name, bits in _BITS.items()}
+    for row in rows:
+        if not row.ok:
+            continue
+        figures, name = row.figures, title(row, rows)
+        precision = ran_as.get(figures["product_bits"], row.case["precision"])
+        found += [
+            Rate(f"{phase} of {name}", precision, figures[f"{phase}_flops"], None, figures[f"{phase}_ms"])
+            for phase in ("forward", "backward")
+            if f"{phase}_ms" in figures
+        ]
+        if "optimizer_ms" in figures:
+            size, ms = figures["parameters_bytes"], figures["optimizer_ms"]
+            found.append(Rate(f"optimizer of {name}", precision, None, 7 * size, ms, footprint_bytes=4 * size))
+    return tuple(found)
+
+
+def residences(rows: Sequence[Row]) -> tuple[Residence, ...]:
+    """The tightest memory of each mode: the peak against parameters, gradients, the optimizer's states and logits."""
+    tightest: dict[str, Residence] = {}
+    for row in rows:
+        if not row.ok or "peak_allocated_bytes" not in row.figures:
+            continue
+        parts = {"parameters": "parameters_bytes", "gradients": "gradients_bytes", "states": "optimizer_bytes",
+                 "logits": "logits_bytes"}  # fmt: skip
+        sizes = {part: row.figures[key] for part, key in parts.items() if row.figures[key]}
+        one = Residence(
+            title(row, rows), row.figures["peak_allocated_bytes"], sum(sizes.values()),
+            ", ".join(sizes),
+        )  # fmt: skip
+        before = tightest.get(row.case["mode"])
+        if before is None or _ratio(one) < _ratio(before):
+            tightest[row.case["mode"]] = one
+    return tuple(tightest.values())
+
+
+def _ratio(residence: Residence) -> float:
+    return residence.measured_bytes / residence.must_live_bytes

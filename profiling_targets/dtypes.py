@@ -1,0 +1,201 @@
+"""What autocast computes in, tensor by tensor, and what the precision of an accumulator does to a sum.
+
+``python -m profiling_targets.dtypes --experiment dtypes --model toy --precision bf16`` prints the dtypes of a small
+model; the experiment ``sums`` adds a small number many times, ``products`` multiplies long rows with long columns.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from nsys_analyzer.analysis.models import ModelSize
+from profiling_targets.cases import Figures, NotHereError, default_device, main, option
+from profiling_targets.config import Config
+from profiling_targets.products import kept_bits, set_precision
+from profiling_targets.transformer import Transformer
+
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+TERM = 0.01
+_SIDE = 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """One experiment in one precision; each takes the options that concern it."""
+
+    device: str = field(default_factory=default_device)
+    experiment: str = option("dtypes", "what to look at", ("dtypes", "sums", "products"))
+    model: str = option("toy", "whose dtypes", ("toy", "transformer"))
+    precision: str = option("bf16", "autocast's of the dtypes, the operands' of the products", tuple(DTYPES))
+    accumulation: str = option(
+        "fp32",
+        "of products: fp32; reduced: a product that is split joins its parts in the operands' precision, which is what "
+        "PyTorch allows by default; fp16: all in fp16",
+        ("fp32", "reduced", "fp16"),
+    )
+    terms: int = option(1000, f"how often the sums add {TERM}")
+    length: int = option(16384, "terms of each sum in the products")
+
+
+def measure(case: Case, figures: Figures) -> None:
+    """Looks at dtypes or measures errors; nothing here is timed."""
+    torch.manual_seed(0)
+    {"dtypes": _dtypes, "sums": _sums, "products": _products}[case.experiment](case, figures)
+
+
+def _toy() -> tuple[nn.Module, Tensor]:
+    """A linear layer, ReLU, LayerNorm and a linear layer, and four inputs of eight features."""
+    layers = {"fc1": nn.Linear(8, 10), "relu": nn.ReLU(), "norm": nn.LayerNorm(10), "fc2": nn.Linear(10, 5)}
+    return nn.Sequential(OrderedDict(layers)), torch.randn(4, 8)
+
+
+def _transformer() -> tuple[nn.Module, Tensor]:
+    """One block of our transformer, and two sequences of sixteen tokens."""
+    size = ModelSize("tiny", d_model=32, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
+    return Transformer(Config(size, context_length=16)), torch.randint(size.vocab_size, (2, 16))
+
+
+_MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {"toy": _toy, "transformer": _transformer}
+
+
+class _Inside(TorchFunctionMode):
+    """Notes the dtype of what a few functions return, the first time: they are no modules, so no hook sees them."""
+
+    NAMES = {"rsqrt": "inside RMSNorm: 1 ÷ root", "exp": "inside softmax: exp"}  # noqa: RUF012  a table
+
+    def __init__(self, seen: dict[str, str]) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if name := self.NAMES.get(getattr(func, "__name__", "")):
+            self.seen.setdefault(name, _name(result.dtype))
+        return result
+
+
+def _dtypes(case: Case, figures: Figures) -> None:
+    """The dtype of parameters, of each layer's output, of logits and loss, and of gradients."""
+    with torch.device(case.device):
+        model, batch = _MODELS[case.model]()
+    parameters = tuple(model.parameters())
+    seen = {"parameters": _names(parameters)}
+    for name, module in model.named_modules():
+        if not list(module.children()):
+            module.register_forward_hook(partial(_keep_output, seen, f"{name.replace('blocks.0.', '')} output"))
+    with _autocast(case), _Inside(seen):
+        logits = model(batch).flatten(0, -2)  # (tokens, classes)
+        seen["logits"] = _name(logits.dtype)
+        loss = F.cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=case.device))
+    loss.backward()  # type: ignore[no-untyped-call]
+    seen["loss"] = _name(loss.dtype)
+    seen["gradients"] = _names(p.grad for p in parameters if p.grad is not None)
+    figures["dtypes"] = [list(pair) for pair in seen.items()]
+
+
+def _keep_output(seen: dict[str, str], name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
+    seen[name] = _name(output.dtype)
+
+
+@contextmanager
+def _autocast(case: Case) -> Iterator[None]:
+    """Autocast in the case's precision, off for fp32; raises NotHereError where the device has none."""
+    dtype = DTYPES[case.precision]
+    wanted = dtype != torch.float32
+    try:
+        with torch.autocast(case.device, dtype, enabled=wanted):
+            if wanted and not torch.is_autocast_enabled(case.device):  # it only warned
+                raise NotHereError(f"autocast to {case.precision} is not supported on this device")
+            yield
+    except RuntimeError as error:
+        if "not implemented for" in str(error):
+            raise NotHereError(f"{case.precision} on this device: {error}") from error
+        raise
+
+
+def _names(tensors: Any) -> str:
+    return ", ".join(sorted({_name(tensor.dtype) for tensor in tensors}))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _sums(case: Case, figures: Figures) -> None:
+    """Adds 0.01 many times: in one dtype, and terms of fp16 into fp32, as they are and converted before."""
+    fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    ways = {
+        "sum_fp32_of_fp32": (fp32, fp32, fp32),
+        "sum_fp16_of_fp16": (fp16, fp16, fp16),
+        "sum_bf16_of_bf16": (bf16, bf16, bf16),
+        "sum_fp32_of_fp16": (fp32, fp16, fp16),
+        "sum_fp32_of_fp16_converted": (fp32, fp16, fp32),
+    }
+    for name, (total_dtype, term_dtype, added_dtype) in ways.items():
+        total = torch.zeros((), dtype=total_dtype, device=case.device)
+        term = torch.tensor(TERM, dtype=term_dtype, device=case.device)
+        for _ in range(case.terms):
+            total += term.to(added_dtype)
+        figures[name] = total.item()
+    figures["sum_exact"] = TERM * case.terms
+
+
+def _products(case: Case, figures: Figures) -> None:
+    """Multiplies a wide matrix with a tall one; errors are relative, against fp64 and the same operands.
+
+    ``product_error`` is that of the product, ``rounding_error`` that of the exact result rounded once: what is above
+    it comes from the accumulation, and for TF32 from the operands, which lose thirteen bits on the way in.
+    """
+    dtype, device = DTYPES[case.precision], case.device
+    if case.precision == "tf32" and device == "cpu":
+        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
+    a = torch.rand(_SIDE, case.length, device=device).to(dtype)
+    b = torch.rand(case.length, _SIDE, device=device).to(dtype)
+    exact = a.double() @ b.double()
+    set_precision(case.precision)
+    with _accumulating(case):
+        figures["product_error"] = _error(a @ b, exact)
+        figures["product_bits"] = kept_bits(device, dtype)
+    figures["rounding_error"] = _error(exact.to(dtype), exact)
+
+
+def _error(found: Tensor, exact: Tensor) -> float:
+    """The length of the difference ÷ that of the exact matrix."""
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@contextmanager
+def _accumulating(case: Case) -> Iterator[None]:
+    """Sets how cuBLAS may accumulate, and puts it back; raises NotHereError where there is no such choice."""
+    wanted = {"allow_fp16_reduced_precision_reduction": case.accumulation == "reduced",
+              "allow_bf16_reduced_precision_reduction": case.accumulation == "reduced"}  # fmt: skip
+    backend: Any = torch.backends.cuda.matmul
+    if case.accumulation != "fp32" and (case.device == "cpu" or DTYPES[case.precision] == torch.float32):
+        raise NotHereError("only products of fp16 and bf16 on a GPU have a choice of accumulation")
+    if case.accumulation == "fp16":
+        if case.precision != "fp16" or not hasattr(backend, "allow_fp16_accumulation"):
+            raise NotHereError("accumulation in fp16 is for operands in fp16, from PyTorch 2.7 on")
+        wanted["allow_fp16_accumulation"] = True
+    before = {name: getattr(backend, name) for name in wanted}
+    try:
+        for name, value in wanted.items():
+            setattr(backend, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(backend, name, value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Case, measure))

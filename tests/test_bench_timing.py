@@ -1,0 +1,195 @@
+"""The bench of timing: its cases, its section from hand-made rows, and from real ones of a tiny model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.benches import warmup
+from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.benches.steps import TARGET, rates, residences
+from nsys_analyzer.benches.timing import BENCH
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
+
+GIB = 2**30
+CASE = {
+    "device": "cuda", "model": "small", "context_length": 256, "batch_size": 4, "mode": "train", "precision": "fp32",
+    "attention": "unfused", "optimizer": "torch", "warmup_steps": 5, "steps": 10, "seed": 0,
+}  # fmt: skip
+
+
+def row(step_ms: float = 40.0, figures: dict[str, Any] | None = None, **case: Any) -> Row:
+    known = {
+        "forward_flops": 1e12, "backward_flops": 2e12, "product_bits": 23, "parameters_bytes": GIB, "logits_bytes": GIB,
+        "gradients_bytes": GIB, "optimizer_bytes": 2 * GIB, "peak_allocated_bytes": 8 * GIB,
+        "peak_reserved_bytes": 9 * GIB, "step_ms": step_ms, "step_std_ms": step_ms / 100, "step_cv": 0.01,
+        "step_min_ms": step_ms, "step_max_ms": step_ms, "step_median_ms": step_ms, "tokens_per_s": 1024e3 / step_ms,
+        "forward_ms": step_ms / 4, "loss_ms": step_ms / 8, "backward_ms": step_ms / 2, "optimizer_ms": step_ms / 8,
+        "warmup_times_ms": 5 * [step_ms], "times_ms": 10 * [step_ms],
+    }  # fmt: skip
+    return Row(TARGET, {**CASE, **case}, "ok", "", {**known, **(figures or {})}, {"gpu": "NVIDIA H200"})
+
+
+def lost(**case: Any) -> Row:
+    return Row(TARGET, {**CASE, **case}, "oom", "CUDA out of memory", {"forward_flops": 1}, {"gpu": "NVIDIA H200"})
+
+
+def studied(warmup_steps: int, times: list[float]) -> Row:
+    mean = sum(times) / len(times)
+    before = [1000.0, *4 * [20.0]][:warmup_steps]
+    figures = {"times_ms": times, "warmup_times_ms": before, "step_median_ms": 20.0, "step_cv": 0.5}
+    one = row(mean, figures, warmup_steps=warmup_steps)
+    return replace(one, environment={warmup.VARIABLE: str(warmup_steps)})
+
+
+def text(*rows: Row) -> str:
+    return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {}).replace("\N{NO-BREAK SPACE}", " ")
+
+
+def tables(*rows: Row) -> list[Table]:
+    return [block for block in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(block, Table)]
+
+
+def settings(device: str, **values: Any) -> Settings:
+    defaults = {one.name: one.cuda if device == "cuda" else one.cpu for one in BENCH.options}
+    several = {one.name: one.several for one in BENCH.options}
+    return Settings(device, {**{key: one if several[key] else one[0] for key, one in defaults.items()}, **values})
+
+
+def test_cases_on_a_gpu() -> None:
+    cases = BENCH.cases(settings("cuda"))
+    assert len(cases) == 5 * 4 * 3 + 4  # sizes, contexts, modes; four warm-ups
+    assert cases[0].values == {**CASE, "context_length": 128, "mode": "forward"}
+    assert not any(case.environment for case in cases[:60])  # one process as long as memory lasts
+    study = cases[60:]
+    assert [case.values["warmup_steps"] for case in study] == [0, 1, 2, 5]
+    assert len({tuple(case.environment.items()) for case in study}) == 4  # a process each
+    assert all(case.values["steps"] == 10 and case.values["context_length"] == 256 for case in study)
+
+
+def test_dimensions_are_told_where_they_are_given() -> None:
+    cases = BENCH.cases(settings("cuda", d_model=64))
+    assert {case.values["d_model"] for case in cases} == {64}
+    assert "num_layers" not in cases[0].values
+    assert BENCH.cases(settings("cpu"))[0].values["num_layers"] == 2
+
+
+def test_every_default_is_allowed_on_the_command_line() -> None:
+    for one in BENCH.options:
+        if one.kind is int:
+            assert min(*one.cuda, *one.cpu, one.least) == one.least
+    zero = {one.name for one in BENCH.options if one.least == 0}
+    assert {"warmup_steps", "study_warmup_steps", "seed", "num_layers"} <= zero
+
+
+def test_an_unknown_model_is_refused_before_anything_runs() -> None:
+    with pytest.raises(ConfigurationError, match="Unknown model 'huge'"):
+        BENCH.cases(settings("cuda", model=("huge",)))
+
+
+def test_section() -> None:
+    rows = (row(10, mode="forward"), row(40), lost(context_length=1024), row(80, context_length=512))
+    said = text(*rows)
+    assert "Of 4 configurations 3 were measured." in said
+    assert "A step takes 40.00 ms (small, context 256, train) to 80.00 ms (small, context 512, train)." in said
+    assert "Backward takes 2.000× to 2.000× the forward pass." in said  # half a step against a quarter
+    assert "Steps vary by 1.0 % at the most" in said
+    assert "Out of memory: small, context 1,024, train." in said
+    assert tables(*rows)[0].rows == (
+        ("small", 256, Spread(10, 0.1), Spread(40, 0.4), 25_600, 8 * GIB),  # 1024 tokens in 40 ms
+        ("small", 1024, None, "oom", None, None),
+        ("small", 512, None, Spread(80, 0.8), 12_800, 8 * GIB),
+    )
+    assert "| small, context 1,024, train | oom | CUDA out of memory |" in said
+
+
+def test_rows_of_another_kind_are_told_apart() -> None:
+    found = tables(row(40), row(20, precision="tf32", figures={"product_bits": 10}))[0].rows
+    assert [line[0] for line in found] == ["small, precision fp32", "small, precision tf32"]
+
+
+def test_nothing_measured_is_a_section_still() -> None:
+    said = text(lost())
+    assert "Out of memory: small, context 256, train." in said
+    assert "Backward takes" not in said
+
+
+def test_warmup_study() -> None:
+    # (1000 + 9·20) ÷ 10 = 118 without warm-up, 20 with: 5.9 times; all above the median lies in the first step
+    said = text(row(), studied(0, [1000.0, *9 * [20.0]]), studied(5, 10 * [20.0]))
+    assert "With 0 warm-up steps the mean is 5.900× that with 5" in said
+    assert "the first measured step (1,000.0 ms) makes 100.0 % of what is above the median" in said
+    assert "step 1 in 2 of 2 processes" in said  # in the one it was measured, in the other a warm-up
+    assert "Of 1 configurations 1 were measured." in said  # the study is no part of the grid
+
+
+def test_a_study_without_slow_steps_says_so() -> None:
+    quick = replace(studied(5, 10 * [20.0]), case={**CASE, "warmup_steps": 0})
+    steady = studied(5, 10 * [20.0])
+    rows = tuple(replace(one, figures={**one.figures, "warmup_times_ms": []}) for one in (quick, steady))
+    assert "No step of a process took more than 1.5 times the steady median, 20.00 ms." in text(row(), *rows)
+
+
+def test_figures() -> None:
+    rows = (row(40), row(80, context_length=512), studied(0, [1000.0, 20.0]), studied(1, [20.0, 20.0]))
+    figures = {one.key: one for one in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(one, Lines | Bars)}
+    assert list(figures) == ["timing-step", "timing-tokens", "timing-phases", "timing-warmup"]
+    assert figures["timing-step"].series == (("small", ((256, 40), (512, 80))),)
+    # forward a quarter, loss and optimizer an eighth each, backward a half
+    assert [values for _, values in figures["timing-phases"].series] == [(25,), (12.5,), (50,), (12.5,)]
+    assert figures["timing-warmup"].series[1] == ("warm-up of 1", ((1, 1000), (2, 20), (3, 20)))
+
+
+def test_rates() -> None:
+    forward, backward, optimizer = rates([row(40)])
+    assert (forward.flops, forward.ms, forward.precision) == (1e12, 10, "fp32")
+    assert (backward.flops, backward.ms) == (2e12, 20)
+    assert (optimizer.flops, optimizer.bytes, optimizer.footprint_bytes) == (None, 7 * GIB, 4 * GIB)
+    assert rates([row(40, figures={"product_bits": 10})])[0].precision == "tf32"  # asked for as fp32
+    assert rates([lost()]) == ()
+
+
+def test_a_rate_above_the_peak_is_impossible() -> None:
+    assert "**Impossible rate**" in text(row(40))  # 1 TFLOP in 10 ms are 100 TFLOP/s, and an H200 has 67 in fp32
+    assert "**Impossible rate**" not in text(row(400))
+
+
+def test_residences_are_the_tightest_of_each_mode() -> None:
+    tight = row(40, {"peak_allocated_bytes": 6 * GIB}, context_length=128)
+    (one,) = residences([row(40), tight, lost()])
+    assert (one.measured_bytes, one.must_live_bytes) == (6 * GIB, 5 * GIB)  # 1 + 1 + 2 + 1
+    assert one.why == "parameters, gradients, states, logits"
+    assert "**Impossible memory**" in text(row(400, {"peak_allocated_bytes": 4 * GIB}))
+
+
+def test_flags() -> None:
+    said = text(row(400, {"product_bits": 10}), row(400, {"step_cv": 0.25}, context_length=512))
+    assert "**Products in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits." in said
+    assert "**Unsteady steps**, CV above 10.0 %: small, context 512, train: 25.0 %." in said
+    assert "**Products" not in text(row(400))
+    assert "**Unsteady" not in text(row(400))
+
+
+def test_real_rows_of_a_tiny_model() -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import training_steps
+    from profiling_targets.cases import measured
+
+    tiny = {"d_model": 32, "d_ff": 64, "num_heads": 4, "vocab_size": 50, "context_length": (8, 16)}
+    cases = BENCH.cases(settings("cpu", **tiny, study_context_length=8))
+    assert len(cases) == 2 * 3 + 2
+    rows = []
+    for case in cases:
+        found = measured(training_steps.Case(**case.values), training_steps.measure)
+        assert found["status"] == "ok", found["message"]
+        rows.append(
+            Row(case.module, case.values, "ok", "", found["figures"], found["machine"], case.environment)
+        )  # fmt: skip
+    said = text(*rows)
+    assert "Of 6 configurations 6 were measured." in said
+    assert "With 0 warm-up steps the mean is" in said
+    assert not [line for line in said.splitlines() if line.startswith("| small") and "–" in line and "ok" in line]
