@@ -154,8 +154,15 @@ def measured(case: CaseType, measure: Callable[[CaseType, Figures], None]) -> di
         "status": ending.status,
         "message": ending.message,
         "figures": dict(_plain(figures)),
-        "machine": {**machine(case.device), "threads": torch.get_num_threads()},
+        "machine": _machine(case.device),
     }
+
+
+def _machine(device: str) -> dict[str, Any]:
+    """The machine as a harness tells it, without the peak of memory: what a case says of that stands in its figures."""
+    known = machine(device)
+    del known["peak_memory_bytes"]
+    return {**known, "threads": torch.get_num_threads()}
 
 
 def _plain(figures: Figures) -> Iterator[tuple[str, Any]]:

@@ -11,6 +11,7 @@ import numpy as np
 from nsys_analyzer.analysis.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.attribution import HOW
 from nsys_analyzer.analysis.consistency import check_conservation, contradiction
+from nsys_analyzer.analysis.device_memory import device_memory
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import PhaseNames
@@ -92,6 +93,7 @@ class _ProcessView:
             attention=self.attention(configuration),
             coverage=self.coverage(),
             precisions=_precisions(whole.kernels) if whole else {},
+            device_memory=device_memory(self.attributed, self.process.global_pid),
         )
         check_conservation(summary)
         warnings = capture_warnings(summary, self.attributed, self.process.global_pid)

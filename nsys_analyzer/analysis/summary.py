@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nsys_analyzer.analysis.attention import AttentionSummary
+from nsys_analyzer.analysis.device_memory import DeviceMemory
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats
@@ -128,6 +129,7 @@ class CaptureSummary:
         whole: every operation of the process as if it were one phase, None without GPU operations.
         run: what the run says of itself, None without a manifest.
         unprofiled: what the target timed without the profiler, None without timings.
+        device_memory: memory of the device as it was allocated and freed, None where that was not recorded.
 
     """
 
@@ -148,6 +150,7 @@ class CaptureSummary:
     run: RunConditions | None = None
     unprofiled: Unprofiled | None = None
     warnings: tuple[str, ...] = ()
+    device_memory: DeviceMemory | None = None
 
     @property
     def title(self) -> str:

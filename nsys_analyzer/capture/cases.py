@@ -20,6 +20,8 @@ from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.errors import ConfigurationError
 
 NAME = "bench.jsonl"
+#: Names the bench's folder to its targets, for what they keep beside the rows.
+FOLDER = "NSYS_ANALYZE_BENCH_FOLDER"
 SCHEMA_VERSION = 1
 _LOG = "target.log"
 #: Ends after which a case is not run again.
@@ -155,7 +157,11 @@ class _Process:
         self._started()
         try:
             ended = run_logged(
-                command, self._folder / _LOG, timeout_s, environment=first.environment, is_ahead=self._take
+                command,
+                self._folder / _LOG,
+                timeout_s,
+                environment={FOLDER: str(self._folder.resolve()), **first.environment},
+                is_ahead=self._take,
             )
         finally:
             self._take()

@@ -9,22 +9,8 @@ from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.schema import Column, Table
 
-#: Device memory as it was allocated and freed, in the profiler's own numbers.
-_MEMORY = Table(
-    "gpu_memory",
-    ("CUDA_GPU_MEMORY_USAGE_EVENTS",),
-    tuple(
-        Column(name, (name,), 0, "")
-        for name in (
-            "start", "globalPid", "deviceId", "address", "bytes", "memKind", "memoryOperationType", "correlationId",
-            "streamId",
-        )
-    ),
-    "cuda",
-)  # fmt: skip
-
 #: The tables that the package reads, each under its key.
-_TABLES = {table.key: table for table in (*vars(schema).values(), _MEMORY) if isinstance(table, Table)}
+_TABLES = {table.key: table for table in vars(schema).values() if isinstance(table, Table)}
 
 #: Columns of numbers that are kept beside those that the package reads.
 _MORE_COLUMNS = {
@@ -36,6 +22,7 @@ _MORE_COLUMNS = {
     "memset": ("bytes",),
     "runtime": ("end",),
     "nvtx": ("domainId",),
+    "memory": ("deviceId", "address", "memKind", "correlationId", "streamId"),
     "gpus": ("memoryBandwidth", "clockRate", "l2CacheSize", "computeMajor", "computeMinor"),
 }  # fmt: skip
 

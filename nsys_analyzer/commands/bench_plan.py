@@ -63,6 +63,7 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
     notices: tuple[str, ...] = ()
     if bench.captures:
         profiled = bench.captures(settings)
+    if profiled.targets:
         recording = {"memory": profiled.memory, "profiler": options["profiler"], "whole_program": False,
                      "trace": "cuda,nvtx", "autograd_ranges": False, "nsys_option": ()}  # fmt: skip
         profiler, notices = choose_profiler(recording, (), device)

@@ -122,3 +122,27 @@ class GraphNodes:
     thread: Ints
     node: Ints
     original: Ints
+
+
+@dataclass(frozen=True)
+class MemoryUses:
+    """Device memory as it was allocated and freed, in the file's order.
+
+    Attributes:
+        start: ns; what was there before the capture range has the session's start.
+        process: global process ID.
+        bytes: its size, below zero where it was freed.
+        alive: bytes in use in its pool afterwards, -1 without a pool.
+    """
+
+    start: Ints
+    process: Ints
+    bytes: Ints
+    alive: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def select(self, mask: Any) -> MemoryUses:
+        """The events that a boolean mask or an index array picks."""
+        return MemoryUses(self.start[mask], self.process[mask], self.bytes[mask], self.alive[mask])

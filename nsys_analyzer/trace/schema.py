@@ -115,6 +115,20 @@ GRAPH_NODES = Table(
     "cuda",
     ("start", "thread", "graph_node"),
 )
+MEMORY = Table(
+    "memory",
+    ("CUDA_GPU_MEMORY_USAGE_EVENTS",),
+    (
+        _START,
+        _column("process", "globalPid", doc="global process ID"),
+        _column("bytes", doc="bytes allocated or freed"),
+        _column("operation", "memoryOperationType", doc="0 allocation, 1 free"),
+        _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
+    ),
+    "cuda",
+    # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
+    filter=Filter("memKind", "IN (2, 3, 4)"),
+)
 STRINGS = Table(
     "strings",
     ("StringIds",),

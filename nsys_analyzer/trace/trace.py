@@ -20,6 +20,7 @@ from nsys_analyzer.trace.columns import (
     OTHER_CALL,
     GraphNodes,
     Launches,
+    MemoryUses,
     Operations,
     Ranges,
     process_of,
@@ -37,6 +38,7 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 _OPERATION_TABLES = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)
 _SMALL_TABLES = (
     schema.GRAPH_NODES,
+    schema.MEMORY,
     schema.STRINGS,
     schema.THREADS,
     schema.DIAGNOSTICS,
@@ -61,6 +63,7 @@ class Trace:
         metadata: the capture's conditions.
         tables: keys (``trace.schema``) of the tables that the file has.
         impossible: how many operations end before they start, which were left out.
+        memory: allocations and frees of device memory, None where they were not recorded.
     """
 
     path: Path
@@ -73,6 +76,7 @@ class Trace:
     metadata: Metadata
     tables: frozenset[str]
     impossible: int = 0
+    memory: MemoryUses | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -114,6 +118,7 @@ class Trace:
             read_metadata(frames, strings),
             frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
             int((~possible).sum()),
+            _memory(frames["memory"]) if reader.name_of(schema.MEMORY) else None,
         )
 
 
@@ -175,6 +180,11 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Launches
 
 def _call(api: str) -> int:
     return next((code for code, (_, prefixes) in enumerate(CALLS) if api.startswith(prefixes)), OTHER_CALL)
+
+
+def _memory(frame: Frame) -> MemoryUses:
+    start, process, size, operation, alive = (join(column) for column in frame.values())
+    return MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
 
 
 def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:

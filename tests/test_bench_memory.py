@@ -1,0 +1,218 @@
+"""The bench of memory: its cases, its section from hand-made rows, and one real run of a tiny model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.analysis.device_memory import DeviceMemory
+from nsys_analyzer.analysis.models import ModelSize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.benches.memory import BENCH
+from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Lines, Report, unfolded
+from profiling_targets import memory_history
+
+GIB = 2**30
+TARGET = "profiling_targets.memory_history"
+
+
+def settings(device: str = "cuda", **changes: Any) -> Settings:
+    known = {one.name: getattr(one, device) if one.several else getattr(one, device)[0] for one in BENCH.options}
+    return Settings(device, {**known, **changes})
+
+
+def phase(name: str, peak_bytes: int, **changes: Any) -> dict[str, Any]:
+    """A phase of 10 ms that waits for the GPU in 4 of them, and whose allocator takes 1."""
+    known = {
+        "name": name, "start_ms": 0.0, "end_ms": 10.0, "start_bytes": GIB, "peak_bytes": peak_bytes, "end_bytes": GIB,
+        "allocations": 100, "frees": 100, "allocated_bytes": 8 * GIB, "counted_peak_bytes": peak_bytes, "teeth": 3,
+        "rise_bytes_per_ms": 1e6, "fall_bytes_per_ms": 2e6, "device_allocations": 0, "device_frees": 0,
+        "device_calls_ms": 0, "wall_ms": 10.0, "issue_ms": 6.0, "cold_ms": 40.0, "allocator_ms": 1.0,
+    }  # fmt: skip
+    return {**known, **changes}
+
+
+def row(mode: str = "train", context_length: int = 256, model: str = "small", **figures: Any) -> Row:
+    case = {
+        "device": "cuda", "model": model, "context_length": context_length, "mode": mode, "precision": "fp32",
+        "num_layers": 0, "batch_size": 4, "warmup_steps": 3, "steps": 5, "snapshot": "",
+    }  # fmt: skip
+    names = {"forward": 3, "loss": 4, "backward": 5, "optimizer": 4} if mode == "train" else {"forward": 1}
+    known: dict[str, Any] = {
+        "parameter_bytes": GIB // 2, "moment_bytes": GIB, "logits_bytes": 2**20, "residual_bytes": 4 * 2**20,
+        "residual_seen_bytes": 4 * 2**20, "step_ms": 30.0, "cold_step_ms": 90.0, "cold_device_calls": 77,
+        "phases": [phase(name, size * GIB) for name, size in names.items()],
+        **{f"{name}_peak_bytes": size * GIB for name, size in names.items()},
+        "step_peak_bytes": max(names.values()) * GIB, "allocated_peak_bytes": 6 * GIB, "reserved_peak_bytes": 8 * GIB,
+        "timeline_ms_bytes": [[0.0, GIB], [5.0, 5 * GIB], [10.0, GIB]],
+        "largest": [{"source": "", "code": "", "phase": "backward", "bytes": 2**20, "count": 9, "at_peak": 4}],
+    }  # fmt: skip
+    if mode == "train":
+        line = {"source": "transformer.py:65 unfused_attention", "code": "weights = scores.exp()  # (B, H, S, S)"}
+        kept = {"layer_saves_bytes": 64 * 2**20, "layer_saves_by_shapes_bytes": 64 * 2**20, "kept_bytes": GIB}
+        known |= {**kept, "layer_saves": [{**line, "tensors": 1, "bytes": 64 * 2**20}]}
+    return Row(TARGET, case, "ok", "", {**known, **figures}, {"gpu": "NVIDIA H200", "torch": "2.11"})
+
+
+def text(*rows: Row, **more: Any) -> str:
+    section = BENCH.section(Results(rows, **more))
+    said = render_markdown(Report("x", (section,)), {one.key: one.key for one in Report("x", (section,)).figures})
+    return said.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_cases_on_a_gpu() -> None:
+    cases = BENCH.cases(settings())
+    # Two models, each with three lengths in fp32 and the longest in bf16, forward alone and trained.
+    assert len(cases) == 2 * (3 + 1) * 2
+    assert [case.label for case in cases if case.values["precision"] == "bf16"] == [
+        f"{model}, context 512, {mode}, bf16" for model in ("small", "large") for mode in ("forward", "train")
+    ]
+    kept = [case.values["snapshot"] for case in cases if case.values["snapshot"]]
+    assert kept == ["snapshots/small_ctx128_forward_fp32.pickle", "snapshots/small_ctx128_train_fp32.pickle"]
+    for case in cases:
+        assert memory_history.Case(**case.values).model == case.values["model"]
+
+
+def test_snapshots_of_all_and_of_none() -> None:
+    assert all(case.values["snapshot"] for case in BENCH.cases(settings(snapshots="all")))
+    assert not any(case.values["snapshot"] for case in BENCH.cases(settings(snapshots="none")))
+
+
+def test_cases_on_a_cpu() -> None:
+    cases = BENCH.cases(settings("cpu"))
+    assert [case.label for case in cases] == ["small, context 32, forward, fp32", "small, context 32, train, fp32"]
+    assert not any(case.values["snapshot"] for case in cases)
+    assert BENCH.captures
+    assert BENCH.captures(settings("cpu")).targets == ()
+
+
+def test_what_is_profiled() -> None:
+    assert BENCH.captures
+    profiled = BENCH.captures(settings(num_layers=4))
+    (target,) = profiled.targets
+    assert target.name == "small_ctx512_train_fp32"
+    assert target.program[-2:] == ("--num-layers", "4")
+    assert profiled.memory
+
+
+def test_the_answers_are_computed() -> None:
+    said = text(row(), row(context_length=512, step_peak_bytes=7 * GIB), row("forward"))
+    assert "Memory is highest in small 512 train fp32: 7.0 GiB, in its backward." in said
+    assert "The peak of a full step lies in its backward (2 of 2)." in said
+    assert "A layer keeps up to 64.0 MiB of forward for backward (small 256 train fp32), 1.000× what" in said
+    # Two phases of each full step and one of forward alone; each waits for 4 of its 10 ms.
+    assert "The slopes of forward and backward are compute-bound (5 of 5)." in said
+    assert "Nothing ran out of memory." in said
+
+
+def test_what_limits_a_slope_is_said_of_each_phase() -> None:
+    launching = [phase("forward", 2 * GIB, issue_ms=9.5), phase("backward", 2 * GIB, allocator_ms=6.0)]
+    said = text(row(phases=launching))
+    assert "launch-bound (1 of 2), allocator-bound (1 of 2)" in said
+    line = next(line for line in said.splitlines() if line.endswith("allocator-bound |"))
+    # 1e6 and 2e6 bytes in a ms are 1 and 2 GB/s; of 10 ms 6 in the allocator, and 4 of waiting.
+    assert (
+        line == "| small 256 train fp32 | backward | 1 GB/s | 2 GB/s | 3 | 10.00 | 60.0 % | 40.0 % | allocator-bound |"
+    )
+
+
+def test_running_out_of_memory_keeps_its_row() -> None:
+    lost = replace(row(model="large"), status="oom", message="CUDA out of memory", figures={"parameter_bytes": GIB})
+    said = text(row(), lost)
+    assert "Out of memory: large 256 train fp32." in said
+    assert any(line.startswith("| large 256 train fp32") and "oom" in line for line in said.splitlines())
+    assert "Out of memory: large 256 train fp32." in text(lost)
+
+
+def test_reserved_memory_that_no_tensor_had() -> None:
+    (line,) = (line for line in text(row()).splitlines() if "| ok" in line)
+    assert "8.0 GiB |   25.0 % | ok" in line  # 1 − 6 ÷ 8
+
+
+def test_the_first_timelines_are_seen_at_once() -> None:
+    rows = [row(mode, length, model) for model in ("small", "large") for length in (128, 256) for mode in MODES]
+    section = BENCH.section(Results(tuple(rows)))
+    seen = [block.key for block in section.blocks if isinstance(block, Lines)]
+    assert seen == ["memory-small-256-train-fp32", "memory-large-256-train-fp32"]
+    every = [block for block in unfolded(section.blocks) if isinstance(block, Lines)]
+    assert [figure.key for figure in every[2:]] == ["memory-small-256-forward-fp32", "memory-large-256-forward-fp32"]
+    assert every[0].series == (("memory", ((0.0, 1.0), (5.0, 5.0), (10.0, 1.0))),)
+    assert every[0].spans[0] == ("forward", 0.0, 10.0)
+    assert (every[0].y_axis, every[0].steps, every[2].y_axis) == ("GiB", True, "MiB")
+
+
+MODES = ("forward", "train")
+
+
+def test_snapshots_are_linked_from_where_the_section_is_read() -> None:
+    kept = replace(row(), case={**row().case, "snapshot": "snapshots/small.pickle"})
+    assert "[small.pickle](snapshots/small.pickle)" in text(kept)
+    assert "[small.pickle](bench/memory/snapshots/small.pickle)" in text(kept, folder="bench/memory")
+    assert "memory_viz" not in text(row())
+
+
+def test_the_driver_in_a_warm_step_is_flagged() -> None:
+    busy = row(phases=[phase("forward", GIB, device_allocations=2, device_frees=1, device_calls_ms=1.5)])
+    assert "**cudaMalloc in a warm step**: small 256 train fp32 calls the driver 3 times, in 1.500 ms at most." in text(
+        busy
+    )
+    assert "cudaMalloc in a warm step" not in text(row())
+
+
+def test_counts_that_differ_are_flagged() -> None:
+    one = row(layer_saves_bytes=65 * 2**20, phases=[phase("forward", 3 * GIB, counted_peak_bytes=4 * GIB)])
+    said = text(one)
+    assert "small 256 train fp32, peak of forward: 3.0 GiB recorded, 4.0 GiB by its allocator." in said
+    assert "memory that a layer keeps: 65.0 MiB recorded, 64.0 MiB by its shapes." in said
+    assert "Two counts differ" not in text(row())
+
+
+def test_less_than_must_live_is_impossible() -> None:
+    # Parameters, gradients and moments: ½ + ½ + 1 GiB.
+    assert "**Impossible memory**: optimizer, small 256 train fp32" in text(row(optimizer_peak_bytes=GIB))
+    assert "No figure of this bench lies beyond its limit." in text(row())
+
+
+def test_the_profilers_view_of_device_memory() -> None:
+    memory = DeviceMemory(False, 8 * GIB, 9 * GIB, 3, 1, GIB)
+    capture = CaptureSummary("small_ctx512", "", "capture.sqlite", "ok", device_memory=memory)
+    said = text(row(), captures=(capture,))
+    assert "cudaMalloc while measuring**: small_ctx512 allocates 3 times" in said
+    table = next(line for line in said.splitlines() if line.startswith("| small_ctx512"))
+    assert [cell.strip() for cell in table.split("|")[2:7]] == ["cudaMalloc", "8.0 GiB", "9.0 GiB", "3", "1"]
+    tensors = replace(capture, device_memory=replace(memory, of_tensors=True))
+    assert "while measuring" not in text(row(), captures=(tensors,))
+
+
+def test_tables_in_sight_fit_a_page() -> None:
+    rows = [row(mode, length, model) for model in ("small", "large") for length in (128, 512) for mode in MODES]
+    folded, widest = False, 0
+    for line in text(*rows).splitlines():
+        folded = (folded or line.startswith("<details>")) and not line.startswith("</details>")
+        if line.startswith("|") and not folded:
+            widest = max(widest, len(line))
+    assert 0 < widest <= 120
+
+
+def test_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from profiling_targets.cases import measured
+
+    tiny = ModelSize("small", d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=100)
+    for place in ("profiling_targets.memory_history", "nsys_analyzer.benches.memory_facts"):
+        monkeypatch.setattr(f"{place}.find_model", lambda _: tiny)
+    rows = []
+    for case in BENCH.cases(settings("cpu", num_layers=0)):
+        found = measured(memory_history.Case(**case.values), memory_history.measure)
+        rows.append(Row(TARGET, case.values, found["status"], "", found["figures"], found["machine"]))
+    said = text(*rows)
+    assert [one.status for one in rows] == ["ok", "ok"]
+    assert "1.000× what its shapes say" in said
+    assert "A CPU has no caching allocator" in said
+    assert "Two counts differ" not in said
+    assert "Impossible" not in said
+    assert "reserved" not in said
