@@ -6,11 +6,11 @@ A new bench is a new module and a row here.
 
 from __future__ import annotations
 
-from nsys_analyzer.benches import attention, memory, precision, timing
+from nsys_analyzer.benches import attention, memory, precision, timing, variants
 from nsys_analyzer.benches.model import CEILINGS, Bench, Case, Settings
 from nsys_analyzer.errors import ConfigurationError
 
-BENCHES: tuple[Bench, ...] = (timing.BENCH, precision.BENCH, memory.BENCH, attention.BENCH)
+BENCHES: tuple[Bench, ...] = (timing.BENCH, precision.BENCH, memory.BENCH, attention.BENCH, variants.BENCH)
 
 
 def find_bench(name: str) -> Bench:

@@ -1,0 +1,230 @@
+"""The bench of attention variants: its cases, its section from hand-made rows, its target."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.benches import all_cases
+from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.benches.variants import BENCH
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
+
+CASE = {
+    "device": "cuda", "batch_size": 1, "heads": 4, "context_length": 1024, "d_head": 32, "precision": "fp32",
+    "causal": False, "backward": True, "warmup_steps": 3, "steps": 10,
+}  # fmt: skip
+INPUTS = 3 * 4 * 1024 * 32 * 4
+
+
+def settings(**values: Any) -> Settings:
+    defaults = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
+    return Settings("cpu", {**defaults, **values})
+
+
+def row(implementation: str, forward_ms: float, peak_bytes: int = INPUTS, figures: Any = None, **case: Any) -> Row:
+    known = {
+        "inputs_bytes": INPUTS, "tolerance": 2e-5, "forward_max_error": 1e-6,
+        "forward_peak_bytes": peak_bytes, "forward_total_bytes": 2 * peak_bytes,
+        "forward_ms": forward_ms, "forward_std_ms": 0.5, "forward_min_ms": forward_ms, "forward_max_ms": forward_ms,
+    }  # fmt: skip
+    values = {**CASE, "implementation": implementation, **case}
+    return Row("profiling_targets.variants", values, "ok", "", {**known, **(figures or {})}, {"gpu": "NVIDIA H200"})
+
+
+def text(*rows: Row) -> str:
+    return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
+
+
+def table(caption: str, *rows: Row) -> tuple[Any, ...]:
+    blocks = unfolded(BENCH.section(Results(rows)).blocks)
+    return next(block.rows for block in blocks if isinstance(block, Table) and block.caption.startswith(caption))
+
+
+def test_cases() -> None:
+    cases = all_cases(BENCH, settings(shape=("1x4x1024x32", "64x32x4096x128:bf16"), implementation=("naive", "flash")))
+    assert len(cases) == 2 + 2 * 2 * 2  # ceilings in two precisions; two shapes, two variants, causal and not
+    assert [case.values["precision"] for case in cases[:2]] == ["fp32", "bf16"]
+    assert cases[-1].values == {
+        "device": "cpu", "implementation": "flash", "batch_size": 64, "heads": 32, "context_length": 4096,
+        "d_head": 128, "precision": "bf16", "causal": True, "backward": False, "warmup_steps": 1, "steps": 5,
+    }  # fmt: skip
+    assert cases[-1].label == "flash at 64×32×4,096×128 bf16, causal"
+
+
+@pytest.mark.parametrize("shape", ["1x4x1024", "1x4x1024x32:fp16", "0x4x1024x32", "1x4x-8x32"])
+def test_what_is_no_shape(shape: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no shape"):
+        BENCH.cases(settings(shape=(shape,)))
+
+
+def test_speed_ups_and_causal() -> None:
+    rows = (
+        row("naive", 30), row("naive", 30.5, causal=True), row("flash", 10), row("flash", 5, causal=True),
+        row("naive", 60, d_head=64), row("flash", 12, d_head=64),
+    )  # fmt: skip
+    said = text(*rows)
+    assert "Over naive, forward, not causal: flash 3.00× to 5.00×." in said  # 30 ÷ 10 and 60 ÷ 12
+    assert "Over naive, forward, causal: flash 6.10×." in said  # 30.5 ÷ 5
+    assert "The largest error of any variant in fp32 is 1.0e-06 (tolerance 2e-05)." in said
+    times = table("Time of forward", *rows)
+    name, variant, _, over, _, causal_over, gain, status = times[1]
+    assert (name, variant, over, causal_over, gain, status) == ("1×4×1,024×32 fp32", "flash", 3.0, 6.1, 2.0, "ok")
+    assert times[-1][4:7] == (None, None, None)  # not causal alone
+
+
+def test_memory() -> None:
+    [cells] = table("Memory of forward above", row("naive", 30, 4 * INPUTS), row("naive", 31, 5 * INPUTS, causal=True))
+    assert cells[2:] == (4 * INPUTS, 8 * INPUTS, 5 * INPUTS, 10 * INPUTS, 4.0)
+
+
+def test_growth_is_fitted() -> None:
+    rows = [
+        row(name, ms * factor**power, peak * factor**power, context_length=512 * factor)
+        for name, ms, peak, power in (("naive", 1.0, 2**22, 2), ("flash", 0.5, 2**18, 1))
+        for factor in (1, 2, 4)
+    ]
+    # naive four times as much from step to step: the power 2; flash twice: the power 1
+    assert "grows with the tokens to the power: naive 2.00, flash 1.00." in text(*rows)
+    assert table("Growth with the tokens (1 × 4 heads, d 32, fp32)", *rows) == (
+        ("naive", "512 to 2,048", "2.00", "2.00", "2.00"),
+        ("flash", "512 to 2,048", "1.00", "1.00", "1.00"),
+    )
+    lines = [block for block in BENCH.section(Results(tuple(rows))).blocks if isinstance(block, Lines)]
+    assert lines[0].series[0] == ("naive", ((512, 4.0), (1024, 16.0), (2048, 64.0)))  # MiB
+
+
+def test_out_of_memory_keeps_its_row_and_what_was_measured() -> None:
+    whole = row("naive", 30)
+    lost = Row(whole.module, whole.case, "oom", "CUDA out of memory", whole.figures, whole.machine)
+    said = text(lost, row("flash", 10))
+    assert "Out of memory: naive at 1×4×1,024×32 fp32." in said
+    assert any("naive" in line and "oom" in line and "30.00" in line for line in said.splitlines())
+    assert "No variant ran out of memory." in text(row("flash", 10))
+
+
+def test_forward_and_backward_have_their_tables() -> None:
+    both = {"forward_backward_ms": 40.0, "forward_backward_std_ms": 1.0, "forward_backward_max_error": 2e-6,
+            "forward_backward_peak_bytes": 7 * INPUTS, "forward_backward_total_bytes": 9 * INPUTS}  # fmt: skip
+    rows = (row("naive", 30, figures={**both, "forward_backward_ms": 100.0}), row("flash", 10, figures=both))
+    assert table("Time of forward and backward", *rows)[1][3] == 2.5  # 100 ÷ 40
+    assert table("Memory of forward and backward", *rows)[1][2:4] == (7 * INPUTS, 9 * INPUTS)
+    assert table("Largest error", *rows)[0] == ("naive", "fp32", 1, "1.0e-06", "2.0e-06", "2e-05")
+    assert "2.0e-06 (tolerance" in text(*rows)
+
+
+def test_flags() -> None:
+    wrong = Row("profiling_targets.variants", row("blocked", 1).case, "failed", "WrongResultError: 0.5",
+                {"forward_max_error": 0.5, "tolerance": 2e-5})  # fmt: skip
+    said = text(row("naive", 30), row("fused", 31), row("flash", 30), wrong)
+    assert "**Failed**: blocked at 1×4×1,024×32 fp32: WrongResultError: 0.5" in said
+    assert "**No gain**: fused at 1×4×1,024×32 fp32 takes at least as long as naive." in said
+    assert "**Equal to the last digit**: flash at 1×4×1,024×32 fp32 has the times of naive." in said
+    fine = text(row("naive", 30), row("fused", 29))
+    assert not any(flag in fine for flag in ("**Failed", "**No gain", "**Equal"))
+
+
+def test_physics() -> None:
+    # 4·d·H·N² = 4·32·4·1024² FLOPs in 0.001 ms are 5.4e14 a second: beyond an H200's 67 TFLOP/s in fp32.
+    assert "Impossible rate" in text(row("flash", 0.001))
+    assert "Impossible rate" not in text(row("flash", 1.0))
+    # naive must hold 4·1024² scores and 4·1024·32 outputs of 4 bytes, 17,301,504 in all.
+    assert "Impossible memory" in text(row("naive", 1.0, 16_000_000))
+    assert "Impossible memory" not in text(row("naive", 1.0, 17_301_504))
+
+
+def test_figures() -> None:
+    blocks = BENCH.section(Results((row("naive", 30), row("flash", 10)))).blocks
+    figures = {block.key: block for block in blocks if isinstance(block, Bars)}
+    assert list(figures) == ["variants-speed-up-not-causal", "variants-memory"]
+    assert figures["variants-speed-up-not-causal"].series == (("flash", (3.0,)),)
+    assert figures["variants-memory"].series == (("naive", (1.0,)), ("flash", (1.0,)))
+
+
+def test_a_section_without_any_figure() -> None:
+    lost = Row("profiling_targets.variants", row("naive", 1).case, "timeout", "after 60 s")
+    assert "**Timeout**: naive at 1×4×1,024×32 fp32: after 60 s" in text(lost)
+
+
+def measured(**changes: Any) -> dict[str, Any]:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import cases, variants
+
+    small = {"device": "cpu", "context_length": 48, "d_head": 8, "warmup_steps": 0, "steps": 2}
+    return cases.measured(variants.Case(**{**small, **changes}), variants.measure)
+
+
+def test_a_wrong_variant_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import variants
+
+    monkeypatch.setitem(variants.IMPLEMENTATIONS, "torch", lambda *tensors: tensors[2].clone())
+    found = measured(implementation="torch")
+    assert found["status"] == "failed"
+    assert "forward_max_error is" in found["message"]
+    assert found["figures"]["forward_max_error"] > found["figures"]["tolerance"]
+    assert "forward_ms" not in found["figures"]
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf")])
+def test_a_result_that_is_no_number_is_wrong(monkeypatch: pytest.MonkeyPatch, broken: float) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import variants
+
+    monkeypatch.setitem(variants.IMPLEMENTATIONS, "torch", lambda *tensors: tensors[2] + broken)
+    assert measured(implementation="torch")["status"] == "failed"
+
+
+def test_a_long_call_is_timed_three_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import variants
+
+    monkeypatch.setattr(variants, "_LONG_MS", 0.0)
+    assert measured(implementation="torch", steps=9)["figures"]["forward_steps"] == 3
+    monkeypatch.setattr(variants, "_LONG_MS", 1e9)
+    assert measured(implementation="torch", steps=9)["figures"]["forward_steps"] == 9
+
+
+def test_backward_where_there_is_one() -> None:
+    figures = measured(implementation="tiled", backward=True, causal=True)["figures"]
+    assert figures["forward_backward_max_error"] < figures["tolerance"]
+    assert figures["forward_backward_peak_bytes"] > figures["forward_peak_bytes"]
+    assert measured(implementation="torch", precision="bf16")["figures"]["inputs_bytes"] == 3 * 4 * 48 * 8 * 2
+    assert measured(implementation="naive", precision="bf16")["status"] == "unsupported"
+
+
+def test_heads_of_a_large_shape_are_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import variants
+
+    monkeypatch.setattr(variants, "_CHECKED_SCORES", 3 * 48**2)
+    work = variants._Work(variants.Case(device="cpu", implementation="torch", heads=7, context_length=48, d_head=8))
+    q = work.inputs[0]
+    assert (work.checked(q)[0] == q[0, [0, 3, 6]]).all()  # three of seven, with the first and the last
+
+
+def test_on_the_cpu(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    same = {**CASE, "device": "cpu", "context_length": 80, "backward": False, "warmup_steps": 0, "steps": 2}
+    names = ("naive", "blocked", "fused", "flash", "torch")
+    cases = [{**same, "implementation": name, "causal": causal} for name in names for causal in (False, True)]
+    (tmp_path / "cases.json").write_text(json.dumps(cases))
+    program = [sys.executable, "-m", "profiling_targets.variants", "--cases", "cases.json", "--rows", "rows.jsonl"]
+    subprocess.run(program, cwd=tmp_path, check=True, capture_output=True)
+    rows = [
+        Row("profiling_targets.variants", **json.loads(line))
+        for line in (tmp_path / "rows.jsonl").read_text().splitlines()
+    ]
+    assert [one.case for one in rows] == cases
+    if {one.status for one in rows[:8]} == {"unsupported"}:
+        pytest.skip(rows[0].message)
+    assert {one.status for one in rows} == {"ok"}
+    # output and scores: 4 heads · 80 · (32 + 80) numbers of 4 bytes
+    assert rows[0].figures["forward_peak_bytes"] == 4 * 80 * (32 + 80) * 4
+    section = BENCH.section(Results(tuple(rows)))
+    assert len(next(one for one in section.blocks if isinstance(one, Table) and "Time" in one.caption).rows) == 5
