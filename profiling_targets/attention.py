@@ -67,8 +67,9 @@ class _Attention:
         storages: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor) -> Tensor:
-            storages[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
+            alone = tensor.detach()  # a result that its own node saved would hold that node, and never be freed
+            storages[tensor.untyped_storage().data_ptr()] = alone
+            return alone
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             self.forward()

@@ -13,6 +13,9 @@ from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
 from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Lines, Report, Table, unfolded
+from profiling_targets.attention import Case as AttentionCase
+from profiling_targets.attention import _Attention
+from profiling_targets.timer import allocations
 
 CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
 
@@ -107,3 +110,12 @@ def test_figures_name_their_axes() -> None:
     figures = [block for block in section.blocks if isinstance(block, Lines)]
     assert [figure.y_axis for figure in figures] == ["ms", "ms", "MiB"]
     assert figures[0].series == (("d 64, eager", ((1024, 10), (4096, 160))),)
+
+
+def test_what_is_saved_is_freed_again() -> None:
+    attention = _Attention(AttentionCase(device="cpu", batch_size=2, context_length=16, d=4))
+    with allocations("cpu") as counted:
+        attention.saved()
+        attention.forget()
+    assert counted.total_bytes > 3 * 2 * 16**2 * 4  # it did save three score matrices
+    assert counted.alive_bytes == 0
