@@ -6,11 +6,18 @@ A new bench is a new module and a row here.
 
 from __future__ import annotations
 
-from nsys_analyzer.benches import attention, memory, precision, timing, variants
+from nsys_analyzer.benches import attention, flash, memory, precision, timing, variants
 from nsys_analyzer.benches.model import CEILINGS, Bench, Case, Settings
 from nsys_analyzer.errors import ConfigurationError
 
-BENCHES: tuple[Bench, ...] = (timing.BENCH, precision.BENCH, memory.BENCH, attention.BENCH, variants.BENCH)
+BENCHES: tuple[Bench, ...] = (
+    timing.BENCH,
+    precision.BENCH,
+    memory.BENCH,
+    attention.BENCH,
+    variants.BENCH,
+    flash.BENCH,
+)
 
 
 def find_bench(name: str) -> Bench:

@@ -1,0 +1,168 @@
+"""FlashAttention-2 for PyTorch, in Triton: ``flash_attention(q, k, v, causal)``, with gradients.
+
+The kernels are in ``flash_kernels.py``, the same algorithm in plain PyTorch in ``tiled_attention.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from profiling_targets.flash_kernels import delta_kernel, forward_kernel, keys_kernel, queries_kernel
+
+D_HEADS = (16, 32, 64, 128)
+_KERNELS = {"forward": forward_kernel, "keys": keys_kernel, "queries": queries_kernel}
+_DELTA_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a kernel is launched.
+
+    Attributes:
+        block_m, block_n: queries and keys in a tile, powers of two.
+        num_warps: warps of a block.
+        num_stages: tiles that the loop loads ahead.
+
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+
+
+def _launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
+    return {d_head: Launch(*size) for d_head, size in zip(D_HEADS, sizes, strict=True)}
+
+
+# True fp32 has no tensor cores: a thread holds all its operands in registers, which only a small tile leaves room for.
+_SMALL = dict.fromkeys(D_HEADS, Launch(32, 32, 4, 1))
+#: By kernel and products, then d_head. Of half and tf32x3 the fastest of those tried on an H200, causal, 16 heads: over
+#: contexts of 4,096 and 16,384 tokens (fp32: 2,048), each weighted with the inverse of its scores.
+LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
+    ("forward", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 128, 8, 3)),
+    ("keys", "half"): _launches((64, 128, 4, 3), (64, 128, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
+    ("queries", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 64, 8, 3)),
+    ("forward", "tf32x3"): _launches((32, 32, 4, 2), (64, 32, 8, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    ("keys", "tf32x3"): _launches((32, 32, 4, 2), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    ("queries", "tf32x3"): _launches((32, 32, 4, 1), (32, 32, 4, 2), (64, 32, 4, 2), (32, 32, 4, 2)),
+    ("forward", "ieee"): _SMALL,
+    ("keys", "ieee"): _SMALL,
+    ("queries", "ieee"): _SMALL,
+}
+
+
+def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, fp32_products: str = "ieee") -> Tensor:
+    """Attention, softmax(q·kᵀ ÷ √d_head)·v, that never writes its scores to memory.
+
+    Products of bf16 and fp16 tensors accumulate in fp32.
+
+    Args:
+        q, k, v: (B, H, S, d_head) in bf16, fp16 or fp32 on one device, d_head one of ``D_HEADS``. Strides are
+            free, but where those of the three differ or the last dimension is not contiguous, they are copied first.
+        causal: whether a row sees no later key.
+        fp32_products: of fp32 tensors, ``ieee`` for true fp32, ``tf32x3`` for each product as three of TF32, which
+            tensor cores do, with an error close to that of fp32.
+
+    Returns:
+        (B, H, S, d_head), contiguous, of the type of q.
+
+    Raises:
+        ValueError: if shapes, types or d_head do not fit.
+    """
+    _check(q, k, v, fp32_products)
+    products = fp32_products if q.dtype == torch.float32 else "half"
+    out: Tensor = FlashAttention.apply(q, k, v, causal, products)  # type: ignore[no-untyped-call]
+    return out
+
+
+class FlashAttention(torch.autograd.Function):
+    """The kernels as a function that autograd knows."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, products: str) -> Tensor:
+        """The output; keeps the inputs, the output and one number a row for the backward pass."""
+        q, k, v = _alike(q, k, v)
+        out, lse = run_forward(q, k, v, causal, products)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.causal, ctx.products = causal, products
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """The gradients of q, k and v."""
+        q, k, v, out, lse = ctx.saved_tensors
+        return *run_backward(q, k, v, out, lse, grads[0].contiguous(), ctx.causal, ctx.products), None, None
+
+
+def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, products: str) -> tuple[Tensor, Tensor]:
+    """The output, and lse (B, H, S), the binary logarithm of each row's denominator."""
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+    _run("forward", (q, k, v, out, lse), causal, products)
+    return out, lse
+
+
+def run_backward(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, out_grad: Tensor, causal: bool, products: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of q, k and v, contiguous.
+
+    One kernel goes over the rows for each tile of keys, one over the keys for each tile of rows: each makes the scores
+    anew, seven products in all instead of five, but no two blocks add to the same number.
+    """
+    delta = torch.empty_like(lse)  # (B, H, S)
+    with torch.cuda.device(q.get_device()):
+        blocks = triton.cdiv(delta.numel(), _DELTA_ROWS)
+        delta_kernel[(blocks,)](out, out_grad, delta, delta.numel(), q.shape[-1], _DELTA_ROWS)
+    dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
+    _run("keys", (q, k, v, out_grad, lse, delta, dk, dv), causal, products)
+    _run("queries", (q, k, v, out_grad, lse, delta, dq), causal, products)
+    return dq, dk, dv
+
+
+def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, products: str) -> None:
+    """Launches a kernel for every head and every tile of rows, or of keys; ``tensors`` begin with q."""
+    batch_size, heads, length, d_head = tensors[0].shape
+    launch = LAUNCHES[name, products][d_head]
+    tile = launch.block_n if name == "keys" else launch.block_m
+    with torch.cuda.device(tensors[0].get_device()):  # -1 of a CPU, which the interpreter runs on, changes nothing
+        _KERNELS[name][(batch_size * heads, triton.cdiv(length, tile))](
+            *tensors,
+            *tensors[0].stride()[:3],
+            heads,
+            length,
+            math.log2(math.e) / math.sqrt(d_head),
+            d_head=d_head,
+            causal=causal,
+            even=length % max(launch.block_m, launch.block_n) == 0,  # tiles are powers of two
+            precision="ieee" if products == "half" else products,
+            block_m=launch.block_m,
+            block_n=launch.block_n,
+            num_warps=launch.num_warps,
+            num_stages=launch.num_stages,
+        )
+
+
+def _alike(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors with the same strides, the last dimension contiguous."""
+    strides = tensors[0].stride()
+    alike = strides[-1] == 1 and all(tensor.stride() == strides for tensor in tensors)
+    return tensors if alike else tuple(tensor.contiguous() for tensor in tensors)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, fp32_products: str) -> None:
+    if q.dim() != 4 or not q.shape == k.shape == v.shape:
+        raise ValueError(f"q, k and v must have one shape (B, H, S, d_head): {q.shape}, {k.shape}, {v.shape}")
+    if q.dtype not in (torch.bfloat16, torch.float16, torch.float32) or not q.dtype == k.dtype == v.dtype:
+        raise ValueError(f"q, k and v must all be bf16, fp16 or fp32: {q.dtype}, {k.dtype}, {v.dtype}")
+    if q.shape[-1] not in D_HEADS:
+        raise ValueError(f"d_head must be one of {D_HEADS}: {q.shape[-1]}")
+    if fp32_products not in ("ieee", "tf32x3"):
+        raise ValueError(f"fp32_products must be ieee or tf32x3: {fp32_products}")

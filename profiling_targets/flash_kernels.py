@@ -1,0 +1,237 @@
+"""FlashAttention-2 as Triton kernels: one for the forward pass, three for the backward pass.
+
+No kernel ever writes the S × S scores to memory: each holds a tile of them in registers, uses it and drops it. The
+forward pass keeps one number a row, the logarithm of the softmax's denominator, from which the backward pass makes
+the probabilities anew (Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
+``tiled_attention.py`` is the same algorithm in PyTorch, to read first.
+
+Powers of two are cheaper than powers of e, so ``scale`` is log2(e) ÷ √d_head and a row's ``lse`` the binary logarithm
+of Σ 2^(scale · q·k). Tiles that are all visible run in a loop of their own, without masks: only the tiles on the
+diagonal, and those at the end of a length that is no multiple of the tile, pay for masks.
+
+Shapes: S rows of d_head numbers for each of B × H heads; ``block_m`` queries and ``block_n`` keys make a tile. q, k and
+v share their strides (``stride_batch``, ``stride_head``, ``stride_row``, in numbers); all else is contiguous.
+"""
+
+# mypy: ignore-errors
+# Triton reads these functions as a language of its own: arguments are pointers, blocks and compile-time constants.
+
+import triton
+import triton.language as tl
+
+LN_2 = tl.constexpr(0.6931471805599453)  # scale · LN_2 is 1 ÷ √d_head
+
+
+@triton.jit
+def load_rows(start, first, stride, length, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
+    """Rows ``first`` and on as a block (rows, d_head); where masked, rows past the length are zeros."""
+    row, column = tl.arange(0, rows), tl.arange(0, d_head)
+    pointers = start + tl.cast(first, tl.int64) * stride + (row[:, None] * stride + column[None, :])
+    return tl.load(pointers, mask=(first + row)[:, None] < length, other=0.0) if masked else tl.load(pointers)
+
+
+@triton.jit
+def store_rows(start, first, length, block, rows: tl.constexpr, d_head: tl.constexpr, masked: tl.constexpr):
+    """Writes a block (rows, d_head) to the rows ``first`` and on of a contiguous head, cast to its type."""
+    row, column = tl.arange(0, rows), tl.arange(0, d_head)
+    pointers = start + tl.cast(first, tl.int64) * d_head + (row[:, None] * d_head + column[None, :])
+    block = block.to(start.dtype.element_ty)
+    if masked:
+        tl.store(pointers, block, mask=(first + row)[:, None] < length)
+    else:
+        tl.store(pointers, block)
+
+
+@triton.jit
+def load_numbers(start, first, length, rows: tl.constexpr, masked: tl.constexpr):
+    """One number for each of the rows ``first`` and on; where masked, zeros past the length."""
+    row = first + tl.arange(0, rows)
+    return tl.load(start + row, mask=row < length, other=0.0) if masked else tl.load(start + row)
+
+
+@triton.jit
+def is_visible(first_row, first_key, length, block_m: tl.constexpr, block_n: tl.constexpr, causal: tl.constexpr):
+    """Which keys a row may look at (block_m, block_n); of causal rows those past the length are never stored."""
+    row, key = first_row + tl.arange(0, block_m), first_key + tl.arange(0, block_n)
+    return row[:, None] >= key[None, :] if causal else tl.broadcast_to(key[None, :] < length, (block_m, block_n))
+
+
+@triton.jit
+def attend_tiles(
+    acc, denominator, top, q_tile, k, v, stride, first_row, begin, end, length, scale,
+    block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
+    causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Takes the keys ``begin`` to ``end`` into the rows' running softmax: sum of values, denominator, largest score."""
+    for first in tl.range(begin, end, block_n):
+        k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
+        if masked:
+            scores = tl.where(is_visible(first_row, first, length, block_m, block_n, causal), scores, float("-inf"))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+        p = tl.exp2(scores * scale - new_top[:, None])
+        shrink = tl.exp2(top - new_top)  # what was summed so far was relative to the old maximum
+        denominator = denominator * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None]
+        v_tile = load_rows(v, first, stride, length, block_n, d_head, masked)
+        acc = tl.dot(p.to(v_tile.dtype), v_tile, acc, input_precision=precision)
+        top = new_top
+    return acc, denominator, top
+
+
+@triton.jit
+def forward_kernel(
+    q, k, v, out, lse, stride_batch, stride_head, stride_row, num_heads, length, scale,
+    d_head: tl.constexpr, causal: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
+    """Attention of ``block_m`` rows of one head; grid (B × H, tiles of rows)."""
+    head = tl.program_id(0).to(tl.int64)
+    # The last rows see the most keys: started first, they do not run on alone at the end.
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * block_m
+    offset = head // num_heads * stride_batch + head % num_heads * stride_head
+    q_tile = load_rows(q + offset, first_row, stride_row, length, block_m, d_head, not even)
+    k, v = k + offset, v + offset
+    acc = tl.zeros((block_m, d_head), tl.float32)
+    denominator = tl.zeros((block_m,), tl.float32)
+    top = tl.full((block_m,), float("-inf"), tl.float32)
+    plain_end = (first_row if causal else length) // block_n * block_n
+    acc, denominator, top = attend_tiles(
+        acc, denominator, top, q_tile, k, v, stride_row, first_row, 0, plain_end, length, scale,
+        block_m, block_n, d_head, causal, False, precision,
+    )  # fmt: skip
+    if causal or not even:
+        end = tl.minimum(first_row + block_m, length) if causal else length
+        acc, denominator, top = attend_tiles(
+            acc, denominator, top, q_tile, k, v, stride_row, first_row, plain_end, end, length, scale,
+            block_m, block_n, d_head, causal, True, precision,
+        )  # fmt: skip
+    row = first_row + tl.arange(0, block_m)
+    tl.store(lse + head * length + row, top + tl.log2(denominator), mask=row < length)
+    store_rows(out + head * length * d_head, first_row, length, acc / denominator[:, None], block_m, d_head, not even)
+
+
+@triton.jit
+def delta_kernel(out, out_grad, delta, rows, d_head: tl.constexpr, block_m: tl.constexpr):
+    """Σ out · gradient of out, of each of the B × H × S rows: the part of softmax's gradient that a row shares."""
+    first = tl.program_id(0).to(tl.int64) * block_m
+    out_tile = load_rows(out, first, d_head, rows, block_m, d_head, True).to(tl.float32)
+    grad_tile = load_rows(out_grad, first, d_head, rows, block_m, d_head, True).to(tl.float32)
+    row = first + tl.arange(0, block_m)
+    tl.store(delta + row, tl.sum(out_tile * grad_tile, 1), mask=row < rows)
+
+
+@triton.jit
+def key_tiles(
+    dk, dv, k_tile, v_tile, q, out_grad, lse, delta, stride, first_key, begin, end, length, scale,
+    block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
+    causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Adds what the rows ``begin`` to ``end`` say of the gradients of some keys and values.
+
+    All is transposed, keys down and rows across, so that no product needs its first operand turned. Rows past the
+    length are zeros in q and in the gradient, and so add nothing.
+    """
+    for first in tl.range(begin, end, block_m):
+        q_tile = load_rows(q, first, stride, length, block_m, d_head, masked)
+        lse_tile = load_numbers(lse, first, length, block_m, masked)
+        scores = tl.dot(k_tile, tl.trans(q_tile), input_precision=precision)  # (block_n, block_m)
+        if masked and causal:
+            visible = tl.trans(is_visible(first, first_key, length, block_m, block_n, causal))
+            scores = tl.where(visible, scores, float("-inf"))
+        p = tl.exp2(scores * scale - lse_tile[None, :])
+        grad_tile = load_rows(out_grad, first, d_head, length, block_m, d_head, masked)
+        dv = tl.dot(p.to(grad_tile.dtype), grad_tile, dv, input_precision=precision)
+        delta_tile = load_numbers(delta, first, length, block_m, masked)
+        dp = tl.dot(v_tile, tl.trans(grad_tile), input_precision=precision)
+        ds = p * (dp - delta_tile[None, :])
+        dk = tl.dot(ds.to(q_tile.dtype), q_tile, dk, input_precision=precision)
+    return dk, dv
+
+
+@triton.jit
+def keys_kernel(
+    q, k, v, out_grad, lse, delta, dk, dv, stride_batch, stride_head, stride_row, num_heads, length, scale,
+    d_head: tl.constexpr, causal: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
+    """Gradients of ``block_n`` keys and values of one head; grid (B × H, tiles of keys), the longest first."""
+    head = tl.program_id(0).to(tl.int64)
+    first_key = tl.program_id(1) * block_n
+    offset = head // num_heads * stride_batch + head % num_heads * stride_head
+    q, out_grad = q + offset, out_grad + head * length * d_head
+    lse, delta = lse + head * length, delta + head * length
+    k_tile = load_rows(k + offset, first_key, stride_row, length, block_n, d_head, not even)
+    v_tile = load_rows(v + offset, first_key, stride_row, length, block_n, d_head, not even)
+    dk_tile, dv_tile = tl.zeros((block_n, d_head), tl.float32), tl.zeros((block_n, d_head), tl.float32)
+    begin = 0
+    if causal:
+        begin = tl.cdiv(first_key + block_n, block_m) * block_m  # the first row that sees all of these keys, or later
+        dk_tile, dv_tile = key_tiles(
+            dk_tile, dv_tile, k_tile, v_tile, q, out_grad, lse, delta, stride_row, first_key,
+            first_key // block_m * block_m, tl.minimum(begin, length), length, scale,
+            block_m, block_n, d_head, causal, True, precision,
+        )  # fmt: skip
+    plain_end = length // block_m * block_m
+    dk_tile, dv_tile = key_tiles(
+        dk_tile, dv_tile, k_tile, v_tile, q, out_grad, lse, delta, stride_row, first_key,
+        begin, plain_end, length, scale, block_m, block_n, d_head, causal, False, precision,
+    )  # fmt: skip
+    if not even:
+        dk_tile, dv_tile = key_tiles(
+            dk_tile, dv_tile, k_tile, v_tile, q, out_grad, lse, delta, stride_row, first_key,
+            tl.maximum(begin, plain_end), length, length, scale, block_m, block_n, d_head, causal, True, precision,
+        )  # fmt: skip
+    dk_tile *= scale * LN_2
+    store_rows(dk + head * length * d_head, first_key, length, dk_tile, block_n, d_head, not even)
+    store_rows(dv + head * length * d_head, first_key, length, dv_tile, block_n, d_head, not even)
+
+
+@triton.jit
+def query_tiles(
+    dq, q_tile, grad_tile, lse_tile, delta_tile, k, v, stride, first_row, begin, end, length, scale,
+    block_m: tl.constexpr, block_n: tl.constexpr, d_head: tl.constexpr,
+    causal: tl.constexpr, masked: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Adds what the keys ``begin`` to ``end`` say of the gradients of some queries."""
+    for first in tl.range(begin, end, block_n):
+        k_tile = load_rows(k, first, stride, length, block_n, d_head, masked)
+        scores = tl.dot(q_tile, tl.trans(k_tile), input_precision=precision)
+        if masked:
+            scores = tl.where(is_visible(first_row, first, length, block_m, block_n, causal), scores, float("-inf"))
+        p = tl.exp2(scores * scale - lse_tile[:, None])
+        v_tile = load_rows(v, first, stride, length, block_n, d_head, masked)
+        dp = tl.dot(grad_tile, tl.trans(v_tile), input_precision=precision)
+        ds = p * (dp - delta_tile[:, None])
+        dq = tl.dot(ds.to(k_tile.dtype), k_tile, dq, input_precision=precision)
+    return dq
+
+
+@triton.jit
+def queries_kernel(
+    q, k, v, out_grad, lse, delta, dq, stride_batch, stride_head, stride_row, num_heads, length, scale,
+    d_head: tl.constexpr, causal: tl.constexpr, even: tl.constexpr, precision: tl.constexpr,
+    block_m: tl.constexpr, block_n: tl.constexpr,
+):  # fmt: skip
+    """Gradients of ``block_m`` queries of one head; grid (B × H, tiles of rows), the longest first."""
+    head = tl.program_id(0).to(tl.int64)
+    first_row = (tl.num_programs(1) - 1 - tl.program_id(1)) * block_m
+    offset, flat = head // num_heads * stride_batch + head % num_heads * stride_head, head * length * d_head
+    q_tile = load_rows(q + offset, first_row, stride_row, length, block_m, d_head, not even)
+    grad_tile = load_rows(out_grad + flat, first_row, d_head, length, block_m, d_head, not even)
+    lse_tile = load_numbers(lse + head * length, first_row, length, block_m, not even)
+    delta_tile = load_numbers(delta + head * length, first_row, length, block_m, not even)
+    k, v = k + offset, v + offset
+    dq_tile = tl.zeros((block_m, d_head), tl.float32)
+    plain_end = (first_row if causal else length) // block_n * block_n
+    dq_tile = query_tiles(
+        dq_tile, q_tile, grad_tile, lse_tile, delta_tile, k, v, stride_row, first_row, 0, plain_end, length, scale,
+        block_m, block_n, d_head, causal, False, precision,
+    )  # fmt: skip
+    if causal or not even:
+        end = tl.minimum(first_row + block_m, length) if causal else length
+        dq_tile = query_tiles(
+            dq_tile, q_tile, grad_tile, lse_tile, delta_tile, k, v, stride_row, first_row, plain_end, end, length,
+            scale, block_m, block_n, d_head, causal, True, precision,
+        )  # fmt: skip
+    store_rows(dq + flat, first_row, length, dq_tile * (scale * LN_2), block_m, d_head, not even)

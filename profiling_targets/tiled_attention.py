@@ -1,0 +1,101 @@
+"""FlashAttention-2 in plain PyTorch, tile by tile: to read before the Triton kernels, and to run without a GPU.
+
+Softmax over a row needs the row's maximum and the sum of its exponentials, which seems to need the whole row. It does
+not: go over the keys a tile at a time, keep the largest score so far and the sums relative to it, and when a larger
+score comes along, shrink what was summed. So only one tile of the S × S scores exists at a time. Backward makes each
+tile of probabilities anew from the row's ``lse``, the logarithm of its softmax's denominator.
+
+Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691: algorithm 1 is ``forward``, algorithm 2 ``backward``.
+Shapes: B sequences, H heads, S tokens; M rows and N keys make a tile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_TILE = 128
+
+
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int = _TILE) -> Tensor:
+    """Attention, softmax(q·kᵀ ÷ √d_head)·v, without the S × S scores ever being there as a whole.
+
+    Scores, sums and gradients are fp32 whatever the inputs are; each result is rounded once, at its end.
+
+    Args:
+        q, k, v: (B, H, S, d_head), floating point, with any strides.
+        causal: whether a row sees no later key.
+        tile: rows and keys of a tile.
+
+    Returns:
+        (B, H, S, d_head), of the type of q.
+    """
+    out: Tensor = TiledAttention.apply(q, k, v, causal, tile)  # type: ignore[no-untyped-call]
+    return out
+
+
+class TiledAttention(torch.autograd.Function):
+    """The two algorithms as a function that autograd knows."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int) -> Tensor:
+        """The output, tile of rows by tile of rows; keeps lse, one number a row, for backward."""
+        out, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
+        for rows in _tiles(q.shape[-2], tile):
+            top = torch.full_like(lse[..., rows], -math.inf)  # (B, H, M), the largest score so far
+            denominator = torch.zeros_like(top)
+            acc = torch.zeros_like(q[..., rows, :], dtype=torch.float32)  # (B, H, M, d_head)
+            for keys in _keys_of(rows, q.shape[-2], tile, causal):
+                scores = _scores(q, k, rows, keys, causal)  # (B, H, M, N)
+                new_top = torch.maximum(top, scores.amax(-1))
+                p = torch.exp(scores - new_top[..., None])
+                shrink = torch.exp(top - new_top)  # what was summed so far was relative to the old maximum
+                denominator = denominator * shrink + p.sum(-1)
+                acc = acc * shrink[..., None] + p @ v[..., keys, :].float()
+                top = new_top
+            out[..., rows, :] = (acc / denominator[..., None]).to(q.dtype)
+            lse[..., rows] = top + denominator.log()
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.causal, ctx.tile = causal, tile
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        """The gradients of q, k and v, each tile of probabilities computed anew."""
+        q, k, v, out, lse = ctx.saved_tensors
+        out_grad, scale = grads[0].float(), 1 / math.sqrt(q.shape[-1])
+        delta = (out_grad * out.float()).sum(-1)  # (B, H, S), what each row of softmax's gradient shares
+        dq, dk, dv = (torch.zeros_like(tensor, dtype=torch.float32) for tensor in (q, k, v))
+        for rows in _tiles(q.shape[-2], ctx.tile):
+            grad = out_grad[..., rows, :]  # (B, H, M, d_head)
+            for keys in _keys_of(rows, q.shape[-2], ctx.tile, ctx.causal):
+                p = torch.exp(_scores(q, k, rows, keys, ctx.causal) - lse[..., rows, None])  # (B, H, M, N)
+                dv[..., keys, :] += p.mT @ grad
+                dp = grad @ v[..., keys, :].float().mT
+                ds = p * (dp - delta[..., rows, None]) * scale  # the gradient of the scores before their scale
+                dq[..., rows, :] += ds @ k[..., keys, :].float()
+                dk[..., keys, :] += ds.mT @ q[..., rows, :].float()
+        return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None
+
+
+def _tiles(length: int, tile: int) -> Iterator[slice]:
+    """The length in tiles, the last one shorter where it does not divide."""
+    return (slice(first, min(first + tile, length)) for first in range(0, length, tile))
+
+
+def _keys_of(rows: slice, length: int, tile: int, causal: bool) -> Iterator[slice]:
+    """The tiles of keys that any of the rows can see."""
+    return _tiles(rows.stop if causal else length, tile)
+
+
+def _scores(q: Tensor, k: Tensor, rows: slice, keys: slice, causal: bool) -> Tensor:
+    """One tile of the scaled scores (B, H, M, N) in fp32, minus infinity where a row must not look."""
+    scores = q[..., rows, :].float() @ k[..., keys, :].float().mT / math.sqrt(q.shape[-1])
+    if causal and keys.stop > rows.start + 1:  # the tile touches the diagonal
+        row, key = (torch.arange(tile.start, tile.stop, device=q.device) for tile in (rows, keys))
+        scores = scores.masked_fill(key > row[:, None], -math.inf)
+    return scores

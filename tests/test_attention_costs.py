@@ -1,0 +1,46 @@
+from dataclasses import replace
+
+import pytest
+
+from nsys_analyzer.analysis.attention_costs import (
+    AttentionShape,
+    attention_backward_bytes,
+    attention_backward_flops,
+    attention_forward_bytes,
+    attention_forward_flops,
+    roofline_ms,
+    square_bytes,
+)
+from nsys_analyzer.analysis.flops import attention_product_flops
+from nsys_analyzer.analysis.models import ModelSize
+
+SHAPE = AttentionShape(batch_size=2, heads=3, context_length=5, d_head=16, causal=True, bytes_per_number=2)
+
+
+def test_a_causal_square_is_its_half_with_the_diagonal() -> None:
+    seen = sum(1 for query in range(5) for key in range(5) if key <= query)
+    assert SHAPE.scores == 2 * 3 * seen == 90  # 5·6 ÷ 2 = 15 of each head
+    assert replace(SHAPE, causal=False).scores == 150  # 2·3·5²
+
+
+def test_flops() -> None:
+    assert attention_forward_flops(SHAPE) == 5_760  # 4·16·90
+    assert attention_backward_flops(SHAPE) == 14_400  # 10·16·90, 2.5 forwards
+
+
+def test_forward_is_that_of_the_model() -> None:
+    model = ModelSize("tiny", d_model=48, d_ff=1, num_layers=1, num_heads=3, vocab_size=1)
+    assert attention_forward_flops(replace(SHAPE, causal=False)) == attention_product_flops(model, 2, 5)
+
+
+def test_bytes() -> None:
+    # one tensor 2·3·5·16·2 = 960, one number a row 2·3·5·4 = 120
+    assert attention_forward_bytes(SHAPE) == 3_960  # q, k, v, out: 4·960 + 120
+    assert attention_backward_bytes(SHAPE) == 7_800  # q, k, v, out, dout, dq, dk, dv: 8·960 + 120
+    assert square_bytes(SHAPE) == 300  # 2·3·5²·2
+
+
+@pytest.mark.parametrize(("flops", "moved", "least_ms"), [(4e12, 1e9, 4.0), (1e12, 1e10, 5.0)])
+def test_the_roofline_is_the_longer_of_computing_and_moving(flops: float, moved: float, least_ms: float) -> None:
+    # at 1 PFLOP/s and 2 TB/s: 4 ms against 0.5 ms, 1 ms against 5 ms
+    assert roofline_ms(flops, moved, 1e15, 2e12) == pytest.approx(least_ms)

@@ -1,0 +1,226 @@
+"""The bench of FlashAttention: its target on the CPU, its cases, its section from hand-made rows, and one real run."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+torch = pytest.importorskip("torch", reason="the targets need PyTorch")
+
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
+
+from nsys_analyzer.benches import all_cases  # noqa: E402
+from nsys_analyzer.benches.flash import BENCH  # noqa: E402
+from nsys_analyzer.benches.flash_costs import find_limits, least_ms, rates, residences  # noqa: E402
+from nsys_analyzer.benches.model import Results, Row, Settings  # noqa: E402
+from nsys_analyzer.capture.cases import NAME, read_file  # noqa: E402
+from nsys_analyzer.cli import cli  # noqa: E402
+from nsys_analyzer.report.markdown import render_markdown  # noqa: E402
+from nsys_analyzer.report.model import Lines, Report  # noqa: E402
+from profiling_targets import flash  # noqa: E402
+from profiling_targets.cases import NotHereError, measured  # noqa: E402
+
+SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
+CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3", "warmup_ms": 25,
+        "measured_ms": 100, "warmup_steps": 1, "steps": 3}  # fmt: skip
+INPUTS = 4 * 2 * 40 * 8 * 4  # q, k, v and the gradient; 2 heads, 40 tokens, 8 features, 4 bytes
+
+
+@pytest.mark.parametrize(
+    ("implementation", "precision", "kernel"),
+    [
+        ("flash", "fp32", "tiles in PyTorch"),
+        ("unfused", "bf16", "unfused"),
+        ("sdpa", "fp32", "FlashAttentionForCpu"),
+        ("sdpa_flash", "bf16", "FlashAttentionForCpu"),
+    ],
+)
+def test_measure(implementation: str, precision: str, kernel: str) -> None:
+    row = measured(flash.Case(**{**SMALL, "implementation": implementation, "precision": precision}), flash.measure)
+    figures = row["figures"]
+    assert (row["status"], figures["kernel"]) == ("ok", kernel)
+    assert figures["inputs_bytes"] == (INPUTS if precision == "fp32" else INPUTS / 2)
+    assert figures["peak_bytes"] >= figures["inputs_bytes"]  # the output and three gradients are as large
+    assert figures["max_error"] < flash.TOLERANCES[precision]
+    for name in ("forward", "backward", "end_to_end"):
+        assert 0 < figures[f"{name}_min_ms"] <= figures[f"{name}_ms"] <= figures[f"{name}_max_ms"]
+        assert figures[f"{name}_timer"] == "2 calls"
+
+
+def test_unfused_memory_holds_the_square() -> None:
+    row = measured(flash.Case(**{**SMALL, "implementation": "unfused", "context_length": 256}), flash.measure)
+    weights = 2 * 256**2 * 4
+    assert row["figures"]["peak_bytes"] > 2 * weights  # the weights and their gradient
+
+
+def test_the_backend_that_ran_is_named() -> None:
+    with sdpa_kernel(SDPBackend.MATH):
+        row = measured(flash.Case(**{**SMALL, "implementation": "sdpa"}), flash.measure)
+    assert row["figures"]["kernel"] == "math"
+
+
+@pytest.mark.parametrize("factor", [1.001, float("nan")])
+def test_a_wrong_kernel_is_not_timed(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(case: flash.Case) -> flash.Attend:
+        return lambda q, k, v: factor * torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
+
+    monkeypatch.setattr(flash, "_attend", wrong)
+    row = measured(flash.Case(**SMALL), flash.measure)
+    assert row["status"] == "failed"
+    assert "of the largest number, more than 1e-04" in row["message"]
+    assert "forward_ms" not in row["figures"]
+
+
+def test_what_cannot_run_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NotHereError, match="no fp32"):
+        flash.measure(flash.Case(device="cuda", implementation="sdpa_flash", precision="fp32"), {})
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(NotHereError, match="pip install triton"):
+        flash.measure(flash.Case(device="cuda", implementation="flash"), {})
+
+
+def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) -> Row:
+    case = {**CASE, "implementation": implementation, "precision": "bf16", "d_head": 64, "context_length": length}
+    figures = {"forward_ms": end_to_end_ms / 4, "backward_ms": end_to_end_ms, "end_to_end_ms": end_to_end_ms,
+               "peak_bytes": 2**30, "kernel": implementation, "forward_timer": "do_bench"}  # fmt: skip
+    status, message = changes.pop("status", "ok"), changes.pop("message", "")
+    case |= {key: changes.pop(key) for key in tuple(changes) if key in case}
+    return Row(
+        "profiling_targets.flash", case, status, message,
+        {**figures, **changes} if status == "ok" else changes, {"gpu": "NVIDIA H200", "torch": "2.11"},
+    )  # fmt: skip
+
+
+def text(*rows: Row) -> str:
+    said = render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
+    return said.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_cases() -> None:
+    values = {option.name: option.cuda if option.several else option.cuda[0] for option in BENCH.options}
+    cases = all_cases(BENCH, Settings("cuda", values))
+    # ceilings in both precisions; three implementations in both, SDPA's FlashAttention in bf16; 4 widths, 10 lengths
+    assert len(cases) == 2 + (3 * 2 + 1) * 4 * 10
+    shape = {"precision": "bf16", "d_head": 16, "context_length": 128}
+    assert cases[2].values == {**CASE, **shape, "implementation": "flash"}
+    on_cpu = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
+    assert len(all_cases(BENCH, Settings("cpu", on_cpu))) == 1 + 3 * 3
+
+
+def test_ratios() -> None:
+    said = text(
+        row("flash", 128, 3), row("unfused", 128, 2), row("sdpa", 128, 1),
+        row("flash", 4096, 3), row("unfused", 4096, 20), row("sdpa", 4096, 4), row("sdpa_flash", 4096, 6),
+    )  # fmt: skip
+    # 3 ÷ 1 and 3 ÷ 4 to the faster, 3 ÷ 6 to the FlashAttention of SDPA
+    assert "flash takes 0.75 to 3.00 times as long as its faster peer, 0.75 times from context 4,096 on, " in said
+    assert "0.50 times as long as SDPA's FlashAttention backend there." in said
+    assert "Nothing ran out of memory." in said
+
+
+def test_roofline() -> None:
+    one = row("flash", 4096, 1.0)
+    limits = find_limits(Results((one,)), "bf16")
+    assert limits is not None
+    # 8·4096·4097 ÷ 2 = 67,125,248 scores of 4·64 FLOPs forward, 10·64 backward, at 989.4 TFLOP/s
+    assert least_ms(one, "forward_ms", limits) == pytest.approx(0.0173684, rel=1e-4)
+    assert least_ms(one, "end_to_end_ms", limits) == pytest.approx(3.5 * 0.0173684, rel=1e-4)
+    # of 1 ÷ 4 ms forward, and of 1 ms backward, 2.5 times that
+    assert "at best 6.9 % forward (d_head 64, context 4,096) and 4.3 % backward" in text(one)
+
+
+def test_a_short_pass_is_bound_by_moving() -> None:
+    short = row("flash", 2, 1.0)
+    limits = find_limits(Results((short,)), "bf16")
+    assert limits is not None
+    # 4 tensors of 8·2·64·2 bytes and 8·2·4 of lse: 8,256 bytes at 4.8 TB/s; 24 scores are 6,144 FLOPs
+    assert least_ms(short, "forward_ms", limits) == pytest.approx(8256 / 4.8e12 * 1e3)
+
+
+def test_fp32_by_three_products_of_tf32_has_their_limit() -> None:
+    limits = find_limits(Results((row("flash", 128, 1, precision="fp32"),)), "fp32")
+    true_fp32 = find_limits(Results((row("flash", 128, 1, precision="fp32", fp32_products="ieee"),)), "fp32")
+    assert limits is not None
+    assert true_fp32 is not None
+    assert (limits.flops_per_s, true_fp32.flops_per_s) == (494.7e12 / 3, 67e12)
+
+
+def test_without_a_datasheet_the_ceilings_limit() -> None:
+    ceiling = Row("profiling_targets.ceilings", {"precision": "fp32"}, "ok", "",
+                  {"product_flops_per_s": 1e11, "copy_bytes_per_s": 1e10})  # fmt: skip
+    on_cpu = Row("profiling_targets.flash", {**row("flash", 128, 1).case, "device": "cpu", "precision": "fp32"}, "ok")
+    limits = find_limits(Results((on_cpu,), {"fp32": ceiling}), "fp32")
+    assert limits is not None
+    assert (limits.flops_per_s, limits.bytes_per_s, limits.source) == (1e11, 1e10, "the measured ceilings")
+
+
+def test_claims_of_unfused_attention_are_its_own() -> None:
+    forward, backward = rates(Results((row("unfused", 4096, 4.0),)))
+    square = 8 * 4096**2
+    assert (forward.flops, backward.flops) == (4 * 64 * square, 8 * 64 * square)  # masked scores are computed, too
+    assert forward.bytes == 8 * square * 2
+    assert forward.ms == 1.0  # a quarter of 4
+    (memory,) = residences(Results((row("unfused", 4096, 4.0),)))
+    assert memory.must_live_bytes == 2 * square * 2 + 8 * 4096 * 64 * 2
+
+
+def test_sdpa_in_fp32_is_held_to_tensor_cores() -> None:
+    rows = [row(one, 128, 1, precision="fp32") for one in ("flash", "sdpa", "unfused")]
+    found = [rate.precision for rate in rates(Results(tuple(rows))) if "forward" in rate.label]
+    assert found == ["tf32", "tf32", "fp32"]
+    true_fp32 = row("flash", 128, 1, precision="fp32", fp32_products="ieee")
+    assert rates(Results((true_fp32,)))[0].precision == "fp32"
+
+
+def test_out_of_memory_keeps_its_row() -> None:
+    lost = row("unfused", 65536, 0, status="oom", message="CUDA out of memory. Tried to allocate 64.00 GiB.")
+    said = text(row("flash", 65536, 30.0), lost, row("unfused", 32768, 9.0), row("flash", 32768, 3.0, peak_bytes=2**20))
+    assert "Out of memory: unfused in bf16 from context 65,536 on." in said
+    assert (
+        "At context 32,768 (bf16, d_head 64) unfused attention peaks at 1.0 GiB above its inputs, flash at 1.0 MiB"
+        in said
+    )
+    assert (
+        "| unfused, bf16, d_head 64, context 65,536 | oom | CUDA out of memory. Tried to allocate 64.00 GiB. |" in said
+    )
+    end_to_end = said[said.index("End to end, bf16") :]
+    assert "| 65,536 | oom | 30.00 | – |" in end_to_end
+
+
+def test_what_failed_is_flagged() -> None:
+    said = text(row("sdpa", 128, 1.0), row("flash", 128, 0, status="failed", message="RuntimeError: wrong by 1.0e+00"))
+    assert "**Not measured**: flash, bf16, d_head 64, context 128: RuntimeError: wrong by 1.0e+00" in said
+    assert "times as long" not in said
+
+
+def test_an_impossible_rate_is_flagged() -> None:
+    # 1.166e12 FLOPs forward in 0.25 ms are 4.7 PFLOP/s
+    assert "**Impossible rate**: flash forward" in text(row("flash", 16384, 0.5, heads=33))
+
+
+def test_figures() -> None:
+    rows = (row("flash", 256, 2.0), row("flash", 128, 1.0), row("flash", 128, 9.0, d_head=128), row("sdpa", 128, 3.0))
+    figures = [block for block in BENCH.section(Results(rows)).blocks if isinstance(block, Lines)]
+    assert [figure.key for figure in figures] == ["flash-bf16-forward", "flash-bf16-backward", "flash-bf16-end-to-end"]
+    assert figures[2].series == (("flash", ((128, 1.0), (256, 2.0))),)  # a single point is no curve
+    assert (figures[2].log_x, figures[2].log_y, figures[2].y_axis) == (True, True, "ms")
+
+
+def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    options = ["--d-head", "8", "--context-length", "32,64", "--steps", "1", "--device", "cpu"]
+    done = CliRunner().invoke(cli, ["bench", "flash", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "bench" / "flash"
+    _, rows = read_file(folder / NAME)
+    assert [one.status for one in rows] == ["ok"] * 7  # the ceilings, two lengths of three implementations
+    with (folder / "flash.csv").open(encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 6
+    said = (folder / "flash.md").read_text(encoding="utf-8")
+    assert "Without a GPU, flash is the same algorithm as tiles in PyTorch" in said
+    assert (folder / "flash_figures" / "flash-fp32-end-to-end.png").stat().st_size > 1000
