@@ -6,7 +6,7 @@ A new bench is a new module and a row here.
 
 from __future__ import annotations
 
-from nsys_analyzer.benches import attention, flash, memory, precision, timing, variants
+from nsys_analyzer.benches import attention, compiled, decode, flash, memory, precision, timing, variants
 from nsys_analyzer.benches.model import CEILINGS, Bench, Case, Settings
 from nsys_analyzer.errors import ConfigurationError
 
@@ -17,6 +17,8 @@ BENCHES: tuple[Bench, ...] = (
     attention.BENCH,
     variants.BENCH,
     flash.BENCH,
+    compiled.BENCH,
+    decode.BENCH,
 )
 
 

@@ -1,0 +1,250 @@
+"""Greedy decoding by the transformer, with a cache of keys and values or without: the first token, and the others.
+
+``python -m profiling_targets.decoding --prompt-length 1024 --tokens 100`` prints its figures. The layers are those of
+``transformer.py``; their attention looks into the cache.
+
+Shapes: B sequences, S new tokens behind N earlier ones, T positions in the cache, d = d_model, H heads of
+d_head = d ÷ H, L layers, V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
+from torch import Tensor
+
+from nsys_analyzer.analysis.models import find_model
+from nsys_analyzer.errors import ConfigurationError
+from profiling_targets.cases import Figures, NotHereError, default_device, main, option
+from profiling_targets.config import ATTENTIONS, PRECISIONS, Config
+from profiling_targets.harness import annotate
+from profiling_targets.products import kept_bits, set_precision
+from profiling_targets.timer import allocations, statistics_of, times_ms
+from profiling_targets.transformer import SelfAttention, Transformer, unfused_attention
+
+#: How far logits with and without the cache may differ, as a share of the largest: products of other shapes are summed
+#: in another order, and each layer carries that on.
+TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
+#: Samples of the time to the first token.
+_FIRST_TOKENS = 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model, and how its tokens are made.
+
+    Raises:
+        ConfigurationError: lengths that do not go together.
+
+    """
+
+    device: str = field(default_factory=default_device)
+    model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
+    num_layers: int = option(0, "in place of the model's; 0 is the model's own")
+    batch_size: int = option(16, "sequences")
+    prompt_length: int = option(1024, "tokens of each that are there before the first")
+    cache_length: int = option(2048, "positions that the cache has room for")
+    tokens: int = option(100, "to make, the first among them")
+    warmup_tokens: int = option(100, "made before anything is timed")
+    precision: str = option("fp32", "bf16 is that of weights, activations and cache", PRECISIONS)
+    attention: str = option("unfused", "written out, or PyTorch's own", ATTENTIONS)
+    cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 3 or self.warmup_tokens < 1 or self.prompt_length < 1:
+            raise ConfigurationError("tokens must be at least 3, warmup_tokens and prompt_length at least 1")
+        if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
+            raise ConfigurationError(f"{self.tokens} tokens more do not fit a cache of {self.cache_length}")
+
+    @property
+    def config(self) -> Config:
+        """The transformer's; its context, for which it has tables, is the cache's length."""
+        size = find_model(self.model)
+        size = replace(size, num_layers=self.num_layers or size.num_layers)
+        sizes = (size, self.cache_length, self.batch_size)
+        return Config(*sizes, "forward", self.precision, self.attention, device=self.device)
+
+
+class Cache:
+    """Room for the keys and values of every layer, and how many positions are filled."""
+
+    def __init__(self, config: Config) -> None:
+        size, length = config.size, config.context_length
+        # (L, 2, B, H, T, d_head)
+        self.tensor = torch.zeros(size.num_layers, 2, config.batch_size, size.num_heads, length, size.d_head)
+        self.filled = 0
+
+    def extend(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Puts the new keys and values (B, H, S, d_head) behind the filled ones; all of them, (B, H, N + S, d_head)."""
+        room, end = self.tensor[layer], self.filled + k.shape[2]  # room (2, B, H, T, d_head)
+        room[0, :, :, self.filled : end], room[1, :, :, self.filled : end] = k, v
+        return room[0, :, :, :end], room[1, :, :, :end]
+
+
+def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+    """PyTorch's own attention, of a whole sequence (causal) or of its last position, which sees all."""
+    del masked
+    with annotate("scaled dot product attention"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
+
+
+_ATTEND = {"unfused": unfused_attention, "sdpa": sdpa_attention}
+
+
+class Decoder(Transformer):
+    """The transformer, its attention over the keys and values of a cache where there is one."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+        self.attend, self.cache = _ATTEND[config.attention], cast("Cache | None", None)
+        for layer, block in enumerate(self.blocks):
+            cast("SelfAttention", block.attention).attend = partial(self._attend, layer)
+
+    def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
+        """(B, H, S, d_head) each -> (B, H, S, d_head)."""
+        if self.cache is not None:
+            k, v = self.cache.extend(layer, k, v)  # (B, H, N + S, d_head)
+        return self.attend(q, k, v, masked)
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None, last: int = 1) -> Tensor:
+        """The logits after each of the ``last`` tokens, (B, last, V), of new tokens (B, S) behind those in the cache.
+
+        Behind a cache that is not empty S must be 1: attention masks a whole sequence or nothing.
+        """
+        self.cache = cache
+        start = cache.filled if cache is not None else 0
+        end = start + tokens.shape[1]
+        cos, sin, masked = self.get_buffer("cos"), self.get_buffer("sin"), self.get_buffer("future")
+        x = self.embedding(tokens)  # (B, S, d)
+        for block in self.blocks:
+            x = block(x, cos[start:end], sin[start:end], masked[start:end, :end])
+        if cache is not None:
+            cache.filled = end
+        logits: Tensor = self.head(self.norm(x[:, -last:]))
+        return logits
+
+
+def generate(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache | None) -> Iterator[Tensor]:
+    """Makes the tokens of a sequence behind its prompt, greedily, one at each ``next``; yields their logits (B, V).
+
+    Args:
+        model: the model.
+        sequence: the prompt and room for the tokens, (B, prompt + tokens).
+        prompt_length: tokens of the prompt.
+        cache: filled anew from the prompt; None passes over the whole sequence for each token.
+    """
+    if cache is not None:
+        cache.filled = 0
+    for end in range(prompt_length, sequence.shape[1]):
+        known = cache.filled if cache is not None else 0
+        logits = model(sequence[:, known:end], cache)[:, 0]  # (B, V)
+        sequence[:, end] = logits.argmax(-1)
+        yield logits
+
+
+def max_error(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache) -> tuple[float, float, float]:
+    """How the cache changes the logits of the same sequence.
+
+    Returns:
+        The largest difference to one pass over the whole, the largest logit, the share of greedy tokens that agree.
+    """
+    cache.filled = 0
+    whole = model(sequence[:, :-1], None, last=sequence.shape[1] - prompt_length)  # (B, tokens, V)
+    steps = [model(sequence[:, :prompt_length], cache)]
+    steps += [model(sequence[:, at : at + 1], cache) for at in range(prompt_length, sequence.shape[1] - 1)]
+    cached = torch.cat(steps, dim=1)  # (B, tokens, V)
+    same = (cached.argmax(-1) == whole.argmax(-1)).float().mean()
+    return (cached - whole).abs().max().item(), whole.abs().max().item(), same.item()
+
+
+@contextmanager
+def _made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
+    """Lets everything be made on the device and in the dtype: weights made in fp32 first would be the peak."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class _Decoding:
+    """The model of a case, its sequences, and its cache."""
+
+    def __init__(self, case: Case) -> None:
+        torch.manual_seed(case.seed)
+        self.case, config = case, case.config
+        with _made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
+            self.model = Decoder(config)
+            self.cache = Cache(config) if case.cache else None
+        shape = (case.batch_size, case.prompt_length + case.tokens)
+        self.sequence = torch.randint(config.size.vocab_size, shape, device=case.device)  # (B, prompt + tokens)
+
+    def tokens_ms(self, tokens: int) -> list[float]:
+        """Milliseconds of each of the first tokens, the device waited for at the end of each."""
+        room = self.sequence[:, : self.case.prompt_length + tokens]
+        generation = generate(self.model, room, self.case.prompt_length, self.cache)
+        return times_ms(lambda: next(generation), self.case.device, 0, tokens)
+
+    def longest(self) -> None:
+        """The token that takes the most memory: the first from a cache, the last without one."""
+        length = self.case.prompt_length if self.cache else self.sequence.shape[1] - 1
+        next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
+
+
+def measure(case: Case, figures: Figures) -> None:
+    """Times the first token and those after it, warm, after comparing logits with and without the cache."""
+    if case.precision == "tf32" and case.device == "cpu":
+        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
+    set_precision(case.precision)
+    with torch.inference_mode():
+        _measure(case, figures)
+
+
+def _measure(case: Case, figures: Figures) -> None:
+    with allocations(case.device) as counted:
+        decoding = _Decoding(case)
+        decoding.longest()
+    weights, cache = decoding.model.parameters(), decoding.cache
+    figures |= {"peak_bytes": counted.peak_bytes, "weights_bytes": sum(weight.nbytes for weight in weights)}
+    figures["cache_bytes"] = cache.tensor.nbytes if cache else 0
+    figures["product_bits"] = kept_bits(case.device, decoding.model.head.weight.dtype)
+    _check(case, decoding, figures)
+    decoding.tokens_ms(case.warmup_tokens)
+    figures |= statistics_of("first_token", [decoding.tokens_ms(1)[0] for _ in range(_FIRST_TOKENS)])
+    times = figures["token_times_ms"] = decoding.tokens_ms(case.tokens)
+    figures |= statistics_of("between_tokens", times[1:])
+    figures["between_tokens_p95_ms"] = statistics.quantiles(times[1:], n=20, method="inclusive")[-1]
+    figures["tokens_per_s"] = case.batch_size / figures["between_tokens_ms"] * 1e3
+    figures["generation_tokens_per_s"] = case.batch_size * case.tokens / sum(times) * 1e3
+
+
+def _check(case: Case, decoding: _Decoding, figures: Figures) -> None:
+    """Compares the logits with and without the cache: a wrong model's times say nothing.
+
+    Raises:
+        ArithmeticError: they differ by more than the precision explains.
+    """
+    cache = decoding.cache
+    if cache is None:
+        with _made_in(decoding.model.head.weight.dtype, case.device):
+            cache = Cache(case.config)
+    error, largest, same = max_error(decoding.model, decoding.sequence, case.prompt_length, cache)
+    allowed = TOLERANCE[case.precision] * largest
+    figures.update(max_error=error, largest_logit=largest, tolerance=allowed, same_tokens=same)
+    if not error <= allowed:  # a NaN is no agreement
+        raise ArithmeticError(f"logits with the cache are {error:.3g} off those without, {allowed:.3g} is allowed")
+
+
+if __name__ == "__main__":
+    sys.exit(main(Case, measure))

@@ -1,0 +1,222 @@
+"""The bench of torch.compile: its cases, its section from hand-made rows and real captures, and one real run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.benches import all_cases
+from nsys_analyzer.benches.compiled import BENCH
+from nsys_analyzer.benches.compiled_pairs import pairs_of
+from nsys_analyzer.benches.compiled_traces import TracePair, answers, class_changes, trace_pairs
+from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.capture.cases import NAME, read_file
+from nsys_analyzer.cli import cli
+from nsys_analyzer.commands.gather import Given, gather
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Bars, Report, unfolded
+
+EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
+COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+CASE = {
+    "device": "cuda", "attention": "unfused", "warmup_steps": 5, "steps": 10, "seed": 0, "model": "small",
+    "context_length": 256, "precision": "fp32", "mode": "train", "batch_size": 4, "optimizer": "torch",
+}  # fmt: skip
+
+
+def settings(device: str = "cuda", **changes: Any) -> Settings:
+    defaults = {option.name: option.cuda if device == "cuda" else option.cpu for option in BENCH.options}
+    several = {option.name: option.several for option in BENCH.options}
+    return Settings(device, {name: v if several[name] else v[0] for name, v in defaults.items()} | changes)
+
+
+def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, **figures: Any) -> Row:
+    """Forward is 0.3 of a step, loss 0.1, backward 0.4, optimizer 0.2; the first step takes 20 s more."""
+    known: dict[str, Any] = {
+        "forward_ms": 0.3 * step_ms, "loss_ms": 0.1 * step_ms, "backward_ms": 0.4 * step_ms,
+        "optimizer_ms": 0.2 * step_ms, "step_ms": step_ms, "step_std_ms": 1.0, "first_step_ms": 20_000 + step_ms,
+        "product_bits": 23, "forward_flops": 1e9, "backward_flops": 2e9, "parameters_bytes": 2**29,
+        "gradients_bytes": 2**29, "optimizer_bytes": 2**30, "logits_bytes": 2**20, "peak_allocated_bytes": 2**32,
+    }  # fmt: skip
+    case = {**CASE, "compile": compiled, **(changes or {})}
+    machine = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
+    environment = COLD if compiled else {}
+    return Row("profiling_targets.training_steps", case, "ok", "", {**known, **figures}, machine, environment)
+
+
+def said(*rows: Row, captures: tuple[CaptureSummary, ...] = ()) -> str:
+    text = render_markdown(Report("x", (BENCH.section(Results(rows, captures=captures)),)), {})
+    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+
+
+@pytest.fixture(scope="module")
+def example_captures() -> dict[str, CaptureSummary]:
+    found = gather([EXAMPLES], PhaseNames.parse(()), Given(), None)
+    return {capture.name: capture for capture in found}
+
+
+@pytest.fixture
+def trace_pair(example_captures: dict[str, CaptureSummary]) -> TracePair:
+    """Real captures of one model, the eager one at a context of 256, the compiled one at 512."""
+    return TracePair(
+        "x", example_captures["small_ctx256_train_fp32"], example_captures["small_ctx512_train_fp32_compile"]
+    )
+
+
+def test_cases_are_eager_first_then_compiled_without_a_cache() -> None:
+    cases = all_cases(BENCH, settings())[2:]  # after the ceilings in fp32 and bf16
+    assert len(cases) == 2 * 3 * 2 * 2  # eager and compiled, three models, two precisions, two modes
+    assert [case.values["compile"] for case in cases] == [False] * 12 + [True] * 12
+    assert [dict(case.environment) for case in cases] == [{}] * 12 + [COLD] * 12
+    assert cases[1].values == {**CASE, "compile": False}
+    assert cases[13].label == "small, context 256, fp32, train, compiled"
+
+
+def test_on_a_cpu_one_narrow_layer_and_the_cache_for_the_traces() -> None:
+    cases = all_cases(BENCH, settings("cpu"))[1:]
+    assert [(case.values["compile"], dict(case.environment)) for case in cases] == [(False, {}), (True, {})]
+    assert [cases[0].values[key] for key in ("d_model", "d_ff", "num_layers", "num_heads")] == [256, 1024, 1, 4]
+
+
+def test_the_profiled_step_is_that_of_the_cases() -> None:
+    assert BENCH.captures
+    eager, bf16, compiled, _ = BENCH.captures(settings(num_layers=3, seed=7)).targets  # two precisions, twice
+    assert eager.program == (
+        sys.executable, "-m", "profiling_targets.transformer", "--model", "small", "--context-length", "256",
+        "--mode", "train", "--precision", "fp32", "--device", "cuda", "--steps", "5", "--warmup", "5",
+        "--num-layers", "3", "--seed", "7",
+    )  # fmt: skip
+    assert (bf16.name, compiled.name) == ("small_ctx256_train_bf16", "small_ctx256_train_fp32_compile")
+    assert not compiled.timed
+    assert [compiled.described[key] for key in ("d_model", "num_layers", "seed")] == [768, 3, 7]
+    assert BENCH.captures(settings(profiled_models=0)).targets == ()
+
+
+def test_speed_ups_and_what_compiling_costs() -> None:
+    text = said(row(False, 100), row(True, 80), row(False, 50, {"model": "large"}), row(True, 20, {"model": "large"}))
+    # small 100 ÷ 80, large 50 ÷ 20; phases are shares of the step, so that each is as much faster
+    assert "makes a train step 1.250× (small fp32, context 256) to 2.500× (large fp32, context 256) as fast" in text
+    assert "Inside a training step: forward 1.250× to 2.500×, backward + optimizer 1.250× to 2.500×" in text
+    # 20 s of compiling: 20,000 ÷ (100 - 80) = 1,000 steps; 20,000 ÷ (50 - 20) = 667
+    assert "Compiling takes 20.0 s, what 667 to 1,000 steps save." in text
+    assert "compiled code made anew, no cache in use" in text
+    assert "Impossible" not in text
+
+
+def test_backward_and_optimizer_are_summed() -> None:
+    (pair,) = pairs_of([row(False, 100), row(True, 80, backward_ms=10, optimizer_ms=20)])
+    assert pair.ms("backward + optimizer") == (60, 30)  # 0.4·100 + 0.2·100, 10 + 20
+    assert pair.speed_up("backward + optimizer") == 2
+
+
+def test_a_forward_step_has_no_other_parts() -> None:
+    forward = {"mode": "forward"}
+    rows = [
+        Row(one.module, one.case, "ok", "", {k: v for k, v in one.figures.items() if "backward" not in k})
+        for one in (row(False, 10, forward), row(True, 5, forward))
+    ]
+    (pair,) = pairs_of(rows)
+    assert (pair.speed_up("forward"), pair.speed_up("backward + optimizer")) == (2, None)
+
+
+def test_slower_compiled_steps_never_repay() -> None:
+    text = said(row(False, 100), row(True, 125))
+    assert "0.800×" in text
+    assert "Compiling takes 20.0 s, and no step saves any of it." in text
+    both = said(row(False, 100), row(True, 125), row(False, 50, {"model": "large"}), row(True, 40, {"model": "large"}))
+    assert "what 2,000 steps save. Of 2 configurations 1 are no faster for it." in both  # 20,000 ÷ (50 - 40)
+
+
+def test_nothing_compiled_is_flagged() -> None:
+    assert "Was anything compiled?" in said(row(False, 100), row(True, 100, first_step_ms=350))  # 250 ms more
+    assert "Was anything compiled?" not in said(row(False, 100), row(True, 100, first_step_ms=450))
+
+
+def test_out_of_memory_keeps_its_row() -> None:
+    lost = replace(row(True, 1), status="oom", message="CUDA out of memory", figures={"peak_allocated_bytes": 2**33})
+    text = said(row(False, 100), lost)
+    line = next(line for line in text.splitlines() if line.startswith("| small fp32, context 256"))
+    assert "eager ok, compiled oom" in line
+    assert "CUDA out of memory" in text
+    assert "| small fp32, context 256 | train | 4.0 GiB | 8.0 GiB | 2.000× |" in text  # memory is known even so
+
+
+def test_a_changed_model_is_named_by_its_dimensions() -> None:
+    (pair,) = pairs_of([row(False, 1, {"num_layers": 2})])
+    assert pair.title == "d768-L2 fp32, context 256, train"
+    assert pair.compile_s is None
+
+
+def test_classes_of_real_captures(trace_pair: TracePair) -> None:
+    changes = class_changes(trace_pair)
+    assert [change.ms for change in changes] == sorted(change.ms for change in changes)
+    assert changes[0].kernel_class == "elementwise"  # what torch.compile fuses
+    assert changes[-1].kernel_class == "matmul"  # of twice the context here
+    for capture, key in ((trace_pair.eager, "eager"), (trace_pair.compiled, "compiled")):
+        phases = [capture.phase(name) for name in ("forward", "backward")]
+        kernels = sum(phase.kernels_per_instance for phase in phases if phase)
+        ms = sum(phase.kernel_sum_ms.mean or 0 for phase in phases if phase)
+        assert sum(getattr(change, f"{key}_launches") for change in changes) == pytest.approx(kernels)
+        assert sum(getattr(change, f"{key}_ms") for change in changes) == pytest.approx(ms)
+
+
+def test_what_real_captures_say(trace_pair: TracePair) -> None:
+    (sentence,) = answers([trace_pair], "kernel")
+    assert sentence.startswith(
+        "In the traces of x, kernels per step go from 1,948 to 657; in forward and backward less"
+    )
+    assert "less elementwise (" in sentence
+    assert "; more matmul (" in sentence
+
+
+def test_captures_are_paired_by_what_was_run(example_captures: dict[str, CaptureSummary]) -> None:
+    assert trace_pairs(tuple(example_captures.values())) == []  # no two of them differ in compile alone
+    eager, compiled = (
+        example_captures[name] for name in ("small_ctx256_train_fp32", "small_ctx512_train_fp32_compile")
+    )
+    alike = replace(compiled, configuration=eager.configuration)
+    (pair,) = trace_pairs([alike, eager])
+    assert (pair.name, pair.eager, pair.compiled) == ("small fp32, context 256, train", eager, alike)
+    text = said(row(False, 100), row(True, 80), captures=(eager, alike))
+    assert "| small fp32, context 256, train | step" in text
+    assert "Classes in forward and backward of small fp32" in text
+
+
+def test_a_capture_that_failed_is_named() -> None:
+    lost = CaptureSummary("small_ctx256_train_fp32", "", "capture.sqlite", "failed", "nsys crashed")
+    assert "| small_ctx256_train_fp32 | failed | nsys crashed |" in said(row(False, 100), captures=(lost,))
+
+
+def test_figures(trace_pair: TracePair) -> None:
+    alike = replace(trace_pair.compiled, configuration=trace_pair.eager.configuration)
+    section = BENCH.section(Results((row(False, 100), row(True, 80)), captures=(trace_pair.eager, alike)))
+    figures = [block for block in unfolded(section.blocks) if isinstance(block, Bars)]
+    assert [figure.key for figure in figures] == ["compile-speed-up-train", "compile-classes"]
+    assert figures[0].series[2] == ("step", (1.25,))
+
+
+def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of all but the compiler, which takes half a minute: what is compiled is the model itself then."""
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")
+    dimensions = ["--d-model", "64", "--d-ff", "128", "--num-heads", "2", "--vocab-size", "100"]
+    options = [*dimensions, "--context-length", "16", "--device", "cpu", "--profiler", "torch"]
+    done = CliRunner().invoke(cli, ["bench", "compile", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "bench" / "compile"
+    _, rows = read_file(folder / NAME)
+    assert [one.status for one in rows] == ["ok"] * 3  # the ceilings, eager, compiled
+    text = (folder / "compile.md").read_text()
+    assert "Was anything compiled?" in text
+    steps = next(line for line in text.splitlines() if line.startswith("| d64-L1 fp32, context 16, train | step"))
+    eager, compiled = [cell.strip() for cell in steps.split("|")][3:5]
+    assert eager == compiled != "–"  # the same operators, for the same code ran
+    assert (folder / "compile_figures" / "compile-classes.png").stat().st_size > 1000

@@ -1,0 +1,186 @@
+"""The bench of decoding: its cases, its section from hand-made rows, and one real run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.benches import all_cases
+from nsys_analyzer.benches.decode import BENCH
+from nsys_analyzer.benches.decode_work import bandwidth_share, pass_flops, residences, token_bytes, token_flops
+from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.capture.cases import NAME, read_file
+from nsys_analyzer.cli import cli
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Bars, Lines, Report, unfolded
+
+TARGET = "profiling_targets.decoding"
+SHARED = {
+    "device": "cuda", "num_layers": 0, "batch_size": 16, "prompt_length": 1024, "cache_length": 2048, "tokens": 100,
+    "seed": 0,
+}  # fmt: skip
+PARAMETERS = 128_625_408  # of small
+CACHE_BYTES = 12 * 2 * 16 * 2048 * 768 * 4  # layers, keys and values, sequences, positions, features, fp32
+
+
+def settings(device: str, **changes: Any) -> Settings:
+    defaults = {option.name: option.cuda if device == "cuda" else option.cpu for option in BENCH.options}
+    several = {option.name: option.several for option in BENCH.options}
+    return Settings(device, {name: v if several[name] else v[0] for name, v in defaults.items()} | changes)
+
+
+def row(next_ms: float, cache: bool = True, attention: str = "unfused", first_ms: float = 200, **case: Any) -> Row:
+    precision = case.get("precision", "fp32")
+    figures = {
+        "peak_bytes": 4 * PARAMETERS + CACHE_BYTES + 2**30, "weights_bytes": 4 * PARAMETERS,
+        "cache_bytes": CACHE_BYTES if cache else 0, "product_bits": 7 if precision == "bf16" else 23,
+        "max_error": 1e-6, "largest_logit": 3.0, "tolerance": 3e-4, "same_tokens": 1.0,
+        "first_token_ms": first_ms, "first_token_std_ms": 1.0, "between_tokens_ms": next_ms,
+        "between_tokens_median_ms": next_ms, "between_tokens_p95_ms": 1.1 * next_ms,
+        "token_times_ms": [first_ms, *99 * [next_ms]], "tokens_per_s": 16 / next_ms * 1e3,
+    }  # fmt: skip
+    known = {**SHARED, "model": "small", "precision": "fp32", "attention": attention, "cache": cache,
+             "warmup_tokens": 100 if cache else 5}  # fmt: skip
+    return Row(TARGET, {**known, **case}, "ok", "", figures, {"gpu": "NVIDIA H200", "torch": "2.11.0"})
+
+
+def four() -> tuple[Row, ...]:
+    return (
+        row(10, cache=True), row(400, cache=False),
+        row(5, cache=True, attention="sdpa", first_ms=100), row(300, cache=False, attention="sdpa", first_ms=100),
+    )  # fmt: skip
+
+
+def ceilings(bytes_per_s: float = 4e12) -> dict[str, Row]:
+    case = {"device": "cuda", "precision": "fp32"}
+    figures = {"copy_bytes_per_s": bytes_per_s, "product_flops_per_s": 5e13, "product_bits": 23}
+    return {"fp32": Row("profiling_targets.ceilings", case, "ok", "", figures, {"gpu": "NVIDIA H200"})}
+
+
+def said(*rows: Row) -> str:
+    text = render_markdown(Report("x", (BENCH.section(Results(rows, ceilings())),)), {})
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_cases() -> None:
+    cases = all_cases(BENCH, settings("cuda"))
+    assert len(cases) == 2 + 3 * 2 * 2 * 2  # ceilings in two precisions; models, precisions, attentions, cache or not
+    assert cases[2].values == {**SHARED, "model": "small", "precision": "fp32", "attention": "unfused", "cache": True,
+                               "warmup_tokens": 100}  # fmt: skip
+    assert (cases[3].values["cache"], cases[3].values["warmup_tokens"]) == (False, 5)
+    assert len(all_cases(BENCH, settings("cpu"))) == 1 + 4
+
+
+def test_speed_ups() -> None:
+    text = said(*four())
+    # 400 ÷ 10 = 40 unfused, 300 ÷ 5 = 60 sdpa; first token 200 ÷ 100, next one with the cache 10 ÷ 5
+    assert (
+        "makes a token after the first 40.00× to 60.00× as fast: small fp32 with sdpa attention needs 5.000 ms" in text
+    )
+    assert "PyTorch's own attention makes the first token 2.000× and a next one 2.000× as fast" in text
+    assert "The most tokens/s: 3,200 (small fp32, sdpa, with the cache)" in text  # 16 ÷ 5 ms
+    line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "40.00×" in line)
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["40.00×", "60.00×", "2.000×", "2.000×", "1.333×"]
+    assert "warm-up: 100, 5 tokens" in text
+    assert "Impossible" not in text
+
+
+def test_the_work_of_a_pass() -> None:
+    tiny = {"num_layers": 1, "batch_size": 1}
+    # one layer of small: 8·d² + 6·d·d_ff a token, the head 2·d·V once
+    layer, head = 8 * 768**2 + 6 * 768 * 3072, 2 * 768 * 10_000
+    whole, causal = (row(1, attention=attention, **tiny) for attention in ("unfused", "sdpa"))
+    assert pass_flops(whole, 3, 0) == 3 * layer + head + 4 * 9 * 768  # 3 · 3 scores
+    assert pass_flops(causal, 3, 0) == 3 * layer + head + 4 * 6 * 768  # 1 + 2 + 3 of them
+    assert pass_flops(whole, 1, 5) == pass_flops(causal, 1, 5) == layer + head + 4 * 6 * 768
+
+
+def test_the_work_of_a_token_after_the_first() -> None:
+    lengths = {"num_layers": 1, "batch_size": 1, "prompt_length": 10, "tokens": 4}  # three tokens, which see 11, 12, 13
+    cached, whole = row(1, **lengths), row(1, cache=False, **lengths)
+    assert token_flops(cached) == pass_flops(cached, 1, 11)  # the mean: 12 tokens, itself the last
+    assert token_flops(whole) == sum(pass_flops(whole, length, 0) for length in (11, 12, 13)) / 3
+    weights = 4 * (PARAMETERS - 10_000 * 768)  # all but the embedding
+    assert token_bytes(whole) == weights
+    assert token_bytes(cached) == weights + 2 * 12 * 768 * 4  # keys and values of 12 positions
+
+
+def test_bandwidth() -> None:
+    one = row(10)
+    # 4·(128,625,408 - 7,680,000) + 2·12·16·768·4·(1024 + 50) = 483,781,632 + 1,266,941,952 bytes in 10 ms
+    share = bandwidth_share(Results((one,), ceilings(4e12)), one)
+    assert share == pytest.approx(1_750_723_584 / 0.010 / 4e12)
+    assert "at 4.4 % of the bandwidth" in said(one)
+    assert bandwidth_share(Results((one,)), one) is None
+
+
+def test_faster_than_memory_is_flagged() -> None:
+    # 1.75 GB in 0.3 ms are 5.8 TB/s, and an H200 has 4.8
+    assert "Impossible rate" in said(row(0.3))
+    assert "Impossible rate" not in said(row(0.4))  # 4.4 TB/s
+
+
+def test_memory_that_does_not_hold_the_cache_is_flagged() -> None:
+    one = row(10)
+    forgot = replace(one, figures={**one.figures, "peak_bytes": one.figures["weights_bytes"]})
+    assert "Impossible memory" in said(forgot)
+    with_cache, without = residences((row(10, cache=False), one, forgot))
+    assert without.why == "weights, cache"
+    assert without.measured_bytes == one.figures["weights_bytes"]  # the tightest of the two
+    assert with_cache.why == "weights"
+
+
+def test_unsteady_tokens_are_flagged() -> None:
+    one = row(10)
+    assert "Unsteady" not in said(one)
+    busy = replace(one, figures={**one.figures, "between_tokens_p95_ms": 30.0})
+    assert "**Unsteady tokens** in 1 of 1 rows: the 95th percentile is up to 3.000× the median" in said(busy)
+
+
+def test_out_of_memory_keeps_its_row_and_what_was_known() -> None:
+    lost = replace(row(1, cache=False), status="oom", message="CUDA out of memory",
+                   figures={"weights_bytes": 2**31, "peak_bytes": 2**32})  # fmt: skip
+    text = said(row(10), lost)
+    assert "Out of memory: small fp32, unfused, without the cache." in text
+    times = next(line for line in text.splitlines() if line.startswith("| small fp32") and "| oom" in line)
+    assert [cell.strip() for cell in times.split("|")[2:-1]] == ["unfused", "no", "–", "–", "–", "–", "oom"]
+    assert "| small fp32 | unfused | no | – | – | – | 4.0 GiB | 2.0 GiB | – |" in text
+    assert "| CUDA out of memory |" in text
+
+
+def test_nothing_measured_says_no_figure() -> None:
+    lost = [replace(one, status="failed", message="no", figures={}) for one in four()]
+    section = BENCH.section(Results(tuple(lost)))
+    assert not [block for block in unfolded(section.blocks) if isinstance(block, Bars | Lines)]
+    assert "Failed: small fp32, unfused, with the cache; " in said(*lost)
+
+
+def test_figures_show_the_largest_model_that_is_complete() -> None:
+    rows = (*four(), row(20, model="large"))
+    lines, bars = [b for b in BENCH.section(Results(rows)).blocks if isinstance(b, Bars | Lines)]
+    assert isinstance(lines, Lines)
+    assert isinstance(bars, Bars)
+    assert (lines.key, lines.title) == ("decode-token-times", "Time of each token, small fp32")
+    assert lines.series[0][0] == "unfused, with cache"
+    assert lines.series[0][1][:2] == ((1, 200), (2, 10))
+    assert bars.groups == ("small fp32", "large fp32")
+    assert bars.series[1] == ("unfused, no cache", (16 / 400 * 1e3, None))
+
+
+def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch", reason="the targets need PyTorch")
+    monkeypatch.chdir(tmp_path)
+    options = ["--num-layers", "1", "--batch-size", "1", "--prompt-length", "8", "--cache-length", "16"]
+    options += ["--tokens", "4", "--warmup-tokens", "1", "--attention", "sdpa", "--device", "cpu"]
+    done = CliRunner().invoke(cli, ["bench", "decode", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    folder = tmp_path / "bench" / "decode"
+    _, rows = read_file(folder / NAME)
+    assert [one.status for one in rows] == ["ok"] * 3  # the ceilings, with the cache, without
+    assert (folder / "decode.csv").read_text().count("\n") == 1 + 2
+    assert (folder / "decode_figures" / "decode-token-times.png").stat().st_size > 1000
+    assert "small (1 layers) fp32" in (folder / "decode.md").read_text()

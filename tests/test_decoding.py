@@ -1,0 +1,150 @@
+"""Decoding: the cache changes no logit, tokens are the greedy ones, memory and times are what they should be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the targets need PyTorch")
+
+from nsys_analyzer.analysis.models import ModelSize  # noqa: E402
+from nsys_analyzer.errors import ConfigurationError  # noqa: E402
+from profiling_targets import decoding, transformer  # noqa: E402
+from profiling_targets.cases import measured  # noqa: E402
+from profiling_targets.config import ATTENTIONS, Config  # noqa: E402
+from profiling_targets.decoding import Cache, Case, Decoder, generate, max_error, measure  # noqa: E402
+
+TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=4, vocab_size=50)
+ROOM = 24
+BATCH = 2
+
+
+def config(attention: str = "unfused") -> Config:
+    return Config(TINY, ROOM, BATCH, "forward", attention=attention, device="cpu")
+
+
+def decoder(attention: str = "unfused") -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(config(attention)).requires_grad_(False)
+
+
+def tokens(length: int) -> Any:
+    return torch.randint(TINY.vocab_size, (BATCH, length), generator=torch.Generator().manual_seed(1))
+
+
+def small_case(**changes: Any) -> Case:
+    known = {"num_layers": 1, "batch_size": 2, "prompt_length": 6, "cache_length": 16, "tokens": 5, "warmup_tokens": 2}
+    return Case(**{"device": "cpu", **known, **changes})
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_a_whole_pass_is_that_of_the_transformer(attention: str) -> None:
+    ours, known = decoder(attention), transformer.Transformer(config(attention)).requires_grad_(False)
+    ours.load_state_dict(known.state_dict())
+    sequence = tokens(ROOM)
+    torch.testing.assert_close(ours(sequence, None, last=ROOM), known(sequence))
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+@pytest.mark.parametrize("prompt_length", [1, 7])
+def test_the_cache_changes_no_logit(attention: str, prompt_length: int) -> None:
+    error, largest, same = max_error(decoder(attention), tokens(ROOM), prompt_length, Cache(config()))
+    assert error < 1e-5 * largest
+    assert same == 1
+
+
+def test_without_what_the_cache_holds_the_logits_are_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    extend = Cache.extend
+
+    def forgets(self: Cache, layer: int, k: Any, v: Any) -> Any:
+        self.tensor[layer, :, :, :, : self.filled] = 0
+        return extend(self, layer, k, v)
+
+    monkeypatch.setattr(Cache, "extend", forgets)
+    error, largest, _ = max_error(decoder(), tokens(ROOM), 7, Cache(config()))
+    assert error > decoding.TOLERANCE["bf16"] * largest  # the loosest tolerance would see it
+
+
+@pytest.mark.parametrize("attention", ATTENTIONS)
+def test_tokens_are_greedy_and_the_same_with_and_without_the_cache(attention: str) -> None:
+    model, made = decoder(attention), []
+    for cache in (None, Cache(config())):
+        sequence = tokens(ROOM)
+        for at, logits in enumerate(generate(model, sequence, 7, cache), start=7):
+            assert torch.equal(sequence[:, at], model(sequence[:, :at])[:, 0].argmax(-1))
+            assert logits.shape == (BATCH, TINY.vocab_size)
+        made.append(sequence)
+    assert torch.equal(made[0], made[1])
+    assert torch.equal(made[0][:, :7], tokens(ROOM)[:, :7])  # the prompt stays
+
+
+def test_a_generation_fills_the_cache_anew_up_to_its_last_token() -> None:
+    cache = Cache(config())
+    for length in (ROOM, 10):
+        list(generate(decoder(), tokens(length), 7, cache))
+        assert cache.filled == length - 1  # nothing follows the last token, which is never fed back
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_the_figures_of_a_case(cache: bool) -> None:
+    row = measured(small_case(cache=cache), measure)
+    figures = row["figures"]
+    assert (row["status"], figures["product_bits"], figures["same_tokens"]) == ("ok", 23, 1)
+    assert figures["max_error"] <= figures["tolerance"] == pytest.approx(1e-4 * figures["largest_logit"])
+    # one layer of small: 4·768² + 3·768·3072 + 2·768 parameters; embedding, head and norm: 2·10,000·768 + 768
+    assert figures["weights_bytes"] == 4 * (4 * 768**2 + 3 * 768 * 3072 + 2 * 768 + 2 * 10_000 * 768 + 768)
+    # keys and values of 2 sequences, 16 positions, 768 features, fp32
+    assert figures["cache_bytes"] == (2 * 2 * 16 * 768 * 4 if cache else 0)
+    must_live = figures["weights_bytes"] + figures["cache_bytes"]
+    assert must_live < figures["peak_bytes"] < 1.1 * must_live  # the activations of 12 or 20 tokens are little
+    times = figures["token_times_ms"]
+    assert len(times) == 5
+    assert figures["between_tokens_ms"] == pytest.approx(sum(times[1:]) / 4)
+    assert figures["tokens_per_s"] == pytest.approx(2 / figures["between_tokens_ms"] * 1e3)
+    assert figures["generation_tokens_per_s"] == pytest.approx(2 * 5 / sum(times) * 1e3)
+    # Of four sorted samples the 95th percentile lies at 0.95 · 3 = 2.85: 15 % of the third, 85 % of the fourth.
+    *_, third, fourth = sorted(times[1:])
+    assert figures["between_tokens_p95_ms"] == pytest.approx(0.15 * third + 0.85 * fourth)
+    assert figures["first_token_min_ms"] <= figures["first_token_median_ms"] <= figures["first_token_max_ms"]
+
+
+def test_bf16_halves_weights_and_cache() -> None:
+    single, half = (measured(small_case(precision=precision), measure)["figures"] for precision in ("fp32", "bf16"))
+    assert half["product_bits"] == 7
+    for key in ("weights_bytes", "cache_bytes"):
+        assert 2 * half[key] == single[key]
+    assert half["peak_bytes"] < 0.6 * single["peak_bytes"]  # nothing was made in fp32 first
+    assert torch.get_default_dtype() == torch.float32
+
+
+def test_a_cache_that_is_wrong_is_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decoding, "max_error", lambda *_: (float("nan"), 1.0, 0.0))
+    row = measured(small_case(), measure)
+    assert row["status"] == "failed"
+    assert "logits with the cache are nan off those without, 0.0001 is allowed" in row["message"]
+    assert "between_tokens_ms" not in row["figures"]
+    assert "ArithmeticError" in capsys.readouterr().err
+
+
+def test_tf32_is_not_there_on_a_cpu() -> None:
+    assert measured(small_case(precision="tf32"), measure)["status"] == "unsupported"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tokens": 2}, "tokens must be at least 3"),
+        ({"prompt_length": 0}, "prompt_length at least 1"),
+        ({"prompt_length": 13}, "5 tokens more do not fit a cache of 16"),  # 13 + 5 - 1 = 17
+    ],
+)
+def test_lengths_that_cannot_be(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        small_case(**changes)
+
+
+def test_the_cache_may_be_full() -> None:
+    assert small_case(prompt_length=12).cache_length == 12 + 5 - 1
