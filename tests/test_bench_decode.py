@@ -44,7 +44,7 @@ def row(next_ms: float, cache: bool = True, attention: str = "unfused", first_ms
         "token_times_ms": [first_ms, *99 * [next_ms]], "tokens_per_s": 16 / next_ms * 1e3,
     }  # fmt: skip
     known = {**SHARED, "model": "small", "precision": "fp32", "attention": attention, "cache": cache,
-             "warmup_tokens": 100 if cache else 5}  # fmt: skip
+             "warmup_tokens": 100}  # fmt: skip
     return Row(TARGET, {**known, **case}, "ok", "", figures, {"gpu": "NVIDIA H200", "torch": "2.11.0"})
 
 
@@ -71,8 +71,18 @@ def test_cases() -> None:
     assert len(cases) == 2 + 3 * 2 * 2 * 2  # ceilings in two precisions; models, precisions, attentions, cache or not
     assert cases[2].values == {**SHARED, "model": "small", "precision": "fp32", "attention": "unfused", "cache": True,
                                "warmup_tokens": 100}  # fmt: skip
-    assert (cases[3].values["cache"], cases[3].values["warmup_tokens"]) == (False, 5)
+    assert (cases[3].values["cache"], cases[3].values["warmup_tokens"]) == (False, 100)
     assert len(all_cases(BENCH, settings("cpu"))) == 1 + 4
+
+
+def test_lengths_that_the_warm_up_had_not_seen_are_flagged() -> None:
+    cold = row(50, cache=False, warmup_tokens=5)
+    times = [200.0, *4 * [20.0], *95 * [50.0]]
+    cold = replace(cold, figures={**cold.figures, "token_times_ms": times})
+    text = said(row(5), cold)
+    assert "takes 50.00 ms, and 20.00 ms where the warm-up of 5 tokens had seen the length" in text
+    assert "the cache gains 4.000×" in text  # 20 ÷ 5
+    assert "seen for the first time" not in said(row(5), row(50, cache=False, warmup_tokens=5))  # all of them take 50
 
 
 def test_speed_ups() -> None:
@@ -85,7 +95,7 @@ def test_speed_ups() -> None:
     assert "The most tokens/s: 3,200 (small fp32, sdpa, with the cache)" in text  # 16 ÷ 5 ms
     line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "40.00×" in line)
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["40.00×", "60.00×", "2.000×", "2.000×", "1.333×"]
-    assert "warm-up: 100, 5 tokens" in text
+    assert "warm-up: 100 tokens" in text
     assert "Impossible" not in text
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.models import find_model
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
-from nsys_analyzer.benches.decode_answers import ATTENTIONS, NEXT, Group, answers, groups_of, ratio
+from nsys_analyzer.benches.decode_answers import ATTENTIONS, NEXT, Group, answers, cold_lengths, groups_of, ratio
 from nsys_analyzer.benches.decode_work import model_of, name_of, rates, residences
 from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
@@ -28,8 +28,6 @@ from nsys_analyzer.report.model import (
 from nsys_analyzer.report.units import format_number
 
 _TARGET = "profiling_targets.decoding"
-#: Tokens that warm a generation up whose every token is a pass over the whole sequence.
-_UNCACHED_WARMUP = 5
 _OPTIONS = (
     Option("model", str, ("small", "medium", "large"), ("small",), "Sizes."),
     Option("precision", ("fp32", "tf32", "bf16"), ("fp32", "bf16"), ("fp32",), "bf16: of weights and cache too."),
@@ -40,7 +38,7 @@ _OPTIONS = (
     Option("prompt_length", int, (1024,), (32,), "Tokens of each that are there before the first.", several=False),
     Option("cache_length", int, (2048,), (64,), "Positions that the cache has room for.", several=False),
     Option("tokens", int, (100,), (10,), "To make, the first among them.", several=False, least=3),
-    Option("warmup_tokens", int, (100,), (10,), f"Without the cache at most {_UNCACHED_WARMUP}.", several=False),
+    Option("warmup_tokens", int, (100,), (10,), "To make before anything is timed.", several=False),
     Option("seed", int, (0,), (0,), "Of weights and tokens.", several=False, least=0),
 )
 #: A 95th percentile so often the median says that something else was at work.
@@ -58,13 +56,12 @@ _DEFINITIONS = (
 
 def _cases(settings: Settings) -> tuple[Case, ...]:
     same: dict[str, Any] = {"device": settings.device, **{key: settings[key] for key in _SHARED}}
-    warmup = settings["warmup_tokens"]
     return tuple(
         Case(
             _TARGET,
             {
                 **same, "model": find_model(model).name, "precision": precision, "attention": attention,
-                "cache": cache == "on", "warmup_tokens": warmup if cache == "on" else min(warmup, _UNCACHED_WARMUP),
+                "cache": cache == "on", "warmup_tokens": settings["warmup_tokens"],
             },
             f"{model}, {precision}, {attention}, cache {cache}",
         )
@@ -81,13 +78,17 @@ def _section(results: Results) -> Section:
         Paragraph(" ".join(answers(results, groups))),
         conditions(
             results,
-            warmup=f"{_each(rows, 'warmup_tokens')} tokens (with the cache, without), after the check of the logits",
+            warmup=f"{_each(rows, 'warmup_tokens')} tokens, after the check of the logits",
             steps=f"{_each(rows, 'tokens')} tokens behind a prompt of {_each(rows, 'prompt_length')}, batch "
             f"{_each(rows, 'batch_size')}, cache of {_each(rows, 'cache_length')}; the first token five times",
             synchronized="after each token",
             grad="none (inference_mode)",
         ),
-        *([Listing(flags)] if (flags := (*precision_warnings(results), *_unsteady(rows))) else []),
+        *(
+            [Listing(flags)]
+            if (flags := (*precision_warnings(results), *_unsteady(rows), *cold_lengths(groups)))
+            else []
+        ),
         _times(rows),
         *_speed_ups(groups),
         *_figures(groups),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nsys_analyzer.benches.decode_work import bandwidth_share, model_of, name_of
@@ -14,6 +15,8 @@ ATTENTIONS = ("unfused", "sdpa")
 NEXT = "between_tokens_median_ms"
 #: The rows of one model and precision by attention, and whether there is a cache.
 Group = Mapping[tuple[str, bool], Row]
+#: So many times the time of a length that was seen before says that something is prepared for each new one.
+_COLD = 1.5
 _ENDINGS = {
     "oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here",
 }  # fmt: skip
@@ -58,6 +61,26 @@ def _of_the_cache(groups: Mapping[str, Group]) -> Iterator[str]:
             f"The cache makes a token after the first {_span(found.values(), 'factor')} as fast: {name} with "
             f"{attention} attention needs {milliseconds(cached)} with it, {milliseconds(without)} without."
         )
+
+
+def cold_lengths(groups: Mapping[str, Group]) -> Iterator[str]:
+    """A line for each row without the cache whose lengths were slower where the warm-up had not seen them."""
+    for group in groups.values():
+        for (attention, cache), row in group.items():
+            times, seen = row.figures.get("token_times_ms") or (), row.case["warmup_tokens"]
+            if cache or not 2 <= seen < len(times):
+                continue
+            warm, cold = (statistics.median(part) for part in (times[1:seen], times[seen:]))
+            if cold < _COLD * warm:
+                continue
+            cached = group.get((attention, True))
+            gain = warm / cached.figures[NEXT] if cached and cached.ok else None
+            then = f"; against {milliseconds(warm)} the cache gains {format_number(gain, 'factor')}" if gain else ""
+            yield (
+                f"**Lengths seen for the first time**, {name_of(row)}: each token is a new length there, which takes "
+                f"{milliseconds(cold)}, and {milliseconds(warm)} where the warm-up of {seen} tokens had seen the length"
+                f"{then}. A longer --warmup-tokens tells the two apart."
+            )
 
 
 def _of_attention(groups: Mapping[str, Group]) -> Iterator[str]:

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -111,17 +112,18 @@ def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, 
     return (Ended(status, message) if status == "oom" else ended), results
 
 
-def _command(target: Target) -> str:
-    """The command line as one would type it."""
-    return shlex.join(["python", *target.program[1:]] if target.timed else target.program)
+def _typed(program: Sequence[str]) -> tuple[str, ...]:
+    """A command line as one would type it: this interpreter is python."""
+    first, *rest = program
+    return ("python" if first == sys.executable else first, *rest)
 
 
 def _recorded(target: Target, profiler: Profiler | None) -> dict[str, str]:
     """What the manifest says of the profiler, and the command lines as one would type them beside the capture."""
-    known = {"command": _command(target), "profiler": profiler.name if profiler else "none"}
+    program = _typed(target.program)
+    known = {"command": shlex.join(program), "profiler": profiler.name if profiler else "none"}
     if profiler is None:
         return known
-    program = ("python", *target.program[1:]) if target.timed else target.program
     first, *rest = profiler.command(program, Path())
     typed = shlex.join([Path(first).name, *rest])
     return {**known, **profiler.described(), "profile_command": typed, "capture": "capture.sqlite"}

@@ -60,7 +60,7 @@ def report(
     """Answer where the time goes, in markdown with figures, from one or more captures.
 
     TRACE is an nsys export (.sqlite) or report (.nsys-rep), or a PyTorch profiler trace (.json, .json.gz); a FOLDER
-    stands for the traces in it.
+    stands for the traces in it, or for what nsys-analyze bench left there.
     """
     if not traces and not csv_path:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
@@ -70,15 +70,16 @@ def report(
     from nsys_analyzer.report.terminal import print_answers
 
     # Before the captures are read: a long wait should not end in a typing error.
-    target = _writable(Path(output)) if output and output != "-" else None
+    to_file = output != "-" and (output or output_format == "markdown")
+    target = _writable(Path(output or "report.md")) if to_file else None
     given = Given(model, context_length, batch_size, precision)
-    evidence = gather_evidence(traces, csv_path, command_line(), PhaseNames.parse(phase_names), given)
+    beside = target.parent if target else None
+    evidence = gather_evidence(traces, csv_path, command_line(), PhaseNames.parse(phase_names), given, beside)
     if output_format == "json":
         write_json(evidence, target)
-    elif output == "-":
+    elif target is None:
         print_markdown(evidence)
     else:
-        target = target or _writable(Path("report.md"))
         print_answers(write_markdown(evidence, target, figures=not no_figures))
         click.echo(f"\n{target}")
 

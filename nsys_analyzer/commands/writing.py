@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ def write_report(paths: Sequence[Path], csv_path: Path | None, output: Path, com
         NsysAnalyzerError: nothing could be read.
     """
     timed = csv_path if csv_path and has_rows(csv_path) else None
-    return write_markdown(gather_evidence(paths, timed, command), output)
+    return write_markdown(gather_evidence(paths, timed, command, beside=output.parent), output)
 
 
 def gather_evidence(
@@ -46,16 +47,19 @@ def gather_evidence(
     command: str,
     names: PhaseNames | None = None,
     given: Given | None = None,
+    beside: Path | None = None,
 ) -> Evidence:
-    """What a report of these captures and timings is made from; the arguments are those of ``write_report``.
+    """What a report of these captures, timings and benches is made from; the arguments are those of ``write_report``.
+
+    Links to what lies in a bench's folder are relative to ``beside``, the report's folder.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
     timings = read_timings(csv_path) if csv_path else None
     places = paths or ((csv_path.resolve().parent,) if csv_path else ())
-    folders = [folder for place in places for folder in bench_folders(place)]
-    benches = tuple(read_finished(folder, str(folder)) for folder in dict.fromkeys(folders))
+    folders = dict.fromkeys(folder for place in places for folder in bench_folders(place))
+    benches = tuple(read_finished(one, os.path.relpath(one, beside or Path())) for one in folders)
     with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
     captures: tuple[CaptureSummary, ...] = ()
     if with_traces or timings or not benches:

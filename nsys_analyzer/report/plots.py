@@ -92,7 +92,7 @@ def _grouped(axes: Axes, figure: Bars) -> None:
         if count <= _MOST_LABELED:
             texts = ["" if value is None else _three_digits(value) for value in values]
             axes.bar_label(bars, texts, fontsize=7, padding=2, rotation=90 if upright else 0)
-    _group_axis(axes, figure)
+    _group_axis(axes, figure, 0.04 * longest if upright else 0.1)  # an upright number is as high as it is long
 
 
 def _stacked(axes: Axes, figure: Bars) -> None:
@@ -145,23 +145,24 @@ def _lines(axes: Axes, figure: Lines) -> None:
 
 
 def _log_y(axes: Axes, values: list[float]) -> None:
-    """A logarithmic axis with plain numbers; between the powers of ten only where there are few of these."""
+    """A logarithmic axis with plain numbers; between the powers of ten where there are few of these."""
     from matplotlib.ticker import FuncFormatter, NullFormatter
 
     axes.set_yscale("log")
     plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
     axes.yaxis.set_major_formatter(plain)
-    narrow = bool(values) and max(values) < 10 * min(values)
-    axes.yaxis.set_minor_formatter(plain if narrow else NullFormatter())
+    range_of = max(values) / min(values) if values else 1.0
+    halfway = FuncFormatter(lambda value, _: f"{value:,.10g}" if f"{value:e}"[0] in "25" else "")
+    axes.yaxis.set_minor_formatter(plain if range_of < 5 else halfway if range_of < 200 else NullFormatter())
     axes.tick_params(which="minor", labelsize=8)
 
 
-def _group_axis(axes: Axes, figure: Bars) -> None:
+def _group_axis(axes: Axes, figure: Bars, room: float = 0.1) -> None:
     crowded = sum(len(group) for group in figure.groups) > 80
     alignment: dict[str, Any] = {"rotation": 30, "ha": "right"} if crowded else {}
     axes.set_xticks(range(len(figure.groups)), figure.groups, fontsize=8, **alignment)
     axes.set_ylabel(figure.axis, fontsize=9)
-    axes.margins(y=0.1)
+    axes.margins(y=room)
     spare = max(0, _FEWEST_GROUPS - len(figure.groups)) / 2  # a single bar is no wall
     axes.set_xlim(-0.6 - spare, len(figure.groups) - 0.4 + spare)
 
