@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.capture.cases import NAME, Case, Row, read_file, remaining_cases, run_cases, start_file
+from nsys_analyzer.capture.cases import NAME, Case, Row, go_on, read_file, remaining_cases, run_cases, start_file
 from nsys_analyzer.capture.process import Ended
 from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.errors import ConfigurationError
@@ -88,11 +88,14 @@ def test_a_second_try_takes_the_place_of_the_first(runner: Runner) -> None:
     assert [row.status for row in read_file(runner.folder / NAME)[1]] == ["ok"]
 
 
-def test_a_line_that_was_cut_off_is_passed_over(runner: Runner) -> None:
+def test_a_line_that_was_cut_off_is_passed_over_and_cut(runner: Runner) -> None:
     runner.run(case("ok", 1))
     with (runner.folder / NAME).open("a") as file:
         file.write('{"module": "m", "ca')
     assert len(read_file(runner.folder / NAME)[1]) == 1
+    go_on(runner.folder, "nsys-analyze bench test --resume")
+    assert len(runner.run(case("ok", 2))) == 2
+    assert read_file(runner.folder / NAME)[0]["runs"] == ["nsys-analyze bench test --resume"]
 
 
 @pytest.mark.parametrize("text", ["", "no JSON\n", '{"schema_version": 1}\n', '{"bench": "x"}\n', "[]\n"])

@@ -11,7 +11,7 @@ class Peaks:
     """The peaks of one GPU.
 
     Attributes:
-        name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, or the part of it that is its own.
+        name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, without NVIDIA before it.
         flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), tf32, bf16, fp16 (tensor cores).
         bytes_per_s: bandwidth of its memory.
         source: the document that says so.
@@ -41,10 +41,14 @@ PEAKS: tuple[Peaks, ...] = (
     _peaks("A100 80GB PCIe", 19.5, 156, 312, 1.935, "NVIDIA A100 Tensor Core GPU datasheet, PCIe 80 GB"),
     _peaks("L40S", 91.6, 183, 362, 0.864, "NVIDIA L40S datasheet"),
     _peaks("L4", 30.3, 60, 121, 0.300, "NVIDIA L4 datasheet"),
-    _peaks("RTX 4090", 82.6, 82.6, 165.2, 1.008, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090"),
+    _peaks("GeForce RTX 4090", 82.6, 82.6, 165.2, 1.008, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090"),
 )
 
 
 def find_peaks(gpu: str | None) -> Peaks | None:
-    """The peaks of the GPU of this name; None where the table has no row for it."""
-    return next((peaks for peaks in PEAKS if gpu and peaks.name.lower() in gpu.lower()), None)
+    """The peaks of the GPU of exactly this name; None where the table has no row for it.
+
+    A name that only holds another one, such as ``NVIDIA H200 NVL`` or ``NVIDIA L40``, is of another GPU.
+    """
+    name = (gpu or "").strip().lower().removeprefix("nvidia ")
+    return next((peaks for peaks in PEAKS if peaks.name.lower() == name), None)

@@ -57,10 +57,10 @@ class Results:
     """What a bench's section is made from.
 
     Attributes:
-        rows: those of the bench's own targets, in the order of its cases.
+        rows: those of the bench's own targets, in the order in which they were first measured.
         ceilings: those of the device's ceilings, by precision.
         captures: summaries of what was profiled, empty where the bench profiles nothing.
-        command: the command line that made it.
+        commands: the command lines that made it.
         folder: where its files lie, as the section's reader sees it.
 
     """
@@ -68,7 +68,7 @@ class Results:
     rows: tuple[Row, ...]
     ceilings: Mapping[str, Row] = field(default_factory=dict)
     captures: tuple[CaptureSummary, ...] = ()
-    command: str = ""
+    commands: tuple[str, ...] = ()
     folder: str = ""
 
     def of(self, **values: Any) -> tuple[Row, ...]:

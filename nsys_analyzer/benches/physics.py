@@ -124,7 +124,7 @@ def _share(row: tuple[Cell, ...]) -> float:
 
 def _residence_table(residences: Sequence[Residence]) -> Table:
     columns = (
-        Column("memory of"), Column("measured peak", "bytes"), Column("must live", "bytes"), Column("ratio", "factor"),
+        Column("memory of"), Column("measured", "bytes"), Column("must live", "bytes"), Column("ratio", "factor"),
         Column("what must live"),
     )  # fmt: skip
     rows = tuple(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -92,10 +93,23 @@ def start_file(folder: Path, header: Mapping[str, Any]) -> None:
     (folder / NAME).write_text(line + "\n", encoding="utf-8")
 
 
+def go_on(folder: Path, command: str) -> None:
+    """Notes in ``bench.jsonl`` that the rows behind this line are of another command line.
+
+    A last line that an interrupt cut off is removed: what comes behind it would be lost with it.
+    """
+    path = folder / NAME
+    whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
+    with path.open("r+b") as file:
+        file.truncate(len(whole))
+        file.seek(0, os.SEEK_END)
+        file.write(json.dumps({"run": command}).encode() + b"\n")
+
+
 def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row, ...]]:
     """The header and the rows, each case once, with its latest row.
 
-    A last line that an interrupt cut off is passed over.
+    The header's ``runs`` are all command lines that made rows. A last line that an interrupt cut off is passed over.
 
     Raises:
         ConfigurationError: the file is none of a bench's.
@@ -103,14 +117,19 @@ def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row, ...]]:
     *lines, rest = path.read_text(encoding="utf-8").split("\n")
     try:
         header, *found = (json.loads(line) for line in (lines or [rest]))
-        rows = {(row := Row(**{**one, "message": one.get("message") or ""})).key: row for one in found}
-    except (ValueError, TypeError) as error:
+        rows = {(row := _row(one)).key: row for one in found if "module" in one}
+        commands = [one["run"] for one in (header, *found) if one.get("run") and "module" not in one]
+    except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{path} is no file of a bench ({error})", "Make it anew: nsys-analyze bench"
         ) from error
     if not isinstance(header, dict) or header.get("schema_version") != SCHEMA_VERSION or "bench" not in header:
         raise ConfigurationError(f"{path} is no file of a bench of this version", "Make it anew: nsys-analyze bench")
-    return header, tuple(rows.values())
+    return {**header, "runs": list(dict.fromkeys(commands))}, tuple(rows.values())
+
+
+def _row(values: Mapping[str, Any]) -> Row:
+    return Row(**{**values, "message": values.get("message") or ""})
 
 
 def remaining_cases(cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from nsys_analyzer.benches.model import CEILINGS, Finished, Results
 from nsys_analyzer.capture.cases import NAME, Row, read_file
 from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.commands.gather import Given, gather
+from nsys_analyzer.report.model import Details, Listing, Section
 
 CAPTURES = "captures"
 
@@ -42,10 +44,18 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
         tuple(row for row in rows if row.module != CEILINGS),
         {row.case["precision"]: row for row in rows if row.module == CEILINGS and row.ok},
         gather([captures], PhaseNames.parse(()), Given(), None) if captures.is_dir() else (),
-        header.get("run") or "",
+        tuple(header["runs"]),
         seen_as,
     )
-    return Finished(bench.name, results, bench.section(results))
+    return Finished(bench.name, results, _with_commands(bench.section(results), results.commands))
+
+
+def _with_commands(section: Section, commands: tuple[str, ...]) -> Section:
+    """The section with the command lines that made its rows at its end."""
+    if not commands:
+        return section
+    how = Details("How these rows were made", (Listing(commands, "commands"),))
+    return replace(section, blocks=(*section.blocks, how))
 
 
 def write_rows(rows: Sequence[Row], path: Path) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from nsys_analyzer.capture.cases import NAME, Row, read_file, remaining_cases, run_cases, start_file
+from nsys_analyzer.capture.cases import NAME, Row, go_on, read_file, remaining_cases, run_cases, start_file
 from nsys_analyzer.capture.machine import provenance
+from nsys_analyzer.capture.process import Ended
+from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
+from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.commands.bench_plan import BenchPlan
 from nsys_analyzer.commands.bench_results import CAPTURES, read_finished, write_rows
 from nsys_analyzer.commands.run_progress import shown
@@ -38,14 +41,13 @@ def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | No
         rows = _prepared(plan, folder, resume)
         todo = remaining_cases(plan.cases, rows)
         captures, again = folder / CAPTURES, resume is not False
-        captures.mkdir(exist_ok=True)
         targets = remaining(plan.profiled.targets, captures, plan.profiler, again)
+        if rows and (todo or targets):
+            go_on(folder, command_line())
         total = len(plan.cases) + len(plan.profiled.targets)
         with shown(total, total - len(todo) - len(targets)) as progress:
             run_cases(todo, folder, timeout_s, progress)
-            ended = run_sweep(targets, captures, plan.profiler, timeout_s, progress, command_line()) if targets else []
-        if not plan.profiled.targets:
-            captures.rmdir()
+            ended = _profile(targets, plan, captures, timeout_s, progress)
         finished = read_finished(folder, "")
         write_rows(finished.results.rows, folder / f"{plan.bench.name}.csv")
         report = Report(f"nsys-analyze bench {plan.bench.name}", (finished.section,))
@@ -53,6 +55,16 @@ def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | No
     _, rows = read_file(folder / NAME)
     done = not remaining_cases(plan.cases, rows) and all(one.status in ("ok", "oom") for one in ended)
     return report, done
+
+
+def _profile(
+    targets: Sequence[Target], plan: BenchPlan, folder: Path, timeout_s: float, progress: Progress
+) -> list[Ended]:
+    """Profiles what is left to be profiled, and says how it ended."""
+    if not targets:
+        return []
+    folder.mkdir(exist_ok=True)
+    return run_sweep(targets, folder, plan.profiler, timeout_s, progress, command_line())
 
 
 def _prepared(plan: BenchPlan, folder: Path, resume: bool | None) -> Sequence[Row]:

@@ -36,7 +36,7 @@ def _bench(bench: Finished) -> dict[str, Any]:
     """Every row of a bench, and the ceilings of its device by precision."""
     return {
         "name": bench.name,
-        "run": bench.results.command or None,
+        "runs": list(bench.results.commands),
         "ceilings": {precision: row.figures for precision, row in bench.results.ceilings.items()},
         "rows": [asdict(row) for row in bench.results.rows],
     }
