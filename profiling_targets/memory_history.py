@@ -76,13 +76,15 @@ def measure(case: Case, figures: Figures) -> None:
     figures["moment_bytes"] = sum(one.untyped_storage().nbytes() for one in _moments(training))
     times = _times_ms(phases, case.device, case.steps)
     figures["step_ms"] = sum(wall for wall, _ in times.values())
-    cold = _cold(phases, figures) if case.device == "cuda" else {}
     figures["cached_call_us"] = _cached_call_us(case, config)
     add_figures(_recorded(case, training), figures, size.num_layers if case.mode == "train" else None)
     for phase in figures["phases"]:
         wall, issue = times[phase["name"]]
-        phase |= {"wall_ms": wall, "issue_ms": issue, "cold_ms": cold.get(phase["name"])}
+        phase |= {"wall_ms": wall, "issue_ms": issue, "cold_ms": None}
         phase["allocator_ms"] = phase["allocations"] * figures["cached_call_us"] / 1e3 + phase["device_calls_ms"]
+    if case.device == "cuda":
+        # The last of all: an empty cache takes some steps to settle again, which no other figure may see.
+        _add_cold(phases, figures)
 
 
 def _config(case: Case) -> Config:
@@ -109,16 +111,16 @@ def _times_ms(phases: Phases, device: str, steps: int) -> dict[str, tuple[float,
     return {name: (wall, issue) for name, (wall, issue) in medians.items()}
 
 
-def _cold(phases: Phases, figures: Figures) -> dict[str, float]:
-    """Milliseconds by phase of a step whose allocator has nothing in its cache; after it the cache is as it was."""
+def _add_cold(phases: Phases, figures: Figures) -> None:
+    """Adds the times of a step whose allocator has nothing in its cache, and its calls to the device."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_stats()["segment.all.allocated"]
     cold_ms = {name: ns / 1e6 for name, ns in step_ns(phases, "cuda").items()}
     figures["cold_device_calls"] = torch.cuda.memory_stats()["segment.all.allocated"] - before
     figures["cold_step_ms"] = cold_ms["step"]
-    step_ns(phases, "cuda")
-    return cold_ms
+    for phase in figures["phases"]:
+        phase["cold_ms"] = cold_ms[phase["name"]]
 
 
 def _cached_call_us(case: Case, config: Config) -> float:

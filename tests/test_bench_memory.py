@@ -26,7 +26,7 @@ def settings(device: str = "cuda", **changes: Any) -> Settings:
 
 
 def phase(name: str, peak_bytes: int, **changes: Any) -> dict[str, Any]:
-    """A phase of 10 ms that waits for the GPU in 4 of them, and whose allocator takes 1."""
+    """A phase of 10 ms that is issued in 6 of them, of which the allocator takes 1."""
     known = {
         "name": name, "start_ms": 0.0, "end_ms": 10.0, "start_bytes": GIB, "peak_bytes": peak_bytes, "end_bytes": GIB,
         "allocations": 100, "frees": 100, "allocated_bytes": 8 * GIB, "counted_peak_bytes": peak_bytes, "teeth": 3,
@@ -103,21 +103,60 @@ def test_the_answers_are_computed() -> None:
     said = text(row(), row(context_length=512, step_peak_bytes=7 * GIB), row("forward"))
     assert "Memory is highest in small 512 train fp32: 7.0 GiB, in its backward." in said
     assert "The peak of a full step lies in its backward (2 of 2)." in said
+    assert "once the launch queue is full" not in said
     assert "A layer keeps up to 64.0 MiB of forward for backward (small 256 train fp32), 1.000× what" in said
     # Two phases of each full step and one of forward alone; each waits for 4 of its 10 ms.
-    assert "The slopes of forward and backward are compute-bound (5 of 5)." in said
+    assert "The phases forward and backward are compute-bound (5 of 5)." in said
     assert "Nothing ran out of memory." in said
 
 
-def test_what_limits_a_slope_is_said_of_each_phase() -> None:
-    launching = [phase("forward", 2 * GIB, issue_ms=9.5), phase("backward", 2 * GIB, allocator_ms=6.0)]
-    said = text(row(phases=launching))
+def test_what_limits_a_phase_is_said_of_each() -> None:
+    bounds = [phase("forward", 2 * GIB, issue_ms=9.5), phase("backward", 2 * GIB, issue_ms=10.0, allocator_ms=6.0)]
+    said = text(row(phases=bounds))
     assert "launch-bound (1 of 2), allocator-bound (1 of 2)" in said
-    line = next(line for line in said.splitlines() if line.endswith("allocator-bound |"))
-    # 1e6 and 2e6 bytes in a ms are 1 and 2 GB/s; of 10 ms 6 in the allocator, and 4 of waiting.
-    assert (
-        line == "| small 256 train fp32 | backward | 1 GB/s | 2 GB/s | 3 | 10.00 | 60.0 % | 40.0 % | allocator-bound |"
+    assert next(line for line in said.splitlines() if line.endswith("allocator-bound |")).endswith(
+        "| 10.00 | 10.00 | 60.0 % | 0.0 % | allocator-bound |"
     )
+
+
+def test_the_teeth_of_forward_alone() -> None:
+    line = next(line for line in text(row("forward")).splitlines() if line.endswith("compute-bound |"))
+    # 1e6 and 2e6 bytes in a ms are 1 and 2 GB/s; of 6 ms of issuing 1 in the allocator, of 10 ms 4 of waiting.
+    assert line == (
+        "| small 256 forward fp32 | 1 GB/s | 2 GB/s | 3 | 6.000 | 10.00 | 16.7 % | 40.0 % | compute-bound |"
+    )
+
+
+def test_the_paces_of_a_full_step() -> None:
+    # Forward issues in 6 ms: from 1 to 3 GB in its first third of 2 ms, from 3.8 to 4 in its last; 3 GB in 10 ms.
+    # Backward: the old gradients, 1 GB, go at once at 10 ms; then 3 GB to 1.5 GB in the first third of its 3 ms, and
+    # 1.25 to 1 in the last; 2 GB of the 3 in 10 ms.
+    curve = [[0, 10], [2, 30], [4, 38], [6, 40], [10, 30], [11, 15], [12, 12.5], [13, 10]]
+    points = [[float(ms), int(level * 10**8)] for ms, level in curve]
+    phases = [
+        phase("forward", 4 * 10**9, end_ms=9.0, start_bytes=10**9),
+        phase("backward", 4 * 10**9, start_ms=9.9, end_ms=20.0, start_bytes=4 * 10**9),
+    ]
+    said = text(row(timeline_ms_bytes=points, phases=phases, parameter_bytes=10**9))
+    forward, backward = (line for line in said.splitlines() if line.endswith("compute-bound |"))
+    assert forward.startswith("| small 256 train fp32 | forward | 1 TB/s | 100 GB/s | 300 GB/s |")
+    assert backward.startswith("| small 256 train fp32 | backward | -1.5 TB/s | -250 GB/s | -200 GB/s |")
+    assert "in forward of small 256 train fp32 by 1 TB/s in the first third of that time, by 100 GB/s in the" in said
+
+
+def test_equal_peaks_are_said_to_lie_between_the_phases() -> None:
+    border = [
+        phase("forward", 4 * GIB),
+        phase("loss", 4 * GIB + 8, start_bytes=3 * GIB),
+        phase("backward", 4 * GIB + 4, start_bytes=4 * GIB + 4),  # never above where it starts
+        phase("optimizer", 3 * GIB),
+    ]
+    in_loss = [{**border[0], "peak_bytes": 3 * GIB}, *border[1:]]
+    assert "lies where forward ends and backward begins (1 of 2), in its loss (1 of 2)." in text(
+        row(phases=border), row(phases=in_loss)
+    )
+    apart = [phase("forward", 4 * GIB), phase("backward", 3 * GIB), phase("optimizer", 4 * GIB)]
+    assert "lies equally in its forward and optimizer (1 of 1)." in text(row(phases=apart))
 
 
 def test_running_out_of_memory_keeps_its_row() -> None:
@@ -126,6 +165,31 @@ def test_running_out_of_memory_keeps_its_row() -> None:
     assert "Out of memory: large 256 train fp32." in said
     assert any(line.startswith("| large 256 train fp32") and "oom" in line for line in said.splitlines())
     assert "Out of memory: large 256 train fp32." in text(lost)
+
+
+def test_whatever_was_not_measured_says_why() -> None:
+    broken = replace(row(model="large"), status="failed", message="ValueError: no such layer", figures={})
+    late = replace(row(model="xl"), status="timeout", message="more than 600 s", figures={})
+    said = text(row(), broken, late)
+    assert "Out of time: xl 256 train fp32. Failed: large 256 train fp32." in said
+    assert "Nothing ran out of memory" not in said
+    assert "What was not measured, and why: 2 rows" in said
+    assert "| large 256 train fp32 | failed | ValueError: no such layer |" in said
+    assert "| xl 256 train fp32 | timeout | more than 600 s |" in said
+    assert "What was not measured" not in text(row())
+
+
+def test_what_the_allocator_held() -> None:
+    figures = {"base_bytes": GIB, "inactive_split_peak_bytes": 3 * GIB // 2}
+    assert "| small 256 train fp32 | 1.0 GiB | 5.0 GiB | 6.0 GiB | 8.0 GiB | 1.5 GiB |" in text(row(**figures))
+    # A row without these figures leaves them out.
+    assert "| small 256 train fp32 | – | 5.0 GiB | 6.0 GiB | 8.0 GiB | – |" in text(row())
+
+
+def test_where_an_empty_cache_costs_time() -> None:
+    # 90 ms ÷ 30 ms; of forward 40 − 10 ms, and backward was not timed.
+    one = row(phases=[phase("forward", GIB), phase("backward", GIB, cold_ms=None)])
+    assert "| small 256 train fp32 | 30.00 | 90.00 | 3.000× | 77 | 30.00 | – | – | – |" in text(one)
 
 
 def test_reserved_memory_that_no_tensor_had() -> None:
@@ -155,12 +219,13 @@ def test_snapshots_are_linked_from_where_the_section_is_read() -> None:
     assert "memory_viz" not in text(row())
 
 
-def test_the_driver_in_a_warm_step_is_flagged() -> None:
+def test_the_driver_in_the_recorded_step_is_flagged() -> None:
     busy = row(phases=[phase("forward", GIB, device_allocations=2, device_frees=1, device_calls_ms=1.5)])
-    assert "**cudaMalloc in a warm step**: small 256 train fp32 calls the driver 3 times, in 1.500 ms at most." in text(
-        busy
-    )
-    assert "cudaMalloc in a warm step" not in text(row())
+    flag = "**cudaMalloc in the recorded step**: small 256 train fp32 calls the driver"
+    assert f"{flag} 3 times, in 1.500 ms at most. Its allocator's cache had not settled" in text(busy)
+    once = row(phases=[phase("forward", GIB, device_allocations=1, device_calls_ms=0.5)])
+    assert f"{flag} once, in 0.500 ms at most." in text(once)
+    assert "cudaMalloc in" not in text(row())
 
 
 def test_counts_that_differ_are_flagged() -> None:

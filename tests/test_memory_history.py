@@ -261,6 +261,29 @@ def test_the_figures_of_a_gpus_recording(monkeypatch: pytest.MonkeyPatch) -> Non
     assert figures["layer_saves_bytes"] == figures["kept_bytes"] == figures["residual_seen_bytes"] == 1000
 
 
+def test_the_cold_step_comes_after_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, for which stand a model on the CPU and an allocator that counts 5 segments for each phase."""
+    config, order = memory_history._config(CASE), []
+    _Memory().install(monkeypatch)
+    counts = iter((10, 15))
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"segment.all.allocated": next(counts)})
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
+    monkeypatch.setattr(memory_history, "_config", lambda _: config)
+    monkeypatch.setattr(memory_history, "_cached_call_us", lambda *_: 2.0)
+    recorded = memory_history._recorded
+
+    def record(_: Case, training: Training) -> Any:
+        order.append("recorded")
+        return recorded(CASE, training)
+
+    monkeypatch.setattr(memory_history, "_recorded", record)
+    figures = figures_of(replace(CASE, device="cuda"))
+    assert order == ["recorded", "emptied"]
+    assert figures["cold_device_calls"] == 15 - 10
+    assert all(phase["cold_ms"] > 0 for phase in figures["phases"])
+    assert figures["cold_step_ms"] >= sum(phase["cold_ms"] for phase in figures["phases"])
+
+
 def test_the_snapshot_lies_in_the_benchs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     paths: list[Path | None] = []
     monkeypatch.setattr(memory_of_gpu, "record", lambda _, path: paths.append(path))

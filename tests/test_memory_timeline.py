@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.memory_timeline import (
     bound_by,
     largest,
     levels,
+    paces,
     phases_of,
     teeth,
     thinned,
@@ -124,11 +125,29 @@ def test_a_flat_curve_has_no_slope() -> None:
     assert (found.count, found.rise_bytes_per_ms, found.fall_bytes_per_ms) == (0, None, None)
 
 
+def test_the_pace_of_a_curve_at_first_and_at_last() -> None:
+    # Thirds of [1, 10] are 3 ms: 0 to 30 from 1 to 4 ms, and from 7 to 10 ms 36 to 27.
+    assert paces([(1, 0), (2, 20), (4, 30), (6, 36), (9, 24), (10, 27)]) == (pytest.approx(30 / 3), pytest.approx(-3))
+    # The level at a border is that of the last point before it: 8 at 3 ms, and at 6 ms 8 still.
+    assert paces([(0, 5), (2, 8), (9, 20)]) == (pytest.approx(3 / 3), pytest.approx(12 / 3))
+
+
+def test_thirds_that_no_float_can_hold_still_end_with_the_last_point() -> None:
+    # 0.1 + 3 · ((0.8 − 0.1) ÷ 3) is 0.7999999999999999; 9 come within its last third of 0.7 ÷ 3 ms.
+    assert paces([(0.1, 0), (0.8, 9)]) == (0, pytest.approx(9 / (0.7 / 3)))
+
+
+def test_a_curve_without_time_has_no_pace() -> None:
+    assert paces([(2.0, 7)]) is None
+    assert paces([(2.0, 7), (2.0, 9)]) is None
+
+
 @pytest.mark.parametrize(
     ("wall_ms", "issue_ms", "allocator_ms", "asynchronous", "bound"),
     [
-        (10.0, 9.9, 5.0, True, "allocator-bound"),
-        (10.0, 5.0, 4.9, True, "compute-bound"),
+        (10.0, 9.8, 4.9, True, "allocator-bound"),  # half of the time to issue
+        (10.0, 9.8, 4.8, True, "launch-bound"),
+        (10.0, 5.0, 4.9, True, "compute-bound"),  # the allocator fills the issuing, and still the GPU is behind
         (10.0, 9.0, 1.0, True, "compute-bound"),  # a tenth of the phase is waiting
         (10.0, 9.1, 1.0, True, "launch-bound"),
         (10.0, 10.0, 1.0, False, "compute-bound"),  # on a CPU the host is the device

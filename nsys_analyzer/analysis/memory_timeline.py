@@ -1,4 +1,4 @@
-"""The memory of a step over time: from allocations and frees to levels, peaks, teeth, and what limits the slope."""
+"""The memory of a step over time: from allocations and frees to levels, peaks, teeth, and what limits a phase."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-#: The share of a phase that the allocator must take for the slope to be its own, and the share of waiting for the
-#: GPU at the phase's end from which on the GPU is what the phase waits for.
+#: The share of the issuing that the allocator must take for the phase to be its own, and the share of waiting for
+#: the GPU at the phase's end from which on the GPU is what the phase waits for.
 ALLOCATOR_SHARE, WAITING_SHARE = 0.5, 0.1
+
+_ROUNDING_MS = 1e-9
 
 #: Time in ms and bytes alive from then on.
 Point = tuple[float, int]
@@ -204,18 +206,36 @@ def _slope(pairs: Sequence[tuple[Point, Point]]) -> float | None:
     return abs(sum(other[1] - one[1] for one, other in pairs)) / took_ms if took_ms > 0 else None
 
 
+def paces(points: Sequence[Point]) -> tuple[float, float] | None:
+    """How fast a curve changes in the first and in the last third of its time, in bytes per ms; below zero it falls.
+
+    None where the curve takes no time.
+    """
+    start_ms, end_ms = points[0][0], points[-1][0]
+    third_ms = (end_ms - start_ms) / 3
+    if third_ms <= 0:
+        return None
+    first, one, two, last = (_level_at(points, start_ms + number * third_ms) for number in range(4))
+    return (one - first) / third_ms, (last - two) / third_ms
+
+
+def _level_at(points: Sequence[Point], ms: float) -> int:
+    """The level at a moment; the sum of thirds may round to just before the last point, or beyond it."""
+    return points[max(bisect_right(points, ms + _ROUNDING_MS, key=lambda point: point[0]) - 1, 0)][1]
+
+
 def bound_by(wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool) -> str:
-    """What the slope of a phase is limited by: ``allocator-bound``, ``compute-bound`` or ``launch-bound``.
+    """What the time of a phase is limited by: ``compute-bound``, ``allocator-bound`` or ``launch-bound``.
 
     Args:
         wall_ms: the phase, synchronized at its end.
         issue_ms: until all its work was issued, before the synchronization.
-        allocator_ms: of that in the allocator.
+        allocator_ms: of the issuing in the allocator.
         asynchronous: whether the device works on while the host issues, as a GPU does.
 
     """
-    if allocator_ms >= ALLOCATOR_SHARE * wall_ms:
-        return "allocator-bound"
-    if not asynchronous or wall_ms - issue_ms >= WAITING_SHARE * wall_ms:
+    if asynchronous and wall_ms - issue_ms >= WAITING_SHARE * wall_ms:
         return "compute-bound"
-    return "launch-bound"
+    if allocator_ms >= ALLOCATOR_SHARE * issue_ms:
+        return "allocator-bound"
+    return "launch-bound" if asynchronous else "compute-bound"

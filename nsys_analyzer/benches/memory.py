@@ -1,4 +1,4 @@
-"""The memory of a forward pass and of a full step over time: peaks, what holds them, and what limits the slope."""
+"""The memory of a forward pass and of a full step over time: peaks, what holds them, and what limits its phases."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
 from nsys_analyzer.benches.memory_facts import (
     bound_of,
+    endings,
     flags,
+    paces_of,
     phases_of,
+    place_of_peak,
     rates,
     residences,
     run_name,
     sloped,
     trained,
 )
-from nsys_analyzer.benches.memory_tables import captured, holders, layers, peaks, slopes
+from nsys_analyzer.benches.memory_tables import captured, holders, layers, messages, peaks, reserved, slopes
 from nsys_analyzer.benches.model import Bench, Case, Option, Profiled, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.capture.targets import Sweep
@@ -44,6 +47,8 @@ _OPTIONS = (
 #: From here on a timeline is drawn in GiB.
 _IN_GIB = 2**31
 _UNFOLDED = 2
+#: How many times faster memory must rise at first than at last for the queue to have been full.
+_SLOWER = 1.5
 _DEFINITIONS = (
     "*Definitions.* Memory is what tensors asked for, before the allocator rounds it up. A peak is the most at any "
     "moment of a phase. A layer keeps what its lines made in forward and what is alive at forward's end; parameters "
@@ -120,9 +125,11 @@ def _section(results: Results) -> Section:
         ),
         *([Listing(warnings)] if warnings else []),
         peaks(results),
+        *messages(results),
         *timelines[:_UNFOLDED],
         *([Details("More timelines", timelines[_UNFOLDED:])] if timelines[_UNFOLDED:] else []),
         Paragraph(_source(results)),
+        *reserved(results),
         *holders(longest),
         *layers(results),
         *slopes(results),
@@ -143,9 +150,9 @@ def _answers(results: Results) -> Iterator[str]:
     steps = [row for row in rows if trained(row)]
     if rows:
         top = max(rows, key=lambda row: int(row.figures["step_peak_bytes"]))
-        yield f"Memory is highest in {run_name(top)}: {_size(top, 'step_peak_bytes')}, in its {_highest(top)}."
+        yield f"Memory is highest in {run_name(top)}: {_size(top, 'step_peak_bytes')}, {place_of_peak(top)}."
     if steps:
-        yield f"The peak of a full step lies in its {_counted([_highest(row) for row in steps])}."
+        yield f"The peak of a full step lies {_counted([place_of_peak(row) for row in steps])}."
         top = max(steps, key=lambda row: float(row.figures["layer_saves_bytes"]))
         ratio = top.figures["layer_saves_bytes"] / top.figures["layer_saves_by_shapes_bytes"]
         yield (
@@ -154,13 +161,26 @@ def _answers(results: Results) -> Iterator[str]:
         )
     bounds = [bound_of(row, phase) for row, phase in sloped(results)]
     if bounds:
-        yield f"The slopes of forward and backward are {_counted(bounds)}."
-    lacking = [run_name(row) for row in results.rows if row.status == "oom"]
-    yield f"Out of memory: {', '.join(lacking)}." if lacking else "Nothing ran out of memory."
+        yield f"The phases forward and backward are {_counted(bounds)}."
+    yield from _slowing(steps)
+    yield from endings(results)
 
 
-def _highest(row: Row) -> str:
-    return str(max(phases_of(row), key=lambda phase: int(phase["peak_bytes"]))["name"])
+def _slowing(steps: list[Row]) -> Iterator[str]:
+    """The forward pass on a GPU whose memory rises slower most clearly, once the launch queue is full."""
+    found = []
+    for row in (step for step in steps if step.case["device"] == "cuda"):
+        forward = next(phase for phase in phases_of(row) if phase["name"] == "forward")
+        first, last, _ = paces_of(row, forward)
+        if first and last and first > _SLOWER * last > 0:
+            found.append((first / last, run_name(row), first, last))
+    if found:
+        _, name, first, last = max(found)
+        yield (
+            "While work is issued memory rises as fast as the host launches, and once the launch queue is full as "
+            f"fast as the GPU works: in forward of {name} by {format_number(first, 'bytes/s')} in the first third of "
+            f"that time, by {format_number(last, 'bytes/s')} in the last."
+        )
 
 
 def _size(row: Row, key: str) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsys_analyzer.analysis.flops import backward_flops, forward_flops
-from nsys_analyzer.analysis.memory_timeline import bound_by
+from nsys_analyzer.analysis.memory_timeline import Point, bound_by, paces
 from nsys_analyzer.analysis.models import ModelSize, find_model
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.benches.physics import Rate, Residence
@@ -15,8 +15,9 @@ from nsys_analyzer.report.units import format_number, milliseconds
 
 #: The phases whose slopes are looked at; the loss is too short for one, and the optimizer keeps nothing.
 SLOPED = ("forward", "backward")
-#: How far two counts of the same bytes may lie apart.
+#: How far two counts of the same bytes may lie apart, and two peaks that pass for equal.
 _TOLERANCE = 0.001
+_ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
 _TIGHTEST = 6
 _FLOPS = {"forward": forward_flops, "backward": backward_flops}
 
@@ -53,15 +54,63 @@ def sloped(results: Results) -> Iterator[tuple[Row, Phase]]:
 
 
 def bound_of(row: Row, phase: Phase) -> str:
-    """What the slope of a phase is limited by."""
+    """What the time of a phase is limited by."""
     return bound_by(phase["wall_ms"], phase["issue_ms"], phase["allocator_ms"], row.case["device"] == "cuda")
+
+
+def course(row: Row, phase: Phase) -> list[Point]:
+    """The curve of a phase from its start to its last event, of backward from where the old gradients are freed."""
+    start_ms, end_ms = phase["start_ms"], phase["end_ms"]
+    points = [(start_ms, int(phase["start_bytes"]))]
+    points += [(ms, level) for ms, level in row.figures["timeline_ms_bytes"] if start_ms < ms <= end_ms]
+    if phase["name"] != "backward":
+        return points
+    # Gradients have the size of the parameters; they go at once, which is no slope.
+    freed = phase["start_bytes"] - row.figures["parameter_bytes"]
+    begin = next((index for index, (_, level) in enumerate(points) if level <= freed), 0)
+    return points[begin:]
+
+
+def paces_of(row: Row, phase: Phase) -> tuple[float | None, float | None, float | None]:
+    """Bytes per second in which memory changes: in the first third of a phase's course, in the last, over its wall."""
+    points = course(row, phase)
+    first, last = paces(points) or (None, None)
+    over_wall = (points[-1][1] - points[0][1]) / phase["wall_ms"]
+    return first and first * 1e3, last and last * 1e3, over_wall * 1e3
+
+
+def place_of_peak(row: Row) -> str:
+    """Where memory is highest, for a sentence: a phase, or a border where the phases beside it are equally high."""
+    phases = phases_of(row)
+    top = max(int(phase["peak_bytes"]) for phase in phases)
+    tied = [phase for phase in phases if phase["peak_bytes"] >= top * (1 - _TOLERANCE)]
+    # A phase that is never higher than where it starts has its peak from the phase before.
+    own = [str(phase["name"]) for phase in tied if phase["peak_bytes"] > phase["start_bytes"] * (1 + _TOLERANCE)]
+    if len(own) < 2:
+        return f"in its {(own or [tied[0]['name']])[0]}"
+    if tied[-1]["name"] == "backward":
+        return f"where {own[0]} ends and backward begins"
+    return f"equally in its {' and '.join(own)}"
+
+
+def endings(results: Results) -> Iterator[str]:
+    """A sentence for each way in which rows ended that are not ok, or that nothing ran out of memory where all are."""
+    for status, word in _ENDINGS.items():
+        if ended := [run_name(row) for row in results.rows if row.status == status]:
+            yield f"{word}: {', '.join(ended)}."
+    if all(row.ok for row in results.rows):
+        yield "Nothing ran out of memory."
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
 
 
 def flags(results: Results) -> tuple[str, ...]:
     """What should not be: calls to the driver in a warm step, and counts of the same bytes that differ."""
     lines = [line for row in results.rows if row.ok for line in _row_flags(row)]
     lines += [
-        f"**cudaMalloc while measuring**: {one.title} allocates {memory.allocations} times in its measured steps."
+        f"**cudaMalloc while measuring**: {one.title} allocates {_times(memory.allocations)} in its measured steps."
         for one in results.captures
         if (memory := one.device_memory) and not memory.of_tensors and memory.allocations
     ]
@@ -73,7 +122,11 @@ def _row_flags(row: Row) -> Iterator[str]:
     calls = sum(phase["device_allocations"] + phase["device_frees"] for phase in phases)
     if calls:
         took = milliseconds(sum(phase["device_calls_ms"] for phase in phases))
-        yield f"**cudaMalloc in a warm step**: {run_name(row)} calls the driver {calls} times, in {took} at most."
+        yield (
+            f"**cudaMalloc in the recorded step**: {run_name(row)} calls the driver {_times(calls)}, in {took} at "
+            "most. Its allocator's cache had not settled, which takes some steps, anew after it was emptied to time a "
+            "step without it."
+        )
     for one in phases:
         yield from _differ(row, f"peak of {one['name']}", one["peak_bytes"], one["counted_peak_bytes"], "allocator")
     yield from _differ(row, "residual stream", figures["residual_seen_bytes"], figures["residual_bytes"], "shape")

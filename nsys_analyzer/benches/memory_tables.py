@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nsys_analyzer.analysis.memory_timeline import ALLOCATOR_SHARE, WAITING_SHARE
 from nsys_analyzer.analysis.saved_tensors import saved_by_layer
-from nsys_analyzer.benches.memory_facts import bound_of, run_name, size_of, sloped, trained
+from nsys_analyzer.benches.memory_facts import Phase, bound_of, paces_of, phases_of, run_name, size_of, sloped, trained
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Table
 from nsys_analyzer.report.units import percent
@@ -14,15 +14,31 @@ from nsys_analyzer.report.units import percent
 _PHASES = ("forward", "loss", "backward", "optimizer")
 _AUTOGRAD = "autograd"
 _LONGEST_CODE = 60
-#: What the columns of the slopes mean.
+_PACES = ("first third", "last third", "over the wall")
+_BOUNDS = (
+    Column("issue", "ms"), Column("wall", "ms"), Column("allocator", "percent"), Column("waits", "percent"),
+    Column("phase is"),
+)  # fmt: skip
+#: What the columns of the slopes mean, wherever it ran, and on a GPU besides.
 _RULE = (
-    "A tooth is a fall by a tenth of the phase's height or more; up and down are bytes over time of the rises and "
-    "of the falls, on the host's clock while recording. The allocator's share is its calls, each as long as one "
-    "that its cache serves took alone, and the time up to each cudaMalloc; waits is the share of the phase in "
-    f"which all work is issued and the GPU still works. From {percent(ALLOCATOR_SHARE)} on the slope is "
-    f"allocator-bound; else from {percent(WAITING_SHARE)} of waiting on, and always on a CPU, compute-bound; "
-    "else launch-bound: neither, but Python and launches. A tensor's memory is handed out when its kernel is "
-    "launched: where the GPU is behind, the curve runs ahead of it."
+    "Memory changes as work is issued: a third is one of the time from a phase's start to its last allocation or free, "
+    "on the host's clock while recording, which slows the host down; below zero memory falls. Backward counts from "
+    "where the gradients of the step before are freed. Over the wall is all that a phase changes over its whole time "
+    "without a recorder. Forward alone keeps nothing: its curve has teeth, falls by a tenth of its height or more, and "
+    "up and down are bytes over time of all rises and all falls. The allocator's part is of the time to issue, and an "
+    "upper bound: its calls, each as long as torch.empty took alone, Python and the free included, and the time up to "
+    "each cudaMalloc."
+)
+_RULE_ON_GPU = (
+    "What bounds a phase is not what makes its slope. A tensor's memory is handed out when its kernel is launched: the "
+    "curve has the host's pace while the GPU keeps up, and also where it does not until the launch queue is full; from "
+    "then on it has the GPU's. Waits is the share of the wall in which all work is issued and the GPU still works. "
+    f"From {percent(WAITING_SHARE)} of it on a phase is compute-bound; else from {percent(ALLOCATOR_SHARE)} of the "
+    "time to issue in the allocator on allocator-bound; else launch-bound: Python and launches."
+)
+_RULE_ON_CPU = (
+    "A CPU issues and computes in one: a phase is compute-bound, or allocator-bound where the allocator takes "
+    f"{percent(ALLOCATOR_SHARE)} of it or more."
 )
 
 
@@ -45,6 +61,35 @@ def _reserved(row: Row) -> tuple[float | None, float | None]:
     return reserved, 1 - allocated / reserved if reserved and allocated else None
 
 
+def reserved(results: Results) -> tuple[Block, ...]:
+    """What is there between steps, and on a GPU how the allocator held it."""
+    rows = [row for row in results.rows if row.ok]
+    if not rows:
+        return ()
+    on_gpu = results.on_gpu
+    of_allocator = ("allocated", "reserved", "inactive_split") if on_gpu else ()
+    keys = ("base_bytes", "step_peak_bytes", *(f"{key}_peak_bytes" for key in of_allocator))
+    names = ("before the step", "asked for", "handed out", "reserved", "free between tensors")[: len(keys)]
+    cells = tuple((run_name(row), *(row.figures.get(key) for key in keys)) for row in rows)
+    said = (
+        " Handed out is what was asked for, rounded up. Free between tensors is what lies unused in segments that are "
+        "in use, and so cannot go back to the driver: fragmentation, at most; it is no part of what was handed out, "
+        "and need not be at its most when the rest is."
+    )
+    caption = f"Memory between steps, and the highest of each kind in the recorded step.{said if on_gpu else ''}"
+    table = Table((Column("run"), *(Column(name, "bytes") for name in names)), cells, caption)
+    return (Details("What the allocator held" if on_gpu else "Memory between steps", (table,)),)
+
+
+def messages(results: Results) -> tuple[Block, ...]:
+    """Why rows are not ok."""
+    lacking = [(run_name(row), row.status, row.message) for row in results.rows if not row.ok]
+    if not lacking:
+        return ()
+    table = Table((Column("run"), Column("status"), Column("message")), tuple(lacking))
+    return (Details(f"What was not measured, and why: {len(lacking)} rows", (table,)),)
+
+
 def layers(results: Results) -> tuple[Block, ...]:
     """The residual stream, what a layer keeps for backward, and for the largest of them the two sums line by line."""
     rows = [row for row in results.rows if row.ok and trained(row)]
@@ -53,14 +98,17 @@ def layers(results: Results) -> tuple[Block, ...]:
     columns = (
         Column("run"), Column("residual", "bytes"), Column("by shape", "bytes"), Column("a layer keeps", "bytes"),
         Column("by shapes", "bytes"), Column("ratio", "factor"), Column("all layers", "bytes"),
+        Column("forward", "bytes"),
     )  # fmt: skip
     cells = []
     for row in rows:
         figures, count = row.figures, size_of(row).num_layers
         kept, expected = figures["layer_saves_bytes"], figures["layer_saves_by_shapes_bytes"]
         residual = figures["residual_seen_bytes"], figures["residual_bytes"]
-        cells.append((run_name(row), *residual, kept, expected, kept / expected, kept * count))
-    caption = "The residual stream, and what one layer keeps from forward for backward, recorded and by its shapes:"
+        cells.append(
+            (run_name(row), *residual, kept, expected, kept / expected, kept * count, figures.get("kept_bytes"))
+        )
+    caption = "The residual stream, and what one layer, all layers and all of forward keep for backward:"
     largest = max(rows, key=lambda row: float(row.figures["layer_saves_bytes"]))
     return (Table(columns, tuple(cells), caption), Details("What a layer keeps", _layer(largest)))
 
@@ -114,40 +162,59 @@ def _code(code: str) -> str:
 
 
 def slopes(results: Results) -> tuple[Block, ...]:
-    """How fast memory rises and falls in forward and backward, what limits it, and what an empty cache costs."""
+    """How fast memory rises and falls in forward and backward, what bounds them, and what an empty cache costs."""
     found = list(sloped(results))
     if not found:
         return ()
-    columns = (
-        Column("run"), Column("phase"), Column("up", "bytes/s"), Column("down", "bytes/s"), Column("teeth", "count"),
-        Column("wall", "ms"), Column("allocator", "percent"), Column("waits", "percent"), Column("slope is"),
-    )  # fmt: skip
-    rows = []
-    for row, phase in found:
-        speeds = [value and value * 1e3 for value in (phase["rise_bytes_per_ms"], phase["fall_bytes_per_ms"])]
-        wall_ms = phase["wall_ms"]
-        shares = phase["allocator_ms"] / wall_ms, max(1 - phase["issue_ms"] / wall_ms, 0)
-        rows.append((run_name(row), phase["name"], *speeds, phase["teeth"], wall_ms, *shares, bound_of(row, phase)))
-    return (
-        Details("Slopes", (Table(columns, tuple(rows), "How memory rises and falls:"), Paragraph(_RULE))),
-        *_cold(results),
+    kept = [_courses(row, phase) for row, phase in found if trained(row)]
+    alone = [_teeth(row, phase) for row, phase in found if not trained(row)]
+    steady = (Column("run"), Column("phase"), *(Column(name, "bytes/s") for name in _PACES), *_BOUNDS)
+    jagged = (Column("run"), Column("up", "bytes/s"), Column("down", "bytes/s"), Column("teeth", "count"), *_BOUNDS)
+    tables = (
+        *(
+            [Table(steady, tuple(kept), "Full steps: how fast memory changes, and what bounds the phase:")]
+            if kept
+            else []
+        ),
+        *([Table(jagged, tuple(alone), "Forward alone: its teeth, and what bounds it:")] if alone else []),
     )
+    rule = f"{_RULE} {_RULE_ON_GPU if results.on_gpu else _RULE_ON_CPU}"
+    return (Details("Slopes", (*tables, Paragraph(rule))), *_cold(results))
+
+
+def _courses(row: Row, phase: Phase) -> tuple[Cell, ...]:
+    return (run_name(row), phase["name"], *paces_of(row, phase), *_bounds(row, phase))
+
+
+def _teeth(row: Row, phase: Phase) -> tuple[Cell, ...]:
+    speeds = (value and value * 1e3 for value in (phase["rise_bytes_per_ms"], phase["fall_bytes_per_ms"]))
+    return (run_name(row), *speeds, phase["teeth"], *_bounds(row, phase))
+
+
+def _bounds(row: Row, phase: Phase) -> tuple[Cell, ...]:
+    issue_ms, wall_ms = phase["issue_ms"], phase["wall_ms"]
+    return issue_ms, wall_ms, phase["allocator_ms"] / issue_ms, max(1 - issue_ms / wall_ms, 0), bound_of(row, phase)
 
 
 def _cold(results: Results) -> tuple[Block, ...]:
-    """A step whose allocator has an empty cache beside a usual one: what an allocator-bound slope would look like."""
+    """A step whose allocator has an empty cache beside a usual one, and in which of its phases it loses the time."""
     rows = [row for row in results.rows if row.figures.get("cold_step_ms")]
     if not rows:
         return ()
     columns = (
         Column("run"), Column("warm ms", "ms"), Column("cold ms", "ms"), Column("ratio", "factor"),
-        Column("cudaMalloc", "count"),
+        Column("cudaMalloc", "count"), *(Column(f"more in {name}", "ms") for name in _PHASES),
     )  # fmt: skip
     cells = []
     for row in rows:
         warm, cold = row.figures["step_ms"], row.figures["cold_step_ms"]
-        cells.append((run_name(row), warm, cold, cold / warm, row.figures["cold_device_calls"]))
-    caption = "The same step after torch.cuda.empty_cache(), when the allocator must ask the driver for all memory:"
+        more = {phase["name"]: phase["cold_ms"] - phase["wall_ms"] for phase in phases_of(row) if phase["cold_ms"]}
+        each = (more.get(name) for name in _PHASES)
+        cells.append((run_name(row), warm, cold, cold / warm, row.figures["cold_device_calls"], *each))
+    caption = (
+        "The same step after torch.cuda.empty_cache(), when the allocator must ask the driver for all memory; one cold "
+        "step against the median of warm ones:"
+    )
     return (Details("With an empty cache", (Table(columns, tuple(cells), caption),)),)
 
 

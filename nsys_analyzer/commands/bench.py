@@ -65,7 +65,7 @@ def _own_option(option: Option) -> Any:
     kind = click.Choice(option.kind) if isinstance(option.kind, tuple) else _kind(option)
     name = f"--{option.name.replace('_', '-')}"
     says = f"{option.help} Default: {_listed(option.cuda)}{_on_cpu(option)}."
-    metavar = "CHOICE" if isinstance(option.kind, tuple) else _METAVARS[option.kind]
+    metavar = f"[{'|'.join(option.kind)}]" if isinstance(option.kind, tuple) else _METAVARS[option.kind]
     if option.several:
         return several(name, kind, metavar, None, says)
     return click.option(name, option.name, type=kind, metavar=metavar, help=says)
