@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import torch
 
-#: Bits of a mantissa that products in each precision keep, the hidden one left out.
-MANTISSA_BITS = {"fp32": 23, "fp16": 10, "tf32": 10, "bf16": 7}
-
 
 def set_precision(precision: str) -> None:
     """Lets products of fp32 tensors run as TF32, or not; ``bf16`` asks nothing of fp32 products."""
@@ -26,8 +23,3 @@ def kept_bits(device: str, dtype: torch.dtype = torch.float32) -> int:
     one = torch.eye(side, device=device, dtype=dtype)
     came_through = (values @ one)[0, :23].double() == 1 + 2.0**-bits
     return int(came_through.long().cumprod(0).sum().item())
-
-
-def precision_of(bits: int) -> str:
-    """The name of the precision whose products keep so many bits of operands in fp32 or bf16."""
-    return {23: "fp32", 10: "tf32", 7: "bf16"}.get(bits, f"{bits} bits")

@@ -1,5 +1,6 @@
 """The bench of attention: its cases, its section from hand-made rows, and one real run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
 from nsys_analyzer.report.markdown import render_markdown
-from nsys_analyzer.report.model import Lines, Report, Table, unfolded
+from nsys_analyzer.report.model import Lines, Report, Spread, Table, unfolded
 from profiling_targets.attention import Case as AttentionCase
 from profiling_targets.attention import _Attention
 from profiling_targets.timer import allocations
 
+COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
 
 
@@ -39,6 +41,10 @@ def text(*rows: Row) -> str:
     return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
 
 
+def plain(*rows: Row) -> str:
+    return text(*rows).replace("\N{NO-BREAK SPACE}", " ")
+
+
 def test_cases() -> None:
     settings = Settings(
         "cuda", {option.name: option.cuda if option.several else option.cuda[0] for option in BENCH.options}
@@ -46,6 +52,9 @@ def test_cases() -> None:
     cases = all_cases(BENCH, settings)
     assert len(cases) == 1 + 2 * 4 * 5  # the ceilings; eager and compiled, four widths, five lengths
     assert cases[1].values == {**CASE, "d": 16, "context_length": 256, "compile": False}
+    assert [case.environment for case in (cases[1], cases[-1])] == [{}, COLD]  # eager first, compiled last
+    on_cpu = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
+    assert not any(case.environment for case in all_cases(BENCH, Settings("cpu", on_cpu)))
 
 
 def test_section() -> None:
@@ -53,15 +62,48 @@ def test_section() -> None:
     said = text(row(1024, False, 10), row(4096, False, 160, saved=saved), row(1024, True, 5), row(4096, True, 40))
     # 3·S² + 64·S of 4,096 and 1,024 tokens: (3·4096 + 64) ÷ (3·1024 + 64) = 3.938, times 4 → log₄(15.75) = 1.989
     assert "to the power 1.99" in said
-    assert "2.00 to 4.00 times as fast" in said  # 10 ÷ 5 and 160 ÷ 40
+    # 10 ÷ 5 and 160 ÷ 40, forward as backward
+    assert "2.00 (backward, d 64, context 1,024) to 4.00 (forward, d 64, context 4,096) times as fast" in said
     assert "No shape ran out of memory" in said
     assert "| 8 × 4,096 × 4,096 |" in said
     assert "8 × 4,096 × 64 | float32 | 1 | 8.0 MiB" in said.replace(
         "\N{NO-BREAK SPACE}", " "
     )  # the output: 8·4096·64·4
     blocks = list(unfolded(BENCH.section(Results((row(1024, True, 5),))).blocks))
-    times = next(block for block in blocks if isinstance(block, Table))
-    assert times.rows == ((64, 1024, None, 5, None, None, 10, None, "ok"),)
+    forward, backward = [block for block in blocks if isinstance(block, Table)][:2]
+    assert forward.rows == ((64, 1024, None, Spread(5, None), None, "ok"),)
+    assert backward.rows == ((64, 1024, None, Spread(10, None), None, "ok"),)
+
+
+def test_unsteady_passes_are_flagged_and_make_no_headline() -> None:
+    rows = row(1024, False, 10), row(4096, False, 160), row(1024, True, 50, forward_cv=0.3), row(4096, True, 40)
+    said = plain(*rows)
+    # 10 ÷ 50 = 0.2 is left out; 20 ÷ 100 of backward, which is steady, is not; 160 ÷ 40 = 4 is the other end
+    assert "steady passes (CV of 10.0 % at most) 0.20 (backward, d 64, context 1,024) to 4.00 (forward" in said
+    assert "**Unsteady passes**, CV above 10.0 %: 1 of 8, at context 1,024." in said
+    assert "Unsteady" not in plain(rows[0], rows[1])
+    none = plain(*(row(1024, on, 10 - on, forward_cv=0.2, backward_cv=0.2) for on in (False, True)))
+    assert "No pass was steady both eager and compiled" in none
+    assert "times as fast" not in none
+
+
+def test_times_show_their_spread() -> None:
+    said = plain(row(1024, False, 0.492, forward_std_ms=0.145), row(1024, True, 0.246))
+    line = next(line for line in said.splitlines() if "±" in line)
+    assert [cell.strip() for cell in line.split("|")[3:-1]] == ["0.492 ± 0.145", "0.246", "2.000×", "ok"]
+
+
+def test_rows_of_either_environment_are_paired() -> None:
+    eager, kept = row(1024, False, 10), row(1024, True, 5)
+    anew = replace(row(1024, True, 4), environment=COLD)
+    assert "2.00 " in plain(eager, kept)
+    assert "from PyTorch's cache where it held some" in plain(eager, kept)
+    assert "2.50 " in plain(eager, kept, anew)  # the later one, 10 ÷ 4
+    assert "compiled code made anew" in plain(eager, anew)
+
+
+def test_what_waits_for_backward_is_named_so() -> None:
+    assert "| what waits for backward at d 64, context 1,024 |" in plain(row(1024, False, 10))
 
 
 def test_rows_equal_to_the_last_digit_are_flagged() -> None:
@@ -83,6 +125,14 @@ def test_out_of_memory_keeps_its_row() -> None:
     said = text(row(1024, False, 10), lost)
     assert "Out of memory: d 64, context 16,384." in said
     assert any("16,384" in line and "oom" in line for line in said.splitlines() if line.startswith("|"))
+    assert "| CUDA out of memory |" in said
+
+
+def test_what_failed_says_why() -> None:
+    said = plain(row(1024, False, 10), replace(row(1024, True, 1), status="failed", message="no compiler", figures={}))
+    assert "Failed: d 64, context 1,024, compiled." in said
+    assert "| d 64, context 1,024, compiled | failed | no compiler |" in said
+    assert "No shape ran out of memory" not in said
 
 
 def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -172,3 +172,24 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     assert said.splitlines()[-1].endswith("the same command with --resume goes on.")
     assert read_file(path)[1][0].status == "ok"
     assert not list((tmp_path / "b").glob(".*.json*"))
+
+
+_SMALL = ["--d-model", "32", "--d-ff", "64", "--num-heads", "2", "--num-layers", "1", "--vocab-size", "50"]
+_QUICK = {
+    "timing": [*_SMALL, "--context-length", "8,16", "--study-warmup-steps", "0,1", "--study-context-length", "8"],
+    "precision": [*_SMALL, "--model", "small:1", "--context-length", "8"],
+    "memory": ["--num-layers", "1", "--context-length", "8"],
+    "variants": ["--shape", "1x2x64x16,1x2x128x16", "--steps", "2"],
+}
+
+
+@pytest.mark.parametrize("name", _QUICK)
+def test_on_the_cpu(name: str, tmp_path: Path) -> None:
+    """The benches whose own tests do not run the command; the others do."""
+    done = invoke("bench", name, *_QUICK[name], "--device", "cpu", "--output-dir", tmp_path / "b")
+    assert done.exit_code == 0, done.output
+    _, rows = read_file(tmp_path / "b" / NAME)
+    assert {row.status for row in rows} == {"ok"}
+    text = (tmp_path / "b" / f"{name}.md").read_text(encoding="utf-8")
+    assert "*Conditions.* Device: CPU" in text
+    assert (tmp_path / "b" / f"{name}.csv").read_text().count("\n") > 1

@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.benches import all_cases
 from nsys_analyzer.benches.compiled import BENCH
 from nsys_analyzer.benches.compiled_pairs import pairs_of
-from nsys_analyzer.benches.compiled_traces import TracePair, answers, class_changes, trace_pairs
+from nsys_analyzer.benches.compiled_traces import TracePair, answers, class_changes, shares, trace_pairs
 from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
@@ -24,6 +24,7 @@ from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Bars, Report, unfolded
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
+PARTED = ("forward", "loss", "backward", "optimizer", "step")
 COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 CASE = {
     "device": "cuda", "attention": "unfused", "warmup_steps": 5, "steps": 10, "seed": 0, "model": "small",
@@ -42,13 +43,16 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
     known: dict[str, Any] = {
         "forward_ms": 0.3 * step_ms, "loss_ms": 0.1 * step_ms, "backward_ms": 0.4 * step_ms,
         "optimizer_ms": 0.2 * step_ms, "step_ms": step_ms, "step_std_ms": 1.0, "first_step_ms": 20_000 + step_ms,
+        "times_ms": 9 * [step_ms],
         "product_bits": 23, "forward_flops": 1e9, "backward_flops": 2e9, "parameters_bytes": 2**29,
         "gradients_bytes": 2**29, "optimizer_bytes": 2**30, "logits_bytes": 2**20, "peak_allocated_bytes": 2**32,
     }  # fmt: skip
+    known |= figures
+    known = {**{f"{key[:-3]}_median_ms": ms for key, ms in known.items() if key[:-3] in PARTED}, **known}
     case = {**CASE, "compile": compiled, **(changes or {})}
     machine = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
     environment = COLD if compiled else {}
-    return Row("profiling_targets.training_steps", case, "ok", "", {**known, **figures}, machine, environment)
+    return Row("profiling_targets.training_steps", case, "ok", "", known, machine, environment)
 
 
 def said(*rows: Row, captures: tuple[CaptureSummary, ...] = ()) -> str:
@@ -100,12 +104,14 @@ def test_the_profiled_step_is_that_of_the_cases() -> None:
 
 
 def test_speed_ups_and_what_compiling_costs() -> None:
-    text = said(row(False, 100), row(True, 80), row(False, 50, {"model": "large"}), row(True, 20, {"model": "large"}))
+    large = row(False, 50, {"model": "large"}, peak_allocated_bytes=2**35), row(True, 20, {"model": "large"})
+    text = said(row(False, 100), row(True, 80), *large)
     # small 100 ÷ 80, large 50 ÷ 20; phases are shares of the step, so that each is as much faster
     assert "makes a train step 1.250× (small fp32, context 256) to 2.500× (large fp32, context 256) as fast" in text
     assert "Inside a training step: forward 1.250× to 2.500×, backward + optimizer 1.250× to 2.500×" in text
     # 20 s of compiling: 20,000 ÷ (100 - 80) = 1,000 steps; 20,000 ÷ (50 - 20) = 667
-    assert "Compiling takes 20.0 s, what 667 to 1,000 steps save." in text
+    costs = "20.0 s (large fp32, context 256, train, repaid after 667 steps) to 20.0 s (small fp32, context 256, train,"
+    assert f"Compiling takes {costs} repaid after 1,000 steps)." in text
     assert "compiled code made anew, no cache in use" in text
     assert "Impossible" not in text
 
@@ -129,9 +135,35 @@ def test_a_forward_step_has_no_other_parts() -> None:
 def test_slower_compiled_steps_never_repay() -> None:
     text = said(row(False, 100), row(True, 125))
     assert "0.800×" in text
-    assert "Compiling takes 20.0 s, and no step saves any of it." in text
+    assert "Compiling takes 20.0 s (small fp32, context 256, train, never repaid). Of 1 configurations 1 are" in text
     both = said(row(False, 100), row(True, 125), row(False, 50, {"model": "large"}), row(True, 40, {"model": "large"}))
-    assert "what 2,000 steps save. Of 2 configurations 1 are no faster for it." in both  # 20,000 ÷ (50 - 40)
+    assert "repaid after 2,000 steps)" in both  # 20,000 ÷ (50 - 40)
+    assert "Of 2 configurations 1 are no faster for it." in both
+    assert "Compiling takes 20.0 s (small fp32, context 256, train)." in said(row(True, 80))  # against no eager row
+
+
+def test_each_cost_is_told_with_its_own_saving() -> None:
+    # the cheaper one, 10 s, saves 5 ms: 2,000 steps; the dearer one, 20 s, saves 20 ms: 1,000
+    cheap = (row(False, 55, {"model": "large"}), row(True, 50, {"model": "large"}, first_step_ms=10_050))
+    text = said(row(False, 100), row(True, 80), *cheap)
+    assert "10.0 s (large fp32, context 256, train, repaid after 2,000 steps) to 20.0 s (small fp32" in text
+
+
+def test_speed_ups_are_of_medians() -> None:
+    # a slow step or two lift the mean to 90, the median stays: 100 ÷ 80
+    assert pairs_of([row(False, 100), row(True, 90, step_median_ms=80)])[0].speed_up("step") == 1.25
+
+
+def test_steps_that_are_not_warm_are_flagged() -> None:
+    # thirds of three: medians 16.8 and 14.6, 16.8 ÷ 14.6 = 1.15
+    times = [17.2, 16.8, 16.7, 14.7, 14.5, 14.6, 14.7, 14.6, 14.3]
+    text = said(row(False, 28), row(True, 15, times_ms=times, forward_cv=0.2, loss_cv=0.1))
+    assert "small fp32, context 256, train, compiled (16.80 ms, then 14.60 ms)" in text
+    assert "**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled 20.0 %." in text
+    steady = said(row(False, 28), row(True, 15, times_ms=[15.7, 15.7, 15.7, 15.0, 15.0, 15.0, 15.0, 15.0, 15.0]))
+    assert "**Not warm yet**" not in steady  # 15.7 ÷ 15 = 1.047
+    assert "**Unsteady phases**" not in steady
+    assert "**Not warm yet**" not in said(row(False, 28), row(True, 15, times_ms=[30.0, 15.0]))  # no third of two
 
 
 def test_nothing_compiled_is_flagged() -> None:
@@ -174,6 +206,24 @@ def test_what_real_captures_say(trace_pair: TracePair) -> None:
     )
     assert "less elementwise (" in sentence
     assert "; more matmul (" in sentence
+
+
+def test_kernels_that_fill_little_of_a_step_gain_by_fewer_launches(trace_pair: TracePair) -> None:
+    sums = [phase.kernel_sum_ms.mean for phase in trace_pair.phase("step") or ()]
+    assert sums[0]
+    assert sums[1]
+    name = "small fp32, context 256, train"
+    traces = [replace(trace_pair, name=name)]
+
+    def shared(eager_ms: float, compiled_ms: float) -> str:
+        (sentence,) = shares(traces, pairs_of([row(False, eager_ms), row(True, compiled_ms)]))
+        return sentence.replace("\N{NO-BREAK SPACE}", " ")
+
+    slow = shared(4 * max(sums), 3 * max(sums))
+    assert f"fill {sums[0] / (4 * max(sums)):.1%}".replace("%", " %") in slow
+    assert "waits for launches in both, so fewer of them (1,948 to 657) save time too." in slow
+    assert "waits for launches" not in shared(4 * max(sums), 1.2 * sums[1])  # 1 ÷ 1.2 = 83 % of the compiled step
+    assert list(shares(traces, pairs_of([row(False, 1)]))) == []  # nothing to compare with
 
 
 def test_captures_are_paired_by_what_was_run(example_captures: dict[str, CaptureSummary]) -> None:

@@ -11,7 +11,17 @@ from click.testing import CliRunner
 
 from nsys_analyzer.benches import all_cases
 from nsys_analyzer.benches.decode import BENCH
-from nsys_analyzer.benches.decode_work import bandwidth_share, pass_flops, residences, token_bytes, token_flops
+from nsys_analyzer.benches.decode_answers import next_speed_up
+from nsys_analyzer.benches.decode_work import (
+    bandwidth_share,
+    next_ms,
+    pass_flops,
+    rates,
+    residences,
+    token_bytes,
+    token_flops,
+    warm_times,
+)
 from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
@@ -75,14 +85,48 @@ def test_cases() -> None:
     assert len(all_cases(BENCH, settings("cpu"))) == 1 + 4
 
 
+def cold_row(**case: Any) -> Row:
+    """50 ms a token, but 20 ms where the warm-up had seen the length: the first token, and four behind it."""
+    cold = row(50, cache=False, warmup_tokens=5, **case)
+    return replace(cold, figures={**cold.figures, "token_times_ms": [200.0, *4 * [20.0], *95 * [50.0]]})
+
+
 def test_lengths_that_the_warm_up_had_not_seen_are_flagged() -> None:
-    cold = row(50, cache=False, warmup_tokens=5)
-    times = [200.0, *4 * [20.0], *95 * [50.0]]
-    cold = replace(cold, figures={**cold.figures, "token_times_ms": times})
-    text = said(row(5), cold)
-    assert "takes 50.00 ms, and 20.00 ms where the warm-up of 5 tokens had seen the length" in text
-    assert "the cache gains 4.000×" in text  # 20 ÷ 5
-    assert "seen for the first time" not in said(row(5), row(50, cache=False, warmup_tokens=5))  # all of them take 50
+    text = said(row(5), cold_row())
+    assert "takes 50.00 ms, over which the cache would gain 10.00×; it takes 20.00 ms where the warm-up of 5" in text
+    steady = row(50, cache=False, warmup_tokens=5)
+    assert "seen for the first time" not in said(row(5), steady)  # all of them take 50
+    assert (warm_times(steady), next_ms(steady)) == ((), 50)
+
+
+def test_warm_lengths_stand_for_the_next_token() -> None:
+    text = said(row(5), cold_row(), row(5, attention="sdpa"), row(30, cache=False, attention="sdpa", warmup_tokens=5))
+    # 20 ÷ 5 = 4 unfused and 30 ÷ 5 = 6 sdpa; without the cache 20 ÷ 30 of the same lengths
+    note = "(small fp32, unfused, without the cache: of its 4 warm lengths)"
+    assert f"makes a token after the first 4.000× to 6.000× as fast {note}: small fp32 with sdpa" in text
+    line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "4.000×" in line)
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["4.000×", "6.000×", "1.000×", "1.000×", "0.667×"]
+    time = next(line for line in text.splitlines() if "next of 4 warm lengths" in line)
+    # 16 sequences ÷ 20 ms = 800 tokens/s
+    assert [cell.strip() for cell in time.split("|")[5:8]] == ["20.00", "–", "800"]
+    bars = [block for block in BENCH.section(Results((row(5), cold_row()))).blocks if isinstance(block, Bars)]
+    assert bars[0].title == f"Tokens after the first {note}"
+    assert bars[0].series[1] == ("unfused, no cache", (800,))
+    assert "Unsteady" not in text
+
+
+def test_two_without_the_cache_are_compared_over_the_same_lengths() -> None:
+    growing = row(60, cache=False, attention="unfused", warmup_tokens=5)
+    times = [200.0, *4 * [40.0], *95 * [59.0]]  # 59 < 1.5 · 40: not cold, longer sequences take longer
+    growing = replace(growing, figures={**growing.figures, "token_times_ms": times})
+    group = {("unfused", False): growing, ("sdpa", False): cold_row(attention="sdpa")}
+    assert next_speed_up(group, ("unfused", False), ("sdpa", False)) == 2  # 40 ÷ 20, not 60 ÷ 20
+
+
+def test_warm_lengths_are_held_against_their_own_work() -> None:
+    cold = cold_row(num_layers=1, batch_size=1)
+    assert token_flops(cold) == sum(pass_flops(cold, length, 0) for length in range(1025, 1029)) / 4
+    assert [rate.ms for rate in rates((cold,))] == [200, 20]  # the first token, one after it
 
 
 def test_speed_ups() -> None:

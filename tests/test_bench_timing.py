@@ -9,7 +9,7 @@ import pytest
 
 from nsys_analyzer.benches import warmup
 from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.benches.steps import TARGET, rates, residences
+from nsys_analyzer.benches.steps import TARGET, cast_bytes, rates, residences
 from nsys_analyzer.benches.timing import BENCH
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.markdown import render_markdown
@@ -119,10 +119,12 @@ def test_nothing_measured_is_a_section_still() -> None:
 
 
 def test_warmup_study() -> None:
-    # (1000 + 9·20) ÷ 10 = 118 without warm-up, 20 with: 5.9 times; all above the median lies in the first step
+    # (1000 + 9·20) ÷ 10 = 118 without warm-up over its last steps' 20: 5.9 times; all above 20 lies in the first step
     said = text(row(), studied(0, [1000.0, *9 * [20.0]]), studied(5, 10 * [20.0]))
-    assert "With 0 warm-up steps the mean is 5.900× that with 5" in said
-    assert "the first measured step (1,000.0 ms) makes 100.0 % of what is above the median" in said
+    assert "With 0 warm-up steps the mean is 5.900× the steady step of its process, with 5 1.000×, the CV" in said
+    assert "the first measured step (1,000.0 ms) makes 100.0 % of what is above the steady step" in said
+    assert "median of the last 5 measured steps" in said
+    assert "**Processes differ**" not in said
     assert "step 1 in 2 of 2 processes" in said  # in the one it was measured, in the other a warm-up
     assert "Of 1 configurations 1 were measured." in said  # the study is no part of the grid
 
@@ -131,7 +133,20 @@ def test_a_study_without_slow_steps_says_so() -> None:
     quick = replace(studied(5, 10 * [20.0]), case={**CASE, "warmup_steps": 0})
     steady = studied(5, 10 * [20.0])
     rows = tuple(replace(one, figures={**one.figures, "warmup_times_ms": []}) for one in (quick, steady))
-    assert "No step of a process took more than 1.5 times the steady median, 20.00 ms." in text(row(), *rows)
+    assert "No step of a process took more than 1.5 times the steady step." in text(row(), *rows)
+
+
+def test_a_slow_process_is_no_warm_up() -> None:
+    # Steady are the last three of five: 42 and 35 ms, 42 ÷ 35 = 1.2.
+    slow, quick = studied(0, [315.0, 47.0, 42.0, 41.0, 43.0]), studied(5, [35.0, 36.0, 35.0, 34.0, 35.0])
+    said = text(row(), slow, quick)
+    assert "**Processes differ** by 20.0 % in their steady steps (35.00 ms to 42.00 ms)" in said
+    # mean (315 + 47 + 42 + 41 + 43) ÷ 5 = 97.6, ÷ 42 = 2.324; 35 ÷ 35 = 1, and not 97.6 ÷ 35
+    assert "the mean is 2.324× the steady step of its process, with 5 1.000×" in said
+    # above 42 ms: 273 + 5 + 0 + 0 + 1 = 279, of which the first makes 273 ÷ 279
+    assert "the first measured step (315.0 ms) makes 97.8 % of what is above" in said
+    assert "step 1 in 2 of 2 processes." in said  # 47 is less than 1.5 · 42
+    assert "**Processes differ**" not in text(row(), studied(0, 4 * [36.0]), studied(5, 4 * [35.0]))  # 2.9 %
 
 
 def test_figures() -> None:
@@ -161,9 +176,26 @@ def test_a_rate_above_the_peak_is_impossible() -> None:
 def test_residences_are_the_tightest_of_each_mode() -> None:
     tight = row(40, {"peak_allocated_bytes": 6 * GIB}, context_length=128)
     (one,) = residences([row(40), tight, lost()])
-    assert (one.measured_bytes, one.must_live_bytes) == (6 * GIB, 5 * GIB)  # 1 + 1 + 2 + 1
-    assert one.why == "parameters, gradients, states, logits"
+    # A layer keeps 10·(4·128·768) + 2·512 + 3·(4·12·128²) + 2·(4·12·128) + 4·(4·128·3072) = 12,596,224 numbers.
+    kept = 12 * 4 * 12_596_224
+    assert (one.measured_bytes, one.must_live_bytes) == (6 * GIB, 5 * GIB + kept)  # 1 + 1 + 2 + 1, and what is kept
+    assert one.why == "parameters, gradients, states, logits, kept by the layers"
     assert "**Impossible memory**" in text(row(400, {"peak_allocated_bytes": 4 * GIB}))
+
+
+def test_what_must_live_is_what_the_row_tells() -> None:
+    plain = row(40, {"optimizer_bytes": 0}, mode="forward-backward")
+    only = {"parameters", "gradients", "logits"}
+    for changes in ({"compile": True}, {"attention": "sdpa"}, {"warmup_steps": 0, "steps": 1}):
+        (one,) = residences([replace(plain, case={**plain.case, **changes})])
+        assert (one.must_live_bytes, set(one.why.split(", "))) == (3 * GIB, only)
+    # one layer of d 8, d_ff 16, 2 heads and 100 words casts 4·8² + 3·8·16 = 640, and the head's 800; 2 bytes each
+    tiny = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
+    assert cast_bytes(row(precision="bf16", **tiny)) == 2 * 1440
+    assert cast_bytes(row(**tiny)) == 0
+    nothing = {"gradients_bytes": 0, "optimizer_bytes": 0, "product_bits": 7}
+    (one,) = residences([row(40, nothing, mode="forward", precision="bf16", **tiny)])
+    assert (one.must_live_bytes, one.why) == (2 * GIB + 2880, "parameters, logits, weights cast to bf16")
 
 
 def test_flags() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from profiling_targets.products import kept_bits, precision_of, set_precision
+from nsys_analyzer.analysis.mantissa import MANTISSA_BITS
+from profiling_targets.products import kept_bits, set_precision
 from profiling_targets.timer import allocations, statistics_of, times_ms
 
 MIB = 2**20
@@ -51,8 +52,8 @@ def test_allocations_are_counted_with_temporaries() -> None:
 
 def test_bits_of_the_mantissa() -> None:
     set_precision("fp32")
-    assert kept_bits("cpu") == 23
-    assert kept_bits("cpu", torch.bfloat16) == 7
+    assert kept_bits("cpu") == MANTISSA_BITS["fp32"] == 23
+    assert kept_bits("cpu", torch.bfloat16) == MANTISSA_BITS["bf16"] == 7
 
 
 @pytest.mark.gpu
@@ -60,6 +61,6 @@ def test_tf32_is_found_out() -> None:
     if not torch.cuda.is_available():
         pytest.skip("no GPU: TF32 is a precision of NVIDIA's tensor cores")
     set_precision("tf32")
-    assert precision_of(kept_bits("cuda")) == "tf32"
+    assert kept_bits("cuda") == MANTISSA_BITS["tf32"] == 10
     set_precision("fp32")
-    assert precision_of(kept_bits("cuda")) == "fp32"
+    assert kept_bits("cuda") == MANTISSA_BITS["fp32"]

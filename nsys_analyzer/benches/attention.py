@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from nsys_analyzer.analysis.scaling import fitted_exponent
+from nsys_analyzer.benches.attention_answers import PHASES, Pair, answers, flags, latest, pairs_of, widths
 from nsys_analyzer.benches.attention_bytes import accounting, rates, residences, shape_name
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
 from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
-from nsys_analyzer.report.model import Block, Cell, Column, Figure, Lines, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.units import format_number
+from nsys_analyzer.report.model import (
+    Block,
+    Cell,
+    Column,
+    Details,
+    Figure,
+    Lines,
+    Listing,
+    Paragraph,
+    Section,
+    Spread,
+    Table,
+)
 
 _OPTIONS = (
     Option("d", int, (16, 32, 64, 128), (32,), "Features of queries, keys and values."),
@@ -22,7 +33,10 @@ _OPTIONS = (
     Option("warmup_steps", int, (5,), (2,), "Steps before the measured ones.", several=False, least=0),
     Option("steps", int, (100,), (10,), "Measured forward and backward passes.", several=False),
 )
-_MEASURES = (("forward_ms", "forward"), ("backward_ms", "backward"))
+#: Lets PyTorch find nothing that an earlier run compiled. On a CPU it may: the C++ compiler needs seconds.
+_COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+_ANEW = "compiled code made anew, no cache in use"
+_KEPT = "compiled code from PyTorch's cache where it held some"
 
 
 def _cases(settings: Settings) -> tuple[Case, ...]:
@@ -32,6 +46,7 @@ def _cases(settings: Settings) -> tuple[Case, ...]:
             "profiling_targets.attention",
             {"device": settings.device, "d": d, "context_length": length, "compile": compiled == "on", **same},
             f"d {d}, context {length:,}{', compiled' if compiled == 'on' else ''}",
+            _COLD if compiled == "on" and settings.device == "cuda" else {},
         )
         for compiled in settings["compile"]
         for d in settings["d"]
@@ -40,112 +55,56 @@ def _cases(settings: Settings) -> tuple[Case, ...]:
 
 
 def _section(results: Results) -> Section:
-    pairs = _pairs(results)
+    results = latest(results)
+    pairs = pairs_of(results)
     steps = sorted({int(row.case["steps"]) for row in results.rows})
     blocks: tuple[Block, ...] = (
-        Paragraph(" ".join(_answers(results, pairs))),
+        Paragraph(" ".join(answers(results, pairs))),
         conditions(
             results,
             warmup=f"{_each(results, 'warmup_steps')} steps",
-            steps=f"{', '.join(map(str, steps))} forward and backward passes of each shape, fresh tensors",
+            steps=f"{', '.join(map(str, steps))} forward and backward passes of each shape, fresh tensors"
+            f"{_code(results)}",
             synchronized="at the end of each pass",
             grad="recorded in forward, for queries, keys and values",
         ),
-        *([Listing(flags)] if (flags := (*precision_warnings(results), *_flags(pairs))) else []),
-        _times(pairs),
+        *([Listing(lines)] if (lines := (*precision_warnings(results), *flags(results, pairs))) else []),
+        *(_times(pairs, phase) for phase in PHASES),
         _memory(pairs),
         *_figures(results),
         *accounting(results),
+        *_messages(results.rows),
         *physics(results, rates(results), residences(results)),
     )
     return Section("bench-attention", "Bench: attention over context length, eager and compiled", blocks)
+
+
+def _code(results: Results) -> str:
+    """Where compiled code came from, for the conditions; empty where nothing was compiled."""
+    compiled = results.of(compile=True)
+    return f"; {_ANEW if all(row.environment == _COLD for row in compiled) else _KEPT}" if compiled else ""
 
 
 def _each(results: Results, key: str) -> str:
     return ", ".join(str(value) for value in sorted({row.case[key] for row in results.rows}))
 
 
-_Pair = tuple[int, int, Row | None, Row | None]
-
-
-def _pairs(results: Results) -> list[_Pair]:
-    """Width, context length, and the eager and the compiled row of each shape."""
-    shapes = dict.fromkeys((row.case["d"], row.case["context_length"]) for row in results.rows)
-    return [
-        (d, length, *(next(iter(results.of(d=d, context_length=length, compile=on)), None) for on in (False, True)))
-        for d, length in sorted(shapes)
-    ]
-
-
-def _answers(results: Results, pairs: Sequence[_Pair]) -> Iterator[str]:
-    exponents = [found for d in _widths(results) if (found := _exponent(results, d)) is not None]
-    if exponents:
-        span = _span(exponents, "{:.2f}")
-        yield f"Memory before backward grows with the context length to the power {span} (eager, fitted at each width)."
-    faster = [
-        eager.figures[key] / compiled.figures[key]
-        for _, _, eager, compiled in pairs
-        for key, _ in _MEASURES
-        if eager and compiled and eager.ok and compiled.ok
-    ]
-    if faster:
-        yield f"`torch.compile` makes passes {_span(faster, '{:.2f}')} times as fast."
-    lacking = [row for row in results.rows if row.status == "oom"]
-    if lacking:
-        shapes = ", ".join(shape_name(row) for row in lacking)
-        yield f"Out of memory: {shapes}."
-    else:
-        yield "No shape ran out of memory."
-
-
-def _span(values: Sequence[float], pattern: str) -> str:
-    low, high = pattern.format(min(values)), pattern.format(max(values))
-    return low if low == high else f"{low} to {high}"
-
-
-def _widths(results: Results) -> list[int]:
-    return sorted({row.case["d"] for row in results.rows})
-
-
-def _exponent(results: Results, d: int) -> float | None:
-    rows = [row for row in results.of(d=d, compile=False) if "before_backward_bytes" in row.figures]
-    return fitted_exponent([(row.case["context_length"], row.figures["before_backward_bytes"]) for row in rows])
-
-
-def _flags(pairs: Sequence[_Pair]) -> tuple[str, ...]:
-    """What makes a comparison suspect: rows that are the same to the last digit, and nothing compiled."""
-    lines = []
-    for _, _, eager, compiled in pairs:
-        if compiled and compiled.ok and compiled.figures.get("compiled_graphs") == 0:
-            lines.append(f"**Nothing was compiled**: {shape_name(compiled)} fell back to eager.")
-        if eager and compiled and eager.ok and compiled.ok:
-            same = [word for key, word in _MEASURES if _printed(eager, key) == _printed(compiled, key)]
-            if len(same) == len(_MEASURES):
-                lines.append(
-                    f"**Equal to the last digit**: {shape_name(compiled)} has the {' and '.join(same)} of eager."
-                )
-    return tuple(lines)
-
-
-def _printed(row: Row, key: str) -> str:
-    return format_number(row.figures[key], "ms")
-
-
-def _times(pairs: Sequence[_Pair]) -> Table:
+def _times(pairs: Sequence[Pair], phase: str) -> Table:
     columns = (
-        Column("d", "count"), Column("context", "count"),
-        Column("forward ms", "ms"), Column("compiled", "ms"), Column("speed-up", "factor"),
-        Column("backward ms", "ms"), Column("compiled", "ms"), Column("speed-up", "factor"),
-        Column("status"),
+        Column("d", "count"), Column("context", "count"), Column("eager ms", "ms"), Column("compiled ms", "ms"),
+        Column("speed-up", "factor"), Column("status"),
     )  # fmt: skip
     rows = []
     for d, length, eager, compiled in pairs:
-        cells: list[Cell] = [d, length]
-        for key, _ in _MEASURES:
-            times = [row.figures.get(key) if row else None for row in (eager, compiled)]
-            cells += [*times, times[0] / times[1] if times[0] and times[1] else None]
-        rows.append((*cells, _status(eager, compiled)))
-    return Table(columns, tuple(rows), "Time of one pass, eager and compiled, mean:")
+        slow, fast = (_spread(row, phase) for row in (eager, compiled))
+        speed_up = slow.mean / fast.mean if slow and fast else None
+        rows.append((d, length, slow, fast, speed_up, _status(eager, compiled)))
+    return Table(columns, tuple(rows), f"Time of one {phase} pass, mean and standard deviation:")
+
+
+def _spread(row: Row | None, phase: str) -> Spread | None:
+    mean = row.figures.get(f"{phase}_ms") if row else None
+    return Spread(mean, row.figures.get(f"{phase}_std_ms")) if row and mean else None
 
 
 def _status(eager: Row | None, compiled: Row | None) -> str:
@@ -155,7 +114,8 @@ def _status(eager: Row | None, compiled: Row | None) -> str:
     return ", ".join(f"{name} {status}" for name, status in words.items())
 
 
-def _memory(pairs: Sequence[_Pair]) -> Table:
+def _memory(pairs: Sequence[Pair]) -> Table:
+    """What waits for backward, the peak, and the time that compiling took."""
     columns = (
         Column("d", "count"), Column("context", "count"), Column("inputs", "bytes"),
         Column("waits for backward", "bytes"), Column("compiled", "bytes"), Column("peak", "bytes"),
@@ -165,7 +125,7 @@ def _memory(pairs: Sequence[_Pair]) -> Table:
     for d, length, eager, compiled in pairs:
         both = [row.figures if row else {} for row in (eager, compiled)]
         cells = [one.get(key) for key in ("before_backward_bytes", "peak_bytes") for one in both]
-        first, steady = both[1].get("first_step_ms"), sum(both[1].get(key, 0) for key, _ in _MEASURES)
+        first, steady = both[1].get("first_step_ms"), sum(both[1].get(f"{phase}_ms", 0) for phase in PHASES)
         compile_ms = first - steady if first and steady else None
         rows.append((d, length, (both[0] or both[1]).get("inputs_bytes"), *cells, compile_ms))
     caption = (
@@ -184,7 +144,7 @@ def _figures(results: Results) -> Iterator[Figure]:
         scale = 2**20 if axis == "MiB" else 1
         series = tuple(
             (f"d {d}, {'compiled' if compiled else 'eager'}", points)
-            for d in _widths(results)
+            for d in widths(results)
             for compiled in (False, True)
             if len(points := _points(results.of(d=d, compile=compiled), key, scale)) > 1
         )
@@ -196,6 +156,14 @@ def _figures(results: Results) -> Iterator[Figure]:
 
 def _points(rows: Sequence[Row], key: str, scale: int) -> tuple[tuple[float, float | None], ...]:
     return tuple((row.case["context_length"], row.figures[key] / scale) for row in rows if key in row.figures)
+
+
+def _messages(rows: Sequence[Row]) -> Iterator[Block]:
+    """Why rows are not ok, folded away."""
+    lacking: list[tuple[Cell, ...]] = [(shape_name(row), row.status, row.message) for row in rows if not row.ok]
+    if lacking:
+        columns = (Column("shape"), Column("status"), Column("message"))
+        yield Details(f"What was not measured, and why: {len(lacking)} rows", (Table(columns, tuple(lacking)),))
 
 
 BENCH = Bench(

@@ -85,6 +85,11 @@ def residences(results: Results) -> list[Residence]:
         batch, length, d = row.case["batch_size"], row.case["context_length"], row.case["d"]
         least = (3 * batch * length**2 + batch * length * d) * _FP32
         found.append(
-            Residence(shape_name(row), row.figures["before_backward_bytes"], least, "3·B·S² scores, B·S·d output")
+            Residence(
+                f"what waits for backward at {shape_name(row)}",
+                row.figures["before_backward_bytes"],
+                least,
+                "3·B·S² scores, B·S·d output",
+            )
         )
     return found

@@ -34,10 +34,11 @@ _MOST_PROFILED = 5
 #: Lets PyTorch find nothing that an earlier run compiled. On a CPU it may: the traces would wait for the C++ compiler.
 _COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 _DEFINITIONS = (
-    "*Speed-up* is the eager time ÷ the compiled one, each the mean of unprofiled steps. `torch.compile(model)` "
-    "compiles forward and backward; loss and optimizer stay eager. *Compile s* is the first compiled step without the "
-    "time of a later one: the start of PyTorch's libraries is in it, and in the first row of a process the import of "
-    "the compiler. *Repaid after* is compile time ÷ what a step saves."
+    "*Speed-up* is the eager time ÷ the compiled one, each the median of unprofiled steps (of backward + optimizer the "
+    "sum of their medians). `torch.compile(model)` compiles forward and backward; loss and optimizer stay eager. "
+    "*Compile s* is the first compiled step without the median of the measured ones: the start of PyTorch's libraries "
+    "is in it, and in the first row of a process the import of the compiler. *Repaid after* is compile time ÷ what a "
+    "step saves."
 )
 _ANEW = "compiled code made anew, no cache in use"
 _KEPT = "compiled code from PyTorch's cache where an earlier run left it: compile time is then that of finding it"
@@ -94,7 +95,8 @@ def _section(results: Results) -> Section:
     traces = compiled_traces.trace_pairs(results.captures)
     on_cpu = bool(results.captures) and all(capture.on_cpu for capture in results.captures if capture.whole)
     word = "operator" if on_cpu else "kernel"
-    said = (*compiled_pairs.answers(pairs), *compiled_traces.answers(traces, word), *endings(rows))
+    shares = () if on_cpu else compiled_traces.shares(traces, pairs)
+    said = (*compiled_pairs.answers(pairs), *compiled_traces.answers(traces, word), *shares, *endings(rows))
     suspect = tuple(compiled_pairs.flags(pairs))
     blocks: tuple[Block, ...] = (
         Paragraph(" ".join(said)),

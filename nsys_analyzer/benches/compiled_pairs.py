@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from nsys_analyzer.analysis.models import find_model, model_from_dimensions
+from nsys_analyzer.analysis.models import model_from_dimensions
 from nsys_analyzer.benches.model import Row
-from nsys_analyzer.benches.steps import PHASES, model_name, spread
+from nsys_analyzer.benches.steps import PHASES, model_name, named, size_of, spread
 from nsys_analyzer.report.model import Bars, Cell, Column, Details, Table
-from nsys_analyzer.report.units import format_number
+from nsys_analyzer.report.units import format_number, milliseconds, percent
 
 #: Parts of a step that are compared, with the phases they consist of.
 PARTS = {"forward": ("forward",), "backward + optimizer": ("backward", "optimizer"), "step": ("step",)}
 #: In less than so many seconds nothing was compiled.
 _TOO_FAST_S = 0.3
+_UNSTEADY = 0.1
+#: How much slower the first steps may be than the last, for the process to count as warm.
+_WARM = 0.05
 _BESIDE = ("context_length", "mode", "precision", "compile")
 
 
@@ -47,8 +51,13 @@ class Pair:
             return next(iter(words.values()))
         return ", ".join(f"{name} {status}" for name, status in words.items())
 
+    def measured(self) -> dict[str, Row]:
+        """The rows that were measured to their end, by the word for them."""
+        both = {"eager": self.eager, "compiled": self.compiled}
+        return {word: row for word, row in both.items() if row and row.ok}
+
     def ms(self, part: str) -> tuple[float | None, float | None]:
-        """The mean time of one of ``PARTS``, eager and compiled; None where it was not measured to its end."""
+        """The median time of one of ``PARTS``, eager and compiled; None where it was not measured to its end."""
         return _ms(self.eager, part), _ms(self.compiled, part)
 
     def speed_up(self, part: str) -> float | None:
@@ -58,7 +67,7 @@ class Pair:
 
     @property
     def compile_s(self) -> float | None:
-        """The first step of the compiled run without the time of a later one, in seconds."""
+        """The first step of the compiled run without the median of the measured ones, in seconds."""
         _, step = self.ms("step")
         if self.compiled is None or step is None:
             return None
@@ -74,11 +83,14 @@ class Pair:
 
 
 def _ms(row: Row | None, part: str) -> float | None:
-    if row is None or not row.ok:
-        return None
-    times = [row.figures.get(f"{phase}_ms") for phase in PARTS[part]]
-    known = [float(time) for time in times if time is not None]
+    times = [_median_ms(row, phase) for phase in PARTS[part]]
+    known = [time for time in times if time is not None]
     return sum(known) if len(known) == len(times) else None
+
+
+def _median_ms(row: Row | None, phase: str) -> float | None:
+    found = row.figures.get(f"{phase}_median_ms") if row and row.ok else None
+    return None if found is None else float(found)
 
 
 def pairs_of(rows: Sequence[Row]) -> list[Pair]:
@@ -92,11 +104,7 @@ def pairs_of(rows: Sequence[Row]) -> list[Pair]:
 
 def _model(row: Row, rows: Sequence[Row]) -> str:
     """The model as its dimensions call it, and whatever else the rows differ in."""
-    size = find_model(row.case["model"])
-    d_model, d_ff, layers, heads = (
-        row.case.get(key) or getattr(size, key) for key in ("d_model", "d_ff", "num_layers", "num_heads")
-    )
-    own = model_from_dimensions(d_model, d_ff, layers, heads).name
+    own = model_from_dimensions(*size_of(row).dimensions).name
     return model_name(row, rows, _BESIDE).replace(row.case["model"], own, 1)
 
 
@@ -122,13 +130,19 @@ def _parts_answer(pairs: Sequence[Pair]) -> Iterator[str]:
 
 
 def _cost_answer(pairs: Sequence[Pair]) -> Iterator[str]:
-    costs = [cost for pair in pairs if (cost := pair.compile_s) is not None]
-    repaid = [steps for pair in pairs if (steps := pair.repaid_after) is not None]
+    costs = sorted((cost, _cost(pair, cost)) for pair in pairs if (cost := pair.compile_s) is not None)
     if costs:
-        after = f"what {_span(repaid, '{:,.0f}')} steps save" if repaid else "and no step saves any of it"
-        yield f"Compiling takes {_span(costs, '{:.1f}')} s, {after}."
-    if repaid and len(repaid) < len(costs):
-        yield f"Of {len(costs)} configurations {len(costs) - len(repaid)} are no faster for it."
+        yield f"Compiling takes {' to '.join(dict.fromkeys((costs[0][1], costs[-1][1])))}."
+    gains = [gain for pair in pairs if (gain := pair.speed_up("step"))]
+    if slower := sum(gain <= 1 for gain in gains):
+        yield f"Of {len(gains)} configurations {slower} are no faster for it."
+
+
+def _cost(pair: Pair, compile_s: float) -> str:
+    """The cost of one configuration and the steps that make up for it, for they belong together."""
+    repaid, known = pair.repaid_after, pair.speed_up("step") is not None
+    after = f", repaid after {repaid:,.0f} steps" if repaid else ", never repaid" if known else ""
+    return f"{compile_s:.1f} s ({pair.title}{after})"
 
 
 def _span(values: Sequence[float], digits: str) -> str:
@@ -137,10 +151,33 @@ def _span(values: Sequence[float], digits: str) -> str:
 
 
 def flags(pairs: Sequence[Pair]) -> Iterator[str]:
-    """What makes a comparison suspect: a compiled run that compiled nothing."""
+    """What makes a comparison suspect: nothing compiled, an unsteady phase, steps that were not warm."""
     for pair in pairs:
         if pair.compile_s is not None and pair.compile_s < _TOO_FAST_S:
             yield f"**Was anything compiled?** The first step of {pair.title} took little more than a later one."
+    rows = {f"{pair.title}, {word}": row for pair in pairs for word, row in pair.measured().items()}
+    unsteady = [
+        f"{phase} of {name} {percent(cv)}"
+        for name, row in rows.items()
+        for phase in PHASES
+        if (cv := row.figures.get(f"{phase}_cv", 0)) > _UNSTEADY
+    ]
+    if unsteady:
+        yield f"**Unsteady phases**, CV above {percent(_UNSTEADY)}: {named(unsteady)}."
+    if cold := [f"{name} ({text})" for name, row in rows.items() if (text := _still_warming(row.figures["times_ms"]))]:
+        yield (
+            f"**Not warm yet**: the first third of the measured steps is over {percent(_WARM)} slower than the last: "
+            f"{named(cold)}. Warm steps may take less than their median."
+        )
+
+
+def _still_warming(times: Sequence[float]) -> str:
+    """Medians of the first and the last third of the steps where the first is slower; else nothing."""
+    third = len(times) // 3
+    if not third:
+        return ""
+    first, last = statistics.median(times[:third]), statistics.median(times[-third:])
+    return f"{milliseconds(first)}, then {milliseconds(last)}" if first > last * (1 + _WARM) else ""
 
 
 def speed_ups(pairs: Sequence[Pair]) -> Table:
@@ -164,17 +201,17 @@ def times(pairs: Sequence[Pair]) -> Details:
     """Milliseconds of each phase, eager and compiled."""
     columns = (
         Column("configuration"), Column("mode"), Column("phase"), Column("eager ms", "ms"), Column("compiled ms", "ms"),
-        Column("speed-up", "factor"),
+        Column("eager median", "ms"), Column("compiled median", "ms"), Column("speed-up", "factor"),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for pair in pairs:
         for phase in (*PHASES, "step"):
             both = [spread(row, phase) if row and row.ok else None for row in (pair.eager, pair.compiled)]
             if any(both):
-                means = [one.mean if one else None for one in both]
-                speed_up = means[0] / means[1] if means[0] and means[1] else None
-                rows.append((pair.name, pair.mode, phase, *both, speed_up))
-    caption = "Mean and standard deviation of the unprofiled steps:"
+                medians = [_median_ms(row, phase) for row in (pair.eager, pair.compiled)]
+                speed_up = medians[0] / medians[1] if medians[0] and medians[1] else None
+                rows.append((pair.name, pair.mode, phase, *both, *medians, speed_up))
+    caption = "Mean and standard deviation of the unprofiled steps, and their medians, which the speed-up is of:"
     return Details("Time of each phase", (Table(columns, tuple(rows), caption),))
 
 

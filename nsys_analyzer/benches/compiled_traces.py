@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.report.model import Bars, Block, Cell, Column, Details, Paragraph, Table
-from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.report.units import milliseconds, percent
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+    from nsys_analyzer.benches.compiled_pairs import Pair
 
 _PHASES = ("forward", "loss", "backward", "optimizer", "step")
 #: Phases that torch.compile changes: differences elsewhere are chance.
@@ -19,6 +20,8 @@ _NAMED = 3
 #: A class that changes by less than this share of the eager kernel time is not named.
 _NOTABLE = 0.01
 _UNFOLDED = 1
+#: A step whose kernels fill less of it waits for the host to launch them.
+_FILLED = 0.7
 _PROFILED = "Times are those of profiled steps."
 _FUSED = (
     "A fused kernel has one class, that of the reduction in it, where there is one: work that was elementwise or a "
@@ -109,6 +112,32 @@ def answers(pairs: Sequence[TracePair], word: str) -> Iterator[str]:
         says = f"In the traces of {pair.name}, {word}s per step go from {eager:,.0f} to {compiled:,.0f}"
         parts = [f"{verb} {_listed(found)}" for verb, found in (("less", shrank), ("more", grew)) if found]
         yield f"{says}; in forward and backward {'; '.join(parts) or 'no class changes by more than a percent'}."
+
+
+def shares(traces: Sequence[TracePair], pairs: Sequence[Pair]) -> Iterator[str]:
+    """How much of a step its kernels fill before and after, and so whether it gains by less work or fewer launches."""
+    rows = {pair.title: pair for pair in pairs}
+    for trace in traces[:_NAMED]:
+        phases, pair = trace.phase("step"), rows.get(trace.name)
+        walls = pair.ms("step") if pair else (None, None)
+        sums = [phase.kernel_sum_ms.mean for phase in phases or ()]
+        if phases and walls[0] and walls[1] and sums[0] and sums[1]:
+            yield _share(trace.name, phases, (sums[0], sums[1]), (walls[0], walls[1]))
+
+
+def _share(
+    name: str, phases: tuple[PhaseSummary, PhaseSummary], sums: tuple[float, float], walls: tuple[float, float]
+) -> str:
+    eager, compiled = (kernels / wall for kernels, wall in zip(sums, walls, strict=True))
+    step, both = " to ".join(map(milliseconds, walls)), " to ".join(map(milliseconds, sums))
+    text = (
+        f"In {name}, the traces' kernels fill {percent(eager)} of the unprofiled eager step and {percent(compiled)} of "
+        f"the compiled one: the step goes from {step}, its kernels from {both}"
+    )
+    if max(eager, compiled) < _FILLED and walls[1] < walls[0]:
+        before, after = (phase.kernels_per_instance for phase in phases)
+        text += f"; the GPU waits for launches in both, so fewer of them ({before:,.0f} to {after:,.0f}) save time too"
+    return f"{text}."
 
 
 def _listed(changes: Sequence[ClassChange]) -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from nsys_analyzer.analysis.mantissa import MANTISSA_BITS, precision_title
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Paragraph
-
-_NAMES = {23: "fp32", 10: "TF32 (10 bits of mantissa)", 7: "bf16 (7 bits of mantissa)"}
 
 
 def conditions(results: Results, *, warmup: str, steps: str, synchronized: str, grad: str) -> Paragraph:
@@ -39,7 +38,7 @@ def _device(results: Results) -> str:
 
 def _precisions(ceilings: Iterable[Row]) -> str:
     found = [(row.case.get("precision"), row.figures.get("product_bits")) for row in ceilings]
-    return ", ".join(f"{asked} ran as {_NAMES.get(bits, f'{bits} bits')}" for asked, bits in found if bits)
+    return ", ".join(f"{asked} ran as {precision_title(bits)}" for asked, bits in found if bits)
 
 
 def precision_warnings(results: Results) -> tuple[str, ...]:
@@ -47,12 +46,12 @@ def precision_warnings(results: Results) -> tuple[str, ...]:
     lines = []
     for row in results.ceilings.values():
         asked, bits = row.case.get("precision"), row.figures.get("product_bits")
-        if asked == "fp32" and bits is not None and bits < 23:
+        if asked == "fp32" and bits is not None and bits < MANTISSA_BITS["fp32"]:
             lines.append(
-                f"**Products called fp32 ran as {_NAMES.get(bits, f'{bits} bits')}**: a speed-up over them "
+                f"**Products called fp32 ran as {precision_title(bits)}**: a speed-up over them "
                 "understates, and their error is TF32's. Look for NVIDIA_TF32_OVERRIDE and "
                 "torch.backends.cuda.matmul settings."
             )
-        if asked == "tf32" and bits == 23:
+        if asked == "tf32" and bits == MANTISSA_BITS["fp32"]:
             lines.append("**Products called tf32 ran as fp32**: this device has no TF32, or a setting forbids it.")
     return tuple(lines)

@@ -7,8 +7,25 @@ from typing import Any
 
 from nsys_analyzer.analysis.models import find_model
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
-from nsys_analyzer.benches.decode_answers import ATTENTIONS, NEXT, Group, answers, cold_lengths, groups_of, ratio
-from nsys_analyzer.benches.decode_work import model_of, name_of, rates, residences
+from nsys_analyzer.benches.decode_answers import (
+    ATTENTIONS,
+    Group,
+    answers,
+    cold_lengths,
+    first_speed_up,
+    groups_of,
+    next_speed_up,
+    warm_note,
+)
+from nsys_analyzer.benches.decode_work import (
+    model_of,
+    name_of,
+    next_ms,
+    rates,
+    residences,
+    tokens_per_s,
+    warm_times,
+)
 from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.report.model import (
@@ -105,9 +122,10 @@ def _each(rows: Sequence[Row], key: str) -> str:
 
 
 def _unsteady(rows: Sequence[Row]) -> Iterator[str]:
-    """A line for the rows whose slow tokens are far from the usual ones."""
-    times = {name_of(row): (row.figures["between_tokens_p95_ms"], row.figures[NEXT]) for row in rows if row.ok}
-    far = {name: p95 / median for name, (p95, median) in times.items() if p95 > _FAR * median}
+    """A line for the rows whose slow tokens are far from the usual ones; cold lengths have a line of their own."""
+    steady = [row for row in rows if row.ok and not warm_times(row)]
+    slow = {name_of(row): row.figures["between_tokens_p95_ms"] / next_ms(row) for row in steady}
+    far = {name: ratio for name, ratio in slow.items() if ratio > _FAR}
     if far:
         worst = max(far, key=lambda name: far[name])
         yield (
@@ -124,11 +142,12 @@ def _times(rows: Sequence[Row]) -> Table:
     cells: list[tuple[Cell, ...]] = []
     for row in rows:
         figures, cached = row.figures, "yes" if row.case["cache"] else "no"
-        first = figures.get("first_token_ms")
+        first, warm = figures.get("first_token_ms"), len(warm_times(row))
         cells.append((
             model_of(row), row.case["attention"], cached,
-            None if first is None else Spread(first, figures.get("first_token_std_ms")), figures.get(NEXT),
-            figures.get("between_tokens_p95_ms"), figures.get("tokens_per_s"), row.status,
+            None if first is None else Spread(first, figures.get("first_token_std_ms")), next_ms(row),
+            None if warm else figures.get("between_tokens_p95_ms"), tokens_per_s(row),
+            f"{row.status}, next of {warm} warm lengths" if warm else row.status,
         ))  # fmt: skip
     caption = "Time to the first token (mean and standard deviation), and between tokens (median, 95th percentile):"
     return Table(columns, tuple(cells), caption)
@@ -143,14 +162,17 @@ def _speed_ups(groups: Mapping[str, Group]) -> Iterator[Table]:
     rows = tuple(
         (
             name,
-            *(ratio(group, (attention, False), (attention, True), NEXT) for attention in ATTENTIONS),
-            ratio(group, ("unfused", True), ("sdpa", True), "first_token_ms"),
-            *(ratio(group, ("unfused", cache), ("sdpa", cache), NEXT) for cache in (True, False)),
+            *(next_speed_up(group, (attention, False), (attention, True)) for attention in ATTENTIONS),
+            first_speed_up(group, ("unfused", True), ("sdpa", True)),
+            *(next_speed_up(group, ("unfused", cache), ("sdpa", cache)) for cache in (True, False)),
         )
         for name, group in groups.items()
     )
     if any(cell is not None for row in rows for cell in row[1:]):
-        yield Table(columns, rows, "Speed-ups: by the cache between tokens, and by PyTorch's own attention:")
+        note = warm_note(row for group in groups.values() for row in group.values())
+        same = "; of two without the cache, of the same lengths" if note else ""
+        caption = f"Speed-ups: by the cache between tokens, and by PyTorch's own attention{note}{same}:"
+        yield Table(columns, rows, caption)
 
 
 def _figures(groups: Mapping[str, Group]) -> Iterator[Figure]:
@@ -172,15 +194,12 @@ def _figures(groups: Mapping[str, Group]) -> Iterator[Figure]:
     bars = tuple(
         (
             words[v],
-            tuple(row.figures.get("tokens_per_s") if (row := group.get(v)) else None for group in measured.values()),
+            tuple(tokens_per_s(row) if (row := group.get(v)) else None for group in measured.values()),
         )
         for v in variants
     )
-    yield Bars("decode-throughput", "Tokens after the first", tuple(measured), bars, "tokens/s")
-
-
-def _tokens_per_s(row: Row | None) -> float | None:
-    return row.figures.get("tokens_per_s") if row else None
+    title = f"Tokens after the first{warm_note(row for group in measured.values() for row in group.values())}"
+    yield Bars("decode-throughput", title, tuple(measured), bars, "tokens/s")
 
 
 def _check(rows: Sequence[Row]) -> Table:

@@ -5,18 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from nsys_analyzer.benches.decode_work import bandwidth_share, model_of, name_of
+from nsys_analyzer.benches.decode_work import bandwidth_share, model_of, name_of, next_ms, warm_times
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Unit
 from nsys_analyzer.report.units import format_number, milliseconds
 
 ATTENTIONS = ("unfused", "sdpa")
-#: The figure that stands for the time from one token to the next.
-NEXT = "between_tokens_median_ms"
 #: The rows of one model and precision by attention, and whether there is a cache.
 Group = Mapping[tuple[str, bool], Row]
-#: So many times the time of a length that was seen before says that something is prepared for each new one.
-_COLD = 1.5
 _ENDINGS = {
     "oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here",
 }  # fmt: skip
@@ -30,10 +26,35 @@ def groups_of(rows: Sequence[Row]) -> dict[str, Group]:
     return dict(groups)
 
 
-def ratio(group: Group, slow: tuple[str, bool], fast: tuple[str, bool], key: str) -> float | None:
-    """How often the time of the one goes into that of the other; None where one is missing."""
-    times = [row.figures.get(key) if (row := group.get(variant)) and row.ok else None for variant in (slow, fast)]
-    return times[0] / times[1] if times[0] and times[1] else None
+def first_speed_up(group: Group, slow: tuple[str, bool], fast: tuple[str, bool]) -> float | None:
+    """How often the first token's time of the one goes into that of the other; None where one is missing."""
+    pair = _measured(group, slow, fast)
+    return pair[0].figures["first_token_ms"] / pair[1].figures["first_token_ms"] if pair else None
+
+
+def next_speed_up(group: Group, slow: tuple[str, bool], fast: tuple[str, bool]) -> float | None:
+    """As ``first_speed_up``, of a token after the first; of two without the cache, of the same lengths."""
+    pair = _measured(group, slow, fast)
+    if not pair:
+        return None
+    warm = max(len(warm_times(row)) for row in pair)
+    if warm and not any(row.case["cache"] for row in pair):
+        slow_ms, fast_ms = (statistics.median(row.figures["token_times_ms"][1 : warm + 1]) for row in pair)
+    else:
+        slow_ms, fast_ms = (next_ms(row) for row in pair)
+    return slow_ms / fast_ms if slow_ms and fast_ms else None
+
+
+def _measured(group: Group, *variants: tuple[str, bool]) -> tuple[Row, ...]:
+    """The rows of the variants, none where one of them was not measured to its end."""
+    rows = tuple(row for variant in variants if (row := group.get(variant)) and row.ok)
+    return rows if len(rows) == len(variants) else ()
+
+
+def warm_note(rows: Iterable[Row]) -> str:
+    """Which of the rows stand for their warm lengths alone, for a caption; empty where none does."""
+    found = [f"{name_of(row)}: of its {len(warm)} warm lengths" for row in rows if (warm := warm_times(row))]
+    return f" ({'; '.join(found)})" if found else ""
 
 
 def answers(results: Results, groups: Mapping[str, Group]) -> Iterator[str]:
@@ -52,13 +73,14 @@ def _of_the_cache(groups: Mapping[str, Group]) -> Iterator[str]:
         (name, attention): speed_up
         for name, group in groups.items()
         for attention in ATTENTIONS
-        if (speed_up := ratio(group, (attention, False), (attention, True), NEXT))
+        if (speed_up := next_speed_up(group, (attention, False), (attention, True)))
     }
     if found:
         name, attention = max(found, key=lambda key: found[key])
-        without, cached = (groups[name][attention, cache].figures[NEXT] for cache in (False, True))
+        without, cached = (next_ms(groups[name][attention, cache]) for cache in (False, True))
+        note = warm_note(groups[model][attention, False] for model, attention in found)
         yield (
-            f"The cache makes a token after the first {_span(found.values(), 'factor')} as fast: {name} with "
+            f"The cache makes a token after the first {_span(found.values(), 'factor')} as fast{note}: {name} with "
             f"{attention} attention needs {milliseconds(cached)} with it, {milliseconds(without)} without."
         )
 
@@ -66,27 +88,24 @@ def _of_the_cache(groups: Mapping[str, Group]) -> Iterator[str]:
 def cold_lengths(groups: Mapping[str, Group]) -> Iterator[str]:
     """A line for each row without the cache whose lengths were slower where the warm-up had not seen them."""
     for group in groups.values():
-        for (attention, cache), row in group.items():
-            times, seen = row.figures.get("token_times_ms") or (), row.case["warmup_tokens"]
-            if cache or not 2 <= seen < len(times):
+        for (attention, _), row in group.items():
+            if not (warm := warm_times(row)):
                 continue
-            warm, cold = (statistics.median(part) for part in (times[1:seen], times[seen:]))
-            if cold < _COLD * warm:
-                continue
-            cached = group.get((attention, True))
-            gain = warm / cached.figures[NEXT] if cached and cached.ok else None
-            then = f"; against {milliseconds(warm)} the cache gains {format_number(gain, 'factor')}" if gain else ""
+            cold = statistics.median(row.figures["token_times_ms"][len(warm) + 1 :])
+            cached = next_ms(group[attention, True]) if _measured(group, (attention, True)) else None
+            then = f", over which the cache would gain {format_number(cold / cached, 'factor')}" if cached else ""
             yield (
                 f"**Lengths seen for the first time**, {name_of(row)}: each token is a new length there, which takes "
-                f"{milliseconds(cold)}, and {milliseconds(warm)} where the warm-up of {seen} tokens had seen the length"
-                f"{then}. A longer --warmup-tokens tells the two apart."
+                f"{milliseconds(cold)}{then}; it takes {milliseconds(statistics.median(warm))} where the warm-up of "
+                f"{row.case['warmup_tokens']} tokens had seen the length. Next ms, tokens/s and speed-ups are of the "
+                f"{len(warm)} warm lengths. As many --warmup-tokens as tokens make all of them warm."
             )
 
 
 def _of_attention(groups: Mapping[str, Group]) -> Iterator[str]:
     said = []
-    for words, key in (("the first token", "first_token_ms"), ("a next one", NEXT)):
-        speed_ups = [ratio(group, ("unfused", True), ("sdpa", True), key) for group in groups.values()]
+    for words, speed_up in (("the first token", first_speed_up), ("a next one", next_speed_up)):
+        speed_ups = [speed_up(group, ("unfused", True), ("sdpa", True)) for group in groups.values()]
         if known := [value for value in speed_ups if value]:
             said.append(f"{words} {_span(known, 'factor')}")
     if said:

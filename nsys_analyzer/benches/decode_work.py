@@ -10,11 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nsys_analyzer.analysis.flops import feed_forward_flops, head_flops, projection_flops
+from nsys_analyzer.analysis.mantissa import PRECISION_BY_BITS
 from nsys_analyzer.analysis.models import ModelSize, find_model
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.benches.physics import Rate, Residence
 
-_BITS = {23: "fp32", 10: "tf32", 7: "bf16"}
+#: So many times the time of a length that was seen before says that something is prepared for each new one.
+_COLD = 1.5
 
 
 def name_of(row: Row) -> str:
@@ -26,6 +28,30 @@ def model_of(row: Row) -> str:
     """The row's model and precision."""
     layers = f" ({row.case['num_layers']} layers)" if row.case["num_layers"] else ""
     return f"{row.case['model']}{layers} {row.case['precision']}"
+
+
+def warm_times(row: Row) -> tuple[float, ...]:
+    """Milliseconds of the tokens after the first that are warm, where the others are far slower; else none.
+
+    Without a cache each token is a pass over a new length: one is warm that the warm-up had seen.
+    """
+    times, seen = row.figures.get("token_times_ms") or (), row.case["warmup_tokens"]
+    if row.case["cache"] or not 2 <= seen < len(times):
+        return ()
+    warm, cold = times[1:seen], times[seen:]
+    return tuple(warm) if statistics.median(cold) >= _COLD * statistics.median(warm) else ()
+
+
+def next_ms(row: Row) -> float | None:
+    """The median time from one token to the next, of warm lengths where others are cold; None where it is missing."""
+    warm = warm_times(row)
+    return statistics.median(warm) if warm else row.figures.get("between_tokens_median_ms")
+
+
+def tokens_per_s(row: Row) -> float | None:
+    """Tokens after the first in a second, of all sequences, and of warm lengths where others are cold."""
+    warm = warm_times(row)
+    return row.case["batch_size"] / statistics.fmean(warm) * 1e3 if warm else row.figures.get("tokens_per_s")
 
 
 def size_of(row: Row) -> ModelSize:
@@ -49,8 +75,9 @@ def pass_flops(row: Row, new: int, before: int) -> float:
 
 
 def token_flops(row: Row) -> float:
-    """FLOPs of a token after the first, on average over the generation."""
-    prompt, tokens = row.case["prompt_length"], row.case["tokens"]
+    """FLOPs of a token after the first, on average over the generation, or over its warm lengths."""
+    prompt, warm = row.case["prompt_length"], warm_times(row)
+    tokens = len(warm) + 1 if warm else row.case["tokens"]
     lengths = range(prompt + 1, prompt + tokens)  # tokens that each of them sees
     passes = ((1, length - 1) if row.case["cache"] else (length, 0) for length in lengths)
     return statistics.fmean(pass_flops(row, new, before) for new, before in passes)
@@ -93,13 +120,14 @@ def rates(rows: Sequence[Row]) -> Iterator[Rate]:
 
 
 def _next_token(row: Row) -> Rate:
-    work = token_flops(row), token_bytes(row)
-    return Rate(f"next token of {name_of(row)}", _precision(row), *work, row.figures["between_tokens_ms"])
+    work, warm = (token_flops(row), token_bytes(row)), warm_times(row)
+    ms = statistics.fmean(warm) if warm else row.figures["between_tokens_ms"]
+    return Rate(f"next token of {name_of(row)}", _precision(row), *work, ms)
 
 
 def _precision(row: Row) -> str:
     """That which products really had."""
-    return _BITS.get(row.figures["product_bits"], str(row.case["precision"]))
+    return PRECISION_BY_BITS.get(row.figures["product_bits"], str(row.case["precision"]))
 
 
 def residences(rows: Sequence[Row]) -> tuple[Residence, ...]:

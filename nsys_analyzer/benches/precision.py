@@ -13,6 +13,7 @@ from nsys_analyzer.benches.steps import (
     MODES,
     SHARED,
     TARGET,
+    cast_bytes,
     each,
     endings,
     flags,
@@ -80,6 +81,7 @@ def _section(results: Results) -> Section:
         ),
         *flags(results, rows),
         _times(rows),
+        *_casts(rows),
         *_bars(rows),
         *dtypes.blocks(other),
         *messages(rows),
@@ -134,6 +136,22 @@ def _line(row: Row, rows: Sequence[Row], peaks: bool) -> tuple[Cell, ...]:
         _setup(row, rows), row.case["mode"], row.case["precision"], spread(row, "step"),
         _against_fp32(row, rows, "step_ms"), row.figures.get("tokens_per_s"), *memory, row.status,
     )  # fmt: skip
+
+
+def _casts(rows: Sequence[Row]) -> Iterator[Paragraph]:
+    """Why bf16 takes more memory than fp32, where the weights' casts are enough to explain it."""
+    more = []
+    for row in rows:
+        less, casts = _against_fp32(row, rows, "peak_allocated_bytes"), cast_bytes(row)
+        if less and less < 1 and casts >= row.figures["peak_allocated_bytes"] * (1 - less):
+            name, times = f"{row.case['mode']} of {_setup(row, rows)}", format_number(1 / less, "factor")
+            more.append(f"{name} {times} ({format_number(casts, 'bytes')} of casts)")
+    if more:
+        yield Paragraph(
+            f"*More memory in bf16 than in fp32*: {'; '.join(more)}. Autocast keeps its bf16 cast of every weight "
+            "until its block ends, or until backward has used it, beside the weight in fp32: more than it saves where "
+            "activations are small beside the weights."
+        )
 
 
 def _bars(rows: Sequence[Row]) -> Iterator[Bars]:

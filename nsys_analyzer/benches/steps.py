@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from nsys_analyzer.analysis.mantissa import MANTISSA_BITS, PRECISION_BY_BITS
+from nsys_analyzer.analysis.models import ModelSize, find_model
+from nsys_analyzer.analysis.saved_tensors import saved_by_layer
 from nsys_analyzer.benches.conditions import precision_warnings
 from nsys_analyzer.benches.model import Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import Rate, Residence
@@ -28,7 +32,6 @@ SHARED: tuple[Option, ...] = (
     Option("seed", int, (0,), (0,), "Of weights and tokens.", several=False, least=0),
 )
 
-_BITS = {"fp32": 23, "tf32": 10, "bf16": 7}
 _UNSTEADY = 0.1
 _MOST_NAMED = 4
 
@@ -66,21 +69,22 @@ def each(rows: Iterable[Row], key: str) -> str:
 def flags(results: Results, rows: Sequence[Row]) -> Iterator[Block]:
     """Warnings: products in another precision than asked for, and steps that are too unsteady for their mean."""
     lines = list(precision_warnings(results))
-    other = [row for row in rows if row.figures.get("product_bits") not in (None, _BITS[row.case["precision"]])]
+    other = [row for row in rows if row.figures.get("product_bits") not in (None, MANTISSA_BITS[row.case["precision"]])]
     if other:
         kept = dict.fromkeys(f"{row.case['precision']} kept {row.figures['product_bits']} bits" for row in other)
         lines.append(
-            f"**Products in another precision than asked for**, in {len(other)} of {len(rows)} rows: {_named(kept)}."
+            f"**Products in another precision than asked for**, in {len(other)} of {len(rows)} rows: {named(kept)}."
         )
     unsteady = [row for row in rows if row.figures.get("step_cv", 0) > _UNSTEADY]
     if unsteady:
-        named = [f"{title(row, rows)}: {percent(row.figures['step_cv'])}" for row in unsteady]
-        lines.append(f"**Unsteady steps**, CV above {percent(_UNSTEADY)}: {_named(named)}.")
+        which = [f"{title(row, rows)}: {percent(row.figures['step_cv'])}" for row in unsteady]
+        lines.append(f"**Unsteady steps**, CV above {percent(_UNSTEADY)}: {named(which)}.")
     if lines:
         yield Listing(tuple(lines))
 
 
-def _named(names: Iterable[str]) -> str:
+def named(names: Iterable[str]) -> str:
+    """The names for a sentence, of many the first, and how many more there are."""
     every = list(names)
     more = f"; {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
     return "; ".join(every[:_MOST_NAMED]) + more
@@ -91,7 +95,7 @@ def endings(rows: Sequence[Row]) -> Iterator[str]:
     words = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
     for status, word in words.items():
         if ended := [row for row in rows if row.status == status]:
-            yield f"{word}: {_named(title(row, rows) for row in ended)}."
+            yield f"{word}: {named(title(row, rows) for row in ended)}."
 
 
 def messages(rows: Sequence[Row]) -> Iterator[Block]:
@@ -109,12 +113,11 @@ def rates(rows: Sequence[Row]) -> tuple[Rate, ...]:
     gradients and both states, and writes all but the gradients: seven times the parameters' bytes at the least.
     """
     found = []
-    ran_as = {bits: name for name, bits in _BITS.items()}
     for row in rows:
         if not row.ok:
             continue
         figures, name = row.figures, title(row, rows)
-        precision = ran_as.get(figures["product_bits"], row.case["precision"])
+        precision = PRECISION_BY_BITS.get(figures["product_bits"], row.case["precision"])
         found += [
             Rate(f"{phase} of {name}", precision, figures[f"{phase}_flops"], None, figures[f"{phase}_ms"])
             for phase in ("forward", "backward")
@@ -126,23 +129,62 @@ def rates(rows: Sequence[Row]) -> tuple[Rate, ...]:
     return tuple(found)
 
 
+def size_of(row: Row) -> ModelSize:
+    """The dimensions of the row's model, with those in place that the row gives."""
+    given = {key: value for key in _DIMENSIONS if (value := row.case.get(key))}
+    return replace(find_model(row.case["model"]), **given)
+
+
 def residences(rows: Sequence[Row]) -> tuple[Residence, ...]:
-    """The tightest memory of each mode: the peak against parameters, gradients, the optimizer's states and logits."""
+    """The tightest memory of each mode: the peak against the sum of what lives when the last logits are made."""
     tightest: dict[str, Residence] = {}
     for row in rows:
         if not row.ok or "peak_allocated_bytes" not in row.figures:
             continue
-        parts = {"parameters": "parameters_bytes", "gradients": "gradients_bytes", "states": "optimizer_bytes",
-                 "logits": "logits_bytes"}  # fmt: skip
-        sizes = {part: row.figures[key] for part, key in parts.items() if row.figures[key]}
-        one = Residence(
-            title(row, rows), row.figures["peak_allocated_bytes"], sum(sizes.values()),
-            ", ".join(sizes),
-        )  # fmt: skip
+        sizes = _living_bytes(row)
+        peak, least = row.figures["peak_allocated_bytes"], sum(sizes.values())
+        one = Residence(title(row, rows), peak, least, ", ".join(sizes))
         before = tightest.get(row.case["mode"])
         if before is None or _ratio(one) < _ratio(before):
             tightest[row.case["mode"]] = one
     return tuple(tightest.values())
+
+
+def _living_bytes(row: Row) -> dict[str, int]:
+    """What lives as forward ends; gradients and states are those of the step before, until the next backward."""
+    parts = {"parameters": "parameters_bytes", "gradients": "gradients_bytes", "states": "optimizer_bytes",
+             "logits": "logits_bytes"}  # fmt: skip
+    sizes = {part: row.figures[key] for part, key in parts.items() if row.figures[key]}
+    if row.case.get("compile"):
+        return sizes  # compiled code chooses what it keeps
+    if row.case["mode"] == "forward":
+        casts = cast_bytes(row)
+        return {**sizes, "weights cast to bf16": casts} if casts else sizes
+    # After a single step there were no gradients beside what its layers kept.
+    repeated = row.case["warmup_steps"] + row.case["steps"] > 1
+    if repeated and row.case["attention"] == "unfused":
+        sizes["kept by the layers"] = _kept_bytes(row)
+    return sizes
+
+
+def _kept_bytes(row: Row) -> int:
+    size, case = size_of(row), row.case
+    layer = saved_by_layer(
+        size, case["batch_size"], case["context_length"], case["precision"], case["device"] == "cuda"
+    )
+    return size.num_layers * sum(saved.bytes for saved in layer)
+
+
+def cast_bytes(row: Row) -> int:
+    """The weights' casts to bf16 that autocast keeps until its block ends; without autocast none.
+
+    Cast is what products take: in each layer four projections of d² and three matrices of d·d_ff, and the head of
+    V·d, two bytes a number.
+    """
+    size = size_of(row)
+    layer = 4 * size.d_model**2 + 3 * size.d_model * size.d_ff
+    weights = size.num_layers * layer + size.vocab_size * size.d_model
+    return 2 * weights if row.case["precision"] == "bf16" else 0
 
 
 def _ratio(residence: Residence) -> float:
