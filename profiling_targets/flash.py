@@ -27,6 +27,8 @@ from profiling_targets.timer import allocations, times_ms
 TOLERANCES = {"fp32": 1e-4, "bf16": 3e-2}
 _LONGEST_CHECKED = 4096  # a longer reference takes more memory than what it checks
 _LONG_MS = 100.0
+#: do_bench takes as many calls as it guesses to fit its time: six by our own guess are five at the least by its.
+_LEAST_CALLS = 6
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _IMPLEMENTATIONS = ("flash", "unfused", "sdpa", "sdpa_flash")
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -46,7 +48,7 @@ class Case:
     causal: bool = option(True, "no token sees a later one")
     fp32_products: str = option("tf32x3", "of our Triton kernels in fp32", ("tf32x3", "ieee"))
     warmup_ms: int = option(25, "of do_bench's warm-up, on a GPU")
-    measured_ms: int = option(100, "that do_bench measures for, on a GPU")
+    measured_ms: int = option(100, "that do_bench measures for, on a GPU; longer where that is less than five calls")
     warmup_steps: int = option(1, "calls before the measured ones, without do_bench")
     steps: int = option(3, "measured calls without do_bench: on a CPU, and of passes longer than 100 ms")
 
@@ -178,14 +180,21 @@ def _kernel(case: Case, out: Tensor) -> str:
 
 def _times(name: str, work: Callable[[], object], case: Case) -> Figures:
     """Median, shortest and longest time of a pass, by do_bench or, of a long pass or on a CPU, by few calls."""
-    if case.device == "cuda" and times_ms(work, case.device, 1, 1)[0] < _LONG_MS:
-        from triton.testing import do_bench
+    if case.device == "cuda" and (guess := times_ms(work, case.device, 1, 1)[0]) < _LONG_MS:
+        return _by_do_bench(name, work, case.warmup_ms, max(case.measured_ms, math.ceil(_LEAST_CALLS * guess)))
+    times = times_ms(work, case.device, case.warmup_steps, case.steps)
+    return _figures(name, (statistics.median(times), min(times), max(times)), f"{case.steps} calls")
 
-        middle, low, high = do_bench(work, warmup=case.warmup_ms, rep=case.measured_ms, quantiles=(0.5, 0.0, 1.0))
-        timer = "do_bench"
-    else:
-        times = times_ms(work, case.device, case.warmup_steps, case.steps)
-        middle, low, high, timer = statistics.median(times), min(times), max(times), f"{case.steps} calls"
+
+def _by_do_bench(name: str, work: Callable[[], object], warmup_ms: int, measured_ms: int) -> Figures:
+    from triton.testing import do_bench
+
+    times = do_bench(work, warmup=warmup_ms, rep=measured_ms, quantiles=(0.5, 0.0, 1.0))
+    return {**_figures(name, times, "do_bench"), f"{name}_measured_ms": measured_ms}
+
+
+def _figures(name: str, times: Sequence[float], timer: str) -> Figures:
+    middle, low, high = times
     return {f"{name}_ms": middle, f"{name}_min_ms": low, f"{name}_max_ms": high, f"{name}_timer": timer}
 
 

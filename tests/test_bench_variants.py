@@ -13,7 +13,7 @@ from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.benches.variants import BENCH
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.markdown import render_markdown
-from nsys_analyzer.report.model import Bars, Lines, Report, Table, unfolded
+from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
 
 CASE = {
     "device": "cuda", "batch_size": 1, "heads": 4, "context_length": 1024, "d_head": 32, "precision": "fp32",
@@ -35,6 +35,10 @@ def row(implementation: str, forward_ms: float, peak_bytes: int = INPUTS, figure
     }  # fmt: skip
     values = {**CASE, "implementation": implementation, **case}
     return Row("profiling_targets.variants", values, "ok", "", {**known, **(figures or {})}, {"gpu": "NVIDIA H200"})
+
+
+def on_the_cpu(one: Row) -> Row:
+    return Row(one.module, {**one.case, "device": "cpu"}, one.status, one.message, one.figures, {})
 
 
 def text(*rows: Row) -> str:
@@ -70,12 +74,40 @@ def test_speed_ups_and_causal() -> None:
     )  # fmt: skip
     said = text(*rows)
     assert "Over naive, forward, not causal: flash 3.00× to 5.00×." in said  # 30 ÷ 10 and 60 ÷ 12
-    assert "Over naive, forward, causal: flash 6.10×." in said  # 30.5 ÷ 5
+    assert "Over naive, forward, causal" not in said  # naive's mask is in it
+    assert "naive, blocked and fused make their mask in each call" in said
+    on_cpu = text(*(on_the_cpu(one) for one in rows))
+    assert "Over naive, forward, causal: flash 6.10×." in on_cpu  # 30.5 ÷ 5
+    assert "make their mask in each call" not in on_cpu
     assert "The largest error of any variant in fp32 is 1.0e-06 (tolerance 2e-05)." in said
     times = table("Time of forward", *rows)
     name, variant, _, over, _, causal_over, gain, status = times[1]
     assert (name, variant, over, causal_over, gain, status) == ("1×4×1,024×32 fp32", "flash", 3.0, 6.1, 2.0, "ok")
-    assert times[-1][4:7] == (None, None, None)  # not causal alone
+    assert times[-1][4:] == (None, None, None, "full ok, causal not run")
+
+
+def test_shapes_that_people_ask_for_have_a_line_of_their_own() -> None:
+    shape = {"batch_size": 4, "heads": 32, "context_length": 128, "d_head": 128, "precision": "bf16"}
+    both = {"forward_backward_ms": 30.0, "forward_backward_std_ms": 6.0}
+    rows = (
+        row("naive", 10, **shape), row("flash", 4, figures=both, **shape),
+        row("naive", 25, causal=True, **shape), row("flash", 5, causal=True, **shape), row("flash", 3),
+    )  # fmt: skip
+    said = text(*rows, Row("profiling_targets.variants", rows[0].case | {"implementation": "torch"}, "oom"))
+    line = "**4×32×128×128 bf16** (d_model 4,096, not causal): forward naive 10.00 ms, flash 4.000 ± 0.500 ms (2.50×), "
+    # 10 ÷ 4, and 0.5 ÷ 4 is above a tenth; backward is never tried where forward ran out of memory
+    assert (
+        line + "torch out of memory; forward and backward naive not run, flash 30.00 ± 6.000 ms, torch not run." in said
+    )
+    assert "naive makes its mask in each call, which takes 2.50× as long as without): forward naive 25.00 ms" in said
+    assert "flash 5.000 ms (5.00×)" in said  # 25 ÷ 5
+    assert "Over naive" not in said.split("*Conditions.*")[0]
+
+
+def test_products_in_fp32_are_unlike_ones_on_a_gpu() -> None:
+    assert "flash makes true fp32 products" in text(row("flash", 10))
+    assert "flash makes true fp32 products" not in text(row("flash", 10, precision="bf16"))
+    assert "flash makes true fp32 products" not in text(on_the_cpu(row("flash", 10)))
 
 
 def test_memory() -> None:
@@ -91,20 +123,58 @@ def test_growth_is_fitted() -> None:
     ]
     # naive four times as much from step to step: the power 2; flash twice: the power 1
     assert "grows with the tokens to the power: naive 2.00, flash 1.00." in text(*rows)
-    assert table("Growth with the tokens (1 × 4 heads, d 32, fp32)", *rows) == (
-        ("naive", "512 to 2,048", "2.00", "2.00", "2.00"),
-        ("flash", "512 to 2,048", "1.00", "1.00", "1.00"),
-    )
+    caption = "Growth with the tokens (1 × 4 heads, d 32, fp32)"
+    expected = (("naive", "512 to 2,048", "2.00", "2.00"), ("flash", "512 to 2,048", "1.00", "1.00"))
+    assert table(caption, *rows) == expected  # of time nothing on a GPU
+    assert [cells[-1] for cells in table(caption, *map(on_the_cpu, rows))] == ["2.00", "1.00"]
     lines = [block for block in BENCH.section(Results(tuple(rows))).blocks if isinstance(block, Lines)]
     assert lines[0].series[0] == ("naive", ((512, 4.0), (1024, 16.0), (2048, 64.0)))  # MiB
+
+
+def test_growth_leaves_out_what_does_not_grow() -> None:
+    rows = [row("tiled", 1, 1_000_000 + 500 * n, context_length=n) for n in (512, 1024, 2048)]
+    # the differences 256,000 and 512,000 double with the tokens, the bytes do not: 1.256, 1.512 and 2.024 MB
+    assert table("Growth", *rows)[0][2] == "1.00"
+    assert table("Growth", *rows[1:])[0][2] == "0.42"  # of two lengths log2(2.024 ÷ 1.512)
+
+
+def test_each_pass_has_its_own_status() -> None:
+    lost = row("naive", 30)
+    lost = Row(lost.module, lost.case, "oom", "", lost.figures, {})  # forward was measured, backward was not
+    early = Row(lost.module, {**lost.case, "causal": True}, "oom", "", {}, {})
+    rows = (lost, early, row("flash", 1, figures={"forward_backward_ms": 4.0}))
+    assert [cells[-1] for cells in table("Time of forward,", *rows)] == [
+        "full ok, causal oom",
+        "full ok, causal not run",
+    ]
+    both = table("Time of forward and backward", *rows)
+    assert [cells[-1] for cells in both] == ["full oom, causal not run", "full ok, causal not run"]
+    assert "fp32, in backward; naive at 1×4×1,024×32 fp32, causal." in text(*rows)
+
+
+def test_what_was_left_out_has_a_row_that_says_so() -> None:
+    rows = (row("naive", 30), row("tiled", 20), row("naive", 40, d_head=64))
+    assert table("Time of forward,", *rows)[-1] == (
+        "1×4×1,024×64 fp32",
+        "tiled",
+        None,
+        None,
+        None,
+        None,
+        None,
+        "not run",
+    )
 
 
 def test_out_of_memory_keeps_its_row_and_what_was_measured() -> None:
     whole = row("naive", 30)
     lost = Row(whole.module, whole.case, "oom", "CUDA out of memory", whole.figures, whole.machine)
     said = text(lost, row("flash", 10))
-    assert "Out of memory: naive at 1×4×1,024×32 fp32." in said
-    assert any("naive" in line and "oom" in line and "30.00" in line for line in said.splitlines())
+    assert "Out of memory: naive at 1×4×1,024×32 fp32, in backward." in said
+    assert table("Time of forward,", lost)[0][2::5] == (Spread(30, 0.5), "ok")
+    assert table("Time of forward and backward", lost, row("flash", 10, figures={"forward_backward_ms": 30}))[0][
+        2::5
+    ] == (None, "oom")
     assert "No variant ran out of memory." in text(row("flash", 10))
 
 
@@ -123,16 +193,22 @@ def test_flags() -> None:
                 {"forward_max_error": 0.5, "tolerance": 2e-5})  # fmt: skip
     said = text(row("naive", 30), row("fused", 31), row("flash", 30), wrong)
     assert "**Failed**: blocked at 1×4×1,024×32 fp32: WrongResultError: 0.5" in said
-    assert "**No gain**: fused at 1×4×1,024×32 fp32 takes at least as long as naive." in said
+    assert "fused takes at least as long as naive in 1 of 1 comparisons" in said
+    slow = [on_the_cpu(row(*one, context_length=n)) for n in (512, 1024) for one in (("naive", 30), ("fused", 31))]
+    shown = "at 1×4×512×32 fp32; fused at 1×4×1,024×32 fp32."
+    assert f"**No gain**: at least as long as naive, forward: fused {shown}" in text(*slow)
     assert "**Equal to the last digit**: flash at 1×4×1,024×32 fp32 has the times of naive." in said
     fine = text(row("naive", 30), row("fused", 29))
-    assert not any(flag in fine for flag in ("**Failed", "**No gain", "**Equal"))
+    assert not any(flag in fine for flag in ("**Failed", "as long as naive", "**Equal"))
 
 
 def test_physics() -> None:
     # 4·d·H·N² = 4·32·4·1024² FLOPs in 0.001 ms are 5.4e14 a second: beyond an H200's 67 TFLOP/s in fp32.
     assert "Impossible rate" in text(row("flash", 0.001))
     assert "Impossible rate" not in text(row("flash", 1.0))
+    # PyTorch's makes three in TF32: as many FLOPs in 0.0035 ms are 1.5e14, three times that 4.6e14 below 4.95e14
+    assert "Impossible rate" not in text(row("torch", 0.0035))
+    assert "Impossible rate" in text(row("torch", 0.0031))  # 5.2e14, in all three
     # naive must hold 4·1024² scores and 4·1024·32 outputs of 4 bytes, 17,301,504 in all.
     assert "Impossible memory" in text(row("naive", 1.0, 16_000_000))
     assert "Impossible memory" not in text(row("naive", 1.0, 17_301_504))
@@ -169,6 +245,32 @@ def test_a_wrong_variant_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "forward_max_error is" in found["message"]
     assert found["figures"]["forward_max_error"] > found["figures"]["tolerance"]
     assert "forward_ms" not in found["figures"]
+
+
+def test_an_error_of_one_small_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch", reason="the targets need PyTorch")
+    from profiling_targets import variants
+
+    def wrong(q: Any, k: Any, v: Any, causal: bool) -> Any:
+        k = k.detach() + (k - k.detach()) * (1 + 1.5e-5)  # the gradient of k alone is larger, by a 67,000th
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    monkeypatch.setitem(variants.IMPLEMENTATIONS, "torch", wrong)
+    found = measured(implementation="torch", backward=True)
+    assert found["figures"]["forward_backward_max_error"] < found["figures"]["tolerance"]
+    assert found["figures"]["forward_backward_relative_error"] == pytest.approx(1.5e-5, rel=0.1)
+    assert "forward_backward_relative_error is 1.5e-05, and the tolerance 1e-05" in found["message"]
+
+
+def test_a_zero_gradient_is_not_divided_by() -> None:
+    figures = measured(implementation="torch", context_length=1, backward=True)["figures"]  # those of q and k are zero
+    assert figures["forward_backward_relative_error"] <= figures["relative_tolerance"]
+
+
+def test_relative_errors_are_shown_where_they_are() -> None:
+    known = {"forward_relative_error": 3e-7, "forward_backward_relative_error": 4e-7, "relative_tolerance": 1e-5}
+    expected = ("flash", "fp32", 1, "1.0e-06", None, "2e-05", "3.0e-07", "4.0e-07", "1e-05")
+    assert table("Largest error", row("flash", 1, figures=known)) == (expected,)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])

@@ -12,8 +12,10 @@ from nsys_analyzer.benches.flash_tables import (
     details,
     errors,
     find,
+    flat_until,
     matrix,
     not_measured,
+    passes_measured,
     ratio,
     shape_name,
     spread,
@@ -26,7 +28,8 @@ from nsys_analyzer.report.units import format_number, percent
 
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
 _SAME = ("batch_size", "heads", "fp32_products", "warmup_ms", "measured_ms", "warmup_steps", "steps")
-_LONG = 4096
+_HELD = "sdpa_flash"
+_WHOLE = PASSES[-1][0]
 _DRAWN_D = 64
 _OPTIONS = (
     Option("implementation", tuple(NAMES), tuple(NAMES), ("flash", "unfused", "sdpa"),
@@ -40,7 +43,7 @@ _OPTIONS = (
     Option("fp32_products", ("tf32x3", "ieee"), ("tf32x3",), ("tf32x3",),
            "Of our kernels in fp32: three of TF32, as SDPA's do, or true fp32.", several=False),
     Option("warmup_ms", int, (25,), (25,), "Warm-up of do_bench, on a GPU.", several=False, least=0),
-    Option("measured_ms", int, (100,), (100,), "What do_bench measures for, on a GPU.", several=False),
+    Option("measured_ms", int, (100,), (100,), "Time of do_bench, on a GPU; more for 5 calls.", several=False),
     Option("warmup_steps", int, (1,), (1,), "Calls before those measured without do_bench.", several=False, least=0),
     Option("steps", int, (3,), (3,), "Measured calls on a CPU, and of what takes over 100 ms.", several=False),
 )  # fmt: skip
@@ -50,7 +53,8 @@ _DEFINITIONS = (
     "scores that a token may see, 4·d_head FLOPs each forward and 10·d_head backward (five products, since the scores "
     "are made anew), or for moving each tensor once, whichever is longer; of causal attention these are S·(S + 1) ÷ 2 "
     "of S², the diagonal and all below. *Error*: the largest difference to unfused attention in fp32 ÷ its largest "
-    "number, over the output and each gradient; what is wrong is not timed."
+    "number, over the output and each gradient; what is wrong is not timed. *Context up to which the time does not "
+    "grow*: the longest whose time end to end is within 10 % of the least of those up to it."
 )
 
 
@@ -103,19 +107,41 @@ def _answers(results: Results, precisions: Sequence[str], limits: Mapping[str, L
 
 
 def _against_peers(results: Results, precision: str, rows: Sequence[Row]) -> Iterator[str]:
-    """The ratios end to end: of all contexts, of the long ones, and of these to SDPA's FlashAttention backend alone."""
-    long = [row for row in rows if row.case["context_length"] >= _LONG]
+    """The ratios end to end, on a GPU of the contexts whose work shows in the time, and what shorter ones take."""
+    flat = {d: flat_until(results, "flash", precision, d) or 0 for d in widths(results, precision)}
+    grown = [row for row in rows if not results.on_gpu or row.case["context_length"] > flat[row.case["d_head"]]]
     parts = []
-    for words, chosen, peer in (
-        ("as long as its faster peer", rows, None),
-        (f"from context {_LONG:,} on", long if len(long) < len(rows) else [], None),
-        (f"as long as SDPA's FlashAttention backend{' there' if long else ''}", long or rows, "sdpa_flash"),
-    ):
-        found = [value for row in chosen if (value := ratio(results, row, "end_to_end_ms", peer)) is not None]
+    for words, peer in (("as long as its faster peer", None), ("as long as SDPA's FlashAttention backend", _HELD)):
+        found = [value for row in grown if (value := ratio(results, row, _WHOLE, peer)) is not None]
         if found:
             parts.append(f"{spread(found, '{:.2f}')} times {words}")
     if parts:
-        yield f"In {precision}, forward and backward together, flash takes {', '.join(parts)}."
+        wide = {row.case["d_head"] for row in grown}
+        contexts = [min(row.case["context_length"] for row in grown if row.case["d_head"] == d) for d in wide]
+        where = f" from context {spread(contexts, '{:,}')} on" if results.on_gpu else ""
+        where += " (by d_head)" if " to " in where else ""
+        yield f"In {precision}, forward and backward together,{where} flash takes {', '.join(parts)}."
+    if results.on_gpu:
+        yield from _launches(results, precision)
+
+
+def _launches(results: Results, precision: str) -> Iterator[str]:
+    """Up to which context the time of flash and of PyTorch's choice does not grow, and what it is."""
+    parts = []
+    for one in ("flash", "sdpa"):
+        flat = {d: last for d in widths(results, precision) if (last := flat_until(results, one, precision, d))}
+        times = [
+            row.figures[_WHOLE]
+            for row in results.of(implementation=one, precision=precision)
+            if _WHOLE in row.figures and row.case["context_length"] <= flat.get(row.case["d_head"], 0)
+        ]
+        if times:
+            parts.append(f"{NAMES[one]} {spread(times, '{:.2f}')} ms up to context {spread([*flat.values()], '{:,}')}")
+    if parts:
+        yield (
+            f"Shorter contexts do not show in the time ({', '.join(parts)}): there launches and Python are measured, "
+            "not attention."
+        )
 
 
 def _at_best(precision: str, rows: Sequence[Row], limits: Limits) -> str:
@@ -158,15 +184,9 @@ def _out_of_memory(results: Results) -> str:
 
 def _conditions(results: Results) -> Paragraph:
     case = results.rows[0].case
-    timers = [row.figures.get(key.replace("_ms", "_timer"), "do_bench") for row in results.rows for key, _ in PASSES]
-    long = sum(timer != "do_bench" for timer in timers)
     calls, before = _counted(case["steps"], "call"), _counted(case["warmup_steps"], "call")
     if results.on_gpu:
-        warmup, measured = (
-            f"{case['warmup_ms']} ms",
-            f"{case['measured_ms']} ms of each pass by triton.testing.do_bench",
-        )
-        measured += f", {calls} of the {long} passes that take over 100 ms" if long else ""
+        warmup, measured = f"{case['warmup_ms']} ms", passes_measured(results, calls)
         synchronized = "by do_bench, with events around each call, the L2 cache cleared before it"
     else:
         warmup, measured, synchronized = before, f"{calls} of each pass", "after each call"

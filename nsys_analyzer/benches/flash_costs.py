@@ -19,6 +19,8 @@ from nsys_analyzer.benches.physics import Rate, Residence
 
 _BYTES = {"fp32": 4, "bf16": 2}
 _TIGHTEST = 2
+#: What is said of a rate whose FLOPs are those of three products in TF32, so that TF32's peak limits it.
+THREE_PRODUCTS = "fp32 as 3xTF32, all three counted"
 #: Passes over the scores of an unfused forward: the products write and read them, scale, mask, softmax do both.
 _UNFUSED_PASSES = 8
 
@@ -96,14 +98,16 @@ def _rate(row: Row, key: str, name: str) -> Rate:
         return Rate(label, case["precision"], flops, moved, ms, 2 * square)
     flops = (attention_forward_flops if forward else attention_backward_flops)(shape)
     moved = (attention_forward_bytes if forward else attention_backward_bytes)(shape)
-    return Rate(label, _limiting_precision(row), flops, moved, ms)
+    if _makes_three(row):
+        return Rate(f"{label}, {THREE_PRODUCTS}", "tf32", 3 * flops, moved, ms)
+    return Rate(label, case["precision"], flops, moved, ms)
 
 
-def _limiting_precision(row: Row) -> str:
-    """What limits fused kernels on a GPU: those of fp32 make a product of three in TF32, SDPA's by CUTLASS's 3xTF32."""
-    case, precision = row.case, str(row.case["precision"])
+def _makes_three(row: Row) -> bool:
+    """Whether a fused kernel on a GPU makes a product of fp32 of three in TF32, as SDPA's does by CUTLASS's 3xTF32."""
+    case = row.case
     true_fp32 = case["device"] == "cpu" or (case["implementation"] == "flash" and case["fp32_products"] == "ieee")
-    return precision if precision != "fp32" or true_fp32 else "tf32"
+    return case["precision"] == "fp32" and not true_fp32
 
 
 def residences(results: Results) -> list[Residence]:

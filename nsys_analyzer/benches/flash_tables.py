@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
 
 from nsys_analyzer.benches.flash_costs import Limits, least_ms
 from nsys_analyzer.benches.model import Results, Row
@@ -12,6 +13,8 @@ NAMES = {"flash": "flash", "unfused": "unfused", "sdpa": "SDPA", "sdpa_flash": "
 PASSES = (("forward_ms", "forward"), ("backward_ms", "backward"), ("end_to_end_ms", "end to end"))
 _WHOLE = PASSES[-1][0]
 _MOST_SAID = 60
+_FLAT = 1.1
+_ENOUGH = 5
 
 
 def implementations(results: Results) -> list[str]:
@@ -42,6 +45,19 @@ def ratio(results: Results, row: Row, key: str, peer: str | None = None) -> floa
     others = [one for one in results.of(**same) if one.case["implementation"] != row.case["implementation"]]
     times = [one.figures[key] for one in others if key in one.figures and peer in (None, one.case["implementation"])]
     return row.figures[key] / min(times) if times and key in row.figures else None
+
+
+def flat_until(results: Results, implementation: str, precision: str, d: int) -> int | None:
+    """The longest context at which a pass end to end takes as long as at shorter ones; None where none is longer.
+
+    As long: within 10 % of the least time up to there. So long as the work does not show in its time, the time is that
+    of launches and Python.
+    """
+    rows = results.of(implementation=implementation, precision=precision, d_head=d)
+    times = sorted((row.case["context_length"], row.figures[_WHOLE]) for row in rows if _WHOLE in row.figures)
+    least = accumulate((ms for _, ms in times), min)
+    flat = [length for (length, ms), low in zip(times, least, strict=True) if ms <= _FLAT * low]
+    return flat[-1] if len(flat) > 1 else None
 
 
 def matrix(results: Results, precision: str, limits: Limits | None) -> Iterator[Block]:
@@ -120,10 +136,16 @@ def errors(results: Results) -> Table:
             mine = results.of(implementation=one, precision=precision)
             found = [row.figures["max_error"] for row in mine if row.figures.get("max_error") is not None]
             kernels = dict.fromkeys(row.figures["kernel"] for row in mine if "kernel" in row.figures)
-            error = f"{max(found):.1e}" if found else None
+            error = _error(found, is_reference=(one, precision) == ("unfused", "fp32"))
             rows.append((NAMES[one], precision, ", ".join(kernels) or None, len(found), error))
     caption = "What ran, and its error against unfused attention in fp32, of the contexts up to 4,096:"
     return Table(columns, tuple(rows), caption)
+
+
+def _error(found: Sequence[float], is_reference: bool) -> str | None:
+    if not found:
+        return None
+    return "reference" if is_reference else f"{max(found):.1e}"
 
 
 def not_measured(results: Results) -> tuple[Block, ...]:
@@ -131,6 +153,27 @@ def not_measured(results: Results) -> tuple[Block, ...]:
     rows = [(shape_name(row), row.status, _brief(row.message)) for row in results.rows if not row.ok]
     columns = (Column("what"), Column("status"), Column("why"))
     return (Details("What was not measured to its end", (Table(columns, tuple(rows)),)),) if rows else ()
+
+
+def passes_measured(results: Results, calls: str) -> str:
+    """What was measured on a GPU, and how many passes were measured by few calls."""
+    passes = [(row, key.removesuffix("_ms")) for row in results.rows for key, _ in PASSES if key in row.figures]
+    benched = [(row, one) for row, one in passes if row.figures.get(f"{one}_timer", "do_bench") == "do_bench"]
+    long = len(passes) - len(benched)
+    told = f"{results.rows[0].case['measured_ms']} ms of each pass by triton.testing.do_bench"
+    # do_bench takes as many calls as fit its time, one at the least.
+    few = sum(_time_of(row, one) < _ENOUGH * row.figures[f"{one}_ms"] for row, one in benched)
+    single = sum(row.figures.get(f"{one}_min_ms", 0) == row.figures.get(f"{one}_max_ms") for row, one in benched)
+    if few:
+        told += f" (of {few} of {len(passes)} passes fewer than {_ENOUGH} calls fit into that"
+        told += f", of {single} the least and the largest time are the same: one call)" if single else ")"
+    return told + (f", {calls} of the {long} passes that take over 100 ms" if long else "")
+
+
+def _time_of(row: Row, one: str) -> float:
+    """Milliseconds that do_bench was given for a pass."""
+    given: float = row.figures.get(f"{one}_measured_ms", row.case["measured_ms"])
+    return given
 
 
 def shape_name(row: Row) -> str:

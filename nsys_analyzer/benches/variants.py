@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.attention_costs import attention_forward_bytes, attention_forward_flops, square_bytes
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
-from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Settings
+from nsys_analyzer.benches.flash_costs import THREE_PRODUCTS
+from nsys_analyzer.benches.model import Bench, Case, Option, Results, Settings
 from nsys_analyzer.benches.physics import Rate, Residence, physics
+from nsys_analyzer.benches.variants_answers import answers, at_asked_shapes, flags, label
+from nsys_analyzer.benches.variants_growth import growth, memory_by_length
 from nsys_analyzer.benches.variants_tables import (
     BOTH,
     FORWARD,
     Shape,
     errors,
-    find,
-    growth,
     implementations,
     memory,
-    memory_by_length,
     memory_figure,
     shape_of,
-    shapes,
     speed_up_figures,
-    speed_ups,
     times,
 )
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
-from nsys_analyzer.report.units import format_number
 
 _VARIANTS = ("naive", "blocked", "fused", "tiled", "flash", "torch")
 _IN_CPP = ("naive", "blocked", "fused", "flash", "torch")
@@ -60,10 +56,18 @@ _ON_GPU = (
 )
 _DEFINITIONS = (
     "*Error* is the largest difference from PyTorch's attention in fp64 of the same inputs, ÷ the largest value, over "
-    "all heads or some of them; a variant above the tolerance is not timed. *Peak* is the most tensor memory at once "
-    "above the inputs, *allocated* the sum of all allocations of a call, however short they live; both hold the "
-    "output and every temporary. *Over naive* is naive's time ÷ the variant's. Naive and blocked compute the whole "
-    "square before they mask it; the others skip what the mask hides, in whole tiles or blocks, or key by key."
+    "all heads or some of them; *‖error‖*, where it is shown, is the largest ‖difference‖ ÷ ‖exact‖ of any one tensor, "
+    "so that small gradients count as much as large ones. A variant above a tolerance is not timed. *Peak* is the most "
+    "tensor memory at once above the inputs, *allocated* the sum of all allocations of a call, however short they "
+    "live; both hold the output and every temporary. *Over naive* is naive's time ÷ the variant's. Naive and blocked "
+    "compute the whole square before they mask it; the others skip what the mask hides, in whole tiles or blocks, or "
+    "key by key. The *power* p of the growth is that of the last three lengths, without what does not grow; of two "
+    "lengths alone, with it."
+)
+_MASK_ON_GPU = "On a GPU naive, blocked and fused make their mask in each call, as one writes it down."
+_UNLIKE = (
+    "*Products in fp32* are unlike ones: flash makes true fp32 products, which only CUDA cores do; the kernel that "
+    "PyTorch takes for fp32 makes each of three in TF32 on tensor cores; the others are cuBLAS's in true fp32."
 )
 
 
@@ -103,10 +107,11 @@ def _precisions(settings: Settings) -> tuple[str, ...]:
 
 
 def _section(results: Results) -> Section:
-    flags = (*precision_warnings(results), *_flags(results))
+    found = (*precision_warnings(results), *flags(results))
     with_backward = any(f"{BOTH}_ms" in row.figures for row in results.rows)
     blocks: tuple[Block, ...] = (
-        Paragraph(" ".join(_answers(results))),
+        Paragraph(" ".join(answers(results))),
+        *((Listing(asked),) if (asked := tuple(at_asked_shapes(results))) else ()),
         conditions(
             results,
             warmup=f"the check, the count of memory, and {_each(results, 'warmup_steps')} more of each call",
@@ -115,7 +120,7 @@ def _section(results: Results) -> Section:
             grad="forward under no_grad" + (", backward to q, k and v into fresh tensors" if with_backward else ""),
         ),
         Paragraph(_ON_GPU if results.on_gpu else _ON_CPU),
-        *((Listing(flags),) if flags else ()),
+        *((Listing(found),) if found else ()),
         errors(results),
         times(results, FORWARD),
         *((times(results, BOTH),) if with_backward else ()),
@@ -126,7 +131,7 @@ def _section(results: Results) -> Section:
         *memory_figure(results),
         *memory_by_length(results),
         *physics(results, _rates(results), _residences(results)),
-        Paragraph(_DEFINITIONS),
+        Paragraph(" ".join((_DEFINITIONS, *(_MASK_ON_GPU,) * results.on_gpu, *_unlike_products(results)))),
     )
     return Section("bench-variants", "Bench: attention variants, their memory and their time", blocks)
 
@@ -135,66 +140,9 @@ def _each(results: Results, key: str) -> str:
     return ", ".join(str(value) for value in sorted({row.case[key] for row in results.rows}))
 
 
-def _answers(results: Results) -> Iterator[str]:
-    for precision in dict.fromkeys(shape.precision for shape in shapes(results)):
-        rows = [row for row in results.of(precision=precision) if "forward_max_error" in row.figures]
-        if rows:
-            worst = max(row.figures[key] or 0 for row in rows for key in row.figures if key.endswith("max_error"))
-            tolerance = rows[0].figures["tolerance"]
-            yield f"The largest error of any variant in {precision} is {worst:.1e} (tolerance {tolerance:.0e})."
-    for causal in (False, True):
-        ranges = [
-            f"{name} {_span(found)}"
-            for name in implementations(results)
-            if name != "naive" and (found := [x for s in shapes(results) if (x := speed_ups(results, s, causal)[name])])
-        ]
-        if ranges:
-            yield f"Over naive, forward, {'causal' if causal else 'not causal'}: {', '.join(ranges)}."
-    yield from _growth_said(results)
-    lost = [row for row in results.rows if row.status == "oom"]
-    if lost:
-        yield f"Out of memory: {'; '.join(dict.fromkeys(map(_label, lost)))}."
-    else:
-        yield "No variant ran out of memory."
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = f"{min(values):.2f}×", f"{max(values):.2f}×"
-    return low if low == high else f"{low} to {high}"
-
-
-def _growth_said(results: Results) -> Iterator[str]:
-    """How the peak of each variant grows, of the first table of growth."""
-    table = next(iter(growth(results)), None)
-    if table:
-        said = [f"{row[0]} {row[2]}" for row in table.rows if row[2]]
-        yield f"Peak memory of forward grows with the tokens to the power: {', '.join(said)}."
-
-
-def _label(row: Row) -> str:
-    return f"{row.case['implementation']} at {shape_of(row).name}{', causal' if row.case['causal'] else ''}"
-
-
-def _flags(results: Results) -> Iterator[str]:
-    """What went wrong, what cannot run here, a fused variant that gains nothing, and times that are the same."""
-    for row in results.rows:
-        if row.status in ("failed", "unsupported", "timeout"):
-            yield f"**{row.status.capitalize()}**: {_label(row)}: {row.message}"
-    for row in results.of(implementation="fused"):
-        naive = find(results, shape_of(row), "naive", row.case["causal"])
-        if naive and naive.ok and row.ok and naive.figures["forward_ms"] <= row.figures["forward_ms"]:
-            yield f"**No gain**: {_label(row)} takes at least as long as naive."
-    yield from _same(results)
-
-
-def _same(results: Results) -> Iterator[str]:
-    printed: dict[tuple[Shape, bool, str], str] = {}
-    for row in (row for row in results.rows if "forward_std_ms" in row.figures):
-        digits = ("forward_ms", "forward_min_ms", "forward_max_ms")
-        key = (shape_of(row), row.case["causal"], " ".join(format_number(row.figures[d], "ms") for d in digits))
-        if key in printed:
-            yield f"**Equal to the last digit**: {_label(row)} has the times of {printed[key]}."
-        printed[key] = row.case["implementation"]
+def _unlike_products(results: Results) -> tuple[str, ...]:
+    found = {row.case["implementation"] for row in results.of(device="cuda", precision="fp32")}
+    return (_UNLIKE,) if found & {"flash", "torch"} else ()
 
 
 def _rates(results: Results) -> list[Rate]:
@@ -202,12 +150,14 @@ def _rates(results: Results) -> list[Rate]:
     found = []
     for row in results.rows:
         cost = shape_of(row).cost(row.case["causal"])
-        flops, precision = attention_forward_flops(cost), str(row.case["precision"])
+        flops, precision, said = attention_forward_flops(cost), str(row.case["precision"]), label(row)
+        if row.case["device"] == "cuda" and (row.case["implementation"], precision) == ("torch", "fp32"):
+            flops, precision, said = 3 * flops, "tf32", f"{said}, {THREE_PRODUCTS}"
         if f"{FORWARD}_ms" in row.figures:
             ms = row.figures[f"{FORWARD}_ms"]
-            found.append(Rate(f"forward, {_label(row)}", precision, flops, attention_forward_bytes(cost), ms))
+            found.append(Rate(f"forward, {said}", precision, flops, attention_forward_bytes(cost), ms))
         if f"{BOTH}_ms" in row.figures:
-            found.append(Rate(f"and backward, {_label(row)}", precision, 3 * flops, None, row.figures[f"{BOTH}_ms"]))
+            found.append(Rate(f"and backward, {said}", precision, 3 * flops, None, row.figures[f"{BOTH}_ms"]))
     return found
 
 
@@ -221,7 +171,7 @@ def _residences(results: Results) -> list[Residence]:
             cost, stores = shape_of(row).cost(row.case["causal"]), name in _STORES_SCORES
             least = cost.tensor_bytes + (square_bytes(cost) if stores else 0)
             why = "output and scores" if stores else "output"
-            found.append(Residence(_label(row), row.figures[f"{FORWARD}_peak_bytes"], least, why))
+            found.append(Residence(label(row), row.figures[f"{FORWARD}_peak_bytes"], least, why))
     return found
 
 

@@ -6,14 +6,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nsys_analyzer.analysis.attention_costs import AttentionShape
-from nsys_analyzer.analysis.scaling import fitted_exponent
 from nsys_analyzer.benches.model import Results, Row
-from nsys_analyzer.report.model import Bars, Cell, Column, Lines, Spread, Table
+from nsys_analyzer.report.model import Bars, Cell, Column, Spread, Table
 
 #: What is measured, as the prefix of its figures.
 FORWARD, BOTH = "forward", "forward_backward"
 _WORDS = {FORWARD: "forward", BOTH: "forward and backward"}
 _BYTES = {"fp32": 4, "bf16": 2}
+#: The kinds of errors, and the titles of their columns; and the figures that say how large they may be.
+_KINDS = {"max": ("forward", "gradients", "tolerance"), "relative": ("‖forward‖", "‖gradients‖", "‖tolerance‖")}
+_TOLERANCES = {"max": "tolerance", "relative": "relative_tolerance"}
+_MASKS = ("full", "causal")
 _WIDTHS = (Column("shape"), Column("variant"))
 
 
@@ -63,29 +66,29 @@ def find(results: Results, shape: Shape, implementation: str, causal: bool) -> R
 
 def speed_ups(results: Results, shape: Shape, causal: bool, prefix: str = FORWARD) -> dict[str, float | None]:
     """Naive's time ÷ that of each variant; None where one of the two is missing."""
-    naive = _figure(find(results, shape, "naive", causal), f"{prefix}_ms")
-    own = {name: _figure(find(results, shape, name, causal), f"{prefix}_ms") for name in implementations(results)}
+    naive = figure(find(results, shape, "naive", causal), f"{prefix}_ms")
+    own = {name: figure(find(results, shape, name, causal), f"{prefix}_ms") for name in implementations(results)}
     return {name: naive / ms if naive and ms else None for name, ms in own.items()}
 
 
-def _figure(row: Row | None, key: str) -> float | None:
+def figure(row: Row | None, key: str) -> float | None:
+    """A figure of a row; None where either is missing."""
     return row.figures.get(key) if row else None
 
 
 def _pairs(results: Results) -> Iterator[tuple[Shape, str, tuple[Row | None, Row | None]]]:
-    """Each variant at each shape, not causal and causal."""
+    """Each variant at each shape, not causal and causal; None for what was not run."""
     for shape in shapes(results):
         for name in implementations(results):
-            both = (find(results, shape, name, False), find(results, shape, name, True))
-            if any(both):
-                yield shape, name, both
+            yield shape, name, (find(results, shape, name, False), find(results, shape, name, True))
 
 
 def errors(results: Results) -> Table:
-    """The largest error of each variant in each precision, over all shapes."""
+    """The largest error of each variant in each precision, over all shapes; of each tensor by itself where known."""
+    kinds = [kind for kind in _KINDS if any(f"{FORWARD}_{kind}_error" in row.figures for row in results.rows)]
     columns = (
-        Column("variant"), Column("precision"), Column("cases", "count"), Column("forward"), Column("gradients"),
-        Column("tolerance"),
+        Column("variant"), Column("precision"), Column("cases", "count"),
+        *(Column(title) for kind in kinds for title in _KINDS[kind]),
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for name in implementations(results):
@@ -93,13 +96,20 @@ def errors(results: Results) -> Table:
             own = results.of(implementation=name, precision=precision)
             checked = [row for row in own if f"{FORWARD}_max_error" in row.figures]
             if checked:
-                worst = (_worst(checked, prefix) for prefix in (FORWARD, BOTH))
-                rows.append((name, precision, len(checked), *worst, f"{checked[0].figures['tolerance']:.0e}"))
+                cells = (cell for kind in kinds for cell in _worst_of(checked, kind))
+                rows.append((name, precision, len(checked), *cells))
     return Table(columns, tuple(rows), "Largest error of each variant over all its cases, checked before it was timed:")
 
 
-def _worst(rows: Sequence[Row], prefix: str) -> str | None:
-    found = [row.figures[key] for row in rows if (key := f"{prefix}_max_error") in row.figures]
+def _worst_of(rows: Sequence[Row], kind: str) -> tuple[str | None, ...]:
+    """The largest error of forward, and of the gradients, and what they may be."""
+    tolerances = [row.figures[key] for row in rows if (key := _TOLERANCES[kind]) in row.figures]
+    worst = (_worst(rows, f"{prefix}_{kind}_error") for prefix in (FORWARD, BOTH))
+    return *worst, f"{tolerances[0]:.0e}" if tolerances else None
+
+
+def _worst(rows: Sequence[Row], key: str) -> str | None:
+    found = [row.figures[key] for row in rows if key in row.figures]
     return None if not found else "not a number" if None in found else f"{max(found):.1e}"
 
 
@@ -114,24 +124,43 @@ def times(results: Results, prefix: str) -> Table:
         cells: list[Cell] = []
         for causal, row in enumerate(both):
             cells += [_spread(row, prefix), speed_ups(results, shape, bool(causal), prefix)[name]]
-        full, causal_ms = (_figure(row, f"{prefix}_ms") for row in both)
+        full, causal_ms = (figure(row, f"{prefix}_ms") for row in both)
         gain = full / causal_ms if full and causal_ms else None
-        if prefix == FORWARD or full or causal_ms:
-            rows.append((shape.name, name, *cells, gain, _status(both)))
+        if prefix == FORWARD or any(row.case["backward"] and not _lacks_backward(row) for row in both if row):
+            rows.append((shape.name, name, *cells, gain, _status(results, both, prefix)))
     caption = f"Time of {_WORDS[prefix]}, mean ± standard deviation, not causal and causal, and the one ÷ the other:"
     return Table(columns, tuple(rows), caption)
 
 
 def _spread(row: Row | None, prefix: str) -> Spread | None:
-    mean = _figure(row, f"{prefix}_ms")
-    return None if mean is None else Spread(mean, _figure(row, f"{prefix}_std_ms"))
+    mean = figure(row, f"{prefix}_ms")
+    return None if mean is None else Spread(mean, figure(row, f"{prefix}_std_ms"))
 
 
-def _status(both: Sequence[Row | None]) -> str:
-    words = {name: row.status for name, row in zip(("full", "causal"), both, strict=True) if row}
+def _lacks_backward(row: Row) -> bool:
+    return row.ok and f"{BOTH}_ms" not in row.figures
+
+
+def _status(results: Results, both: Sequence[Row | None], prefix: str) -> str:
+    """How a pass ended, not causal and causal, of those that the bench was asked for."""
+    asked = {row.case["causal"] for row in results.rows}
+    words = {
+        word: status(row, prefix)
+        for causal, word, row in zip((False, True), _MASKS, both, strict=True)
+        if causal in asked
+    }
     if len(set(words.values())) == 1:
         return next(iter(words.values()))
-    return ", ".join(f"{name} {status}" for name, status in words.items())
+    return ", ".join(f"{name} {ended}" for name, ended in words.items())
+
+
+def status(row: Row | None, prefix: str) -> str:
+    """How one pass of a row ended: backward may fail after forward was measured, and never runs after it failed."""
+    if row is not None and f"{prefix}_ms" in row.figures:
+        return "ok"
+    if row is None or row.ok or (prefix == BOTH and f"{FORWARD}_ms" not in row.figures):
+        return "not run"
+    return row.status
 
 
 def memory(results: Results, prefix: str) -> Table:
@@ -142,7 +171,7 @@ def memory(results: Results, prefix: str) -> Table:
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for shape, name, both in _pairs(results):
-        cells = [_figure(row, f"{prefix}_{kind}_bytes") for row in both for kind in ("peak", "total")]
+        cells = [figure(row, f"{prefix}_{kind}_bytes") for row in both for kind in ("peak", "total")]
         if any(cell is not None for cell in cells):
             rows.append((shape.name, name, *cells, _over_inputs(both, prefix)))
     caption = f"Memory of {_WORDS[prefix]} above the inputs, at its peak and all allocations together:"
@@ -151,55 +180,8 @@ def memory(results: Results, prefix: str) -> Table:
 
 def _over_inputs(both: Sequence[Row | None], prefix: str) -> float | None:
     """The peak ÷ the bytes of q, k and v, not causal where that was measured."""
-    pairs = [(_figure(row, f"{prefix}_peak_bytes"), _figure(row, "inputs_bytes")) for row in both]
+    pairs = [(figure(row, f"{prefix}_peak_bytes"), figure(row, "inputs_bytes")) for row in both]
     return next((peak / inputs for peak, inputs in pairs if peak is not None and inputs), None)
-
-
-def _families(results: Results) -> Iterator[list[Shape]]:
-    """Shapes that differ in their tokens alone, where there are several, the shortest first."""
-    groups: dict[Shape, list[Shape]] = {}
-    for shape in sorted(shapes(results), key=lambda shape: shape.context_length):
-        groups.setdefault(shape._replace(context_length=0), []).append(shape)
-    return (group for group in groups.values() if len(group) > 1)
-
-
-def growth(results: Results) -> Iterator[Table]:
-    """To which power of the tokens memory and time grow, of shapes that differ in nothing else."""
-    for family in _families(results):
-        rows: list[tuple[Cell, ...]] = []
-        for name in implementations(results):
-            powers = [_power(results, family, name, f"{FORWARD}_{key}") for key in ("peak_bytes", "total_bytes", "ms")]
-            if any(powers):
-                rows.append((name, f"{family[0].context_length:,} to {family[-1].context_length:,}", *powers))
-        columns = (
-            Column("variant"), Column("tokens"), Column("peak"), Column("allocated"), Column("time"),
-        )  # fmt: skip
-        of = f"{family[0].batch_size} × {family[0].heads} heads, d {family[0].d_head}, {family[0].precision}"
-        yield Table(columns, tuple(rows), f"Growth with the tokens ({of}): the power of N that fits, not causal:")
-
-
-def _points(results: Results, family: Sequence[Shape], name: str, key: str) -> list[tuple[float, float]]:
-    pairs = ((shape.context_length, _figure(find(results, shape, name, False), key)) for shape in family)
-    return [(length, value) for length, value in pairs if value is not None]
-
-
-def _power(results: Results, family: Sequence[Shape], name: str, key: str) -> str | None:
-    power = fitted_exponent(_points(results, family, name, key))
-    return None if power is None else f"{power:.2f}"
-
-
-def memory_by_length(results: Results) -> Iterator[Lines]:
-    """Peak memory over the tokens, a curve for each variant."""
-    for number, family in enumerate(_families(results)):
-        series = tuple(
-            (name, tuple((length, peak / 2**20) for length, peak in points))
-            for name in implementations(results)
-            if len(points := _points(results, family, name, f"{FORWARD}_peak_bytes")) > 1
-        )
-        if series:
-            title = f"Peak memory of forward by tokens, {family[0].heads} heads, d {family[0].d_head}"
-            key = f"variants-memory-by-tokens{f'-{number + 1}' if number else ''}"
-            yield Lines(key, title, series, "tokens", "MiB above the inputs", log_x=True, log_y=True)
 
 
 def speed_up_figures(results: Results) -> Iterator[Bars]:
