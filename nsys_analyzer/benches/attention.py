@@ -8,13 +8,12 @@ from typing import Any
 from nsys_analyzer.benches.attention_answers import PHASES, Pair, answers, flags, latest, pairs_of, widths
 from nsys_analyzer.benches.attention_bytes import accounting, rates, residences, shape_name
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
+from nsys_analyzer.benches.endings import messages
 from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.report.model import (
     Block,
-    Cell,
     Column,
-    Details,
     Figure,
     Lines,
     Listing,
@@ -73,7 +72,7 @@ def _section(results: Results) -> Section:
         _memory(pairs),
         *_figures(results),
         *accounting(results),
-        *_messages(results.rows),
+        *messages(results.rows, shape_name),
         *physics(results, rates(results), residences(results)),
     )
     return Section("bench-attention", "Bench: attention over context length, eager and compiled", blocks)
@@ -156,14 +155,6 @@ def _figures(results: Results) -> Iterator[Figure]:
 
 def _points(rows: Sequence[Row], key: str, scale: int) -> tuple[tuple[float, float | None], ...]:
     return tuple((row.case["context_length"], row.figures[key] / scale) for row in rows if key in row.figures)
-
-
-def _messages(rows: Sequence[Row]) -> Iterator[Block]:
-    """Why rows are not ok, folded away."""
-    lacking: list[tuple[Cell, ...]] = [(shape_name(row), row.status, row.message) for row in rows if not row.ok]
-    if lacking:
-        columns = (Column("shape"), Column("status"), Column("message"))
-        yield Details(f"What was not measured, and why: {len(lacking)} rows", (Table(columns, tuple(lacking)),))
 
 
 BENCH = Bench(

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from nsys_analyzer.analysis.scaling import fitted_exponent
 from nsys_analyzer.benches.attention_bytes import shape_name
+from nsys_analyzer.benches.endings import endings
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.units import format_number, percent
 
@@ -15,9 +16,6 @@ PHASES = ("forward", "backward")
 Pair = tuple[int, int, Row | None, Row | None]
 #: A coefficient of variation above which a mean is no speed-up's.
 _UNSTEADY = 0.1
-_ENDINGS = {
-    "oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here",
-}  # fmt: skip
 
 
 def latest(results: Results) -> Results:
@@ -42,11 +40,7 @@ def answers(results: Results, pairs: Sequence[Pair]) -> Iterator[str]:
         span = _span(exponents, "{:.2f}")
         yield f"Memory before backward grows with the context length to the power {span} (eager, fitted at each width)."
     yield from _of_compiling(pairs)
-    for status, words in _ENDINGS.items():
-        if ended := [shape_name(row) for row in results.rows if row.status == status]:
-            yield f"{words}: {'; '.join(ended)}."
-    if all(row.ok for row in results.rows):
-        yield "No shape ran out of memory."
+    yield from endings(results.rows, shape_name, "No shape ran out of memory.")
 
 
 def _of_compiling(pairs: Sequence[Pair]) -> Iterator[str]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsys_analyzer.analysis.models import model_from_dimensions
+from nsys_analyzer.benches.endings import named
 from nsys_analyzer.benches.model import Row
-from nsys_analyzer.benches.steps import PHASES, model_name, named, size_of, spread
+from nsys_analyzer.benches.steps import PHASES, model_name, size_of, spread
 from nsys_analyzer.report.model import Bars, Cell, Column, Details, Table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
 

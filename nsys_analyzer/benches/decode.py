@@ -26,6 +26,7 @@ from nsys_analyzer.benches.decode_work import (
     tokens_per_s,
     warm_times,
 )
+from nsys_analyzer.benches.endings import messages
 from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.report.model import (
@@ -110,7 +111,7 @@ def _section(results: Results) -> Section:
         *_speed_ups(groups),
         *_figures(groups),
         Details("Check of the logits, and memory", (_check(rows),)),
-        *_messages(rows),
+        *messages(rows, name_of),
         *physics(results, tuple(rates(rows)), residences(rows)),
         Paragraph(_DEFINITIONS),
     )
@@ -221,13 +222,6 @@ def _check(rows: Sequence[Row]) -> Table:
         "positions with the same likeliest token; the peak of memory, and in it the weights and the cache's room:"
     )
     return Table(columns, cells, caption)
-
-
-def _messages(rows: Sequence[Row]) -> Iterator[Block]:
-    lacking: list[tuple[Cell, ...]] = [(name_of(row), row.status, row.message) for row in rows if not row.ok]
-    if lacking:
-        columns = (Column("configuration"), Column("status"), Column("message"))
-        yield Details(f"What was not measured, and why: {len(lacking)} rows", (Table(columns, tuple(lacking)),))
 
 
 BENCH = Bench(

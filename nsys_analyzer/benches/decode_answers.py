@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from nsys_analyzer.benches.decode_work import bandwidth_share, model_of, name_of, next_ms, warm_times
+from nsys_analyzer.benches.endings import endings
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Unit
 from nsys_analyzer.report.units import format_number, milliseconds
@@ -13,9 +14,6 @@ from nsys_analyzer.report.units import format_number, milliseconds
 ATTENTIONS = ("unfused", "sdpa")
 #: The rows of one model and precision by attention, and whether there is a cache.
 Group = Mapping[tuple[str, bool], Row]
-_ENDINGS = {
-    "oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here",
-}  # fmt: skip
 
 
 def groups_of(rows: Sequence[Row]) -> dict[str, Group]:
@@ -62,9 +60,7 @@ def answers(results: Results, groups: Mapping[str, Group]) -> Iterator[str]:
     yield from _of_the_cache(groups)
     yield from _of_attention(groups)
     yield from _of_throughput(results)
-    for status, words in _ENDINGS.items():
-        if ended := [name_of(row) for row in results.rows if row.status == status]:
-            yield f"{words}: {'; '.join(ended)}."
+    yield from endings(results.rows, name_of)
 
 
 def _of_the_cache(groups: Mapping[str, Group]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
+from nsys_analyzer.benches.endings import messages
 from nsys_analyzer.benches.flash_costs import Limits, find_limits, least_ms, rates, residences
 from nsys_analyzer.benches.flash_tables import (
     NAMES,
@@ -14,7 +15,6 @@ from nsys_analyzer.benches.flash_tables import (
     find,
     flat_until,
     matrix,
-    not_measured,
     passes_measured,
     ratio,
     shape_name,
@@ -86,7 +86,7 @@ def _section(results: Results) -> Section:
         *_figures(results, precisions),
         errors(results),
         *(block for precision in precisions for block in details(results, precision, limits.get(precision))),
-        *not_measured(results),
+        *messages(results.rows, shape_name),
         *physics(results, rates(results), residences(results)),
         Paragraph(_DEFINITIONS),
     )

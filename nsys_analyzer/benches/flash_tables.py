@@ -12,7 +12,6 @@ from nsys_analyzer.report.model import Block, Cell, Column, Details, Table, Unit
 NAMES = {"flash": "flash", "unfused": "unfused", "sdpa": "SDPA", "sdpa_flash": "SDPA flash"}
 PASSES = (("forward_ms", "forward"), ("backward_ms", "backward"), ("end_to_end_ms", "end to end"))
 _WHOLE = PASSES[-1][0]
-_MOST_SAID = 60
 _FLAT = 1.1
 _ENOUGH = 5
 
@@ -148,13 +147,6 @@ def _error(found: Sequence[float], is_reference: bool) -> str | None:
     return "reference" if is_reference else f"{max(found):.1e}"
 
 
-def not_measured(results: Results) -> tuple[Block, ...]:
-    """The rows that did not come to their end, and why."""
-    rows = [(shape_name(row), row.status, _brief(row.message)) for row in results.rows if not row.ok]
-    columns = (Column("what"), Column("status"), Column("why"))
-    return (Details("What was not measured to its end", (Table(columns, tuple(rows)),)),) if rows else ()
-
-
 def passes_measured(results: Results, calls: str) -> str:
     """What was measured on a GPU, and how many passes were measured by few calls."""
     passes = [(row, key.removesuffix("_ms")) for row in results.rows for key, _ in PASSES if key in row.figures]
@@ -181,10 +173,6 @@ def shape_name(row: Row) -> str:
     case = row.case
     name = NAMES[case["implementation"]]
     return f"{name}, {case['precision']}, d_head {case['d_head']}, context {case['context_length']:,}"
-
-
-def _brief(message: str) -> str:
-    return message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}…"
 
 
 def spread(values: Sequence[float], pattern: str) -> str:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
+from nsys_analyzer.benches.endings import endings, messages
 from nsys_analyzer.benches.memory_facts import (
     bound_of,
-    endings,
     flags,
     paces_of,
     phases_of,
@@ -19,7 +19,7 @@ from nsys_analyzer.benches.memory_facts import (
     sloped,
     trained,
 )
-from nsys_analyzer.benches.memory_tables import captured, holders, layers, messages, peaks, reserved, slopes
+from nsys_analyzer.benches.memory_tables import captured, holders, layers, peaks, reserved, slopes
 from nsys_analyzer.benches.model import Bench, Case, Option, Profiled, Results, Row, Settings
 from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.capture.targets import Sweep
@@ -125,7 +125,7 @@ def _section(results: Results) -> Section:
         ),
         *([Listing(warnings)] if warnings else []),
         peaks(results),
-        *messages(results),
+        *messages(results.rows, run_name),
         *timelines[:_UNFOLDED],
         *([Details("More timelines", timelines[_UNFOLDED:])] if timelines[_UNFOLDED:] else []),
         Paragraph(_source(results)),
@@ -163,7 +163,7 @@ def _answers(results: Results) -> Iterator[str]:
     if bounds:
         yield f"The phases forward and backward are {_counted(bounds)}."
     yield from _slowing(steps)
-    yield from endings(results)
+    yield from endings(results.rows, run_name, "Nothing ran out of memory.")
 
 
 def _slowing(steps: list[Row]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from nsys_analyzer.report.units import format_number, milliseconds
 SLOPED = ("forward", "backward")
 #: How far two counts of the same bytes may lie apart, and two peaks that pass for equal.
 _TOLERANCE = 0.001
-_ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
 _TIGHTEST = 6
 _FLOPS = {"forward": forward_flops, "backward": backward_flops}
 
@@ -91,15 +90,6 @@ def place_of_peak(row: Row) -> str:
     if tied[-1]["name"] == "backward":
         return f"where {own[0]} ends and backward begins"
     return f"equally in its {' and '.join(own)}"
-
-
-def endings(results: Results) -> Iterator[str]:
-    """A sentence for each way in which rows ended that are not ok, or that nothing ran out of memory where all are."""
-    for status, word in _ENDINGS.items():
-        if ended := [run_name(row) for row in results.rows if row.status == status]:
-            yield f"{word}: {', '.join(ended)}."
-    if all(row.ok for row in results.rows):
-        yield "Nothing ran out of memory."
 
 
 def _times(count: int) -> str:

@@ -81,15 +81,6 @@ def reserved(results: Results) -> tuple[Block, ...]:
     return (Details("What the allocator held" if on_gpu else "Memory between steps", (table,)),)
 
 
-def messages(results: Results) -> tuple[Block, ...]:
-    """Why rows are not ok."""
-    lacking = [(run_name(row), row.status, row.message) for row in results.rows if not row.ok]
-    if not lacking:
-        return ()
-    table = Table((Column("run"), Column("status"), Column("message")), tuple(lacking))
-    return (Details(f"What was not measured, and why: {len(lacking)} rows", (table,)),)
-
-
 def layers(results: Results) -> tuple[Block, ...]:
     """The residual stream, what a layer keeps for backward, and for the largest of them the two sums line by line."""
     rows = [row for row in results.rows if row.ok and trained(row)]

@@ -10,9 +10,12 @@ from nsys_analyzer.analysis.mantissa import MANTISSA_BITS, PRECISION_BY_BITS
 from nsys_analyzer.analysis.models import ModelSize, find_model
 from nsys_analyzer.analysis.saved_tensors import saved_by_layer
 from nsys_analyzer.benches.conditions import precision_warnings
+from nsys_analyzer.benches.endings import endings as endings_of
+from nsys_analyzer.benches.endings import messages as messages_of
+from nsys_analyzer.benches.endings import named
 from nsys_analyzer.benches.model import Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import Rate, Residence
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Listing, Spread, Table
+from nsys_analyzer.report.model import Block, Listing, Spread
 from nsys_analyzer.report.units import percent
 
 TARGET = "profiling_targets.training_steps"
@@ -33,7 +36,6 @@ SHARED: tuple[Option, ...] = (
 )
 
 _UNSTEADY = 0.1
-_MOST_NAMED = 4
 
 
 def step_case(settings: Settings, label: str, environment: Mapping[str, str] | None = None, **values: Any) -> Case:
@@ -83,27 +85,14 @@ def flags(results: Results, rows: Sequence[Row]) -> Iterator[Block]:
         yield Listing(tuple(lines))
 
 
-def named(names: Iterable[str]) -> str:
-    """The names for a sentence, of many the first, and how many more there are."""
-    every = list(names)
-    more = f"; {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
-    return "; ".join(every[:_MOST_NAMED]) + more
-
-
 def endings(rows: Sequence[Row]) -> Iterator[str]:
     """A sentence for each status that is not ok, with the configurations that ended so."""
-    words = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
-    for status, word in words.items():
-        if ended := [row for row in rows if row.status == status]:
-            yield f"{word}: {named(title(row, rows) for row in ended)}."
+    return endings_of(rows, lambda row: title(row, rows))
 
 
 def messages(rows: Sequence[Row]) -> Iterator[Block]:
     """Why rows are not ok, folded away."""
-    lacking: list[tuple[Cell, ...]] = [(title(row, rows), row.status, row.message) for row in rows if not row.ok]
-    if lacking:
-        columns = (Column("configuration"), Column("status"), Column("message"))
-        yield Details(f"What was not measured, and why: {len(lacking)} rows", (Table(columns, tuple(lacking)),))
+    return messages_of(rows, lambda row: title(row, rows))
 
 
 def rates(rows: Sequence[Row]) -> tuple[Rate, ...]:
