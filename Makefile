@@ -35,4 +35,4 @@ bench: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_target
 
 clean:
-	rm -rf $(VENV) .nsys demo runs
+	rm -rf $(VENV) .nsys demo runs bench
