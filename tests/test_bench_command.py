@@ -119,6 +119,16 @@ def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
         invoke("report", tmp_path, "-o", tmp_path / "r.md")
 
 
+def test_rows_without_their_figures_are_one_line(tmp_path: Path) -> None:
+    case = {"device": "cpu", "d": 8, "context_length": 16, "compile": False}  # no batch_size, and no figures
+    row = {"module": "profiling_targets.attention", "case": case, "environment": {}, "status": "ok", "figures": {}}
+    header = {"schema_version": 1, "bench": "attention"}
+    (tmp_path / NAME).write_text("".join(json.dumps(line) + "\n" for line in (header, row)))
+    with pytest.raises(ConfigurationError, match="has rows that this version cannot read"):
+        invoke("report", tmp_path, "-o", tmp_path / "r.md")
+    assert not (tmp_path / "r.md").exists()
+
+
 def test_a_bench_that_is_unknown_here(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text('{"schema_version": 1, "bench": "of tomorrow"}\n')
     with pytest.raises(ConfigurationError, match=r"Unknown bench 'of tomorrow'\. Known benches: "):

@@ -11,10 +11,11 @@ from typing import Any
 
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.benches import find_bench
-from nsys_analyzer.benches.model import CEILINGS, Finished, Results
+from nsys_analyzer.benches.model import CEILINGS, Bench, Finished, Results
 from nsys_analyzer.capture.cases import NAME, Row, read_file
 from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.commands.gather import Given, gather
+from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Details, Listing, Section
 
 CAPTURES = "captures"
@@ -35,7 +36,7 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
         seen_as: the folder as the section's reader sees it, empty where the section lies in it.
 
     Raises:
-        ConfigurationError: the file of rows is damaged, or its bench is unknown.
+        ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
     """
     header, rows = read_file(folder / NAME)
     bench = find_bench(header["bench"])
@@ -47,7 +48,18 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
         tuple(header["runs"]),
         seen_as,
     )
-    return Finished(bench.name, results, _with_commands(bench.section(results), results.commands))
+    return Finished(bench.name, results, _with_commands(_section(bench, results, folder), results.commands))
+
+
+def _section(bench: Bench, results: Results, folder: Path) -> Section:
+    """The bench's section; rows that its targets never write (edited by hand, of another version) have none."""
+    try:
+        return bench.section(results)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"{folder / NAME} has rows that this version cannot read ({type(error).__name__}: {error})",
+            f"Make them anew: nsys-analyze bench {bench.name} --rerun",
+        ) from error
 
 
 def _with_commands(section: Section, commands: tuple[str, ...]) -> Section:
