@@ -203,3 +203,32 @@ def test_on_the_cpu(name: str, tmp_path: Path) -> None:
     text = (tmp_path / "b" / f"{name}.md").read_text(encoding="utf-8")
     assert "*Conditions.* Device: CPU" in text
     assert (tmp_path / "b" / f"{name}.csv").read_text().count("\n") > 1
+
+
+def test_a_resume_with_other_options_is_refused(run: Run, tmp_path: Path) -> None:
+    run(case("ok"))
+    path = tmp_path / "b" / NAME
+    header, *rows = path.read_text().splitlines()
+    made = {**json.loads(header), "settings": {"device": "cuda", "batch_size": 1}}
+    path.write_text("\n".join([json.dumps(made), *rows, ""]))
+    plan = BenchPlan(fake("test"), (case("ok", 2),), Profiled(()), None, (), {"device": "cpu", "batch_size": 1})
+    with pytest.raises(ConfigurationError, match=r"was made with --device cuda\. Give that, or another --output-dir"):
+        run_bench(plan, tmp_path / "b", 30, True)
+
+
+@pytest.mark.parametrize("left", ["", "{", '{"module": "profi'])
+def test_a_resume_of_what_was_cut_in_its_first_lines(left: str, run: Run, tmp_path: Path) -> None:
+    run(case("ok"))
+    path = tmp_path / "b" / NAME
+    header = path.read_text().splitlines()[0]
+    path.write_text(f"{header}\n{left}" if left != "{" else header[:20])
+    assert run(case("ok"), case("ok", 2), resume=True) == ("ok ok, ok ok", True)
+    assert len(read_file(path)[1]) == 2
+
+
+def test_a_report_of_nothing_measured_yet(run: Run, tmp_path: Path) -> None:
+    run(case("ok"))
+    path = tmp_path / "b" / NAME
+    path.write_text(path.read_text().splitlines()[0] + "\n")
+    assert invoke("report", tmp_path / "b", "-o", tmp_path / "r.md").exit_code == 0
+    assert "Nothing was measured yet" in (tmp_path / "r.md").read_text()

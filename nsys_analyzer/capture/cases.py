@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ FOLDER = "NSYS_ANALYZE_BENCH_FOLDER"
 SCHEMA_VERSION = 1
 _LOG = "target.log"
 #: Ends after which a case is not run again.
-_FINAL = ("ok", "oom", "unsupported")
+_FINAL = ("ok", "oom")
 #: Rows after which a target ends by itself, its other cases left to a fresh process.
 _STOPPING = ("oom", "failed")
 
@@ -114,8 +115,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row, ...]]:
     Raises:
         ConfigurationError: the file is none of a bench's.
     """
-    *lines, rest = path.read_text(encoding="utf-8").split("\n")
     try:
+        *lines, rest = path.read_text(encoding="utf-8").split("\n")
         header, *found = (json.loads(line) for line in (lines or [rest]))
         rows = {(row := _row(one)).key: row for one in found if "module" in one}
         commands = [one["run"] for one in (header, *found) if one.get("run") and "module" not in one]
@@ -163,7 +164,8 @@ class _Process:
     def __init__(self, cases: Sequence[Case], folder: Path, progress: Progress) -> None:
         self._todo = list(cases)
         self._folder, self._progress = folder, progress
-        self._given, self._taken = folder / ".cases.json", folder / ".rows.jsonl"
+        own = uuid.uuid4().hex  # what an earlier run was killed over may still write to files of its own
+        self._given, self._taken = (folder.resolve() / f".{own}.{kind}" for kind in ("cases.json", "rows.jsonl"))
         self._since = time.monotonic()
         self._read, self._last = 0, ""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nsys_analyzer.benches import all_cases
@@ -17,13 +17,17 @@ from nsys_analyzer.errors import CaptureError
 
 @dataclass(frozen=True)
 class BenchPlan:
-    """A bench with its cases, what is profiled besides and by what, and what the user should know before."""
+    """A bench with its cases, what is profiled besides and by what, and what the user should know before.
+
+    ``shared`` are the settings that all cases have: the device, and each option that takes one value.
+    """
 
     bench: Bench
     cases: tuple[Case, ...]
     profiled: Profiled
     profiler: Profiler | None
     notices: tuple[str, ...]
+    shared: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
         """Every case as the command that measures it alone, and every program that is profiled."""
@@ -69,7 +73,8 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         profiler, notices = choose_profiler(recording, (), device)
     if device == "cpu" and any(option.cpu != option.cuda and option.name not in given for option in bench.options):
         notices = (*notices, "On the CPU the defaults are smaller; --help lists them beside those of a GPU.")
-    return BenchPlan(bench, all_cases(bench, settings), profiled, profiler, notices)
+    shared = {"device": device, **{one.name: settings[one.name] for one in bench.options if not one.several}}
+    return BenchPlan(bench, all_cases(bench, settings), profiled, profiler, notices, shared)
 
 
 def _value(option: Option, options: Mapping[str, Any], given: Collection[str], device: str) -> Any:

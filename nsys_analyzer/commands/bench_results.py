@@ -14,9 +14,9 @@ from nsys_analyzer.benches import find_bench
 from nsys_analyzer.benches.model import CEILINGS, Bench, Finished, Results
 from nsys_analyzer.capture.cases import NAME, Row, read_file
 from nsys_analyzer.capture.placement import made_whole
-from nsys_analyzer.commands.gather import Given, gather
+from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.model import Details, Listing, Section
+from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
 
 CAPTURES = "captures"
 
@@ -44,7 +44,9 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
     results = Results(
         tuple(row for row in rows if row.module != CEILINGS),
         {row.case["precision"]: row for row in rows if row.module == CEILINGS and row.ok},
-        gather([captures], PhaseNames.parse(()), Given(), None) if captures.is_dir() else (),
+        gather([captures], PhaseNames.parse(()), Given(), None)
+        if captures.is_dir() and holds_captures(captures)
+        else (),
         tuple(header["runs"]),
         seen_as,
     )
@@ -53,12 +55,15 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
 
 def _section(bench: Bench, results: Results, folder: Path) -> Section:
     """The bench's section; rows that its targets never write (edited by hand, of another version) have none."""
+    if not results.rows:
+        text = "Nothing was measured yet: the same command with `--resume` goes on."
+        return Section(f"bench-{bench.name}", f"Bench: {bench.name}", (Paragraph(text),))
     try:
         return bench.section(results)
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ConfigurationError(
             f"{folder / NAME} has rows that this version cannot read ({type(error).__name__}: {error})",
-            f"Make them anew: nsys-analyze bench {bench.name} --rerun",
+            f"Rows of this version come from nsys-analyze bench {bench.name} --output-dir ANOTHER",
         ) from error
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from nsys_analyzer.benches.model import CEILINGS
 from nsys_analyzer.capture.cases import NAME, Row, go_on, read_file, remaining_cases, run_cases, start_file
 from nsys_analyzer.capture.machine import provenance
 from nsys_analyzer.capture.process import Ended
@@ -18,6 +20,7 @@ from nsys_analyzer.commands.writing import command_line, write_markdown_of
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Report
 
+_WELL = ("ok", "oom", "unsupported")
 _AGAIN = "--resume keeps what is finished, --rerun replaces it, --output-dir puts the results elsewhere"
 
 
@@ -42,19 +45,20 @@ def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | No
         todo = remaining_cases(plan.cases, rows)
         captures, again = folder / CAPTURES, resume is not False
         targets = remaining(plan.profiled.targets, captures, plan.profiler, again)
-        if rows and (todo or targets):
+        if resume and (todo or targets):
             go_on(folder, command_line())
         total = len(plan.cases) + len(plan.profiled.targets)
         with shown(total, total - len(todo) - len(targets)) as progress:
             run_cases(todo, folder, timeout_s, progress)
             ended = _profile(targets, plan, captures, timeout_s, progress)
+        _, rows = read_file(folder / NAME)
+        write_rows([row for row in rows if row.module != CEILINGS], folder / f"{plan.bench.name}.csv")
         finished = read_finished(folder, "")
-        write_rows(finished.results.rows, folder / f"{plan.bench.name}.csv")
         report = Report(f"nsys-analyze bench {plan.bench.name}", (finished.section,))
         write_markdown_of(report, folder / f"{plan.bench.name}.md")
-    _, rows = read_file(folder / NAME)
-    done = not remaining_cases(plan.cases, rows) and all(one.status in ("ok", "oom") for one in ended)
-    return report, done
+    keys = {case.key for case in plan.cases}
+    well = all(row.status in _WELL for row in rows if row.key in keys)
+    return report, well and all(one.status in _WELL for one in ended)
 
 
 def _profile(
@@ -70,13 +74,26 @@ def _profile(
 def _prepared(plan: BenchPlan, folder: Path, resume: bool | None) -> Sequence[Row]:
     """The rows that are there already; without any the file is begun."""
     path = folder / NAME
-    if path.exists():
+    if path.exists() and not (resume and b"\n" not in path.read_bytes()):  # an interrupt may have cut its first line
         header, rows = read_file(path)
         if header["bench"] != plan.bench.name:
             raise ConfigurationError(f"{folder} holds a bench {header['bench']}", "Name another --output-dir")
         if resume is None:
             raise ConfigurationError(f"{path} is there already", _AGAIN)
         if resume:
+            _check_settings(plan, folder, header, rows)
             return rows
-    start_file(folder, {"bench": plan.bench.name, "run": command_line(), **provenance(Path.cwd())})
+    about = {"bench": plan.bench.name, "run": command_line(), "settings": dict(plan.shared)}
+    start_file(folder, {**about, **provenance(Path.cwd())})
     return ()
+
+
+def _check_settings(plan: BenchPlan, folder: Path, header: Mapping[str, Any], rows: Sequence[Row]) -> None:
+    """Raises where the rows that are there were measured on another device, or with other options for all cases."""
+    made = header.get("settings") or ({"device": rows[-1].case.get("device")} if rows else {})
+    for key, value in plan.shared.items():
+        if made.get(key, value) != value:
+            option = f"--{key.replace('_', '-')} {made[key]}"
+            raise ConfigurationError(
+                f"{folder / NAME} was made with {option}", "Give that, or another --output-dir, or --rerun"
+            )
