@@ -515,3 +515,12 @@ def test_a_report_may_be_json(tmp_path: Path) -> None:
     arguments = ["report", str(trace), "--format", "json", "-o", str(output)]
     assert CliRunner().invoke(cli, arguments, catch_exceptions=False).exit_code == 0
     assert output.is_file()
+
+
+def test_operators_are_kept_beside_the_ranges(tmp_path: Path) -> None:
+    trace = gpu_step().operator("aten::mm", 105, 20).operator("MmBackward0", 240, 30, tid=AUTOGRAD)
+    loaded = Trace.load(converted(trace, tmp_path))
+    operators = loaded.operators
+    assert [operators.names[name] for name in operators.name] == ["aten::mm", "MmBackward0"]
+    assert (operators.end - operators.start).tolist() == [20_000, 30_000]
+    assert not set(loaded.ranges.names) & set(operators.names)

@@ -349,3 +349,12 @@ def test_a_page_of_noise(tmp_path: Path, real_capture: RealCapture, at: float) -
 def test_a_table_that_carries_a_version_in_its_name(tmp_path: Path) -> None:
     export = training_step(Export(rename={"NVTX_EVENTS": "NVTX_EVENTS_V2"}))
     assert len(Trace.load(export.write(tmp_path / "t.sqlite")).ranges) == 4  # step, forward, backward, optimizer
+
+
+def test_operators_are_the_ranges_that_autograd_annotated(tmp_path: Path) -> None:
+    """A name with IDs is an operator's wherever it stands, and so is aten's without; a person's own is none."""
+    export = Export().range("forward", 0, 100).range("aten::mm, seq = 3, op_id = 7", 10, 20)
+    export.range("MmBackward0, op_id = 8", 30, 40, by_id=True).range("aten::add_", 50, 60)
+    trace = Trace.load(export.write(tmp_path / "t.sqlite"))
+    assert [trace.operators.names[name] for name in trace.operators.name] == ["aten::mm", "MmBackward0", "aten::add_"]
+    assert len(trace.ranges) == 4

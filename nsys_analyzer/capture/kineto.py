@@ -14,6 +14,7 @@ from nsys_analyzer.capture.kineto_rows import (
     export_rows,
     gpu_rows,
     memory_rows,
+    operator_event_rows,
     range_rows,
     thread_rows,
 )
@@ -73,6 +74,7 @@ def _tables(trace: KinetoTrace) -> dict[str, Rows]:
     tables = gpu_rows(trace, threads, strings) if trace.has_gpu else operator_rows(trace, threads, strings)
     tables |= {
         "NVTX_EVENTS": range_rows(trace, threads, strings),
+        "TORCH_OPERATOR_EVENTS": operator_event_rows(trace, threads, strings),
         "CUDA_GPU_MEMORY_USAGE_EVENTS": memory_rows(trace, threads),
         "ThreadNames": thread_rows(trace, threads, strings),
         "TARGET_INFO_SYSTEM_ENV": environment_rows(trace),

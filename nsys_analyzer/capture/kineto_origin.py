@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_fresh, is_sqlite, trace_stem
 
-CONVERTER = "2"
+CONVERTER = "3"
 """The version of this package's converter; a file of another one is made again."""
 
 _VERSION, _SUFFIX = "EXPORT_CONVERTER_VERSION", "EXPORT_SOURCE_SUFFIX"  # rows of META_DATA_EXPORT

@@ -96,6 +96,12 @@ def range_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
         yield event.start, event.end, _PUSH_POP, threads.thread(event.pid, event.tid), strings(event.name), 0
 
 
+def operator_event_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
+    """TORCH_OPERATOR_EVENTS: every operator, autograd's bookkeeping among them, as it ran on its thread."""
+    for event in trace.of("operator"):
+        yield event.start, event.end, threads.thread(event.pid, event.tid), strings(event.name)
+
+
 def memory_rows(trace: KinetoTrace, threads: Threads) -> Rows:
     """CUDA_GPU_MEMORY_USAGE_EVENTS: what PyTorch's allocator gave out and took back, and what it then held.
 

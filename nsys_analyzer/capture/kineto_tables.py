@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 _GPU = "start end deviceId contextId streamId correlationId globalPid"
-#: Tables with their columns, named and typed as schema 3.20 of nsys has them; integers but for ``:str``.
+#: Tables with their columns, named and typed as schema 3.20 of nsys has them; integers but for ``:str``. One is ours:
+#: TORCH_OPERATOR_EVENTS.
 _COLUMNS = {
     "CUPTI_ACTIVITY_KIND_KERNEL": f"{_GPU} demangledName shortName graphNodeId",
     "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_GPU} bytes copyKind graphNodeId",
     "CUPTI_ACTIVITY_KIND_MEMSET": f"{_GPU} bytes graphNodeId",
     "CUPTI_ACTIVITY_KIND_RUNTIME": "start end globalTid correlationId nameId returnValue",
     "NVTX_EVENTS": "start end eventType globalTid textId domainId",
+    "TORCH_OPERATOR_EVENTS": "start end globalTid nameId",
     "CUDA_GPU_MEMORY_USAGE_EVENTS": (
         "start globalPid deviceId contextId address pc bytes memKind memoryOperationType"
         " localMemoryPoolSize localMemoryPoolUtilizedSize"

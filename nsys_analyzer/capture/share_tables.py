@@ -20,7 +20,6 @@ _MORE_COLUMNS = {
     ),
     "memcpy": ("bytes", "copyKind"),
     "memset": ("bytes",),
-    "runtime": ("end",),
     "nvtx": ("domainId",),
     "memory": ("deviceId", "address", "memKind", "correlationId", "streamId"),
     "gpus": ("memoryBandwidth", "clockRate", "l2CacheSize", "computeMajor", "computeMinor"),

@@ -81,16 +81,17 @@ class Operations:
 
 @dataclass(frozen=True)
 class Launches:
-    """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
+    """API calls: start and end in ns, global thread ID, correlation ID, and a code of what each does (``CALLS``)."""
 
     start: Ints
+    end: Ints
     thread: Ints
     correlation: Ints
     call: SmallInts
 
     def select(self, mask: Any) -> Launches:
         """The calls that a boolean mask or an index array picks."""
-        return Launches(self.start[mask], self.thread[mask], self.correlation[mask], self.call[mask])
+        return Launches(*(getattr(self, key)[mask] for key in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)

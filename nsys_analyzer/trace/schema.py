@@ -78,6 +78,7 @@ RUNTIME = Table(
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
     (
         _START,
+        _END,
         _column("thread", "globalTid", doc="global thread ID"),
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("name", "nameId", doc="StringIds ID of the API function"),
@@ -102,6 +103,19 @@ NVTX = Table(
     "nvtx",
     ("start", "thread"),
     Filter("eventType", "IN (59, 60, 70, 71)"),
+)
+#: PyTorch's operators, as our converter of its profiler's traces keeps them; nsys writes them among the NVTX ranges.
+OPERATORS = Table(
+    "operators",
+    ("TORCH_OPERATOR_EVENTS",),
+    (
+        _START,
+        _END,
+        _column("thread", "globalTid", doc="global thread ID that ran the operator"),
+        _column("name", "nameId", doc="StringIds ID of the operator's name"),
+    ),
+    "cuda",
+    ("start", "end", "thread", "name"),
 )
 GRAPH_NODES = Table(
     "graph_nodes",

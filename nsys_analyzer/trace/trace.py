@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Frame, Ints, dense_codes, distinct, join, values_of
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, distinct, join, values_of
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
@@ -37,6 +38,7 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _OPERATION_TABLES = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)
 _SMALL_TABLES = (
+    schema.OPERATORS,
     schema.GRAPH_NODES,
     schema.MEMORY,
     schema.STRINGS,
@@ -47,7 +49,7 @@ _SMALL_TABLES = (
     schema.ENVIRONMENT,
     schema.EXPORT,
 )
-#: An autograd annotation of ``--pytorch=autograd-nvtx`` carries IDs behind its name.
+#: A range of ``--pytorch=autograd-nvtx`` is an operator, with IDs behind its name.
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
 
 
@@ -60,6 +62,8 @@ class Trace:
         operations, launches, ranges, graph_nodes: the columns.
         failed_allocations: the launches that are allocations without success.
         open_ranges: the ranges without an end.
+        operators: PyTorch's operators (``aten::mm``, ``autograd::engine::evaluate_function: MmBackward0``): events of
+            its profiler, or those of the ranges that ``--pytorch=autograd-nvtx`` wrote.
         metadata: the capture's conditions.
         tables: keys (``trace.schema``) of the tables that the file has.
         impossible: how many operations end before they start, which were left out.
@@ -72,6 +76,7 @@ class Trace:
     failed_allocations: Launches
     ranges: Ranges
     open_ranges: Ranges
+    operators: Ranges
     graph_nodes: GraphNodes
     metadata: Metadata
     tables: frozenset[str]
@@ -101,7 +106,7 @@ class Trace:
             )
         frames = reader.read_all((*large, *_SMALL_TABLES))
         strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
-        ranges = _ranges(frames["nvtx"], strings)
+        ranges, is_operator = _ranges(frames["nvtx"], strings)
         ended = ranges.end > schema.NO_END
         operations = _operations(frames, strings)
         possible = operations.end >= operations.start
@@ -114,6 +119,9 @@ class Trace:
             failed_allocations,
             ranges.select(ended),
             ranges.select(~ended),
+            _operators(frames["operators"], strings)
+            if reader.name_of(schema.OPERATORS)
+            else ranges.select(ended & is_operator),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
             read_metadata(frames, strings),
             frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
@@ -174,7 +182,7 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Launches
     call = calls[codes] if len(names) else np.empty(0, np.int32)
     result = join(frame["result"], dtype=np.int32)
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
-    launches = Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
+    launches = Launches(*(join(frame[key]) for key in ("start", "end", "thread", "correlation")), call)
     return launches, launches.select((call == ALLOCATE) & (result == _OUT_OF_MEMORY))
 
 
@@ -187,22 +195,31 @@ def _memory(frame: Frame) -> MemoryUses:
     return MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
 
 
-def _ranges(frame: Frame, strings: dict[int, str]) -> Ranges:
-    """Names the ranges: by text ID where there is one, else by text, autograd's IDs cut off."""
+def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
+    """Names the ranges: by text ID where there is one, else by text, autograd's IDs cut off.
+
+    Returns:
+        The ranges, and shape (ranges,): which of them are PyTorch's operators.
+    """
     import pyarrow.compute as pc
 
     by_id, texts = join(frame["text_id"]), frame["text"]
     used, id_codes = dense_codes(by_id)
-    encoded = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="").dictionary_encode()
-    inline = encoded.dictionary.to_pylist()
-    named = [_strip_annotation(strings.get(i, "")) for i in used.tolist()]
-    names, codes = np.unique(np.array([*named, *inline, ""], dtype=object), return_inverse=True)
+    full = [strings.get(i, "") for i in used.tolist()]
+    named = [re.sub(_ANNOTATION, "", name) for name in full]
+    stripped = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
+    encoded = stripped.dictionary_encode()
+    names, codes = np.unique(np.array([*named, *encoded.dictionary.to_pylist(), ""], dtype=object), return_inverse=True)
     code = np.where(by_id >= 0, codes[id_codes], codes[len(named) :][values_of(encoded.indices)])
     start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
-    return Ranges(start, end, thread, code.astype(np.int64), tuple(map(str, names)))
+    ranges = Ranges(start, end, thread, code.astype(np.int64), tuple(map(str, names)))
+    annotated = {name for name, whole in zip(named, full, strict=True) if name != whole}
+    annotated |= set(pc.unique(stripped.filter(pc.not_equal(stripped, texts))).to_pylist())
+    is_operator = np.array([name in annotated or name.startswith("aten::") for name in ranges.names], np.bool_)
+    return ranges, is_operator[ranges.name]
 
 
-def _strip_annotation(name: str) -> str:
-    import re
-
-    return re.sub(_ANNOTATION, "", name)
+def _operators(frame: Frame, strings: dict[int, str]) -> Ranges:
+    ids, codes = dense_codes(join(frame["name"]))
+    start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
+    return Ranges(start, end, thread, codes, tuple(strings.get(i, "") for i in ids.tolist()))
