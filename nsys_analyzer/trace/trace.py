@@ -182,7 +182,8 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Launches
     call = calls[codes] if len(names) else np.empty(0, np.int32)
     result = join(frame["result"], dtype=np.int32)
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
-    launches = Launches(*(join(frame[key]) for key in ("start", "end", "thread", "correlation")), call)
+    start, end, thread, correlation = (join(frame[key]) for key in ("start", "end", "thread", "correlation"))
+    launches = Launches(start, end, thread, correlation, call)
     return launches, launches.select((call == ALLOCATE) & (result == _OUT_OF_MEMORY))
 
 
