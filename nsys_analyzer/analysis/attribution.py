@@ -7,6 +7,7 @@ attributed by GPU time, and nothing by the launching thread alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -28,11 +29,18 @@ _AUTOGRAD_THREAD = "pt_autograd"
 
 
 class RangeRoles:
-    """What each range of a trace is: a phase, a step, warm-up, a part of attention, or none of these."""
+    """What each range of a trace is: a phase, a step, warm-up, a part of attention, or none of these.
 
-    def __init__(self, ranges: Ranges, names: PhaseNames) -> None:
+    Args:
+        ranges: the ranges of the trace.
+        names: which names mean which phase.
+        inferred: the phase of each name that an inferred range has.
+    """
+
+    def __init__(self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None) -> None:
         self.names = names
-        self._key_of_name = [names.key_of(name) for name in ranges.names]
+        self.inferred = inferred or {}
+        self._key_of_name = [self.inferred.get(name) or names.key_of(name) for name in ranges.names]
         self._ranges = ranges
 
     def mask(self, *keys: str, of: Ranges | None = None) -> Bools:

@@ -47,11 +47,13 @@ def check_conservation(summary: CaptureSummary) -> None:
     laws = {
         "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
         == sum(coverage.how.values())
-        == whole.kernels_per_instance,
+        == whole.kernels_per_instance + coverage.in_warmup,
         "their times add up": _equal(coverage.attributed_ms + coverage.unattributed_ms, coverage.kernel_ms),
-        "the kernels by name take the time of all": _equal(by_name, coverage.kernel_ms),
+        "the kernels by name and those of warm-up take the time of all": _equal(
+            by_name + coverage.warmup_ms, coverage.kernel_ms
+        ),
         "phases hold no more than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
-        and coverage.in_warmup <= coverage.in_phases <= coverage.attributed,
+        and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
         "busy time fits into the span": all(_fits(p.gpu_busy_ms, p.gpu_span_ms) for p in (*summary.phases, whole)),
     }
     broken = [law for law, holds in laws.items() if not holds]

@@ -61,7 +61,7 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     classes = list(CLASSES)
     class_of_name = np.array([classes.index(classify(name)) for name in operations.names], np.int64)
     phase, instance, warmup = _phase_columns(attributed, kernel)
-    paths, path_names = range_paths(trace, attribution)
+    paths, path_names = range_paths(attributed.trace, attribution)
     launch = attribution.launch[kernel]
     columns: dict[str, Any] = {
         "name": _categorical(operations.name, list(operations.names)),

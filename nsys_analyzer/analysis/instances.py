@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.attribution import (
     waiting_range,
 )
 from nsys_analyzer.analysis.incomplete import incomplete_instances
+from nsys_analyzer.analysis.inference import with_inferred_phases
 from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
 from nsys_analyzer.analysis.timeline import NONE, any_open, contained, count_within
@@ -59,6 +60,8 @@ class Instances:
 class AttributedTrace:
     """A trace with each operation's ranges, phase and instance.
 
+    ``trace`` is the trace with a range for each phase that was inferred, where no range of a person's names one.
+
     Args:
         trace: the trace.
         names: which range names mean which phase.
@@ -66,9 +69,10 @@ class AttributedTrace:
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
-        self.trace = trace
-        self.roles = RangeRoles(trace.ranges, names or PhaseNames())
-        self.attribution: Attribution = attribute(trace, self.roles)
+        names = names or PhaseNames()
+        self.trace, inferred = with_inferred_phases(trace, names)
+        self.roles = RangeRoles(self.trace.ranges, names, inferred)
+        self.attribution: Attribution = attribute(self.trace, self.roles)
 
     @cached_property
     def instances(self) -> Instances:
@@ -103,6 +107,8 @@ class AttributedTrace:
         """Whether a warm-up range of the process is open, on whichever thread; one without an end stays open."""
         ended = self.trace.ranges.select(self.roles.mask(WARMUP))
         endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
+        if not len(ended) and not len(endless):
+            return np.zeros(len(time), np.bool_)
         warm = any_open(process_of(ended.thread), ended.start, ended.end, process, time)
         for one, start in zip(process_of(endless.thread), endless.start, strict=True):
             warm |= (process == one) & (time >= start)
@@ -140,6 +146,14 @@ class AttributedTrace:
         lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
         lookup[self.instances.range] = np.arange(len(self.instances.range))
         return lookup[ranges]
+
+    @cached_property
+    def warm(self) -> Bools:
+        """Shape (operations,): whether each was launched in a warm-up range of its process."""
+        attribution = self.attribution
+        launched = attribution.launch != NONE
+        warm: Bools = launched & self._in_warmup(self.trace.operations.process, attribution.time)
+        return warm
 
     def attention_part(self, operations: Ints) -> Ints:
         """Code into ``ATTENTION_PARTS`` of the innermost attention range around some operations, or -1.

@@ -56,6 +56,15 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 
 
+#: Ranges that PyTorch's profiler and nsys write by themselves.
+_FRAMEWORK = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?:nn|optim|autograd|Tensor)\.")
+
+
+def is_framework_name(name: str) -> bool:
+    """Whether a framework wrote a range of this name by itself: no person named a phase with it."""
+    return bool(_FRAMEWORK.match(name))
+
+
 def normalized_name(name: str) -> str:
     """A range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
 

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.consistency import check_conservation, contradiction
 from nsys_analyzer.analysis.device_memory import device_memory
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.models import Configuration
-from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.phases import PhaseNames, is_framework_name
 from nsys_analyzer.analysis.precision import gemm_precision
 from nsys_analyzer.analysis.processes import Process, processes_of
 from nsys_analyzer.analysis.statistics import (
@@ -141,8 +141,15 @@ class _ProcessView:
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
             synchronized=self._synchronized(measured, clocks),
             holds_backward=self._holds_backward(measured),
+            inferred=all(self._is_inferred(i) for i in distinct(np.sort(ranges.name[instances.range[chosen]]))),
+            gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
             **self._gpu_figures(code, measured, clocks, sums),
         )
+
+    def _is_inferred(self, name: int) -> bool:
+        """Whether a framework's range, or one that was inferred from such, has this name."""
+        text = self.attributed.trace.ranges.names[name]
+        return text in self.attributed.roles.inferred or is_framework_name(text)
 
     def _holds_backward(self, measured: Ints) -> bool:
         """Whether a backward pass starts inside the first of some instances."""
@@ -186,8 +193,8 @@ class _ProcessView:
         )
 
     def whole(self) -> PhaseSummary:
-        """The process's operations as one phase of one instance."""
-        everything = np.zeros(len(self.operations), np.int64)
+        """The process's operations outside warm-up as one phase of one instance."""
+        everything = np.where(self.attributed.warm[self.mine], NONE, 0)
         clocks = gpu_clocks(self.operations, everything, 1)
         return PhaseSummary(
             phase="whole capture",
@@ -213,13 +220,13 @@ class _ProcessView:
         how = attribution.how[self.mine][kernel]
         attributed = how != 0
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
-        warmup = np.append(self.instances.warmup, False)
+        warm = self.attributed.warm[self.mine][kernel]
         total, covered, bare = (int(d.sum()) for d in (duration, duration[attributed], duration[how == 0]))
         return Coverage(
             kernels=len(how),
             attributed=int(attributed.sum()),
-            in_phases=int(((leaf >= 0) | (step >= 0)).sum()),
-            in_warmup=int((warmup[leaf] | warmup[step]).sum()),
+            in_phases=int(((leaf >= 0) | (step >= 0) | warm).sum()),
+            in_warmup=int(warm.sum()),
             unattributed=int((how == 0).sum()),
             kernel_ms=total / 1e6,
             attributed_ms=covered / 1e6,
@@ -229,6 +236,7 @@ class _ProcessView:
             how={HOW[code]: int(n) for code, n in enumerate(np.bincount(how, minlength=len(HOW)))},
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
+            warmup_ms=int(duration[warm].sum()) / 1e6,
         )
 
 

@@ -7,12 +7,16 @@ from dataclasses import dataclass, field
 from nsys_analyzer.analysis.attention import AttentionSummary
 from nsys_analyzer.analysis.device_memory import DeviceMemory
 from nsys_analyzer.analysis.models import Configuration
+from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats
 from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 #: What can be said of a capture as a whole.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
+
+#: Phases with less of the GPU time than this hide too much to answer for a capture alone.
+_NEARLY_ALL = 0.9
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class PhaseSummary:
         synchronized: whether its GPU work ends before its ranges do, so that wall minus busy is idle time.
         classes, kernels, memory: per instance, longest first.
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
+        inferred: whether a framework's own ranges or operators tell it, and no range of a person's.
+        gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
 
     """
 
@@ -62,6 +68,18 @@ class PhaseSummary:
     kernels: tuple[KernelRow, ...]
     memory: tuple[MemoryRow, ...]
     holds_backward: bool = False
+    inferred: bool = False
+    gpu_lag_ms: Stats = field(default_factory=lambda: Stats(0))
+
+    @property
+    def label(self) -> str:
+        """What it is called: an inferred phase says so."""
+        return f"{self.phase} (inferred)" if self.inferred else self.phase
+
+    @property
+    def gpu_ms(self) -> float:
+        """The durations of its GPU operations, kernels, copies, fills and opaque graphs, summed over one instance."""
+        return sum(row.ms_per_instance for row in self.kernels) + sum(row.ms_per_instance for row in self.memory)
 
     @property
     def idle_ms(self) -> float | None:
@@ -88,7 +106,7 @@ class Coverage:
         kernels, kernel_ms: all kernels of the process and their summed duration.
         attributed, attributed_ms: those launched inside a range.
         in_phases: those in a phase (the step and warm-up included).
-        in_warmup: those in a warm-up instance of a phase or in a warm-up range.
+        in_warmup, warmup_ms: those in a warm-up instance of a phase or in a warm-up range.
         unattributed, unattributed_ms: those launched outside every range, or without a launch row.
         without_launch: those without a launch row.
         ambiguous: those launched while several threads had phases open.
@@ -111,6 +129,7 @@ class Coverage:
     how: dict[str, int]
     lost_launches: int
     operations: int
+    warmup_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -126,7 +145,7 @@ class CaptureSummary:
         metadata: the capture's conditions, None where there is no trace.
         configuration: what is known of model, context length, batch size and precision.
         phases: in the order of a step.
-        whole: every operation of the process as if it were one phase, None without GPU operations.
+        whole: every operation of the process outside warm-up as if it were one phase, None without GPU operations.
         run: what the run says of itself, None without a manifest.
         unprofiled: what the target timed without the profiler, None without timings.
         device_memory: memory of the device as it was allocated and freed, None where that was not recorded.
@@ -180,6 +199,18 @@ class CaptureSummary:
         if not profiled or not profiled.synchronized or not profiled.wall_ms.mean or not python:
             return None
         return profiled.wall_ms.mean / python - 1
+
+    @property
+    def share_in_phases(self) -> float | None:
+        """The share of the whole capture's GPU time that lies in phases other than the step; None without GPU time."""
+        total = self.whole.gpu_ms if self.whole else 0.0
+        leaves = (phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
+        return sum(phase.gpu_ms * phase.instances for phase in leaves) / total if total else None
+
+    @property
+    def phases_suffice(self) -> bool:
+        """Whether the phases answer for the capture: a forward among them, and nearly all of its GPU time in them."""
+        return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL
 
     def phase(self, name: str) -> PhaseSummary | None:
         """A phase by name, if it has a measured instance."""

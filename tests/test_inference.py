@@ -1,0 +1,194 @@
+"""Phases of programs that name none: from nsys's function ranges, and from autograd's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from tests.export import ADD, AUTOGRAD, GEMM, Export
+from tests.kineto import AUTOGRAD as TORCH_AUTOGRAD
+from tests.kineto import Kineto
+
+ENGINE = "autograd::engine::evaluate_function: MmBackward0"
+
+
+def summary_of(path: Path, names: PhaseNames | None = None) -> CaptureSummary:
+    (summary,) = summarize(Trace.load(path), "t", names)
+    return summary
+
+
+def kernels(summary: CaptureSummary) -> dict[str, tuple[int, float]]:
+    """Phase to its instances, and kernels of one."""
+    return {phase.phase: (phase.instances, phase.kernels_per_instance) for phase in summary.phases}
+
+
+# --- nsys's function ranges --------------------------------------------------------------------------------------
+
+
+def functions(export: Export, at: int) -> Export:
+    """One step of 1,000 ns: the model at [0, 300) with a module inside, its criterion at [310, 340), backward at
+    [400, 600), AdamW at [700, 800) around Adam, a scheduler after it. Forward: 3 kernels (20, 120, 320), none of them
+    that of the data (5, before the model); backward: 2 (450 of autograd's thread, 500 of a module called again).
+    """
+    call = "torch.nn.modules.Module.__call__"
+    export.kernel(ADD, at + 5, at + 6, at + 8)
+    export.range(call, at + 10, at + 300).range(call, at + 100, at + 200).kernel(GEMM, at + 20, at + 30, at + 40)
+    export.kernel(GEMM, at + 120, at + 130, at + 140)
+    export.range(call, at + 310, at + 340).kernel(ADD, at + 320, at + 330, at + 335)
+    export.range("torch.Tensor.backward", at + 400, at + 600).range("torch.autograd.backward", at + 410, at + 590)
+    export.kernel(GEMM, at + 450, at + 460, at + 470, tid=AUTOGRAD)
+    export.range(call, at + 490, at + 520, tid=AUTOGRAD).kernel(GEMM, at + 500, at + 510, at + 520, tid=AUTOGRAD)
+    export.range("torch.optim.AdamW.step", at + 700, at + 800).range("torch.optim.Adam.step", at + 710, at + 790)
+    export.kernel(ADD, at + 720, at + 730, at + 740)
+    return export.range("torch.optim.lr_scheduler.LRScheduler.step", at + 850, at + 860)
+
+
+def traced(steps: int = 2) -> Export:
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+    for step in range(steps):
+        functions(export, 1000 * step)
+    return export
+
+
+def test_function_ranges_are_phases_by_their_outermost(tmp_path: Path) -> None:
+    summary = summary_of(traced().write(tmp_path / "t.sqlite"))
+    assert kernels(summary) == {"forward": (2, 3), "backward": (2, 2), "optimizer": (2, 1)}
+    assert all(phase.inferred for phase in summary.phases)
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert forward.wall_ms.mean == pytest.approx(
+        330 / 1e6
+    )  # from the model's start at 10 to the criterion's end at 340
+    assert "function ranges" in forward.range
+
+
+def test_without_a_backward_every_call_is_a_forward(tmp_path: Path) -> None:
+    export = Export()
+    for at in (0, 100, 200):
+        export.range("torch.nn.modules.Module.__call__", at, at + 50).kernel(GEMM, at + 10, at + 20, at + 30)
+    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"forward": (3, 1)}
+
+
+def test_a_range_of_the_persons_own_switches_it_off(tmp_path: Path) -> None:
+    export = traced(1).range("loss", 310, 340)
+    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"loss": (1, 1)}
+
+
+def test_a_phase_named_by_option_switches_it_off(tmp_path: Path) -> None:
+    path = traced(1).range("my_pass", 0, 600).write(tmp_path / "t.sqlite")
+    summary = summary_of(path, PhaseNames.parse(["forward=my_pass"]))
+    assert kernels(summary) == {"forward": (1, 6)}  # all of 5 to 500: backward is not known, so nothing is taken out
+    assert not summary.phases[0].inferred
+
+
+# --- autograd's operators ----------------------------------------------------------------------------------------
+
+
+def torch_step(trace: Kineto, at: int, number: int, passes: int = 1) -> Kineto:
+    """One step of 1,000 us: each pass has a forward of two kernels, at 110 and 150, the first by an operator that
+    starts at 105; ``backward()`` makes the first gradient at 190 by a kernel; the engine runs [200, 240) and [250, 280)
+    with a kernel each; the optimizer has one at 710. A copy of the batch at 50 is launched by the step, too.
+    """
+    trace.range(f"ProfilerStep#{number}", at, 1000).range("Optimizer.step#AdamW.step", at + 700, 50)
+    launched = 100 * number
+    calls = [(50, MAIN_OF_TORCH, ADD), (710, MAIN_OF_TORCH, ADD)]
+    for one in range(passes):
+        start = at + 300 * one
+        trace.operator("aten::linear", start + 105, 40).operator("aten::ones_like", start + 188, 8)
+        trace.operator(ENGINE, start + 200, 40, tid=TORCH_AUTOGRAD).operator(
+            ENGINE, start + 250, 30, tid=TORCH_AUTOGRAD
+        )
+        calls += [(300 * one + t, MAIN_OF_TORCH, GEMM) for t in (110, 150, 190)]
+        calls += [(300 * one + t, TORCH_AUTOGRAD, GEMM) for t in (210, 260)]
+    for i, (time, thread, name) in enumerate(calls, launched):
+        trace.launch(i + 1, at + time, tid=thread).kernel(name, i + 1, at + time + 5, 4)
+    return trace
+
+
+MAIN_OF_TORCH = 500
+
+
+def test_the_engine_is_backward_and_what_the_step_launches_before_it_forward(tmp_path: Path) -> None:
+    trace = Kineto().gpu()
+    for number in (1, 2):
+        torch_step(trace, 2000 * number, number)
+    summary = summary_of(trace.write(tmp_path / "t.json"))
+    # forward: the copy at 50, 110, 150; backward: the first gradient at 190, 210, 260; optimizer: 710
+    assert kernels(summary) == {"forward": (2, 3), "backward": (2, 3), "optimizer": (2, 1), "step": (2, 7)}
+    backward, forward = summary.phase("backward"), summary.phase("forward")
+    assert backward is not None
+    assert forward is not None
+    assert backward.inferred
+    assert backward.wall_ms.mean == pytest.approx(0.092)  # from 188, the first gradient's start, to 280
+    assert forward.wall_ms.mean == pytest.approx(0.138)  # from the copy at 50 to 188
+
+
+def test_gradients_accumulated_over_two_passes(tmp_path: Path) -> None:
+    summary = summary_of(torch_step(Kineto().gpu(), 0, 1, passes=2).write(tmp_path / "t.json"))
+    # The first forward has the copy, 110 and 150, the second 410 and 450: 2.5 of each.
+    assert kernels(summary) == {"forward": (2, 2.5), "backward": (2, 3), "optimizer": (1, 1), "step": (1, 12)}
+
+
+def test_operators_before_pytorch_named_the_engine(tmp_path: Path) -> None:
+    trace = Kineto().gpu().operator("aten::mm", 100, 20).launch(1, 110).kernel(GEMM, 1, 115, 4)
+    trace.operator("MmBackward", 200, 40, tid=TORCH_AUTOGRAD).launch(2, 210, tid=TORCH_AUTOGRAD).kernel(GEMM, 2, 220, 9)
+    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"forward": (1, 1), "backward": (1, 1)}
+
+
+def test_a_step_of_inference_has_no_inferred_forward(tmp_path: Path) -> None:
+    trace = (
+        Kineto().gpu().range("ProfilerStep#1", 0, 100).operator("aten::mm", 5, 20).launch(1, 10).kernel(GEMM, 1, 15, 4)
+    )
+    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"step": (1, 1)}
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=5))
+def test_every_kernel_before_and_in_a_backward_has_its_phase(steps: list[tuple[int, int]]) -> None:
+    """Passes of some kernels forward and some backward, one after the other: as many instances, and no kernel lost."""
+    trace = Kineto().gpu()
+    number, at = 0, 0
+    for forward, backward in steps:
+        for tid, launches in ((MAIN_OF_TORCH, forward), (TORCH_AUTOGRAD, backward)):
+            for _ in range(launches):
+                number, at = number + 1, at + 10
+                name = ENGINE if tid == TORCH_AUTOGRAD else "aten::mm"
+                trace.operator(name, at, 8, tid=tid).launch(number, at + 2, tid=tid).kernel(GEMM, number, at + 4, 3)
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = kernels(summary_of(trace.write(Path(folder) / "t.json")))
+    n = len(steps)
+    assert found["forward"] == (n, pytest.approx(sum(f for f, _ in steps) / n))
+    assert found["backward"] == (n, pytest.approx(sum(b for _, b in steps) / n))
+
+
+# --- one real program, both ways ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["functions_trace_gpt2", "functions_autograd_gpt2", "operators alone"])
+def test_one_program_both_ways(real_capture: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    """Three steps of GPT-2: 3,012 kernels = 3 · (371 + 624 + 9), however they were annotated."""
+    path = real_capture("functions_autograd_gpt2" if " " in name else name)
+    if " " in name:
+        path = without_function_ranges(path, tmp_path / "t.sqlite")
+    assert kernels(summary_of(path)) == {"forward": (3, 371), "backward": (3, 624), "optimizer": (3, 9)}
+
+
+def without_function_ranges(path: Path, copy: Path) -> Path:
+    import shutil
+    import sqlite3
+    from contextlib import closing
+
+    shutil.copy(path, copy)
+    with closing(sqlite3.connect(copy)) as connection, connection:
+        names = "SELECT id FROM StringIds WHERE value LIKE 'torch.%'"
+        connection.execute(f"DELETE FROM NVTX_EVENTS WHERE textId IN ({names}) OR text LIKE 'torch.%'")
+    return copy
