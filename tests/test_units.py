@@ -1,7 +1,15 @@
 import pytest
 
-from nsys_analyzer.report.model import Cell, Spread, Unit
-from nsys_analyzer.report.units import format_cell, format_number, milliseconds, percent, signed_percent
+from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
+from nsys_analyzer.report.units import (
+    counted,
+    format_cell,
+    format_number,
+    milliseconds,
+    percent,
+    signed_percent,
+    typical_milliseconds,
+)
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -74,3 +82,36 @@ def test_in_sentences() -> None:
 def test_changes(value: float, text: str) -> None:
     assert signed_percent(value).replace(SPACE, " ") == text
     assert percent(value).replace(SPACE, " ") == text.removeprefix("+")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (Typical(34.829, 33.76, 51.97), "35 (34–52)"),  # a range of 18 ms leaves whole milliseconds a meaning
+        (Typical(22.171, 22.14, 22.2), "22.17 (22.14–22.20)"),
+        (Typical(9.0447, 9.0446, 9.0448), "9.045"),
+        (Typical(105.3, 102.5, 105.5), "105.3 (102.5–105.5)"),
+        (Typical(4.0, 4.0, 4.0), "4.000"),
+        (Typical(3000.0, 1000.0, 9000.0), "3,000 (1,000–9,000)"),
+    ],
+)
+def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: str) -> None:
+    assert format_cell(value, "ms").replace(SPACE, " ") == text
+
+
+def test_a_typical_time_in_a_sentence() -> None:
+    assert typical_milliseconds(Typical(34.829, 33.76, 51.97)).replace(SPACE, " ") == "35 ms (34–52)"
+    assert typical_milliseconds(None) == "an unknown time"
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "text"),
+    [
+        (1, "launch", "1 launch"),
+        (0.5, "launch", "0.5 launches"),
+        (644.0, "kernel", "644 kernels"),
+        (0, "step", "0 steps"),
+    ],
+)
+def test_a_number_of_things(number: float, noun: str, text: str) -> None:
+    assert counted(number, noun).replace(SPACE, " ") == text

@@ -14,6 +14,8 @@ from nsys_analyzer.analysis.class_rules import RULES, Rule
 __all__ = ["CLASSES", "OTHER", "RULES", "Rule", "classify", "first_rule", "readable"]
 
 OTHER = "other"
+#: Its time is mostly waiting for the slowest rank, which is no work.
+COMMUNICATION = "communication"
 
 #: Every class, in the order of a report's legend, with its line of the glossary.
 CLASSES: dict[str, str] = {
@@ -29,7 +31,7 @@ CLASSES: dict[str, str] = {
     "sort/scan": "Sorting, top-k, prefix sums, selection and histograms.",
     "optimizer": "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.",
     "random": "Random numbers and dropout masks.",
-    "communication": "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
+    COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
     "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
     OTHER: "Kernels whose name no rule knows.",
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.classes import classify
+from nsys_analyzer.analysis.classes import COMMUNICATION, classify
 from nsys_analyzer.analysis.intervals import group_sum, unions
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
@@ -207,6 +207,15 @@ def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
         for name, members in classes.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.ms_per_instance, row.kernel_class)))
+
+
+def without_communication(classes: Sequence[ClassRow]) -> tuple[ClassRow, ...]:
+    """The classes that compute, with their shares of the time that computes; the same where nothing communicates."""
+    rows = [row for row in classes if row.kernel_class != COMMUNICATION]
+    if len(rows) == len(classes):
+        return tuple(classes)
+    total = sum(row.ms_per_instance for row in rows)
+    return tuple(replace(row, share=row.ms_per_instance / total if total else 0.0) for row in rows)
 
 
 def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:

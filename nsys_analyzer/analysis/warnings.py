@@ -35,8 +35,8 @@ _ROUTINE = (
 def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[str, ...]:
     """The warnings of one process, the gravest first."""
     checks = (
-        _status, _graphs, _launches, _phases, _steps, _warmup, _threads, _synchronisation, _nested, _ambiguous,
-        _devices, _precision, _diagnostics,
+        _status, _graphs, _launches, _phases, _inferred, _part, _steps, _warmup, _threads, _synchronisation, _nested,
+        _ambiguous, _devices, _precision, _diagnostics,
     )  # fmt: skip
     return tuple(warning for check in checks for warning in check(summary, attributed, process))
 
@@ -99,6 +99,29 @@ def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
             yield f"No GPU operation was launched inside `{phase.range}` ({phase.phase})."
         if not phase.instances and phase.warmup_instances:
             yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
+
+
+def _inferred(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
+    if leaves and all(phase.inferred for phase in leaves):
+        ranges = ", ".join(f"`{phase.range}`" for phase in leaves)
+        yield f"No range of the program's own names a phase. In their place stand {ranges}."
+
+
+def _part(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    """What the phases leave out, where they are not all that a report should be about."""
+    leaves = [phase.phase for phase in summary.phases if phase.instances and phase.phase not in (STEP, OTHER_STEP)]
+    if leaves and not summary.phases_suffice and summary.share_in_phases is not None:
+        yield (
+            f"The phases found ({', '.join(leaves)}) hold {summary.share_in_phases:.1%} of the GPU time"
+            f"{'' if summary.phase('forward') else ', and no forward is among them'}: every question is answered for "
+            "the whole capture, too."
+        )
+    if summary.coverage and summary.coverage.in_warmup:
+        yield (
+            f"{summary.coverage.in_warmup:,} kernels ({summary.coverage.warmup_ms:,.2f} of "
+            f"{summary.coverage.kernel_ms:,.2f} ms) were launched in warm-up and are left out."
+        )
 
 
 def _steps(summary: CaptureSummary, *_: object) -> Iterator[str]:

@@ -39,7 +39,7 @@ def kernels(
 ) -> None:
     """Print the kernels of TRACE, longest total first: class, launches, times and share of the kernel sum.
 
-    Without --phase they are those of the whole capture, warm-up included.
+    Without --phase they are those of the whole capture, warm-up left out.
     """
     from nsys_analyzer.analysis.phases import PhaseNames
     from nsys_analyzer.analysis.summarize import summarize
@@ -60,7 +60,7 @@ def kernels(
 
 
 def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
-    """The phase to print of one process; the whole capture without a name.
+    """The phase to print of one process; without a name the whole capture, warm-up left out.
 
     Raises:
         ConfigurationError: no process has a measured instance of that phase.

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.runs import RunConditions
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.benches.model import Finished
-from nsys_analyzer.report.model import Bars, Paragraph, Spread
+from nsys_analyzer.report.model import Bars, Paragraph, Spread, Typical
 
 #: The phases that tables compare, and the step that holds them.
 TRAINING_PHASES = ("forward", "backward", "optimizer")
@@ -77,20 +77,36 @@ class Evidence:
 
 
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """Forward, backward, optimizer and the user's own phases; without these the step, else the whole capture.
+    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these are not all.
 
-    A phase with an opaque graph is none of them: shares of the kernels that are seen would mislead.
+    They are all where a forward is among them and they hold nearly all GPU time. A phase with an opaque graph is none
+    of them: shares of the kernels that are seen would mislead.
     """
     seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
     parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
+    if parts and capture.phases_suffice:
+        return parts
     steps = tuple(phase for phase in seen if phase.phase == STEP)
-    whole = (capture.whole,) if capture.whole and capture.whole.kernels and not capture.whole.opaque else ()
-    return parts or steps or (() if any(p.opaque for p in capture.phases) else whole)
+    return (*parts, *steps, *whole_of(capture))
+
+
+def whole_of(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """The whole capture as a phase, if the phases do not suffice and no opaque graph hides kernels of it."""
+    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
+    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
+    return (whole,) if whole and shown else ()
 
 
 def spread(stats: Stats | None) -> Spread | None:
     """Mean and standard deviation as a cell; None without figures."""
     return None if stats is None or stats.mean is None else Spread(stats.mean, stats.std)
+
+
+def typical(stats: Stats | None) -> Typical | None:
+    """Median, least and most as a cell; None without figures."""
+    if stats is None or stats.median is None or stats.min is None or stats.max is None:
+        return None
+    return Typical(stats.median, stats.min, stats.max)
 
 
 def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars | Paragraph, ...]:

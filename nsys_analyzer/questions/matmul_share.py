@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nsys_analyzer.analysis.phases import LEAF_PHASES
-from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels
+from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels, without_communication
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import (
     FEW,
@@ -16,9 +16,11 @@ from nsys_analyzer.questions.evidence import (
     kernel_word,
     nothing_measured,
 )
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
+from nsys_analyzer.report.model import Answer, Bars, Block, Column, Section, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
+#: Title to the classes of a column and their total kernel time in ms.
+_Columns = dict[str, tuple[tuple[ClassRow, ...], "float | None"]]
 _MATMUL = "matmul"
 _FUSED = "fused attention"
 #: A change of a share that its digits do not show, one that is not worth a word, a share too thin to see in a figure.
@@ -30,7 +32,7 @@ def answer(evidence: Evidence) -> Section:
     captures = [capture for capture in evidence.measured if any(p.kernels for p in compared_phases(capture))]
     blocks: list[Block] = [_answer(capture, evidence) for capture in captures]
     blocks += [_grid(captures, evidence.kernel)] if len(captures) > FEW else []
-    blocks += [_table(capture) for capture in captures]
+    blocks += [table for capture in captures for table in _tables(capture)]
     blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "class-shares")))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
 
@@ -101,10 +103,14 @@ def _same_but_for_mode(capture: CaptureSummary, other: CaptureSummary) -> bool:
 
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     inference, step = _inference(capture, evidence), step_classes(capture)
-    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}" for p in compared_phases(capture)]
-    short = ", ".join([*parts, *([f"{percent(_share(step, _MATMUL))} of the training step"] if step else [])])
+    compared = compared_phases(capture)
+    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}{_of_computing(p)}" for p in compared]
+    of_step = step and capture.phase("step") not in compared
+    short = ", ".join(
+        [*parts, *([f"{percent(_share(step, _MATMUL))} of the training step"] if step and of_step else [])]
+    )
     text = f"matmul is {', '.join(parts)}"
-    fused = [f"{percent(share)} of {p.phase}" for p in compared_phases(capture) if (share := p.share_of(_FUSED))]
+    fused = [f"{percent(share)} of {p.phase}" for p in compared if (share := p.share_of(_FUSED))]
     if fused:
         text += f" (attention fused into one kernel, counted apart, is {', '.join(fused)})"
     if inference and step:
@@ -112,6 +118,12 @@ def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
         text += f". {inference[1]} {percent(before)}, whole training step {percent(after)}"
         text += f": {_change(inference[0].classes, step)}"
     return Answer(capture.title, f"{text}.", short)
+
+
+def _of_computing(phase: PhaseSummary) -> str:
+    """Matmul's share of what computes in a phase, in brackets; nothing where it does not communicate."""
+    computing = without_communication(phase.classes)
+    return f" ({percent(_share(computing, _MATMUL))} without communication)" if computing != phase.classes else ""
 
 
 def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
@@ -131,28 +143,35 @@ def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
     return "; ".join([f"the share {verb} by {abs(change) * 100:.1f} points", *named])
 
 
-def _columns(capture: CaptureSummary) -> dict[str, tuple[tuple[ClassRow, ...], float | None]]:
-    """Column title to the classes it shows and their kernel sum."""
+def _columns(capture: CaptureSummary) -> _Columns:
+    """Column title to the classes it shows and their total kernel time."""
     columns = {phase.phase: (phase.classes, phase.kernel_sum_ms.mean) for phase in compared_phases(capture)}
     step = step_classes(capture)
-    if step:
+    if step and "step" not in columns:
         columns["training step"] = (step, sum(row.ms_per_instance for row in step))
     return columns
 
 
-def _table(capture: CaptureSummary) -> Table:
+def _tables(capture: CaptureSummary) -> tuple[Table, ...]:
+    """The shares of every class; where GPUs communicate, those of what computes in a second table."""
     columns = _columns(capture)
-    heaviest = {row.kernel_class: 0.0 for rows, _ in columns.values() for row in rows}
-    for rows, _ in columns.values():
-        for row in rows:
-            heaviest[row.kernel_class] = max(heaviest[row.kernel_class], row.ms_per_instance)
-    classes = sorted(heaviest, key=lambda name: -heaviest[name])
-    body: list[tuple[Cell, ...]] = [
-        (name, *(_share(rows, name) or None for rows, _ in columns.values())) for name in classes
-    ]
     sums = ", ".join(f"{title} {milliseconds(total)}" for title, (_, total) in columns.items() if total is not None)
-    caption = f"**{capture.title}**: shares of the {kernel_word(capture)} sum, which is {sums}."
-    return Table((Column("class"), *(Column(title, "percent") for title in columns)), tuple(body), caption)
+    kernel = kernel_word(capture)
+    every = _table(columns, f"**{capture.title}**: shares of the total {kernel} time, which is {sums}.")
+    computing = {title: (without_communication(rows), total) for title, (rows, total) in columns.items()}
+    if all(computing[title][0] == rows for title, (rows, _) in columns.items()):
+        return (every,)
+    text = f"**{capture.title}**: the same without communication, whose time is mostly waiting for the slowest rank."
+    return every, _table(computing, text)
+
+
+def _table(columns: _Columns, caption: str) -> Table:
+    heaviest: dict[str, float] = {}
+    for row in (row for rows, _ in columns.values() for row in rows):
+        heaviest[row.kernel_class] = max(heaviest.get(row.kernel_class, 0.0), row.ms_per_instance)
+    classes = sorted(heaviest, key=lambda name: -heaviest[name])
+    body = tuple((name, *(_share(rows, name) or None for rows, _ in columns.values())) for name in classes)
+    return Table((Column("class"), *(Column(title, "percent") for title in columns)), body, caption)
 
 
 def _figure(capture: CaptureSummary, key: str) -> Bars:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from nsys_analyzer.analysis.classes import CLASSES
+from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, figures_of, kernel_word, nothing_measured
@@ -11,6 +14,7 @@ from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Sectio
 from nsys_analyzer.report.units import milliseconds, percent
 
 _SHOWN = 12
+_MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 _MATTERS = 0.03
 
 
@@ -18,7 +22,7 @@ def answer(evidence: Evidence) -> Section:
     """The kernels with the most time, phase by phase, and what is left beside the products."""
     blocks: list[Block] = [_answer(capture) for capture in evidence.measured if compared_phases(capture)]
     blocks += [_grid(evidence)] if len(evidence.measured) > FEW else []
-    blocks += [_table(capture, evidence.labels) for capture in evidence.measured if compared_phases(capture)]
+    blocks += [table for capture in evidence.measured for table in _tables(capture, evidence.labels)]
     blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
     return Section(
         "other_kernels",
@@ -49,8 +53,15 @@ def _answer(capture: CaptureSummary) -> Answer:
     return Answer(capture.title, f"besides matmul, {text}.", text)
 
 
-def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
-    phases = compared_phases(capture)
+def _tables(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
+    """The kernels of the phases; those of the step and of the whole capture in a table of their own."""
+    compared = compared_phases(capture)
+    around = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
+    parts = tuple(phase for phase in compared if phase not in around)
+    return (_table(capture, phases, labels) for phases in (parts, around) if phases)
+
+
+def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
     shown = _most_important(phases)
     kernel = kernel_word(capture)
     columns = [Column(kernel, "code"), Column("class")]
@@ -59,16 +70,31 @@ def _table(capture: CaptureSummary, labels: dict[str, str]) -> Table:
     for phase in filled:
         columns += [Column(f"{phase.phase} ms", "ms"), Column("share", "percent")]
     tables = [{row.name: row for row in phase.kernels} for phase in filled]
-    rows = tuple((labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown)
+    rows = [(labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown]
+    rows += [(_MEMORY[kind], "memset/memcpy", *_memory_cells(kind, filled)) for kind in _memory_kinds(filled)]
     total = len(merge_kernels(*(phase.kernels for phase in phases)))
     sums = ", ".join(
         f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
     )
+    apart = " Copies and fills are GPU operations but no kernels: they have no share." if len(rows) > len(shown) else ""
     caption = (
-        f"**{capture.title}**: the {len(rows)} {kernel}s with the most time, of {total}. "
-        f"Shares are of the phase's {kernel} sum: {sums}."
+        f"**{capture.title}**: the {len(shown)} {kernel}s with the most time, of {total}. "
+        f"Shares are of the phase's total {kernel} time: {sums}.{apart}"
     )
-    return Table(tuple(columns), rows, caption)
+    return Table(tuple(columns), tuple(rows), caption)
+
+
+def _memory_kinds(phases: Sequence[PhaseSummary]) -> list[str]:
+    """The kinds of copies and fills that any of the phases has."""
+    return [kind for kind in _MEMORY if any(row.kind == kind for phase in phases for row in phase.memory)]
+
+
+def _memory_cells(kind: str, phases: Sequence[PhaseSummary]) -> tuple[Cell, ...]:
+    """Time of the copies or fills of each phase, and no share."""
+    cells: list[Cell] = []
+    for phase in phases:
+        cells += [next((row.ms_per_instance for row in phase.memory if row.kind == kind), None), None]
+    return tuple(cells)
 
 
 def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:

@@ -15,10 +15,11 @@ from nsys_analyzer.questions.evidence import (
     kernel_word,
     nothing_measured,
     spread,
+    typical,
 )
 from nsys_analyzer.questions.overhead import overhead
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
-from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table, Typical
+from nsys_analyzer.report.units import milliseconds, percent, typical_milliseconds
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
 _CLOCKS_ON_CPU = ("python", "wall", "operator span", "operators busy", "operator sum")
@@ -26,7 +27,8 @@ _LEGEND = (
     "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
     "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
     "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
-    "kernels overlap. Mean ± standard deviation over n measured instances, python's over those of its own run. "
+    "kernels overlap. The median over n measured instances, and from the least to the most in brackets, python's over "
+    "those of its own run, *after the range*: how long GPU work goes on when its range has ended. "
     "*Profiler's overhead*: wall ÷ python − 1, a dash where GPU work outlasts the range, which then is no measure of "
     "the phase."
 )
@@ -34,8 +36,8 @@ _LEGEND_OF_CPU = (
     "*python*: timed by the target around a phase, without the profiler (`--csv`); *wall*: the range's own duration "
     "under the profiler; *operator span*: first start to last end of its operators; *operators busy*: the union of "
     "their intervals, in which they compute on the CPU, the rest of the wall time being Python's and PyTorch's own; "
-    "*operator sum*: the sum of their own times. Mean ± standard deviation over n measured instances, python's over "
-    "those of its own run. *Profiler's overhead*: wall ÷ python − 1."
+    "*operator sum*: the sum of their own times. The median over n measured instances, and from the least to the most "
+    "in brackets, python's over those of its own run. *Profiler's overhead*: wall ÷ python − 1."
 )
 _LEGEND_ON_CPU = (
     " Of a capture without a GPU, *GPU busy* is the time in which operators compute on the CPU, and the rest of the "
@@ -44,7 +46,7 @@ _LEGEND_ON_CPU = (
 #: A row of the tables: what it is of, then its figures by their place.
 _TEXTS = (Column("capture"), Column("phase"), Column("n", "count"))
 _PYTHON, _WALL, _OVERHEAD = 3, 4, 5
-_OF_DEVICE = (6, 7, 8)
+_OF_DEVICE = (6, 7, 8, 9)
 #: Busy ÷ wall above and below which a phase is called bound by the GPU or by launches.
 _GPU_BOUND, _LAUNCH_BOUND = 0.9, 0.7
 #: A phase below this share of the longest one has no bar that can be seen.
@@ -56,7 +58,7 @@ def answer(evidence: Evidence) -> Section:
     title = "(a) How long do forward, backward and optimizer take?"
     captures = [capture for capture in evidence.captures if _profiled(capture) or _python_times(capture)]
     if not captures:
-        return Section("phase_times", title, (nothing_measured(), *_whole_blocks(evidence)))
+        return Section("phase_times", title, (nothing_measured(),))
     profiled = [capture for capture in captures if _profiled(capture)]
     blocks: tuple[Block, ...] = (
         *(_answer(c, bool(evidence.timings)) if _profiled(c) else _python_answer(c) for c in captures),
@@ -64,7 +66,6 @@ def answer(evidence: Evidence) -> Section:
         *_tables(captures),
         Paragraph(_legend(profiled)),
         *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
-        *_whole_blocks(evidence),
     )
     return Section("phase_times", title, blocks, "time")
 
@@ -80,7 +81,13 @@ def _clock_names(captures: Sequence[CaptureSummary]) -> tuple[str, ...]:
 
 
 def _profiled(capture: CaptureSummary) -> bool:
-    return any(phase.instances for phase in capture.phases)
+    return bool(_shown(capture))
+
+
+def _shown(capture: CaptureSummary) -> list[PhaseSummary]:
+    """The measured phases, and the whole capture where they do not answer for it."""
+    whole = [capture.whole] if capture.whole and not capture.phases_suffice else []
+    return [*(phase for phase in capture.phases if phase.instances), *whole]
 
 
 def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
@@ -88,7 +95,8 @@ def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
     rows = [row for capture in captures for row in _rows(capture)]
     profiled = [capture for capture in captures if _profiled(capture)]
     python, wall, *of_device = (Column(f"{clock} ms", "ms") for clock in _clock_names(profiled))
-    columns = (*_TEXTS, python, wall, Column("profiler's overhead", "percent"), *of_device)
+    late = Column("after the range ms", "ms")
+    columns = (*_TEXTS, python, wall, Column("profiler's overhead", "percent"), *of_device, late)
     if not profiled:
         return (_table(columns, rows, (_PYTHON,)),)
     if any(row[_PYTHON] is not None for row in rows):
@@ -98,8 +106,8 @@ def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
 
 
 def _table(columns: tuple[Column, ...], rows: list[tuple[Cell, ...]], shown: tuple[int, ...]) -> Table:
-    """The rows with these of their figures, where they have any."""
-    kept = (*range(len(_TEXTS)), *shown)
+    """The rows with these of their figures, where they have any; a column without a figure is left out."""
+    kept = (*range(len(_TEXTS)), *(i for i in shown if any(row[i] is not None for row in rows)))
     filled = [row for row in rows if any(row[i] for i in shown)]
     return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in filled))
 
@@ -111,13 +119,20 @@ def _rows(capture: CaptureSummary) -> list[tuple[Cell, ...]]:
     """
     if not _profiled(capture):
         timed = _python_times(capture).items()
-        return [(capture.title, phase, stats.n, spread(stats), *[None] * 5) for phase, stats in timed]
+        return [(capture.title, phase, stats.n, spread(stats), *[None] * 6) for phase, stats in timed]
     rows: list[tuple[Cell, ...]] = []
-    for phase in (phase for phase in capture.phases if phase.instances):
-        python, wall, *of_device = (spread(clock) for clock in _clocks(phase))
-        overhead = capture.profiler_overhead(phase.phase)
-        rows.append((capture.title, phase.phase, phase.instances, python, wall, overhead, *of_device))
+    for phase in _shown(capture):
+        python, wall, *of_device = (typical(clock) or spread(clock) for clock in _clocks(phase))
+        if not phase.gpu_ms:
+            of_device = [None] * len(of_device)
+        overhead, late = capture.profiler_overhead(phase.phase), None if phase.synchronized else _lag(phase)
+        rows.append((capture.title, phase.label, phase.instances, python, wall, overhead, *of_device, late))
     return rows
+
+
+def _lag(phase: PhaseSummary) -> Typical | None:
+    """How long GPU work goes on after the range; None for the whole capture, which has no range."""
+    return typical(phase.gpu_lag_ms)
 
 
 def _grid(captures: Sequence[CaptureSummary]) -> Table:
@@ -161,21 +176,41 @@ def _busy_share(phase: PhaseSummary) -> float | None:
 
 def _answer(capture: CaptureSummary, timed: bool) -> Answer:
     phases = [p for name in TRAINING_PHASES if (p := capture.phase(name))]
-    phases = phases or [p for p in capture.phases if p.instances]
-    busy = "operators compute for" if capture.on_cpu else "GPU busy"
-    times = "; ".join(
-        f"{p.phase} takes {milliseconds(p.wall_ms.mean)} of wall time, {busy} {milliseconds(p.gpu_busy_ms.mean)}"
-        for p in phases
-    )
-    bound = "" if capture.on_cpu else _bound(phases)
-    text = " ".join(part for part in (f"{times}.", bound, overhead(capture, phases) if timed else "") if part)
-    short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in phases)
+    shown = [p for p in _shown(capture) if p in phases or p is capture.whole]
+    shown = shown if phases else _shown(capture)
+    ranges = [p for p in shown if p is not capture.whole]
+    times = "; ".join(_times(p, capture.on_cpu) for p in shown)
+    bound = "" if capture.on_cpu else _bound([p for p in ranges if p.gpu_ms])
+    text = " ".join(part for part in (f"{times}.", bound, overhead(capture, ranges) if timed else "") if part)
+    short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in shown)
     clocks = "wall / operators busy on the CPU" if capture.on_cpu else "wall / GPU busy"
+    clocks += "; inferred phases" if any(p.inferred for p in ranges) else ""
     return Answer(capture.title, text, f"{short} ({clocks})")
 
 
+def _times(phase: PhaseSummary, on_cpu: bool) -> str:
+    """Wall time and busy time of a phase, and how long its GPU work outlasts it, in a sentence's part."""
+    if not phase.gpu_ms:
+        return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time and puts no work on a GPU"
+    busy = f"{'operators compute for' if on_cpu else 'GPU busy'} {_milliseconds(phase.gpu_busy_ms)}"
+    if phase.wall_ms.mean is None:  # the whole capture, which has no range
+        return f"the {phase.label}: {busy} in {_milliseconds(phase.gpu_span_ms)}"
+    late = "" if phase.synchronized else f" (its GPU work ends {_milliseconds(phase.gpu_lag_ms)} after the range)"
+    return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time, {busy}{late}"
+
+
+def _milliseconds(stats: Stats) -> str:
+    return typical_milliseconds(typical(stats))
+
+
 def _wall_and_busy(phase: PhaseSummary) -> str:
-    return f"{milliseconds(phase.wall_ms.mean)} / {milliseconds(phase.gpu_busy_ms.mean)}"
+    if not phase.gpu_ms:
+        return f"{milliseconds(phase.wall_ms.median)} / no GPU work"
+    busy = milliseconds(phase.gpu_busy_ms.median)
+    if phase.wall_ms.median is None:
+        return busy
+    late = "" if phase.synchronized else f", ending {milliseconds(phase.gpu_lag_ms.median)} after the range"
+    return f"{milliseconds(phase.wall_ms.median)} / {busy}{late}"
 
 
 def _bound(phases: list[PhaseSummary]) -> str:
@@ -202,10 +237,9 @@ def _bound(phases: list[PhaseSummary]) -> str:
 def _figure(capture: CaptureSummary, key: str) -> Bars:
     longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
     phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
-    by_clock = zip(*(_clocks(phase) for phase in phases), strict=True)
-    series = tuple(
-        (name, tuple(stats.mean if stats else None for stats in clock))
-        for name, clock in zip(_clock_names([capture]), by_clock, strict=True)
+    series = (
+        (name, tuple(stats.median if stats else None for stats in (_clocks(phase)[i] for phase in phases)))
+        for i, name in enumerate(_clock_names([capture]))
     )
     return Bars(
         key,
@@ -214,17 +248,3 @@ def _figure(capture: CaptureSummary, key: str) -> Bars:
         tuple(one for one in series if any(value is not None for value in one[1])),
         "ms per instance",
     )
-
-
-def _whole_blocks(evidence: Evidence) -> tuple[Block, ...]:
-    """GPU time of captures without phases: all that can be said of them."""
-    bare = [c for c in evidence.measured if c.whole and not any(p.instances for p in c.phases)]
-    if not bare:
-        return ()
-    columns = (Column("capture"), *(Column(f"{name} ms", "ms") for name in _clock_names(bare)[2:]))
-    rows = tuple(
-        (c.title, c.whole.gpu_span_ms.mean, c.whole.gpu_busy_ms.mean, c.whole.kernel_sum_ms.mean)
-        for c in bare
-        if c.whole
-    )
-    return (Table(columns, rows, "Times of whole captures, which have no measured phase:"),)

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nsys_analyzer.analysis.classes import COMMUNICATION
+from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, nothing_measured
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Details, Section, Table
-from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.report.units import counted, milliseconds, percent
 
+BOTH = "forward+backward"
+_Tops = tuple[tuple[str, tuple[KernelRow, ...]], ...]
 _LEADER = "with the most time"
 _COLUMNS = (
     Column("capture"),
@@ -21,6 +25,7 @@ _COLUMNS = (
     Column("ms", "ms"),
     Column("share", "percent"),
 )
+_CLASS = 3
 _NAMED = ("capture", "in one", _LEADER, "share")
 
 
@@ -28,9 +33,17 @@ def answer(evidence: Evidence) -> Section:
     """The top kernel of forward, backward and both, and whether it is the same one."""
     tops = {capture.title: tuple(_tops(capture)) for capture in evidence.measured}
     answers = tuple(
-        Answer(title, _sentence(rows, evidence), _short(rows, evidence.labels)) for title, rows in tops.items() if rows
+        Answer(title, _sentence(found, evidence), _short(found, evidence.labels))
+        for title, found in tops.items()
+        if found
     )
-    rows = tuple(_row(title, scope, row, evidence) for title, found in tops.items() for scope, row in found)
+    rows = tuple(
+        _row(title, f"{scope}{of}", row, evidence)
+        for title, found in tops.items()
+        for scope, kernels in found
+        for of, row in (("", _leader(kernels)), (", communication", _beside(kernels)))
+        if row
+    )
     blocks: tuple[Block, ...] = (*answers, *_tables(rows, evidence)) if answers else (nothing_measured(),)
     time = "GPU time" if evidence.kernel == "kernel" else "time"
     title = f"(b) Which {evidence.kernel} takes the most {time}?"
@@ -39,7 +52,8 @@ def answer(evidence: Evidence) -> Section:
 
 def _tables(rows: tuple[tuple[Cell, ...], ...], evidence: Evidence) -> tuple[Block, ...]:
     """Of many captures the leader over all that was seen of each, the phases apart folded."""
-    of_all = {row[0]: row for row in rows}
+    # The last one of a capture is over all of it, but for a collective's row behind it.
+    of_all = {row[0]: row for row in sorted(rows, key=lambda row: row[_CLASS] != COMMUNICATION)}
     if len(of_all) <= FEW:
         return (_table(rows, evidence),)
     parts = tuple(row for row in rows if row is not of_all[row[0]])
@@ -56,13 +70,29 @@ def _table(rows: tuple[tuple[Cell, ...], ...], evidence: Evidence) -> Table:
     return Table(tuple(named), tuple(tuple(row[i] for i in shown) for row in rows))
 
 
-def _tops(capture: CaptureSummary) -> Iterator[tuple[str, KernelRow]]:
-    phases = {phase.phase: phase for phase in compared_phases(capture)}
+def _tops(capture: CaptureSummary) -> Iterator[tuple[str, tuple[KernelRow, ...]]]:
+    """Each scope with its kernels: forward, backward and both, or whatever else there is, then step and whole."""
+    compared = compared_phases(capture)
+    phases = {phase.phase: phase for phase in compared}
     forward, backward = phases.get("forward"), phases.get("backward")
-    for phase in [p for p in (forward, backward) if p] or list(phases.values())[:1]:
-        yield phase.phase, phase.kernels[0]
+    passes = [phase for phase in (forward, backward) if phase]
+    around = [phase for phase in compared if phase.phase == STEP or phase is capture.whole]
+    for phase in passes or [phase for phase in compared if phase not in around][:1]:
+        yield phase.phase, phase.kernels
     if forward and backward:
-        yield "forward+backward", merge_kernels(forward.kernels, backward.kernels)[0]
+        yield BOTH, merge_kernels(forward.kernels, backward.kernels)
+    yield from ((phase.phase, phase.kernels) for phase in around)
+
+
+def _leader(kernels: tuple[KernelRow, ...]) -> KernelRow:
+    """The kernel with the most time; a collective only where nothing computes: its time is mostly waiting."""
+    return next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0])
+
+
+def _beside(kernels: tuple[KernelRow, ...]) -> KernelRow | None:
+    """The collective with the most time, where there is one beside a kernel that computes."""
+    collective = next((row for row in kernels if row.kernel_class == COMMUNICATION), None)
+    return None if collective is _leader(kernels) else collective
 
 
 def _row(title: str, scope: str, row: KernelRow, evidence: Evidence) -> tuple[Cell, ...]:
@@ -70,26 +100,33 @@ def _row(title: str, scope: str, row: KernelRow, evidence: Evidence) -> tuple[Ce
     return (title, scope, label, row.kernel_class, row.launches_per_instance, row.ms_per_instance, row.share)
 
 
-def _short(tops: tuple[tuple[str, KernelRow], ...], labels: dict[str, str]) -> str:
-    return "; ".join(f"{scope} `{labels[row.name]}` {percent(row.share)}" for scope, row in tops)
+def _short(tops: _Tops, labels: dict[str, str]) -> str:
+    leaders = ((scope, _leader(kernels)) for scope, kernels in tops)
+    return "; ".join(f"{scope} `{labels[row.name]}` {percent(row.share)}" for scope, row in leaders)
 
 
-def _sentence(tops: tuple[tuple[str, KernelRow], ...], evidence: Evidence) -> str:
-    labels, kernel = evidence.labels, evidence.kernel
-    parts = [
-        f"in {scope} `{labels[row.name]}` ({row.launches_per_instance:,.0f} launches, "
-        f"{milliseconds(row.ms_per_instance)}, {percent(row.share)})"
-        for scope, row in tops
-    ]
-    names = {row.name for _, row in tops}
-    if len(tops) < 3:
-        return f"{'; '.join(parts)}."
-    of_forward, of_backward, of_both = (row.name for _, row in tops)
-    if len(names) == 1:
-        verdict = f"the same {kernel} in all three"
-    elif of_forward == of_backward:
-        verdict = f"the same {kernel} in forward and backward, another over both"
-    else:
-        leads = "forward's" if of_both == of_forward else "backward's" if of_both == of_backward else "neither's"
-        verdict = f"not the same {kernel}; over both together {leads} leads"
-    return f"{'; '.join(parts)}: {verdict}."
+def _sentence(tops: _Tops, evidence: Evidence) -> str:
+    parts = "; ".join(f"in {scope} {_named(kernels, evidence)}" for scope, kernels in tops)
+    leaders = {scope: _leader(kernels).name for scope, kernels in tops}
+    return f"{parts}: {_verdict(leaders, evidence.kernel)}." if BOTH in leaders else f"{parts}."
+
+
+def _named(kernels: tuple[KernelRow, ...], evidence: Evidence) -> str:
+    text, beside = _figures(_leader(kernels), evidence), _beside(kernels)
+    return f"{text}, with communication beside it, {_figures(beside, evidence)}" if beside else text
+
+
+def _figures(row: KernelRow, evidence: Evidence) -> str:
+    launches = counted(row.launches_per_instance, "launch")
+    return f"`{evidence.labels[row.name]}` ({launches}, {milliseconds(row.ms_per_instance)}, {percent(row.share)})"
+
+
+def _verdict(leaders: dict[str, str], kernel: str) -> str:
+    """Whether forward, backward and both together have one leader."""
+    of_forward, of_backward, of_both = leaders["forward"], leaders["backward"], leaders[BOTH]
+    if of_forward == of_backward == of_both:
+        return f"the same {kernel} in all three"
+    if of_forward == of_backward:
+        return f"the same {kernel} in forward and backward, another over both"
+    leads = "forward's" if of_both == of_forward else "backward's" if of_both == of_backward else "neither's"
+    return f"not the same {kernel}; over both together {leads} leads"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.statistics import Stats, without_communication
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 
 if TYPE_CHECKING:
@@ -56,6 +56,8 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         "configuration": _configuration(configuration) if configuration else None,
         "precisions": capture.precisions,
         "phases": [_phase(phase, labels) for phase in capture.phases],
+        "share_in_phases": capture.share_in_phases,
+        "phases_suffice": capture.phases_suffice,
         "whole": _phase(capture.whole, labels) if capture.whole else None,
         "attention": _attention(capture),
         "coverage": asdict(capture.coverage) if capture.coverage else None,
@@ -105,15 +107,9 @@ def _phase(phase: PhaseSummary, labels: dict[str, str]) -> dict[str, Any]:
         "kernel_sum_ms": _stats(phase.kernel_sum_ms),
         "python_ms": _stats(phase.python_ms) if phase.python_ms else None,
         "synchronized": phase.synchronized,
-        "classes": [
-            {
-                "class": row.kernel_class,
-                "launches_per_instance": row.launches_per_instance,
-                "ms_per_instance": row.ms_per_instance,
-                "share": row.share,
-            }
-            for row in phase.classes
-        ],
+        "inferred": phase.inferred,
+        "gpu_lag_ms": _stats(phase.gpu_lag_ms),
+        "classes": _classes(phase),
         "kernels": [
             {
                 "name": row.name,
@@ -128,6 +124,21 @@ def _phase(phase: PhaseSummary, labels: dict[str, str]) -> dict[str, Any]:
         ],
         "memory_operations": [asdict(row) for row in phase.memory],
     }
+
+
+def _classes(phase: PhaseSummary) -> list[dict[str, Any]]:
+    """The classes of a phase; a share of what computes is unknown for communication."""
+    computing = {row.kernel_class: row.share for row in without_communication(phase.classes)}
+    return [
+        {
+            "class": row.kernel_class,
+            "launches_per_instance": row.launches_per_instance,
+            "ms_per_instance": row.ms_per_instance,
+            "share": row.share,
+            "share_without_communication": computing.get(row.kernel_class),
+        }
+        for row in phase.classes
+    ]
 
 
 def _stats(stats: Stats) -> dict[str, Any]:

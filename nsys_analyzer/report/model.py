@@ -18,7 +18,16 @@ class Spread:
     std: float | None
 
 
-Cell: TypeAlias = "str | int | float | Spread | None"
+@dataclass(frozen=True)
+class Typical:
+    """A median with the least and the most of its samples."""
+
+    median: float
+    least: float
+    most: float
+
+
+Cell: TypeAlias = "str | int | float | Spread | Typical | None"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.report.model import Cell, Spread, Unit
+import math
+
+from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
 
 ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
@@ -22,7 +24,18 @@ def format_cell(value: Cell, unit: Unit) -> str:
     if isinstance(value, Spread):
         std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimals(value.mean)}f}"
         return format_number(value.mean, unit) + std
+    if isinstance(value, Typical):
+        return _typical(value)
     return format_number(value, unit)
+
+
+def _typical(value: Typical) -> str:
+    """The median, and in brackets the range, in no more digits than the range leaves a meaning."""
+    spread = value.most - value.least
+    fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
+    places = min(_decimals(value.median), fewest)
+    median, least, most = (f"{one:,.{places}f}" for one in (value.median, value.least, value.most))
+    return median if least == most else f"{median}{_SPACE}({least}–{most})"
 
 
 def format_number(value: float, unit: Unit) -> str:
@@ -61,9 +74,24 @@ def _scaled(value: float, unit: str) -> str:
     return f"{value / scale:.3g}{_SPACE}{prefix}{unit}"
 
 
+def counted(number: float, noun: str) -> str:
+    """A number of things, for sentences: 1 launch, 0.5 launches, 644 launches."""
+    written = format_number(number, "count")
+    plural = f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
+    return f"{written}{_SPACE}{noun if written == '1' else plural}"
+
+
 def milliseconds(value: float | None) -> str:
     """A time with its unit, for sentences."""
     return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
+
+
+def typical_milliseconds(value: Typical | None) -> str:
+    """A time over its instances with its unit, for sentences: 35 ms (34–52)."""
+    if value is None:
+        return "an unknown time"
+    median, *spread = _typical(value).split(_SPACE)
+    return _SPACE.join((median, "ms", *spread))
 
 
 def percent(value: float) -> str:

@@ -1,0 +1,136 @@
+"""What stands outside the phases: the whole capture, warm-up, communication, copies and fills."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.cli import cli
+from tests.export import ADD, GEMM, Export
+
+MS = 1_000_000
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def summary_of(export: Export, tmp_path: Path) -> CaptureSummary:
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    return summary
+
+
+def answers(export: Export, tmp_path: Path, *options: str) -> str:
+    path = export.write(tmp_path / "t.sqlite")
+    done = CliRunner().invoke(cli, ["report", str(path), "-o", "-", *options], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return re.sub(" +", " ", done.stdout.replace("\N{NO-BREAK SPACE}", " "))
+
+
+def optimizer_alone(inside: int = 1) -> Export:
+    """What PyTorch writes by itself: GEMMs of 9 ms in no range, then its optimizer with ``inside`` ms of ADD."""
+    export = Export().gpu().kernel(GEMM, 10, 20, 20 + 9 * MS)
+    export.range("Optimizer.step#AdamW.step", 10 * MS, 12 * MS)
+    return export.kernel(ADD, 10 * MS + 10, 10 * MS + 20, 10 * MS + 20 + inside * MS)
+
+
+def test_an_optimizer_alone_does_not_hide_the_rest(tmp_path: Path) -> None:
+    """1 of 10 ms lies in the optimizer: matmul is 0 % of it, and 90 % of the whole."""
+    text = answers(optimizer_alone(), tmp_path)
+    assert "matmul is 0.0 % of optimizer, 90.0 % of whole capture" in text
+    assert "hold 10.0% of the GPU time, and no forward is among them" in text
+    assert f"in whole capture `{GEMM}` (1 launch, 9.000 ms, 90.0 %)" in text
+    assert "the whole capture: GPU busy 10.00 ms in 11.00 ms" in text
+
+
+def test_json_says_what_the_phases_hold(tmp_path: Path) -> None:
+    path = optimizer_alone().write(tmp_path / "t.sqlite")
+    done = CliRunner().invoke(cli, ["report", str(path), "--format", "json"], catch_exceptions=False)
+    capture: dict[str, Any] = json.loads(done.stdout)["captures"][0]
+    assert capture["phases_suffice"] is False
+    assert capture["share_in_phases"] == pytest.approx(0.1)
+    assert capture["phases"][0]["inferred"] is True
+    assert capture["whole"]["classes"][0] == {
+        "class": "matmul", "launches_per_instance": 1, "ms_per_instance": 9, "share": 0.9,
+        "share_without_communication": 0.9,
+    }  # fmt: skip
+
+
+def forward(held: int, rest: int) -> Export:
+    """A forward of ``held`` ms, and a copy of ``rest`` ms outside it."""
+    export = Export().gpu().range("forward", 0, 100 * MS).kernel(GEMM, 10, 20, 20 + held * MS)
+    return export.memory("MEMCPY", 101 * MS, 102 * MS, 102 * MS + rest * MS)
+
+
+@pytest.mark.parametrize(("held", "rest", "suffice"), [(90, 10, True), (89, 11, False)])
+def test_phases_with_nine_tenths_of_the_gpu_time_suffice(held: int, rest: int, suffice: bool, tmp_path: Path) -> None:
+    summary = summary_of(forward(held, rest), tmp_path)
+    assert summary.share_in_phases == pytest.approx(held / 100)
+    assert summary.phases_suffice is suffice
+
+
+def test_warm_up_is_left_out_of_the_whole_and_counted(tmp_path: Path) -> None:
+    """3 ms launched in warm-up, by a thread with no range, too; 2 ms of the whole are left."""
+    export = Export().gpu().range("warmup", 0, 5 * MS)
+    export.kernel(GEMM, 10, 20, 20 + MS).kernel(GEMM, MS, 2 * MS, 4 * MS, tid=77)
+    export.kernel(ADD, 6 * MS, 7 * MS, 9 * MS)
+    summary = summary_of(export, tmp_path)
+    assert summary.whole is not None
+    assert summary.coverage is not None
+    assert (summary.whole.kernels_per_instance, summary.whole.kernel_sum_ms.mean) == (1, 2)
+    assert (summary.coverage.kernels, summary.coverage.in_warmup, summary.coverage.warmup_ms) == (3, 2, 3)
+    assert any("2 kernels (3.00 of 5.00 ms) were launched in warm-up" in warning for warning in summary.warnings)
+
+
+def test_nothing_but_warm_up(tmp_path: Path) -> None:
+    export = Export().gpu().range("warmup", 0, 5 * MS).range("forward", 1, 4 * MS).kernel(GEMM, 10, 20, 20 + MS)
+    assert "Every forward lies inside warm-up" in answers(export, tmp_path)
+
+
+def with_collective() -> Export:
+    """Backward: a GEMM of 3 ms, an ADD of 1 ms, a collective of 6 ms that ends 4 ms after the range."""
+    export = Export().gpu().range("forward", 0, 2 * MS).kernel(GEMM, 10, 20, 20 + MS)
+    export.range("backward", 2 * MS, 8 * MS).kernel(GEMM, 2 * MS + 10, 3 * MS, 6 * MS)
+    export.kernel(ADD, 2 * MS + 20, 6 * MS, 7 * MS).kernel(NCCL, 2 * MS + 30, 6 * MS, 12 * MS, stream=9)
+    return export
+
+
+def test_a_collective_is_no_work(tmp_path: Path) -> None:
+    """Of backward's 10 ms 3 are matmul: 30 %, and 3 of 4 ms, 75 %, of what computes."""
+    text = answers(with_collective(), tmp_path)
+    assert "30.0 % of backward (75.0 % without communication)" in text
+    assert f"in backward `{GEMM}` (1 launch, 3.000 ms, 30.0 %), with communication beside it" in text
+    assert "the same without communication, whose time is mostly waiting for the slowest rank" in text
+
+
+def test_a_phase_that_outlasts_its_range_says_so_beside_its_figures(tmp_path: Path) -> None:
+    text = answers(with_collective(), tmp_path)
+    busy = "backward takes 6.000 ms of wall time, GPU busy 9.000 ms (its GPU work ends 4.000 ms after the range)"
+    assert busy in text
+    assert "backward 6.000 ms / 9.000 ms, ending 4.000 ms after the range" in text
+
+
+def test_copies_and_fills_have_rows(tmp_path: Path) -> None:
+    """Busy is 3 ms, the kernels 1: the copy's 2 ms stand in the table of kernels, without a share."""
+    export = Export().gpu().range("forward", 0, 9 * MS).kernel(GEMM, 10, 20, 20 + MS)
+    export.memory("MEMCPY", 2 * MS, 3 * MS, 5 * MS).memory("MEMSET", 6 * MS, 6 * MS + 10, 6 * MS + 1010)
+    text = answers(export, tmp_path)
+    assert "| `copies of memory` | memset/memcpy | 2.000 | – |" in text
+    assert "| `fills of memory` | memset/memcpy | 0.001 | – |" in text
+
+
+def test_a_phase_without_a_gpu_has_no_busy_time(tmp_path: Path) -> None:
+    text = answers(Export().range("forward", 0, 2 * MS), tmp_path)
+    assert "forward takes 2.000 ms of wall time and puts no work on a GPU" in text
+    assert "0.000" not in text
+
+
+def test_half_a_launch(tmp_path: Path) -> None:
+    """One GEMM in two forwards: half a launch in each."""
+    export = Export().gpu().range("forward", 0, 2 * MS).range("forward", 3 * MS, 5 * MS)
+    assert "(0.5 launches, 0.500 ms, 100.0 %)" in answers(export.kernel(GEMM, 10, 20, 20 + MS), tmp_path)
