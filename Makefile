@@ -26,9 +26,9 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-examples: $(READY)  ## the committed report of the capture in examples/
-	rm -rf examples/train_small256_figures
-	cd examples && ../$(BIN)/nsys-analyze report train_small256.sqlite --batch-size 4 --precision fp32 -o train_small256.md
+examples: $(READY)  ## committed reports, figures, README.md's answers and picture anew, from the committed captures
+	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt markdown pymupdf
+	$(BIN)/python -m tests.renew_examples
 
 bench: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report

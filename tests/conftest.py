@@ -31,12 +31,8 @@ def real_capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
     def path_of(name: str) -> Path:
         path = folder / f"{name}.sqlite"
         if not path.exists():
-            example = ROOT / "examples" / path.name
-            if example.exists():
-                shutil.copy(example, path)
-            else:
-                with lzma.open(DATA / f"{path.name}.xz") as packed, path.open("wb") as unpacked:
-                    shutil.copyfileobj(packed, unpacked)
+            with lzma.open(DATA / f"{path.name}.xz") as packed, path.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
         return path
 
     return path_of

@@ -12,8 +12,10 @@ columns the report needs: nothing that reads them all is faster.
 from __future__ import annotations
 
 import argparse
+import lzma
 import os
 import platform
+import shutil
 import signal
 import sqlite3
 import statistics
@@ -31,7 +33,7 @@ from nsys_analyzer.capture.nsys import find_nsys, nsys_version
 from tests.benchmarks.long_capture import columns_of, enlarge
 
 ROOT = Path(__file__).parents[2]
-TRACE = ROOT / "examples" / "train_small256.sqlite"
+TRACE = ROOT / "tests" / "data" / "train_small256.sqlite.xz"
 TOOL = [sys.executable, "-m", "nsys_analyzer"]
 SCALES = (10_000, 100_000, 1_000_000, 5_000_000)  # kernels
 
@@ -211,10 +213,20 @@ def print_scaling(source: Path, folder: Path, options: argparse.Namespace) -> No
         )
 
 
+def unpacked(trace: Path, folder: Path) -> Path:
+    """The trace, or what a compressed one holds, in the folder."""
+    if trace.suffix != ".xz":
+        return trace
+    target = folder / trace.stem
+    with lzma.open(trace) as packed, target.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    return target
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kernels", type=int, default=1_200_000, help="about how many kernels [%(default)s]")
-    parser.add_argument("--trace", type=Path, default=TRACE, help="the SQLite export that is repeated")
+    parser.add_argument("--trace", type=Path, default=TRACE, help="the SQLite export that is repeated, .xz or not")
     parser.add_argument("--runs", type=int, default=5, help="runs of each command [%(default)s]")
     parser.add_argument("--scaling", action="store_true", help="time and memory from 10 thousand to 5 million")
     parser.add_argument("--nsys-timeout", type=float, default=300, metavar="S", help="seconds each [%(default)s]")
@@ -231,8 +243,8 @@ def main() -> None:
         read_floor(options.floor)
         return
     print(f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {os.cpu_count()} CPUs")
-    source = options.trace.resolve()
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
+        source = unpacked(options.trace.resolve(), Path(folder))
         (print_scaling if options.scaling else print_figures)(source, Path(folder), options)
 
 

@@ -1,0 +1,93 @@
+"""Makes what the repository shows of reports anew: ``make examples``.
+
+From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
+answers in README.md, which are of the same run, and the report of the experiments. The report of the sweep is of 35
+captures, most of them too large to keep: ``examples/generate.sh`` makes it, on a GPU.
+
+The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image, PngImagePlugin
+
+from tests.conftest import ROOT
+
+RUN = ROOT / "examples" / "sweep" / "small_ctx256_train_fp32"
+BENCHES = ROOT / "examples" / "benches"
+README = ROOT / "README.md"
+#: The answers of the run, as the terminal shows them, in README.md.
+ANSWERS = re.compile(rf"(?<=```\n){RUN.name}\n.*?(?=```)", re.DOTALL)
+#: The key in the picture's metadata that holds the digest of the report which it shows.
+DIGEST = "report-sha256"
+_STYLE = """
+    body { font-family: sans-serif; font-size: 11pt } code { font-family: monospace; font-size: 9pt }
+    table { border-collapse: collapse } th, td { border: 1px solid #ccc; padding: 3px 8px }
+    pre { background-color: #f3f3f3; font-size: 9pt }
+"""
+
+
+def write_report(folder: Path) -> str:
+    """Writes ``report.md`` of the run that lies in a folder, and returns the answers that the terminal shows."""
+    shutil.rmtree(folder / "report_figures", ignore_errors=True)
+    (folder / "report.md").unlink(missing_ok=True)
+    shown = _nsys_analyze(folder, "report", "capture.sqlite", "--csv", "timings.csv")
+    answers = shown.partition("\n\n")[0]  # behind it stands the report's name
+    return "".join(f"{line.rstrip()}\n" for line in answers.splitlines())
+
+
+def digest(report: Path) -> str:
+    """What tells one report from another, for its picture."""
+    return hashlib.sha256(report.read_bytes()).hexdigest()
+
+
+def draw(report: Path, picture: Path) -> None:
+    """Draws the first page of a report, 880 × 1,000 pixels, with the report's digest in the metadata."""
+    import markdown
+    import pymupdf
+
+    html = markdown.markdown(report.read_text(encoding="utf-8"), extensions=["tables", "fenced_code"])
+    pages = io.BytesIO()
+    story, writer = pymupdf.Story(html, user_css=_STYLE), pymupdf.DocumentWriter(pages)
+    device = writer.begin_page(pymupdf.Rect(0, 0, 660, 750))
+    story.place(pymupdf.Rect(16, 16, 644, 750))
+    story.draw(device)
+    writer.end_page()
+    writer.close()
+    drawn = pymupdf.open("pdf", pages.getvalue())[0].get_pixmap(dpi=96)
+    about = PngImagePlugin.PngInfo()
+    about.add_text(DIGEST, digest(report))
+    Image.open(io.BytesIO(drawn.tobytes("png"))).quantize(64).save(picture, pnginfo=about, optimize=True)
+
+
+def _nsys_analyze(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, "-m", "nsys_analyzer", *arguments]
+    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8")
+    return done.stdout
+
+
+def main() -> None:
+    """Renews report, answers, picture, and the report of the experiments."""
+    answers = write_report(RUN)
+    text, count = ANSWERS.subn(lambda _: answers, README.read_text(encoding="utf-8"))
+    if count != 1:
+        sys.exit(f"{README} has {count} blocks with the answers of {RUN.name}, not one")
+    README.write_text(text, encoding="utf-8")
+    draw(RUN / "report.md", RUN / "report.png")
+    shutil.rmtree(BENCHES / "report_figures", ignore_errors=True)
+    (BENCHES / "report.md").unlink(missing_ok=True)
+    _nsys_analyze(BENCHES, "report", ".")
+
+
+if __name__ == "__main__":
+    main()
