@@ -1,0 +1,1 @@
+"""What ``examples/README.md`` states, computed from the committed rows."""

@@ -1,0 +1,152 @@
+"""The statements about the sweep: the phrases of ``examples/README.md`` that hold its numbers, from the rows.
+
+A function is of one paragraph or table, and yields its phrases as they stand on the page, the arithmetic beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tests.examples.rows import (
+    COUNTS,
+    DIMENSIONS,
+    GB,
+    SIZES,
+    SWEEP,
+    capture,
+    manifests,
+    mean_ms,
+    millis,
+    peak_gib,
+    percent,
+    sweep_column,
+    timing,
+    timings,
+)
+
+
+def provenance() -> Iterator[str]:
+    """What was captured, with what."""
+    trained = {(each["model"], each["context_length"]) for each in timings() if each["model"] != "10B"}
+    contexts = {context for model, context in trained if model == "small"}
+    others = {each["context_length"] for each in timings() if each["mode"] == "forward" or each["compile"] == "True"}
+    failed = {each["capture"] for each in timings() if each["status"] != "ok"}
+    yield (
+        f"{COUNTS[len(SIZES)]} sizes at {COUNTS[len(contexts)]} contexts, then bf16, `torch.compile` and forward "
+        "only at "
+        f"context {others.pop()}, and {COUNTS[len(failed)]} that does not fit"
+    )
+    kept = manifests(SWEEP)
+    yield f"{COUNTS[len(kept)]} of its captures"
+    (made,) = {
+        tuple(one[key] for key in ("gpu", "torch", "nsys", "batch_size", "steps", "warmup_steps")) for one in kept
+    }
+    gpu, torch, nsys, batch, steps, warmup = made
+    yield (
+        f"{gpu}, PyTorch {torch.rpartition('.')[0]}, nsys {'.'.join(nsys.split('.')[:2])}; the captures of the sweep "
+        "are of "
+        f"batch {batch}, naive (unfused) attention, {steps} measured steps after {warmup} of warm-up"
+    )
+
+
+def sweep_tables() -> Iterator[str]:
+    """The two tables of step times."""
+    for model in SIZES:
+        times = [millis(mean_ms(capture(model, context))) for context in (128, 256, 512, 1024)]
+        yield f"| {model} | {' | '.join(times)} |"
+    kinds = ({"mode": "forward"}, {}, {"precision": "bf16"}, {"suffix": "_compile"})
+    for model in SIZES:
+        times = [millis(mean_ms(capture(model, 512, **kind))) for kind in kinds]
+        yield f"| {model} | {' | '.join(times)} |"
+    yield "| fp32 training | context 128 | 256 | 512 | 1,024 |"
+    yield "| context 512 | forward only, fp32"
+
+
+def launches() -> Iterator[str]:
+    """A small model waits for its launches, and the profiler costs it most."""
+    at_128, at_256 = (mean_ms(capture("small", context)) for context in (128, 256))
+    yield (
+        f"Doubling the context from 128 to 256 costs small only {percent(at_256 / at_128 - 1)} ({at_128:.2f} to "
+        f"{at_256:.2f} ms)"
+    )
+    profiled, busy = sweep_column("step ms, profiled"), sweep_column("busy, profiled")
+    small = capture("small", 128)
+    busy_ms = busy[small] / 100 * profiled[small]
+    yield f"at 128 the GPU is busy for {busy_ms:.0f} of {at_128:.0f} ms and idle for {percent(1 - busy_ms / at_128)}"
+    overhead = {name: ms / mean_ms(name) - 1 for name, ms in profiled.items()}
+    *_, second, worst = sorted(overhead, key=lambda name: overhead[name])
+    assert (second, worst) == (small, capture("small", 512, "bf16"))
+    large = max(overhead[capture("2.7B", context)] for context in (128, 256, 512, 1024))
+    yield (
+        f"{percent(overhead[small], sign='+')} a step there, {percent(overhead[worst], sign='+')} for small in bf16 "
+        "at context 512, at most "
+        f"{percent(large, 1, '+')} for 2.7B in fp32"
+    )
+
+
+def bf16() -> Iterator[str]:
+    """What bf16 gains over the sweep, and what is left."""
+    gains = [mean_ms(capture(size, 512)) / mean_ms(capture(size, 512, "bf16")) for size in ("2.7B", "small")]
+    yield f"2.7B becomes {gains[0]:.1f} times as fast, small {gains[1]:.1f} times (training, context 512)"
+    fp32, half = capture("2.7B", 512), capture("2.7B", 512, "bf16")
+    share = {
+        name: sweep_column(name, "elementwise", "copy/layout")
+        for name in ("matmul", "elementwise", "optimizer", "copy/layout")
+    }
+    yield f"matmul falls from {share['matmul'][fp32]} % to {share['matmul'][half]} % of 2.7B's total kernel time"
+    yield (
+        f"elementwise kernels ({share['elementwise'][half]} %), AdamW ({share['optimizer'][half]} %) and copies "
+        f"({share['copy/layout'][half]} %)"
+    )
+    adamw = [mean_ms(name, "optimizer") for name in (fp32, half)]
+    yield (
+        f"AdamW takes {adamw[0]:.1f} ms of the fp32 step and {adamw[1]:.1f} ms of the bf16 step: "
+        f"{percent(adamw[0] / mean_ms(fp32))} and {percent(adamw[1] / mean_ms(half))}"
+    )
+
+
+def compiled_sweep() -> Iterator[str]:
+    """What torch.compile gains over the sweep."""
+    kernels, steps = sweep_column("kernels", "steps"), sweep_column("steps", "kernels")
+    eager, fused = capture("small", 512), capture("small", 512, suffix="_compile")
+    counts = [kernels[name] / steps[name] for name in (eager, fused)]
+    yield f"{counts[0]:,.0f} kernels a step of small become {counts[1]:,.0f}"
+    gains = [mean_ms(capture(size, 512)) / mean_ms(capture(size, 512, suffix="_compile")) for size in ("small", "2.7B")]
+    yield f"{gains[0]:.2f} times as fast, 2.7B {gains[1]:.2f} times"
+    matmul = sweep_column("matmul", "elementwise", "copy/layout")[capture("2.7B", 512)]
+    yield f"whose fp32 kernel time is {matmul} % matmul"
+    peaks = [peak_gib(capture("2.7B", 512, suffix=suffix)) for suffix in ("", "_compile")]
+    yield f"2.7B peaks at {peaks[1]:.1f} GiB instead of {peaks[0]:.1f}"
+
+
+def inference() -> Iterator[str]:
+    """The share of matmul in a forward pass and in a training step."""
+    share = sweep_column("matmul", "elementwise", "copy/layout")
+    pairs = [(share[capture(size, 512, mode="forward")], share[capture(size, 512)]) for size in ("small", "2.7B")]
+    yield f"{pairs[0][0]} % against {pairs[0][1]} % on small, {pairs[1][0]} % against {pairs[1][1]} % on 2.7B"
+
+
+def softmax() -> Iterator[str]:
+    """Softmax against the two attention matmuls."""
+    ratio = sweep_column("products ÷ softmax", "busy, profiled")
+    slower = [name for name in ratio if ratio[name] >= 1]
+    assert slower == [capture("2.7B", 256)]
+    yield f"in {len(ratio) - len(slower)} of {len(ratio)} captures"
+    small = DIMENSIONS["small"]
+    flops = 4 * (small.d_model // small.num_heads) / 5  # 4·B·S²·d against 5·B·H·S²
+    fp32, half = ratio[capture("small", 512)], ratio[capture("small", 512, "bf16")]
+    yield (
+        f"on small at context 512 the two matmuls have {flops:.0f} times its FLOPs and take {fp32:.2f} times its time, "
+        f"{half:.2f} times in bf16"
+    )
+    yield f"Only in 2.7B at context 256 do they take longer, {ratio[slower[0]]:.2f} times its time"
+
+
+def memory_of_the_sweep() -> Iterator[str]:
+    """What fits."""
+    failed = timing(capture("10B", 128))
+    capacity = float(failed["message"].partition("total capacity of ")[2].split()[0])
+    yield f"2.7B at context 1,024 peaks at {peak_gib(capture('2.7B', 1024)):.1f} of the GPU's {capacity:.1f} GiB"
+    assert failed["status"] == "oom"
+    needed = DIMENSIONS["10B"].parameters * 4 * 4 / GB  # fp32 weights, gradients and AdamW's two moments
+    yield f"the 10B model needs {needed:.0f} GB for weights, gradients and AdamW's state"

@@ -1,0 +1,99 @@
+"""Every number of ``examples/README.md`` is computed from the committed rows, or stands here with its source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.examples import attention, steps, sweep
+from tests.examples.rows import EXAMPLES
+
+RAW = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+NUMBER = re.compile(
+    r"(?<![\w-])\d[\d,.]*(?<![,.])"  # not of a name: bf16, GPT-2, d_head
+    r"|\b(?:half|halves|halved|thirds?|quarters?|fifth|fiftieth|twice|double|doubling|most|two|three|four|five|six|seven|"
+    r"eight|nine|ten|dozen|hundred|thousand)\b",
+    re.IGNORECASE,
+)
+STATEMENTS: tuple[Callable[[], Iterator[str]], ...] = (
+    sweep.provenance,
+    sweep.sweep_tables,
+    sweep.launches,
+    sweep.bf16,
+    sweep.compiled_sweep,
+    sweep.inference,
+    sweep.softmax,
+    sweep.memory_of_the_sweep,
+    steps.rooflines,
+    steps.timing,
+    steps.precision,
+    steps.memory,
+    attention.attention,
+    attention.variants,
+    attention.flash,
+    steps.compiling,
+    steps.decode,
+)
+
+#: Figures that others published, with the source that the page links in the same paragraph.
+PUBLISHED = {
+    "45 TFLOP/s for the forward of one GPT-2 layer and 53 with backward on an A100, "
+    "where a matmul alone reaches 116 in fp32 (TF32) and 230 in fp16": "https://github.com/mli/transformers-benchmarks",
+    "about 3 times": "https://github.com/huggingface/transformers/issues/14450",
+    "s·b·h·(34 + 5·a·s/h) bytes in 16 bits: 17 such tensors and 2.5 such matrices": "https://arxiv.org/abs/2205.05198",
+    "its feed-forward network has two matmuls": "https://arxiv.org/abs/2205.05198",
+    "PyTorch 2 paper": "https://pytorch.org/assets/pytorch2-2.pdf",
+    "1.41 times for training (geometric mean over more than 180 models": "https://pytorch.org/assets/pytorch2-2.pdf",
+    "7.6 times for GPT-2's attention on an A100": "https://arxiv.org/abs/2205.14135",
+    "35 % of an H100's peak, against 75 % (740 TFLOP/s)": "https://arxiv.org/abs/2407.08608",
+    "73 % (230 TFLOP/s) of an A100's": "https://arxiv.org/abs/2307.08691",
+    "PyTorch 2.0 announcement": "https://pytorch.org/get-started/pytorch-2.0/",
+    "1.21 and 1.51 (fp32 and AMP, means over 163 models": "https://pytorch.org/get-started/pytorch-2.0/",
+    "Llama-7B at batch 1 on an A100, makes 25.5 tokens/s: 13.5 GB of weights each, 17 % of 2 TB/s": (
+        "https://pytorch.org/blog/accelerating-generative-ai-2/"
+    ),
+}
+
+#: What is no measurement: names, conditions, and what follows from the models' definition.
+GIVEN = (
+    "fp32 | bf16 | fp32, compiled |",
+    "it has two matmuls for each of forward's",
+    "where SwiGLU has three",
+    "where the naive one is five",  # maximum, difference, exponential, sum, quotient
+    "(fp32, context 512). The optimizer",
+    "At context 512 in fp32 small becomes",
+    "Profiling such a step costs most",  # `sweep.launches` finds the two highest
+)
+
+
+def plain(text: str) -> str:
+    """The text without addresses of links, in one line."""
+    return " ".join(re.sub(r"\]\([^)]*\)", "]", text).replace("[", "").replace("]", "").split())
+
+
+PAGE = plain(RAW)
+
+
+@pytest.mark.parametrize("statements", STATEMENTS, ids=lambda statements: str(statements.__name__))
+def test_the_statements_follow_from_the_rows(statements: Callable[[], Iterator[str]]) -> None:
+    absent = [phrase for phrase in statements() if phrase not in PAGE]
+    assert absent == [], "the rows say so, examples/README.md does not"
+
+
+@pytest.mark.parametrize("phrase", PUBLISHED)
+def test_published_figures_stand_beside_their_source(phrase: str) -> None:
+    paragraphs = [plain(text) for text in RAW.split("\n\n") if f"]({PUBLISHED[phrase]})" in text]
+    assert any(phrase in paragraph for paragraph in paragraphs)
+
+
+def test_every_number_of_the_page_has_its_source() -> None:
+    phrases = [phrase for statements in STATEMENTS for phrase in statements()] + [*PUBLISHED, *GIVEN]
+    covered = [False] * len(PAGE)
+    for phrase in phrases:
+        for found in re.finditer(re.escape(phrase), PAGE):
+            covered[found.start() : found.end()] = [True] * len(phrase)
+    loose = [number for number in NUMBER.finditer(PAGE) if not all(covered[number.start() : number.end()])]
+    assert [PAGE[max(0, number.start() - 30) : number.end() + 30] for number in loose] == []
+    assert [phrase for phrase in (*PUBLISHED, *GIVEN) if phrase not in PAGE] == []
