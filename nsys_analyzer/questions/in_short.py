@@ -54,7 +54,7 @@ def _table(evidence: Evidence) -> Table:
 
 def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
     step, attention = capture.phase("step"), capture.attention
-    wall, busy = (step.wall_ms.mean, step.gpu_busy_ms.mean) if step else (None, None)
+    wall, busy = (step.wall_ms.median, step.gpu_busy_ms.median) if step else (None, None)
     return (
         capture.title,
         f"{status_of(capture.status)}{', on the CPU' if capture.on_cpu else ''}",

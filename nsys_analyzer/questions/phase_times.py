@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import (
@@ -145,7 +146,7 @@ def _grid(captures: Sequence[CaptureSummary]) -> Table:
         cells: list[Cell] = [capture.title]
         for name in TRAINING_PHASES:
             phase = capture.phase(name)
-            cells += [phase.wall_ms.mean, phase.gpu_busy_ms.mean] if phase else [None, None]
+            cells += [phase.wall_ms.median, phase.gpu_busy_ms.median] if phase else [None, None]
         rows.append(tuple(cells))
     return Table(tuple(columns), tuple(rows))
 
@@ -175,9 +176,9 @@ def _busy_share(phase: PhaseSummary) -> float | None:
 
 
 def _answer(capture: CaptureSummary, timed: bool) -> Answer:
-    phases = [p for name in TRAINING_PHASES if (p := capture.phase(name))]
-    shown = [p for p in _shown(capture) if p in phases or p is capture.whole]
-    shown = shown if phases else _shown(capture)
+    named = TRAINING_PHASES if capture.phases_suffice else (*TRAINING_PHASES, STEP)
+    found = [p for p in _shown(capture) if p.phase in named or p is capture.whole]
+    shown = found if any(p.phase in TRAINING_PHASES for p in found) else _shown(capture)
     ranges = [p for p in shown if p is not capture.whole]
     times = "; ".join(_times(p, capture.on_cpu) for p in shown)
     bound = "" if capture.on_cpu else _bound([p for p in ranges if p.gpu_ms])
