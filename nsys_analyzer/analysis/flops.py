@@ -56,6 +56,6 @@ def softmax_flops(model: ModelSize, batch_size: int, context_length: int) -> int
 def attention_to_softmax_flop_ratio(model: ModelSize) -> float:
     """Attention products ÷ softmax in FLOPs: 4·d_head ÷ 5, whatever B and S.
 
-    Never the ratio of their times: softmax is bound by memory bandwidth.
+    Never the ratio of their times: a kernel of softmax does an operation or two on each value that it moves.
     """
     return 4 * model.d_head / SOFTMAX_FLOPS_PER_SCORE

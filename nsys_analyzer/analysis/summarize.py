@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.attention import AttentionSummary, summarize_attention
+from nsys_analyzer.analysis.attention import summarize_attention
 from nsys_analyzer.analysis.attribution import HOW
 from nsys_analyzer.analysis.consistency import check_conservation, contradiction
 from nsys_analyzer.analysis.device_memory import device_memory
@@ -79,18 +79,19 @@ class _ProcessView:
         contradicted = contradiction(configuration, phases)
         configuration = replace(configuration, model=None) if configuration and contradicted else configuration
         whole = self.whole() if len(self.operations) else None
+        gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
         summary = CaptureSummary(
             name=name,
             process=self.process.label,
             source=trace.path.name,
             status=self.status(),
             pid=self.process.pid,
-            gpu=trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None,
+            gpu=gpu,
             metadata=trace.metadata,
             configuration=configuration,
             phases=phases,
             whole=whole,
-            attention=self.attention(configuration),
+            attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
             coverage=self.coverage(),
             precisions=_precisions(whole.kernels) if whole else {},
             device_memory=device_memory(self.attributed, self.process.global_pid),
@@ -206,11 +207,6 @@ class _ProcessView:
             synchronized=False,
             **self._gpu_figures(0, np.zeros(1, np.int64), clocks, self._totals(everything, 1)),
         )
-
-    def attention(self, configuration: Configuration | None) -> AttentionSummary | None:
-        code = self.instances.phases.index("forward")
-        forward = np.flatnonzero(self.own_instances & (self.instances.phase == code) & self.instances.measured)
-        return summarize_attention(self.attributed, forward, configuration)
 
     def coverage(self) -> Coverage:
         """Counts and times that must add up."""

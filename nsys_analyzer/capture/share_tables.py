@@ -22,7 +22,7 @@ _MORE_COLUMNS = {
     "memset": ("bytes",),
     "nvtx": ("domainId",),
     "memory": ("deviceId", "address", "memKind", "correlationId", "streamId"),
-    "gpus": ("memoryBandwidth", "clockRate", "l2CacheSize", "computeMajor", "computeMinor"),
+    "gpus": ("clockRate", "computeMajor", "computeMinor"),
 }  # fmt: skip
 
 #: The rows that are kept, where not all are. A list of the host's threads would be a list of its processes.

@@ -1,30 +1,41 @@
-"""(e) How softmax compares with the attention products, in time and in FLOPs."""
+"""(e) How softmax compares with the attention products, in time, in FLOPs and in bytes."""
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.attention import AttentionSummary
+from nsys_analyzer.analysis.attention import CAPTURE, FORWARD, AttentionSummary
+from nsys_analyzer.analysis.softmax_traffic import MEMORY_BOUND, SoftmaxTraffic
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Cell, Column, Paragraph, Section, Table
-from nsys_analyzer.report.units import format_number, milliseconds
+from nsys_analyzer.report.units import format_number, milliseconds, percent
 
 _COLUMNS = (
     Column("capture"),
+    Column("of"),
     Column("softmax ms", "ms"),
     Column("products ms", "ms"),
     Column("time: products ÷ softmax", "factor"),
     Column("FLOPs: products ÷ softmax", "factor"),
     Column("softmax", "flop/s"),
     Column("products", "flop/s"),
+    Column("softmax", "bytes/s"),
+    Column("of peak bandwidth", "percent"),
     Column("fused ms", "ms"),
     Column("fused", "flop/s"),
 )
 _CONVENTION = (
-    "Times of one forward pass, over all layers. Softmax is every kernel launched inside the softmax ranges (max, "
-    "subtract, exp, sum, divide), or a softmax by name inside attention where there is no such range; the products "
-    "are the matmul kernels inside the attention ranges. Softmax counts 5 operations per score, 5·B·H·S²·L; the "
-    "products 4·B·S²·d·L; their ratio is 4·d_head ÷ 5. The kernels of softmax read and write every score for an "
-    "operation or two each, which memory bandwidth bounds, while a product reuses what it loads."
+    "Times of one forward pass, over all layers, or of what the column *of* says. Softmax is every kernel launched "
+    "inside the softmax ranges (max, subtract, exp, sum, divide), or a softmax by name inside attention where there is "
+    "no such range; the products are the matmul kernels inside the attention ranges. Softmax counts 5 operations per "
+    "score, 5·B·H·S²·L; the products 4·B·S²·d·L; their ratio is 4·d_head ÷ 5. The kernels of softmax read and write "
+    "every score for an operation or two each, while a product reuses what it loads."
+)
+_CONVENTION_OF_BYTES = (
+    "Softmax's bytes are counted, not measured, and are the least that its kernels move: each reads its score tensor "
+    "(B·H·S² elements of the type in the kernel's name) once and writes its result once; max and sum write B·H·S "
+    "values, subtract and divide read them. It is called memory-bound where it reaches "
+    f"{percent(MEMORY_BOUND)} of the peak bandwidth of the GPU's memory with a score tensor that the L2 cache cannot "
+    "hold."
 )
 
 _HOW_TO_ANNOTATE = (
@@ -42,11 +53,10 @@ def answer(evidence: Evidence) -> Section:
     rows = tuple(_row(capture.title, capture.attention) for capture in evidence.measured if capture.attention)
     kept = [i for i in range(len(_COLUMNS)) if any(row[i] is not None for row in rows)]
     filled = Table(tuple(_COLUMNS[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
-    table = (filled, Paragraph(_CONVENTION)) if rows else ()
-    unknown = any(
-        capture.attention is None and capture.phase("forward") and not _compiled(capture)
-        for capture in evidence.measured
-    )
+    counted = any(capture.attention and capture.attention.softmax_traffic for capture in evidence.measured)
+    conventions = f"{_CONVENTION} {_CONVENTION_OF_BYTES}" if counted else _CONVENTION
+    table = (filled, Paragraph(conventions)) if rows else ()
+    unknown = any(capture.attention is None and _could_be_annotated(capture) for capture in evidence.measured)
     hint = (Paragraph(_HOW_TO_ANNOTATE),) if unknown else ()
     return Section(
         "softmax", "(e) How does softmax compare with the attention products?", (*answers, *table, *hint), "softmax"
@@ -55,28 +65,42 @@ def answer(evidence: Evidence) -> Section:
 
 def _row(title: str, attention: AttentionSummary) -> tuple[Cell, ...]:
     both = (attention.matmul_flops or 0) + (attention.softmax_flops or 0)
+    traffic = attention.softmax_traffic
     return (
         title,
+        None if attention.per == FORWARD else _of(attention),
         attention.softmax_ms,
         attention.matmul_ms,
         attention.runtime_ratio,
         attention.flop_ratio,
         _rate(attention.softmax_flops, attention.softmax_ms),
         _rate(attention.matmul_flops, attention.matmul_ms),
+        traffic.bytes_per_s if traffic else None,
+        traffic.peak_share if traffic else None,
         attention.fused_ms,
         _rate(both or None, attention.fused_ms),
     )
 
 
+def _of(attention: AttentionSummary) -> str:
+    """What the figures are of, for a table and for a few words."""
+    return _ranges(attention.occurrences or 0) if attention.per == CAPTURE else f"one {attention.per}"
+
+
+def _ranges(count: int) -> str:
+    return "1 attention range" if count == 1 else f"{count:,} attention ranges"
+
+
 def _short(attention: AttentionSummary | None) -> str:
     if attention is None:
         return "cannot be told from this capture"
+    of = "" if attention.per == FORWARD else f" ({_of(attention)})"
     if attention.softmax_ms is None or attention.matmul_ms is None:
-        return f"fused attention, {milliseconds(attention.fused_ms)}"
+        return f"fused attention, {milliseconds(attention.fused_ms)}{of}"
     ratio = format_number(attention.matmul_ms / attention.softmax_ms, "factor")
     flops = f" and {attention.flop_ratio:.1f}× the FLOPs" if attention.flop_ratio else ""
     return (
-        f"products {milliseconds(attention.matmul_ms)}, softmax {milliseconds(attention.softmax_ms)}: "
+        f"products {milliseconds(attention.matmul_ms)}, softmax {milliseconds(attention.softmax_ms)}{of}: "
         f"products are {ratio} the time{flops}"
     )
 
@@ -91,18 +115,38 @@ def _sentence(capture: CaptureSummary) -> str:
     if attention is None:
         return _unknown(capture)
     if attention.softmax_ms is None or attention.matmul_ms is None or attention.runtime_ratio is None:
+        kernels = "1 kernel" if attention.fused_launches == 1 else f"{attention.fused_launches:,.0f} kernels"
         return (
-            f"attention runs fused, {attention.fused_launches:,.0f} kernels and {milliseconds(attention.fused_ms)} per "
-            "forward: softmax has no time of its own, it is computed in registers between the two products."
+            f"attention runs fused, {kernels} and {milliseconds(attention.fused_ms)} "
+            f"{_per(attention, attention.fused_ms)}: softmax has no time of its own, it is computed in registers "
+            f"between the two products.{_warmup(attention)}"
         )
+    each = f" ({_each(attention, attention.softmax_ms)})" if attention.per == CAPTURE else ""
     text = (
-        f"the attention products take {milliseconds(attention.matmul_ms)} per forward, "
-        f"{format_number(attention.runtime_ratio, 'factor')} the {milliseconds(attention.softmax_ms)} of softmax"
+        f"the attention products take {milliseconds(attention.matmul_ms)} {_per(attention, attention.matmul_ms)}, "
+        f"{format_number(attention.runtime_ratio, 'factor')} the {milliseconds(attention.softmax_ms)} of softmax{each}"
     )
-    return f"{text}{_flops(attention, capture.on_cpu)}."
+    return f"{text}{_flops(attention)}.{_bytes(attention)}{_warmup(attention)}"
 
 
-def _flops(attention: AttentionSummary, on_cpu: bool) -> str:
+def _per(attention: AttentionSummary, ms: float | None) -> str:
+    """What a time is of; of the whole capture also what one of its attention ranges takes."""
+    if attention.per != CAPTURE or ms is None:
+        return f"per {attention.per}"
+    return f"in total over {_of(attention)} ({_each(attention, ms)})"
+
+
+def _each(attention: AttentionSummary, ms: float) -> str:
+    return f"{milliseconds(ms / (attention.occurrences or 1))} each"
+
+
+def _warmup(attention: AttentionSummary) -> str:
+    """How much was left out, outside a forward, whose warm-up instances are counted with the phases."""
+    left_out = attention.warmup_occurrences
+    return f" Left out are {_ranges(left_out)} inside warm-up." if left_out else ""
+
+
+def _flops(attention: AttentionSummary) -> str:
     """What the FLOPs say, where the dimensions are known."""
     if attention.flop_ratio is None:
         return "; give `--model` for the FLOP ratio"
@@ -111,19 +155,46 @@ def _flops(attention: AttentionSummary, on_cpu: bool) -> str:
     products = _rate(attention.matmul_flops, attention.matmul_ms)
     if softmax and products:
         text += f" ({format_number(products, 'flop/s')} against {format_number(softmax, 'flop/s')})"
-        if softmax < products and not on_cpu:
-            text += ": softmax is bound by memory bandwidth"
     return text
+
+
+def _bytes(attention: AttentionSummary) -> str:
+    """What softmax moves against the memory's peak, and whether that makes it memory-bound."""
+    traffic = attention.softmax_traffic
+    if traffic is None:
+        return ""
+    text = f" Softmax moves at least {format_number(traffic.bytes_per_s, 'bytes/s')}"
+    if traffic.peak_share is None:
+        return f"{text}; the peak bandwidth of this GPU is not known."
+    text += f", {percent(traffic.peak_share)} of the peak of {format_number(traffic.peak_bytes_per_s or 0, 'bytes/s')}"
+    return f"{text}: {_bound(traffic)}."
+
+
+def _bound(traffic: SoftmaxTraffic) -> str:
+    size = format_number(traffic.score_bytes, "bytes")
+    if traffic.fits_in_l2:
+        cache = format_number(traffic.l2_bytes or 0, "bytes")
+        return f"its score tensor of {size} fits into the L2 cache of {cache}, which may have served part of it"
+    if traffic.memory_bound is None:
+        return f"whether a cache holds its score tensor of {size} is not known"
+    if traffic.memory_bound:
+        return f"memory-bound ({percent(MEMORY_BOUND)} or more)"
+    return f"below the {percent(MEMORY_BOUND)} from which it would be called memory-bound"
 
 
 def _unknown(capture: CaptureSummary) -> str:
     if capture.whole and capture.whole.opaque:
         return "the kernels of the graph are not in the capture; capture with `--cuda-graph-trace=node`."
-    if not capture.phase("forward"):
-        return "no forward pass was measured."
     if _compiled(capture):
         return "the compiled model opens no ranges inside itself: nothing tells attention from the rest of the forward."
+    if not capture.phase("forward"):
+        return "no forward pass was measured, and no range tells attention from the rest."
     return "no range tells attention from the rest of the forward pass."
+
+
+def _could_be_annotated(capture: CaptureSummary) -> bool:
+    """Whether ranges around attention would answer the question the next time."""
+    return not _compiled(capture) and not (capture.whole and capture.whole.opaque)
 
 
 def _compiled(capture: CaptureSummary) -> bool:

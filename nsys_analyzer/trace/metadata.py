@@ -18,6 +18,8 @@ class Gpu:
     name: str
     memory_bytes: int
     sm_count: int
+    memory_bytes_per_s: int = 0
+    l2_bytes: int = 0
 
     @property
     def is_cpu(self) -> bool:
@@ -111,7 +113,7 @@ def _cuda_version(number: str) -> str:
 
 
 def _gpus(frame: Frame) -> dict[int, Gpu]:
-    columns = ("id", "memory_bytes", "sm_count")
+    columns = ("id", "memory_bytes", "sm_count", "memory_bytes_per_s", "l2_bytes")
     rows = zip(frame["name"].to_pylist(), *(join(frame[name]).tolist() for name in columns), strict=True)
     return {gpu_id: Gpu(gpu_id, name, *figures) for name, gpu_id, *figures in rows}
 

@@ -182,6 +182,8 @@ GPUS = Table(
         _column("name", default="", doc="GPU name"),
         _column("memory_bytes", "totalMemory", "memorySize", doc="device memory, bytes"),
         _column("sm_count", "smCount", "smNum", doc="streaming multiprocessors"),
+        _column("memory_bytes_per_s", "memoryBandwidth", doc="peak bandwidth of its memory, bytes/s"),
+        _column("l2_bytes", "l2CacheSize", doc="L2 cache, bytes"),
     ),
     "cuda",
     ("name",),

@@ -1,0 +1,280 @@
+"""Attention where no forward range encloses it, and the bytes that its softmax moves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.attention import AttentionSummary
+from nsys_analyzer.analysis.models import Configuration, ModelSize
+from nsys_analyzer.analysis.peaks import find_peaks, l2_bytes, memory_bytes_per_s
+from nsys_analyzer.analysis.softmax_traffic import Pass, SoftmaxKernels, pass_of, softmax_traffic
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.questions import build_report
+from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.report.data import report_data
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.trace.metadata import Gpu
+from tests.export import ADD, GEMM, MAIN, Export, global_tid
+
+MS = 1e-6
+H200 = Gpu(0, "NVIDIA H200", 150 << 30, 132)
+
+_ELEMENTWISE = "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<"
+_VECTORIZED = "void at::native::vectorized_elementwise_kernel<(int)4, at::native::"
+_REDUCE = "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<"
+AMAX = f"{_REDUCE}float, at::native::MaxOps<float>, unsigned int, float, (int)4, (int)4>>(T3)"
+SUBTRACT = f"{_ELEMENTWISE}at::native::CUDAFunctor_add<float>>(at::TensorIteratorBase &, const T1 &)>(int, T3)"
+EXP = f"{_VECTORIZED}exp_kernel_cuda(at::TensorIteratorBase &)::[lambda(float) (instance 1)], std::array<char *, 2>>"
+SUM = f"{_REDUCE}float, at::native::func_wrapper_t<float, at::native::sum_functor<float, float, float>>>(T3)"
+DIVIDE = f"{_ELEMENTWISE}at::native::BinaryFunctor<float, float, float, at::native::DivFunctor<float>>>(int, T3)"
+BY_HAND = (AMAX, SUBTRACT, EXP, SUM, DIVIDE)
+
+
+def attend(export: Export, at: int, softmax: tuple[str, ...] = (ADD,)) -> Export:
+    """Attention of 100 ns from ``at``: products of 20 and 10 ns, softmax kernels of 5 ns each."""
+    export.range("scaled dot product attention", at, at + 100)
+    export.range("computing attention scores", at, at + 30).kernel(GEMM, at + 1, at + 2, at + 22)
+    export.range("computing softmax", at + 30, at + 60)
+    for number, name in enumerate(softmax):
+        export.kernel(name, at + 31 + number, at + 32 + 5 * number, at + 37 + 5 * number)
+    return export.range("final matmul", at + 60, at + 100).kernel(GEMM, at + 61, at + 70, at + 80)
+
+
+def summary_of(export: Export, tmp_path: Path, configuration: Configuration | None = None) -> CaptureSummary:
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t", configuration=configuration)
+    return summary
+
+
+def attention_of(export: Export, tmp_path: Path) -> AttentionSummary:
+    attention = summary_of(export, tmp_path).attention
+    assert attention is not None
+    return attention
+
+
+def section_e(summary: CaptureSummary) -> str:
+    report = build_report(Evidence((summary,), "nsys-analyze report"))
+    return render_markdown(report, {}).replace("\xa0", " ").split("## (e)")[1].split("\n## ")[0]
+
+
+def test_attention_without_a_forward_is_answered_over_the_capture_without_its_warmup(tmp_path: Path) -> None:
+    export = Export().range("warmup", 0, 250)
+    for at in (0, 100, 300, 400, 500):
+        attend(export, at)
+    summary = summary_of(export, tmp_path)
+    attention = summary.attention
+    assert attention is not None
+    # Three outside warm-up: products 3 · 30 = 90 ns, softmax 3 · 5 = 15 ns, two launches each and one.
+    assert (attention.per, attention.occurrences, attention.warmup_occurrences) == ("capture", 3, 2)
+    assert attention.matmul_ms == pytest.approx(90 * MS)
+    assert attention.softmax_ms == pytest.approx(15 * MS)
+    assert (attention.matmul_launches, attention.softmax_launches) == (6, 3)
+    text = section_e(summary)
+    assert "in total over 3 attention ranges (0.000 ms each)" in text
+    assert "6.000× the 0.000 ms of softmax" in text
+    assert "Left out are 2 attention ranges inside warm-up." in text
+    assert report_data((summary,), {ADD: "add", GEMM: "gemm"})["captures"][0]["attention"]["per"] == "capture"
+
+
+def test_attention_inside_steps_alone_is_answered_per_step(tmp_path: Path) -> None:
+    export = Export().range("warmup", 0, 900)
+    attend(export.range("step", 0, 900), 100)
+    for step in (1000, 2000):
+        export.range("step", step, step + 900)
+        attend(attend(export, step + 100), step + 300)
+    summary = summary_of(export, tmp_path)
+    attention = summary.attention
+    assert attention is not None
+    # Two steps with two attentions each: 2 · 30 and 2 · 5 per step; the step in warm-up has one more.
+    assert (attention.per, attention.occurrences, attention.warmup_occurrences) == ("step", 4, 1)
+    assert attention.matmul_ms == pytest.approx(60 * MS)
+    assert attention.softmax_ms == pytest.approx(10 * MS)
+    assert "per step, 6.000×" in section_e(summary)
+    assert "| one step |" in section_e(summary)
+
+
+def test_attention_in_no_forward_that_there_is_still_counts(tmp_path: Path) -> None:
+    # The forward range is of something else; attention runs beside it.
+    export = Export().range("forward", 0, 90).kernel(GEMM, 10, 20, 40)
+    attention = attention_of(attend(export, 100), tmp_path)
+    assert (attention.per, attention.occurrences) == ("capture", 1)
+    assert attention.matmul_ms == pytest.approx(30 * MS)
+
+
+def test_a_range_around_attention_alone_answers_too(tmp_path: Path) -> None:
+    fused = "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>(Flash_fwd_params)"
+    export = Export().range("scaled dot product attention", 0, 100).kernel(fused, 10, 20, 50)
+    export.kernel(fused, 200, 210, 290)  # a second one outside any range: of backward, for all that is known
+    summary = summary_of(export, tmp_path)
+    assert summary.attention is not None
+    assert (summary.attention.per, summary.attention.occurrences) == ("capture", 1)
+    assert summary.attention.fused_ms == pytest.approx(30 * MS)
+    assert "1 kernels" not in section_e(summary)
+    assert "in total over 1 attention range (0.000 ms each)" in section_e(summary)
+
+
+def test_replays_of_a_captured_attention_each_count_once(tmp_path: Path) -> None:
+    # Three graph nodes were captured inside the ranges at 1, 31 and 61; two replays of them, at 1000 and 2000, run
+    # 20 + 5 + 10 ns each. The capture itself runs nothing.
+    export = Export().range("scaled dot product attention", 0, 100)
+    export.range("computing attention scores", 0, 30)
+    export.range("computing softmax", 30, 60).range("final matmul", 60, 100)
+    for node, at in ((1, 1), (2, 31), (3, 61)):
+        export.add(
+            "CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=global_tid(MAIN), graphNodeId=node,
+            originalGraphNodeId=0,
+        )  # fmt: skip
+    for replay in (1000, 2000):
+        correlation = export.call("cudaGraphLaunch_v10000", replay)
+        for node, name, start, end in ((1, GEMM, 10, 30), (2, ADD, 30, 35), (3, GEMM, 35, 45)):
+            export.kernel(name, None, replay + start, replay + end, correlation=correlation, node=node)
+    attention = attention_of(export, tmp_path)
+    assert (attention.per, attention.occurrences) == ("capture", 2)
+    assert attention.matmul_ms == pytest.approx(60 * MS)
+    assert attention.softmax_ms == pytest.approx(10 * MS)
+
+
+def test_flops_outside_a_forward_are_those_of_as_many_forwards_as_ran(tmp_path: Path) -> None:
+    # Two layers and four attentions: two forward passes. Products of one: 4·B·S²·d·L = 4·1·64·8·2 = 4,096.
+    model = ModelSize("tiny", 8, 32, 2, 2)
+    export = Export()
+    for at in range(0, 400, 100):
+        attend(export, at)
+    known = Configuration(model, 8, 1, source="command line")
+    attention = summary_of(export, tmp_path, known).attention
+    assert attention is not None
+    assert attention.matmul_flops == 2 * 4096
+    # Three attentions are no whole number of forwards.
+    export = Export()
+    for at in range(0, 300, 100):
+        attend(export, at)
+    attention = summary_of(export, tmp_path, known).attention
+    assert attention is not None
+    assert (attention.matmul_flops, attention.softmax_traffic) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (AMAX, Pass(4, 0, 4)),
+        (SUBTRACT, Pass(4, 4, 4)),
+        (EXP, Pass(4, 4)),
+        (SUM, Pass(4, 0, 4)),
+        (DIVIDE, Pass(4, 4, 4)),
+        (SUBTRACT.replace("float", "c10::BFloat16"), Pass(2, 2, 2)),
+        (f"{_VECTORIZED}BUnaryFunctor<c10::Half, c10::Half, c10::Half, MulFunctor<float>>>(int)", Pass(2, 2)),
+        (f"{_VECTORIZED}bfloat16_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda(float)]>", Pass(4, 2)),
+        (
+            "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(at::TensorIteratorBase &)"
+            "::[lambda(float) (instance 1)], at::native::memory::LoadWithCast<(int)1>>(int)",
+            Pass(2, 4),
+        ),
+        (
+            "void at::native::(anonymous namespace)::softmax_warp_forward<c10::BFloat16, float, float, 8, false>",
+            Pass(2, 4),
+        ),
+        (
+            "void at::native::(anonymous namespace)::cunn_SoftMaxForward<4, c10::Half, float, c10::Half, "
+            "at::native::(anonymous namespace)::SoftMaxForwardEpilogue>",
+            Pass(2, 2),
+        ),
+        (f"{_VECTORIZED}FillFunctor<float>, std::array<char *, 1>>(int)", None),  # perhaps of a scalar
+        ("triton_per_fused_amax_exp_sub_3", None),
+        (GEMM, None),
+    ],
+)  # fmt: skip
+def test_what_a_kernel_of_softmax_moves(name: str, expected: Pass | None) -> None:
+    assert pass_of(name) == expected
+
+
+def by_hand(ns: int) -> list[SoftmaxKernels]:
+    """The five kernels of a softmax by hand, on one layer, together ``5 * ns`` long."""
+    return [SoftmaxKernels(name, 1, ns) for name in BY_HAND]
+
+
+def test_a_softmax_by_hand_moves_eight_score_tensors_and_four_rows() -> None:
+    # B 1, H 2, S 4,096: scores 2 · 4,096² = 33,554,432 of 4 bytes, 128 MiB, more than the L2 cache of 60 MiB; rows of
+    # 8,192 values. Reads of max, subtract, exp, sum, divide 5; writes of subtract, exp, divide 3; rows: written by
+    # max and sum, read by subtract and divide.
+    scores, rows = 33_554_432, 8_192
+    moved = 4 * (8 * scores + 4 * rows)
+    found = softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, H200)
+    assert found is not None
+    assert found.bytes == moved
+    assert found.bytes_per_s == pytest.approx(moved / 350e-6)  # 3.07 TB/s, 63.9 % of 4.8
+    assert found.peak_share == pytest.approx(moved / 350e-6 / 4.8e12)
+    assert (found.fits_in_l2, found.memory_bound) == (False, True)
+    slower = softmax_traffic(by_hand(100_000), (1, 2, 4096), 1, H200)  # 2.15 TB/s, 44.7 %
+    assert slower is not None
+    assert slower.memory_bound is False
+
+
+def test_what_the_cache_holds_is_not_called_memory_bound() -> None:
+    # S 1,024: 8 MiB. At 3.4 TB/s it is above 60 %, and at 13 TB/s above the peak: the cache can.
+    for ns in (4_000, 1_000):
+        found = softmax_traffic(by_hand(ns), (1, 2, 1024), 1, H200)
+        assert found is not None
+        assert (found.fits_in_l2, found.memory_bound) == (True, None)
+        assert found.peak_share is not None
+        assert found.peak_share > 0.6
+
+
+def test_bytes_that_cannot_be_are_no_figure() -> None:
+    # 128 MiB eight times in 5 · 10 us: 21 TB/s from memory. The kernels are of other tensors.
+    assert softmax_traffic(by_hand(10_000), (1, 2, 4096), 1, H200) is None
+    # A tenth of the time goes to a kernel that nothing is known of; of a twentieth the rest is still a lower bound.
+    unknown = [*by_hand(70_000), SoftmaxKernels("mystery", 1, 39_000)]
+    assert softmax_traffic(unknown, (1, 2, 4096), 1, H200) is None
+    assert softmax_traffic([*by_hand(70_000), SoftmaxKernels("mystery", 1, 17_000)], (1, 2, 4096), 1, H200) is not None
+
+
+def test_a_gpu_without_a_datasheet_has_the_peaks_that_its_export_says() -> None:
+    other = Gpu(0, "NVIDIA B300", 1 << 38, 148, 8_000_000_000_000, 126 << 20)
+    assert (memory_bytes_per_s(other), l2_bytes(other)) == (8e12, 126 << 20)
+    assert (memory_bytes_per_s(H200), l2_bytes(H200)) == (4.8e12, 60 << 20)
+    unknown = Gpu(0, "NVIDIA B300", 1 << 38, 148)
+    assert (memory_bytes_per_s(unknown), l2_bytes(unknown), memory_bytes_per_s(None)) == (None, None, None)
+    assert find_peaks("NVIDIA H200") is not None
+    found = softmax_traffic(by_hand(70_000), (1, 2, 4096), 1, unknown)
+    assert found is not None
+    assert (found.peak_share, found.fits_in_l2, found.memory_bound) == (None, None, None)
+
+
+def test_softmax_is_called_memory_bound_by_its_bytes_alone(tmp_path: Path) -> None:
+    # One layer, B 1, H 2, S 16: scores 512, rows 32. 4 · (8 · 512 + 4 · 32) = 16,896 bytes in 5 · 5 ns is 676 GB/s,
+    # 14.1 % of 4.8 TB/s, from a tensor of 2 KiB that fits into the cache.
+    known = Configuration(ModelSize("tiny", 8, 32, 1, 2), 16, 1, source="command line")
+    summary = summary_of(attend(Export().gpu().range("forward", 0, 200), 50, BY_HAND), tmp_path, known)
+    assert summary.attention is not None
+    traffic = summary.attention.softmax_traffic
+    assert traffic is not None
+    assert (traffic.bytes, traffic.score_bytes) == (16_896, 2048)
+    assert traffic.bytes_per_s == pytest.approx(16_896 / 25e-9)
+    text = section_e(summary)
+    assert "Softmax moves at least 676 GB/s, 14.1 % of the peak of 4.8 TB/s" in text
+    assert "its score tensor of 2.0 KiB fits into the L2 cache of 60.0 MiB, which may have served part of it" in text
+    assert "bound by" not in text
+    data = report_data((summary,), dict.fromkeys([*BY_HAND, GEMM], ""))["captures"][0]["attention"]
+    assert data["softmax_traffic"]["peak_share"] == pytest.approx(16_896 / 25e-9 / 4.8e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "share", "fits"),
+    [
+        ("small_ctx512_forward_fp32", 0.577, True),  # 2.77 TB/s
+        ("small_ctx512_train_bf16", 0.491, True),  # 2.36 TB/s: its max and subtract move 16-bit scores
+    ],
+)
+def test_the_examples_sweep_reaches_its_known_share_of_the_peak(name: str, share: float, fits: bool) -> None:
+    # B 4, H 12, S 512, L 12: 12,582,912 scores a layer. In fp32 8 times 48 MiB and 4 rows of 96 KiB take 145.6 us.
+    model = ModelSize("small", 768, 3072, 12, 12)
+    path = Path(__file__).parents[1] / "examples/sweep" / name / "capture.sqlite"
+    (summary,) = summarize(Trace.load(path), name, configuration=Configuration(model, 512, 4, source="manifest"))
+    assert summary.attention is not None
+    traffic = summary.attention.softmax_traffic
+    assert traffic is not None
+    assert traffic.peak_share == pytest.approx(share, abs=0.001)
+    assert traffic.fits_in_l2 is fits
