@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import PhaseNames, is_framework_name
 from nsys_analyzer.analysis.precision import gemm_precision
 from nsys_analyzer.analysis.processes import Process, processes_of
+from nsys_analyzer.analysis.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.statistics import (
     GpuClocks,
     KernelRow,
@@ -71,6 +72,7 @@ class _ProcessView:
         self.launch = attributed.attribution.launch[self.mine]
         of_operation = np.append(launches.thread, -1)[self.launch]
         self.threads = distinct(of_operation[of_operation >= 0])
+        self.recorded = RecordedEvents(attributed.trace, process.global_pid)
         self.thread = np.where(self.launch < 0, len(self.threads), np.searchsorted(self.threads, of_operation))
 
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
@@ -144,6 +146,7 @@ class _ProcessView:
             holds_backward=self._holds_backward(measured),
             inferred=all(self._is_inferred(i) for i in distinct(np.sort(ranges.name[instances.range[chosen]]))),
             gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
+            profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             **self._gpu_figures(code, measured, clocks, sums),
         )
 

@@ -8,6 +8,7 @@ from nsys_analyzer.analysis.attention import AttentionSummary
 from nsys_analyzer.analysis.device_memory import DeviceMemory
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats
 from nsys_analyzer.trace.metadata import Gpu, Metadata
@@ -48,6 +49,7 @@ class PhaseSummary:
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
         inferred: whether a framework's own ranges or operators tell it, and no range of a person's.
         gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
+        profiler_cost: what the profiler can have added to its wall time, None without an instance.
 
     """
 
@@ -70,6 +72,7 @@ class PhaseSummary:
     holds_backward: bool = False
     inferred: bool = False
     gpu_lag_ms: Stats = field(default_factory=lambda: Stats(0))
+    profiler_cost: ProfilerCost | None = None
 
     @property
     def label(self) -> str:

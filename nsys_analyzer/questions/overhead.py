@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.units import percent, signed_percent
+from nsys_analyzer.report.units import signed_percent
 
 #: A share of its time by which the profiler must lengthen a phase before its cost is said to show.
 _COSTLY = 0.05
@@ -40,11 +40,8 @@ def _reason(capture: CaptureSummary, phases: Sequence[PhaseSummary], costs: dict
     if capture.on_cpu:
         return "tracing adds a cost to every operator"
     if max(costs.values()) <= _COSTLY:
-        return "the GPU's work hides most of what tracing adds to each launch"
-    reason = "tracing adds a cost to every launch, which shows where the GPU waits for launches"
-    slowed = {p.phase: share for p in phases if costs.get(p.phase, 0.0) > _COSTLY and (share := _busy_untraced(p))}
-    busy = ", ".join(f"{name} {percent(share)}" for name, share in slowed.items())
-    return f"{reason} (GPU busy of the unprofiled time: {busy})" if busy else reason
+        return "the GPU's work hides most of what tracing adds on the CPU"
+    return "tracing adds a cost to every API call and range, which shows where the GPU waits for the CPU"
 
 
 def _exceeds_spread(phase: PhaseSummary) -> bool:
@@ -53,9 +50,3 @@ def _exceeds_spread(phase: PhaseSummary) -> bool:
     if python is None or python.mean is None or wall.mean is None:
         return False
     return abs(wall.mean - python.mean) > (python.std or 0.0) + (wall.std or 0.0)
-
-
-def _busy_untraced(phase: PhaseSummary) -> float | None:
-    """Busy ÷ the unprofiled time: tracing slows launches, not what the GPU does."""
-    python, busy = phase.python_ms.mean if phase.python_ms else None, phase.gpu_busy_ms.mean
-    return busy / python if python and busy is not None else None

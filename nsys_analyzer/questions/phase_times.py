@@ -19,8 +19,9 @@ from nsys_analyzer.questions.evidence import (
     typical,
 )
 from nsys_analyzer.questions.overhead import overhead
+from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table, Typical
-from nsys_analyzer.report.units import milliseconds, percent, typical_milliseconds
+from nsys_analyzer.report.units import milliseconds, typical_milliseconds
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
 _CLOCKS_ON_CPU = ("python", "wall", "operator span", "operators busy", "operator sum")
@@ -48,14 +49,12 @@ _LEGEND_ON_CPU = (
 _TEXTS = (Column("capture"), Column("phase"), Column("n", "count"))
 _PYTHON, _WALL, _OVERHEAD = 3, 4, 5
 _OF_DEVICE = (6, 7, 8, 9)
-#: Busy ÷ wall above and below which a phase is called bound by the GPU or by launches.
-_GPU_BOUND, _LAUNCH_BOUND = 0.9, 0.7
 #: A phase below this share of the longest one has no bar that can be seen.
 _VISIBLE = 0.01
 
 
 def answer(evidence: Evidence) -> Section:
-    """Times of every phase, whether launches or the GPU bound them, and what the profiler cost."""
+    """Times of every phase, whether the GPU is busy in them or waits, and what the profiler cost."""
     title = "(a) How long do forward, backward and optimizer take?"
     captures = [capture for capture in evidence.captures if _profiled(capture) or _python_times(capture)]
     if not captures:
@@ -65,7 +64,7 @@ def answer(evidence: Evidence) -> Section:
         *(_answer(c, bool(evidence.timings)) if _profiled(c) else _python_answer(c) for c in captures),
         *((_grid(profiled),) if len(profiled) > FEW else ()),
         *_tables(captures),
-        Paragraph(_legend(profiled)),
+        Paragraph(" ".join((_legend(profiled), *how_costs_are_estimated(profiled)))),
         *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
     )
     return Section("phase_times", title, blocks, "time")
@@ -168,20 +167,13 @@ def _clocks(phase: PhaseSummary) -> tuple[Stats | None, ...]:
     return (phase.python_ms, phase.wall_ms, phase.gpu_span_ms, phase.gpu_busy_ms, phase.kernel_sum_ms)
 
 
-def _busy_share(phase: PhaseSummary) -> float | None:
-    """Busy ÷ wall, where the GPU's work lies inside the range."""
-    if not phase.synchronized or not phase.wall_ms.mean or phase.gpu_busy_ms.mean is None:
-        return None
-    return phase.gpu_busy_ms.mean / phase.wall_ms.mean
-
-
 def _answer(capture: CaptureSummary, timed: bool) -> Answer:
     named = TRAINING_PHASES if capture.phases_suffice else (*TRAINING_PHASES, STEP)
     found = [p for p in _shown(capture) if p.phase in named or p is capture.whole]
     shown = found if any(p.phase in TRAINING_PHASES for p in found) else _shown(capture)
     ranges = [p for p in shown if p is not capture.whole]
     times = "; ".join(_times(p, capture.on_cpu) for p in shown)
-    bound = "" if capture.on_cpu else _bound([p for p in ranges if p.gpu_ms])
+    bound = verdicts(capture, [p for p in ranges if p.gpu_ms])
     text = " ".join(part for part in (f"{times}.", bound, overhead(capture, ranges) if timed else "") if part)
     short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in shown)
     clocks = "wall / operators busy on the CPU" if capture.on_cpu else "wall / GPU busy"
@@ -212,27 +204,6 @@ def _wall_and_busy(phase: PhaseSummary) -> str:
         return busy
     late = "" if phase.synchronized else f", ending {milliseconds(phase.gpu_lag_ms.median)} after the range"
     return f"{milliseconds(phase.wall_ms.median)} / {busy}{late}"
-
-
-def _bound(phases: list[PhaseSummary]) -> str:
-    """Whether each phase waits for the GPU or the GPU for launches."""
-    words: dict[str, list[str]] = {}
-    for phase in phases:
-        share = _busy_share(phase)
-        if share is None:
-            verdict = "Not synchronised, GPU work goes on after the range, idle time is unknown"
-        elif share >= _GPU_BOUND:
-            verdict = "Bound by the GPU"
-        elif share <= _LAUNCH_BOUND:
-            verdict = "Launch-bound, the GPU waits for the CPU"
-        else:
-            verdict = "Between launch-bound and GPU-bound"
-        words.setdefault(verdict, []).append(
-            phase.phase
-            if share is None
-            else f"{phase.phase} ({percent(share)} busy, {milliseconds(phase.idle_ms)} idle)"
-        )
-    return " ".join(f"{verdict}: {', '.join(names)}." for verdict, names in words.items())
 
 
 def _figure(capture: CaptureSummary, key: str) -> Bars:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.statistics import Stats, without_communication
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.verdicts import busy_share
 
 if TYPE_CHECKING:
     from nsys_analyzer.benches.model import Finished
@@ -55,7 +56,7 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         **_profiler(capture),
         "configuration": _configuration(configuration) if configuration else None,
         "precisions": capture.precisions,
-        "phases": [_phase(phase, labels) for phase in capture.phases],
+        "phases": [{**_phase(phase, labels), "busy_share": _busy_share(capture, phase)} for phase in capture.phases],
         "share_in_phases": capture.share_in_phases,
         "phases_suffice": capture.phases_suffice,
         "whole": _phase(capture.whole, labels) if capture.whole else None,
@@ -139,6 +140,11 @@ def _classes(phase: PhaseSummary) -> list[dict[str, Any]]:
         }
         for row in phase.classes
     ]
+
+
+def _busy_share(capture: CaptureSummary, phase: PhaseSummary) -> dict[str, Any] | None:
+    share = busy_share(capture, phase)
+    return {**asdict(share), "verdict": share.verdict} if share else None
 
 
 def _stats(stats: Stats) -> dict[str, Any]:

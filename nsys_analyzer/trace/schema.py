@@ -220,5 +220,12 @@ EXPORT = Table(
     ("name", "value"),
 )
 
+#: Tables that are not read, of things whose recording slows a program down by more than API calls and ranges do.
+COSTLY_TABLES = {
+    "OSRT_API": "calls of the operating system (osrt)",
+    "COMPOSITE_EVENTS": "CPU samples",
+    "CUDA_CALLCHAINS": "backtraces of API calls",
+}
+
 #: A file with none of these is no nsys export: every version writes at least one.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)

@@ -68,6 +68,7 @@ class Trace:
         tables: keys (``trace.schema``) of the tables that the file has.
         impossible: how many operations end before they start, which were left out.
         memory: allocations and frees of device memory, None where they were not recorded.
+        costly_tables: those of ``schema.COSTLY_TABLES`` that the file has.
     """
 
     path: Path
@@ -82,6 +83,7 @@ class Trace:
     tables: frozenset[str]
     impossible: int = 0
     memory: MemoryUses | None = None
+    costly_tables: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -127,6 +129,7 @@ class Trace:
             frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
             int((~possible).sum()),
             _memory(frames["memory"]) if reader.name_of(schema.MEMORY) else None,
+            tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
         )
 
 

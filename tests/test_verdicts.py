@@ -1,0 +1,226 @@
+"""Verdicts by unprofiled time, bounds on them under the profiler, and what the profiler is estimated to cost."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
+from nsys_analyzer.analysis.runs import Unprofiled
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.analysis.verdicts import BusyShare, busy_share
+from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
+from nsys_analyzer.report.data import report_data
+from tests.export import GEMM, MAIN, Export, global_tid
+from tests.kineto import Kineto
+
+US, MS = 1_000, 1_000_000
+SWEEP = Path(__file__).parents[1] / "examples/sweep"
+
+
+def forward(busy_ms: float, calls: int = 1, ranges: int = 0) -> Export:
+    """A forward of 10 ms: one kernel, so many API calls and so many ranges inside it."""
+    export = Export().gpu().range("forward", 0, 10 * MS)
+    export.kernel(GEMM, 1_000, 2_000, 2_000 + int(busy_ms * MS))
+    for number in range(calls - 1):
+        export.call("cudaEventRecord_v3020", 3_000 + number)
+    for number in range(ranges):
+        export.range("aten::mm", 4_000 + number, 5_000 + number)
+    return export
+
+
+def summary_of(export: Export, tmp_path: Path) -> CaptureSummary:
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    return summary
+
+
+def timed(summary: CaptureSummary, **ms: float) -> CaptureSummary:
+    return replace(summary, unprofiled=Unprofiled("ok", phases={name: Stats(3, mean) for name, mean in ms.items()}))
+
+
+def share_of(summary: CaptureSummary, name: str = "forward") -> BusyShare:
+    phase = summary.phase(name)
+    assert phase is not None
+    share = busy_share(summary, phase)
+    assert share is not None
+    return share
+
+
+def said_of(summary: CaptureSummary) -> str:
+    return verdicts(summary, summary.phases).replace("\xa0", " ")
+
+
+@pytest.mark.parametrize(
+    ("unprofiled_ms", "verdict", "said"),
+    [
+        # 6 ms of work; under the profiler it is 60 % of 10 ms, whatever the unprofiled time says.
+        (6.5, "GPU-bound", "busy for 90 % of the unprofiled time or more: forward (92.3 % busy of 6.500 ms"),
+        (7.5, "neither", "nor idle for 30 % of it: forward (80.0 % busy of 7.500 ms, 1.500 ms idle)"),
+        (8.8, "GPU waits", "idle for 30 % of the unprofiled time or more: forward (68.2 % busy of 8.800"),
+    ],
+)  # fmt: skip
+def test_a_verdict_rests_on_the_unprofiled_time(tmp_path: Path, unprofiled_ms: float, verdict: str, said: str) -> None:
+    summary = timed(summary_of(forward(6), tmp_path), forward=unprofiled_ms)
+    share = share_of(summary)
+    assert share.unprofiled
+    assert share.low == share.high == pytest.approx(6 / unprofiled_ms)
+    assert share.verdict == verdict
+    assert said in said_of(summary)
+    assert how_costs_are_estimated([summary]) == ()
+
+
+def test_an_unprofiled_time_below_gpu_busy_is_of_other_work(tmp_path: Path) -> None:
+    summary = timed(summary_of(forward(6), tmp_path), forward=5.0)
+    assert not share_of(summary).unprofiled
+
+
+def test_under_the_profiler_there_are_two_bounds(tmp_path: Path) -> None:
+    # 500 calls of 5.2 us and 100 ranges of 5.2 us: 3.12 ms at most. 3 of 10 ms to 3 of 6.88 ms: 43.6 %.
+    summary = summary_of(forward(3, calls=500, ranges=100), tmp_path)
+    share = share_of(summary)
+    cost = share.profiler_cost
+    assert cost is not None
+    assert (cost.api_calls, cost.nvtx_ranges, cost.operators) == (500, 100, 0)
+    assert cost.low_ms == pytest.approx(500 * API_CALL.low_us / 1e3 + 100 * NVTX_RANGE.low_us / 1e3)
+    assert cost.high_ms == pytest.approx(3.12)
+    assert (share.low, share.high) == (pytest.approx(0.3), pytest.approx(3 / 6.88))
+    assert share.verdict == "GPU waits"
+    text = said_of(summary)
+    assert "under the profiler and also without its estimated cost: forward (30.0 % to 43.6 % busy, at most 7" in text
+    assert "Launch-bound" not in text
+    assert "5.2 µs for each API call" in " ".join(how_costs_are_estimated([summary]))
+
+
+def test_a_verdict_that_the_profiler_could_flip_is_none(tmp_path: Path) -> None:
+    # 1,000 calls of 5.2 us: 5 of 10 ms to 5 of 4.8 ms, more than it is idle: anything up to all of the time.
+    summary = summary_of(forward(5, calls=1_000), tmp_path)
+    share = share_of(summary)
+    assert (share.low, share.high, share.verdict) == (pytest.approx(0.5), 1.0, "undecided")
+    assert share.profiler_ms == pytest.approx(5.0)
+    text = said_of(summary)
+    assert "A time under the profiler does not tell whether the GPU is busy for 90 % of the time" in text
+    assert "of its 10.00 ms the profiler may have added up to 5.000 ms, by 1,000 API calls)" in text
+
+
+def test_a_gpu_that_is_busy_even_under_the_profiler_is_bound(tmp_path: Path) -> None:
+    summary = summary_of(forward(9.5, calls=500), tmp_path)
+    assert share_of(summary).verdict == "GPU-bound"
+    assert (
+        "GPU-bound, busy for 90 % of the time or more even under the profiler: forward (95.0 % to 100.0 %"
+        in said_of(summary)
+    )
+
+
+def test_a_slower_cpu_pays_more_for_each_call(tmp_path: Path) -> None:
+    # Launches of 7.8 us, twice those where the costs were measured: 10 calls cost 104 us at most.
+    export = Export().gpu().range("forward", 0, 10 * MS)
+    for number in range(10):
+        export.kernel(GEMM, 1_000 + number, number * MS, number * MS + 300_000)
+        export._rows["CUPTI_ACTIVITY_KIND_RUNTIME"][-1]["end"] = 1_000 + number + 7_800
+    cost = share_of(summary_of(export, tmp_path)).profiler_cost
+    assert cost is not None
+    assert cost.high_ms == pytest.approx(0.104)
+
+
+def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:
+    export = forward(3).add("OSRT_API", id=1, value="")
+    share = share_of(summary_of(export, tmp_path))
+    assert (share.high, share.verdict, share.profiler_ms) == (1.0, "undecided", None)
+    assert "at least 30.0 % busy of 10.00 ms, what the profiler added is unknown" in said_of(
+        summary_of(export, tmp_path)
+    )
+
+
+def test_operators_of_pytorchs_profiler_cost_time_too(tmp_path: Path) -> None:
+    # 200 operators and 1 API call in 1,000 us: 200 · 3.6 + 5.2 = 725.2 us at most.
+    trace = Kineto().gpu().range("forward", 100, 1_000)
+    for number in range(200):
+        trace.operator("aten::mm", 110 + number, 1)
+    trace.launch(1, 120).kernel(GEMM, 1, 130, 100)
+    (summary,) = summarize(Trace.load(trace.write(tmp_path / "trace.json")), "t")
+    share = share_of(summary)
+    assert share.profiler_cost is not None
+    assert share.profiler_cost.operators == 200
+    assert share.profiler_cost.high_ms == pytest.approx(200 * OPERATOR.high_us / 1e3 + 0.0052, abs=0.01)
+
+
+def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp_path: Path) -> None:
+    export = Export().gpu().range("forward", 0, 1 * MS).kernel(GEMM, 1_000, 2_000, 2 * MS)
+    summary = summary_of(export, tmp_path)
+    assert busy_share(summary, summary.phases[0]) is None
+    assert said_of(summary).startswith("Not synchronised, GPU work goes on after the range")
+    assert share_of(timed(summary, forward=2.5)).low == pytest.approx(1.998 / 2.5)
+
+
+def test_the_json_has_the_share_and_its_verdict(tmp_path: Path) -> None:
+    summary = summary_of(forward(6), tmp_path)
+    for capture, unprofiled in ((summary, False), (timed(summary, forward=8.8), True)):
+        data = report_data((capture,), {GEMM: "gemm"})["captures"][0]["phases"][0]["busy_share"]
+        assert data["unprofiled"] is unprofiled
+        assert data["verdict"] == "GPU waits"
+
+
+def test_calls_of_other_processes_cost_this_one_nothing(tmp_path: Path) -> None:
+    export = forward(3, calls=10)
+    for number in range(50):
+        export.call("cudaEventRecord_v3020", 3_000 + number, pid=200)
+    export.add("ThreadNames", nameId=1, globalTid=global_tid(MAIN, 200))
+    (summary,) = (s for s in summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t") if s.pid == 100)
+    cost = share_of(summary).profiler_cost
+    assert cost is not None
+    assert cost.api_calls == 10
+
+
+def test_autograd_annotations_are_an_overhead_not_a_verdict(real_capture: Callable[[str], Path]) -> None:
+    # The same kernels twice; with autograd's ranges a step takes 151 ms, without them 84.
+    annotated, plain = (
+        summarize(Trace.load(real_capture(name)), name)[0] for name in ("mem_small256", "train_small256")
+    )
+    ours, theirs = share_of(annotated, "step"), share_of(plain, "step")
+    assert ours.busy_ms == pytest.approx(theirs.busy_ms, rel=0.01)
+    assert (round(ours.wall_ms), round(theirs.wall_ms)) == (151, 84)
+    assert (ours.verdict, theirs.verdict) == ("undecided", "GPU waits")
+    # What was seen to be added lies between the differences of the two estimates.
+    (low, high), (less, least) = estimate_of(ours), estimate_of(theirs)
+    assert low - less < ours.wall_ms - theirs.wall_ms < high - least
+
+
+def estimate_of(share: BusyShare) -> tuple[float, float]:
+    cost = share.profiler_cost
+    assert cost is not None
+    assert cost.low_ms is not None
+    assert cost.high_ms is not None
+    return cost.low_ms, cost.high_ms
+
+
+def unprofiled_times(name: str) -> Iterator[tuple[str, float]]:
+    with (SWEEP / "timings.csv").open(encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            if row["capture"] == name and row["mean_ms"]:
+                yield row["phase"], float(row["mean_ms"])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["small_ctx256_train_fp32", "small_ctx512_forward_fp32", "small_ctx512_train_bf16",
+     "small_ctx512_train_fp32_compile"],
+)  # fmt: skip
+def test_what_the_bounds_decide_the_unprofiled_times_of_the_sweep_confirm(name: str) -> None:
+    (summary,) = summarize(Trace.load(SWEEP / name / "capture.sqlite"), name)
+    times = dict(unprofiled_times(name))
+    decided = 0
+    for phase in summary.phases:
+        profiled = share_of(summary, phase.phase)
+        known = share_of(timed(summary, **{phase.phase: times[phase.phase]}), phase.phase)
+        assert known.unprofiled
+        if profiled.verdict != "undecided":
+            decided += 1
+            assert profiled.verdict == known.verdict, phase.phase
+    assert decided
