@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
+from nsys_analyzer.analysis.runs import Unprofiled
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Timing, Timings, read_timings
 from nsys_analyzer.errors import TimingsError
 
@@ -435,3 +437,15 @@ def test_no_such_file_folder_or_binary(tmp_path: Path) -> None:
     binary.write_bytes(b"SQLite format 3\xff\xfa")
     with pytest.raises(TimingsError, match="it is not text"):
         read_timings(binary)
+
+
+# --- times that cannot be right ---
+
+
+def test_a_time_in_doubt_is_not_trusted() -> None:
+    times = {"forward": Stats(10, 5.0), "backward": Stats(10, 9.0)}
+    unprofiled = Unprofiled("ok", phases=times, doubts={"forward": ("below the GPU's busy time",)})
+    assert unprofiled.mean_ms("forward") == 5.0
+    assert unprofiled.trusted_ms("forward") is None
+    assert unprofiled.trusted_ms("backward") == 9.0
+    assert unprofiled.trusted_ms("optimizer") is None

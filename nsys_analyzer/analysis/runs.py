@@ -53,6 +53,7 @@ class Unprofiled:
         warmup_steps: steps before the measured ones, None where the file is silent.
         device: "cuda" or "cpu", None where the file is silent.
         peak_memory_bytes: the most memory allocated on the device, None where unknown.
+        doubts: phase to the reasons why its time cannot be right; a phase without any is not there.
 
     """
 
@@ -62,7 +63,12 @@ class Unprofiled:
     warmup_steps: int | None = None
     device: str | None = None
     peak_memory_bytes: int | None = None
+    doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     def mean_ms(self, phase: str) -> float | None:
         """The mean time of a phase in ms, None where it was not timed."""
         return self.phases[phase].mean if phase in self.phases else None
+
+    def trusted_ms(self, phase: str) -> float | None:
+        """The mean time of a phase in ms, None where it was not timed or where there are doubts: for verdicts."""
+        return None if self.doubts.get(phase) else self.mean_ms(phase)
