@@ -24,8 +24,8 @@ from nsys_analyzer.capture.process import Ended, last_lines, run_logged
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.capture.targets import Target
-from nsys_analyzer.capture.timings_file import NAME as TIMINGS
-from nsys_analyzer.capture.timings_file import is_from_a_sweep, write_timings
+from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
+from nsys_analyzer.capture.timings.writing import is_from_a_sweep, write_timings
 from nsys_analyzer.errors import ConfigurationError
 
 MANIFEST = "manifest.json"

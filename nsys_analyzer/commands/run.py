@@ -93,7 +93,7 @@ def run(**options: Any) -> None:
 def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs what is left of the plan and writes the report; the exit code says whether all of it ended well."""
     from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
-    from nsys_analyzer.capture.timings_file import NAME as TIMINGS
+    from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
     from nsys_analyzer.commands.run_progress import shown
     from nsys_analyzer.commands.writing import command_line, write_report
     from nsys_analyzer.report.terminal import print_answers

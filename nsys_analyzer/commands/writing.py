@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.capture.timings import read_timings
-from nsys_analyzer.capture.timings_rows import has_rows
+from nsys_analyzer.capture.timings.rows import has_rows
 from nsys_analyzer.commands.bench_results import bench_folders, read_finished
 from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.questions import build_report

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from nsys_analyzer.capture.timings_columns import Columns, TimeColumn, status_from_text, understand
+from nsys_analyzer.capture.timings.columns import Columns, TimeColumn, status_from_text, understand
 from nsys_analyzer.errors import TimingsError
 
 _MISSING = {"", "-", "--", "–", "—", "nan", "none", "null", "na", "n/a", "<na>"}

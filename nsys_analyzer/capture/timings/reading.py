@@ -8,11 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nsys_analyzer.analysis.models import Configuration
-from nsys_analyzer.capture.timing import UNKNOWN_PHASE, Timing, model_notes, timings_of
-from nsys_analyzer.capture.timings_rows import read_rows
+from nsys_analyzer.capture.timings.rows import read_rows
+from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, Timing, model_notes, timings_of
 from nsys_analyzer.errors import TimingsError
-
-__all__ = ["UNKNOWN_PHASE", "Timing", "Timings", "read_timings"]
 
 _TRAINING_PHASES = ("forward", "loss", "backward", "forward+backward")
 
@@ -96,7 +94,7 @@ def read_timings(path: Path) -> Timings:
 
     Columns: the model by name or by its four dimensions; times as ``mean_ms`` beside a ``phase`` (or
     ``only_forward``, or ``mode``), or wide as ``forward_ms`` and ``backward_ms``; the synonyms are the tables of
-    ``timings_columns``. A column ``capture`` names the capture that a row belongs to. Of two rows for one
+    ``columns``. A column ``capture`` names the capture that a row belongs to. Of two rows for one
     configuration and phase the one with more warm-up steps is used, then the newer; ``notes`` records it.
 
     Raises:

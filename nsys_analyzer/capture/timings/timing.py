@@ -12,8 +12,8 @@ from nsys_analyzer.analysis.models import (
     precision_from_text,
     resolve_model,
 )
-from nsys_analyzer.capture.timings_columns import phase_from_text, status_from_text
-from nsys_analyzer.capture.timings_rows import DIMENSIONS, Row
+from nsys_analyzer.capture.timings.columns import phase_from_text, status_from_text
+from nsys_analyzer.capture.timings.rows import DIMENSIONS, Row
 from nsys_analyzer.errors import ConfigurationError
 
 UNKNOWN_PHASE = "unknown"

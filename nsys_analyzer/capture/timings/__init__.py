@@ -1,0 +1,8 @@
+"""Tables of unprofiled times: what ``time.perf_counter()`` saw where no profiler slowed the run."""
+
+from __future__ import annotations
+
+from nsys_analyzer.capture.timings.reading import Timings, read_timings
+from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, Timing
+
+__all__ = ["UNKNOWN_PHASE", "Timing", "Timings", "read_timings"]
