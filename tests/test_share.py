@@ -12,6 +12,8 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.class_rules import RULES
@@ -240,7 +242,7 @@ def test_a_numbered_table_and_old_names(tmp_path: Path) -> None:
     export.add("DIAGNOSTIC_EVENT", text="Profiling has started.")
     trace = training_step(export.gpu()).write(tmp_path / "old.sqlite")
     copy = Trace.load(share(trace, tmp_path / "copy.sqlite").path)
-    assert [message.text for message in copy.metadata.diagnostics] == ["Some events might be missing, see run.log"]
+    assert [message.text for message in copy.metadata.diagnostics] == ["Some events might be missing, see …/run.log"]
     assert set(copy.ranges.names) >= {"step", "forward", "backward", "optimizer"}
     assert copy.metadata.profiler_version == "2025.3.2.0"
     assert len(copy.operations) == 5
@@ -288,6 +290,8 @@ def test_no_name_behind_a_kernel_rule_is_changed() -> None:
         "forward", "scaled dot product attention", "step 12 of 30", "forward/backward 1/2", "a / b", "key=128",
         "token=1048576", "token: embedding", "12:30:45", "c10::BFloat16", "ScaledDotProductFlashAttentionBackward0",
         "train_small256_ctx1024_bs4_fp32_warmup2_steps10", "aten::bmm, seq = 10271, op_id = 88447", "535.104.05.01",
+        "/conv1/Conv + /relu/Relu", "/layer1/layer1.0/conv1/Conv_output_0", "{ForeignNode[/h.0/Cast.../head/MatMul]}",
+        "PWN(/act/Sigmoid, /act/Mul_1)", "Reformatting CopyNode for Input Tensor 0 to /conv1/Conv", "/Concat_3",
         "2025.3.2.0", "Intel(R) Xeon(R) Processor", "Debian GNU/Linux 12 (bookworm)", "channel", "monkey",
     ],
 )  # fmt: skip
@@ -298,11 +302,16 @@ def test_what_stays(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "scrubbed"),
     [
-        ("/home/x/y/train.py:12", "train.py:12"),
+        ("/home/x/y/train.py:12", "…/train.py:12"),
         ("/home/ann", "…"),
-        ("-I/home/ann/include", "-Iinclude"),
-        ("see /tmp/a/pid_1.log and b.log", "see pid_1.log and b.log"),
-        ("torch/nn/modules/linear.py(114): forward", "linear.py(114): forward"),
+        ("/data2/runs/Conv", "…/Conv"),  # a layer's name where no folder of that name is usual
+        ("/falcon/run7/weights", "…/weights"),  # either: taken for a path
+        ("/falcon/MatMulSecret/x", "…/x"),
+        (r"D:\runs\train.py", "…/train.py"),
+        ("~/runs/x", "…/x"),
+        ("-I/home/ann/include", "-I…/include"),
+        ("see /tmp/a/pid_1.log and b.log", "see …/pid_1.log and b.log"),
+        ("torch/nn/modules/linear.py(114): forward", "…/linear.py(114): forward"),
         ("ann_step of Ann's", "…_step of …'s"),
         ("A=b\0C=d", "…"),
         ("Authorization: Basic bWFyZ3VlcjpwYXNz", "Authorization: Basic …"),
@@ -313,12 +322,57 @@ def test_what_stays(text: str) -> None:
         ("node17-ib0.hyrule.org/x, node170", "…/x, node170"),
         ("node17-ib0/x", "…-ib0/x"),
         ("to node17x.hyrule.org", "to node17x.hyrule.org"),
-        ("load, sizes of /data/ann/x.bin, seq = 12", "load, sizes of x.bin, seq = 12"),
+        ("load, sizes of /data/ann/x.bin, seq = 12", "load, sizes of …/x.bin, seq = 12"),
     ],
 )
 def test_what_goes(text: str, scrubbed: str) -> None:
     private = PrivateValues(words=("ann", "node17"), hosts=frozenset({"node17"}))
     assert Scrubber(private).scrub(text.encode()) == scrubbed
+
+
+_PARTS = st.sampled_from(
+    ["/home/ann/", "/conv1/Conv", " + ", "/relu/Relu", "/tmp/a/", "train.py", "forward", "token=", "s3cr3t", "…",
+     " (2)", "/x/", "C:\\runs\\", "ann", "torch/nn/", ", seq = 3", "10.0.0.1", "a@b.org"]
+)  # fmt: skip
+
+
+@given(st.lists(st.lists(_PARTS, max_size=5).map("".join), unique=True))
+def test_names_that_differ_stay_different(names: list[str]) -> None:
+    scrubber = Scrubber(PrivateValues(words=("ann",)))
+    assert len({scrubber.scrub(name.encode()) for name in names}) == len(names)
+
+
+def test_the_layers_of_a_network_stay_as_many(tmp_path: Path) -> None:
+    """TensorRT names a range after the layers that it runs; a loader's paths end alike."""
+    names = [
+        *(f"/layer{i}/conv{j}/Conv + /layer{i}/relu/Relu" for i in range(3) for j in range(3)),
+        *(f"load /mnt/shards/{i}/part.bin" for i in range(3)),
+    ]
+    export = training_step(Export().gpu())
+    for i, name in enumerate(names):
+        export.range(name, 2000 + 10 * i, 2005 + 10 * i)
+    copy = Trace.load(share(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite").path)
+    kept = set(copy.ranges.names) - {"step", "forward", "backward", "optimizer", ""}
+    assert kept == {*names[:9], "load …/part.bin", "load …/part.bin (2)", "load …/part.bin (3)"}
+
+
+def test_calls_that_block_are_kept_with_their_times(tmp_path: Path) -> None:
+    """What explains idle time is not private; a look-up, which no figure needs, goes."""
+    blocking = [
+        "cudaDeviceSynchronize_v3020", "cudaStreamSynchronize_v3020", "cudaEventSynchronize_v3020", "cudaMemcpy_v3020",
+        "cudaMemcpyAsync_v3020", "cudaMalloc_v3020", "cudaFree_v3020", "cudaHostAlloc_v3020", "cuMemAlloc_v2",
+        "cuMemFree_v2", "cuStreamSynchronize", "hipDeviceSynchronize", "hipMemcpyWithStream", "hipMalloc", "hipFree",
+    ]  # fmt: skip
+    export = training_step(Export().gpu())
+    for i, name in enumerate([*blocking, "cuKernelGetName"]):
+        export.call(name, 2000 + 10 * i)
+    path = share(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite").path
+    with closing(sqlite3.connect(path)) as connection:
+        calls = connection.execute(
+            "SELECT value, start, end FROM CUPTI_ACTIVITY_KIND_RUNTIME JOIN StringIds ON id = nameId"
+            " WHERE start >= 2000"
+        ).fetchall()
+    assert calls == [(name, 2000 + 10 * i, 2001 + 10 * i) for i, name in enumerate(blocking)]
 
 
 @pytest.mark.parametrize("value", ["1", "C.UTF-8", "forward", "en_US.UTF-8", "bfloat16", "9.0a", "13.0.2", "x86_64"])

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Callable
 
-from nsys_analyzer.capture.share_words import PrivateValues, is_ordinary
+from nsys_analyzer.capture.share_words import PrivateValues, is_layer_name, is_ordinary
 
 #: Stands where something was taken out.
 MARK = "…"
@@ -26,6 +27,12 @@ _FIRST = r"(?<![^\s\\:;,\"'<>|()\[\]{}])"  # the first letter of a path: looked 
 #: Two names or more, or what is below somebody's home; the latter behind a letter too, as in -I/home/ann/include.
 _PATH_STARTS = rf"(?:(?<![\w./])(?:{_FIRST}~{_NAME}*(?=/)|(?=(?:/+{_NAME}+){{2}}))|(?=/(?:home|Users)/))"
 _HOMES = ("home", "Users")
+#: Folders that a path starts with on many machines, with the number that some of them bear: ``/data2``.
+_ROOT = re.compile(
+    r"/*(?:app|bin|code|content|data|datasets?|dev|etc|export|homes?|kaggle|lib64|lib|lustre|media|mnt|net|nfs|opt"
+    r"|private|proc|projects?|root|run|sbin|scratch|shared|srv|storage|sys|tmp|usr|Users|var|Volumes|work|workspaces?)"
+    r"\d*/"
+)
 _SECRET = r"(?:passw(?:or)?d|passphrase|pwd|secret|credentials?)"
 _KEY = r"(?:key|token|auth|authorization|signature|key_?id)"
 _IS = r"[\"']?\s*(?:=|%3D|:(?!:))\s*[\"']?"  # and not the :: of a C++ name
@@ -37,7 +44,13 @@ _DOMAIN = r"(?:[\w-]*(?:\.[\w-]+)+)?"  # and the rest of the host's own name bef
 def _base_name(match: re.Match[str]) -> str:
     """The last name of a path; of a home folder, whose last name is its owner's, nothing."""
     parts = [part for part in re.split(r"[/\\]", match[0]) if part]
-    return MARK if len(parts) < 2 or parts[-2] in _HOMES else parts[-1]
+    return MARK if len(parts) < 2 or parts[-2] in _HOMES else f"{MARK}/{parts[-1]}"
+
+
+def _absolute(match: re.Match[str]) -> str:
+    """``/conv1/Conv`` is a layer of ONNX, ``/data/Conv`` a file; what may be either is taken for a path."""
+    is_layer = is_layer_name(match[0]) and not _ROOT.match(match[0])
+    return match[0] if is_layer else _base_name(match)
 
 
 def _ip_address(match: re.Match[str]) -> str:
@@ -87,14 +100,14 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w]|\.\d)"), _ip_address),
     (re.compile(r"(?i)(?<![\w:.])(?=[0-9a-f:]*\d)[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?![\w:])"), _ip_address),
     (re.compile(rf"(?:(?<!\w)[A-Za-z]:|\\)(?:\\+{_NAME}+)+"), _base_name),
-    (re.compile(rf"{_PATH_STARTS}(?:/+{_NAME}+)+/?"), _base_name),
+    (re.compile(rf"{_PATH_STARTS}(?:/+{_NAME}+)+/?"), _absolute),
     (re.compile(rf"{_FIRST}(?:{_NAME}+/)+{_NAME}*?\.{_SUFFIX}"), _base_name),
     (re.compile(r"(?<![\w+/-])[A-Za-z0-9+/]{32,}={0,2}(?![\w+/-])"), _long_token),
 )  # fmt: skip
 
 
 class Scrubber:
-    """Scrubs texts, and counts those it changed.
+    """Scrubs texts, and counts those it changed. Texts that differ stay different: see ``_distinct``.
 
     Args:
         private: what the file itself says of its owner: values of environment variables, names of hosts and users.
@@ -110,6 +123,8 @@ class Scrubber:
         patterns |= {host: patterns[host] + _DOMAIN for host in private.hosts}
         self._wanted = [(value.lower(), re.compile(pattern, re.I)) for value, pattern in patterns.items()]
         self._known: dict[str, str] = {}
+        self._given: set[str] = set()
+        self._times: Counter[str] = Counter()
         self.changed: set[str] = set()
 
     def scrub(self, raw: bytes | None) -> str | None:
@@ -124,10 +139,22 @@ class Scrubber:
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
         clean = self._known.get(head)
         if clean is None:
-            clean = self._known[head] = self._clean(head)
+            clean = self._known[head] = self._distinct(self._clean(head))
             if clean != head:
                 self.changed.add(head)
         return clean + text[len(head) :]
+
+    def _distinct(self, clean: str) -> str:
+        """The clean text, numbered where another text became the same: ``…/train.py``, ``…/train.py (2)``.
+
+        Two ranges stay two. The numbers follow the order of the export, so that a second copy of it has them too.
+        """
+        alias = clean
+        while alias in self._given:
+            self._times[clean] += 1
+            alias = f"{clean} ({self._times[clean] + 1})"
+        self._given.add(alias)
+        return alias
 
     def _clean(self, text: str) -> str:
         if "\0" in text:  # a block of environment variables

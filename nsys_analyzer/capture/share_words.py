@@ -26,6 +26,18 @@ _COMMON_WORDS = """
     pytest python query rank release rocm root runner self session shell spawn standard system terminal test text thread
     torch train truecolor ubuntu unknown us user utf utility value verbose version video warn warning x86 xeon xterm yes
 """
+#: Operators of ONNX that layers are called after, as in ``/layer1/layer1.0/conv1/Conv_output_0``.
+_LAYER_OPERATORS = """
+    Abs Add And ArgMax ArgMin AveragePool BatchNormalization BiasGelu Cast Ceil Clip Concat Constant
+    ConstantOfShape Conv ConvTranspose Cos CumSum DepthToSpace DequantizeLinear Div Dropout Einsum Elu Equal Erf
+    Exp Expand FastGelu Flatten Floor GRU Gather GatherElements GatherND Gelu Gemm GlobalAveragePool
+    GlobalMaxPool Greater GridSample GroupNormalization HardSigmoid HardSwish Identity InstanceNormalization
+    LSTM LayerNormalization LeakyRelu Less Log LogSoftmax MatMul Max MaxPool Mean Min Mod Mul Neg NonZero Not
+    OneHot Or PRelu Pad Pow QuantizeLinear Range Reciprocal ReduceMax ReduceMean ReduceMin ReduceProd ReduceSum
+    Relu Reshape Resize Round ScatterElements ScatterND Shape Sigmoid Sign Sin Slice Softmax Softplus
+    SpaceToDepth Split Sqrt Squeeze Sub Sum Tanh Tile TopK Transpose Trilu Unsqueeze Upsample Where
+"""
+_LAYER_NAME = re.compile(rf"(?:/[\w.-]+)+/(?:{'|'.join(_LAYER_OPERATORS.split())})(?:_[\w.]*)?")
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ORDINARY_MARKS = re.compile(r"[A-Za-z0-9\s_.,:;+/()-]*")
 #: A number, a letter, or the short name of a GPU, an architecture or a type: ``9.0a``, ``sm90``, ``H200``.
@@ -89,6 +101,11 @@ def is_ordinary(value: str) -> bool:
 def _is_ordinary_word(word: str) -> bool:
     spellings = (word.lower(), word.lower().rstrip("0123456789"))
     return bool(_CODE.fullmatch(word)) or not ordinary_words().isdisjoint(spellings)
+
+
+def is_layer_name(path: str) -> bool:
+    """Whether what looks like a path is the name of a layer: ONNX ends it with its operator, ``/conv1/Conv``."""
+    return bool(_LAYER_NAME.fullmatch(path))
 
 
 def is_telling(name: str) -> bool:

@@ -26,13 +26,15 @@ def share(trace: Path, output: Path, force: bool) -> None:
     An export carries its machine's environment variables, host name, processes and paths. The copy has the
     columns that analysis reads and no others, and "…" in its texts (names of ranges, kernels and threads, messages
     of the profiler) for whatever names a person, a machine or a key: host and user names, e-mail, IP and MAC
-    addresses, URLs, UUIDs, credentials by their look. Of a path its last name stays: train.py.
+    addresses, URLs, UUIDs, credentials by their look. Of a path its last name stays: …/train.py. The name of a layer
+    that looks like one (/conv1/Conv) stays. Names that differ stay different: …/train.py, …/train.py (2).
 
     So do the values of the environment variables in the export go, those of 6 characters or more (4 in a variable
     called KEY, TOKEN, PASSWORD or the like, 3 in one called USER, HOST or the like). Numbers stay, and words that
     phases and kernels are called by: MODE=forward takes no phase away.
 
-    Process and thread IDs stay, and every other name that you gave a range.
+    Process and thread IDs stay, every other name that you gave a range, and the CUDA calls with their times, blocking
+    ones (synchronise, allocate, free, copy) among them: they explain where the GPU was idle.
     """
     from nsys_analyzer.capture.share import share as write_copy
 
