@@ -14,12 +14,15 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli import cli, main
+from nsys_analyzer.commands.writing import MARK
 from tests.export import ADD, AUTOGRAD, GEMM, Export, training_step
 
 RealCapture = Callable[[str], Path]
 MS = 1_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
 HEADER = "model,context_length,batch_size,precision,mode,phase,steps,mean_ms,std_ms,status\n"
+
+OLD = f"# the old report\n\n{MARK}\n"
 
 
 class Outcome(NamedTuple):
@@ -164,7 +167,6 @@ def test_no_figures(here: Path) -> None:
 
 def test_a_report_is_replaced(here: Path) -> None:
     two_steps().write(here / "capture.sqlite")
-    (here / "report.md").write_text("old", encoding="utf-8")
     report("capture.sqlite")
     first = (here / "report.md").read_bytes()
     report("capture.sqlite")
@@ -460,7 +462,7 @@ def bad_files(here: Path) -> None:
     (here / "file").write_text("a file", encoding="utf-8")
     (here / "bad.csv").write_text("a,b\n1,2\n", encoding="utf-8")
     Export().write(here / "nothing.sqlite")
-    (here / "report.md").write_text("the old report", encoding="utf-8")
+    (here / "report.md").write_text(OLD, encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -493,7 +495,7 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
     (line,) = outcome.err.splitlines()
     assert line.startswith("Error: ")
     assert said in line
-    assert (here / "report.md").read_text(encoding="utf-8") == "the old report"
+    assert (here / "report.md").read_text(encoding="utf-8") == OLD
     assert sorted(here.rglob("*")) == before  # nothing half-made is left
 
 
@@ -513,7 +515,7 @@ def test_usage_errors_exit_with_2(here: Path, run_main: Main, arguments: str, sa
     assert (outcome.code, outcome.out) == (2, "")
     assert said in outcome.err
     assert "Traceback" not in outcome.err
-    assert (here / "report.md").read_text(encoding="utf-8") == "the old report"
+    assert (here / "report.md").read_text(encoding="utf-8") == OLD
 
 
 def test_an_unreadable_file_in_a_subprocess(here: Path) -> None:

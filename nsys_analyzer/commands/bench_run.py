@@ -16,7 +16,7 @@ from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.commands.bench_plan import BenchPlan
 from nsys_analyzer.commands.bench_results import CAPTURES, read_finished, write_rows
 from nsys_analyzer.commands.run_progress import shown
-from nsys_analyzer.commands.writing import command_line, write_markdown_of
+from nsys_analyzer.commands.writing import ELSEWHERE, check_replaceable, command_line, write_markdown_of
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Report
 
@@ -38,8 +38,10 @@ def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | No
 
     Raises:
         ConfigurationError: results are there and ``resume`` does not say what to do, or they are of another bench.
+        NsysAnalyzerError: ``NAME.md`` is there, and was not written here.
         KeyboardInterrupt: what was finished is kept.
     """
+    check_replaceable(folder / f"{plan.bench.name}.md", ELSEWHERE)
     with locked(folder):
         rows = _prepared(plan, folder, resume)
         todo = remaining_cases(plan.cases, rows)

@@ -30,8 +30,9 @@ _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz
 )  # fmt: skip
 @click.option(
     "--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE",
-    help="Timings of unprofiled runs; without traces, those of the CSV's folder are read.",
+    help="Timings of unprofiled runs; without traces, those of the CSV's folder are read. Default: FOLDER/timings.csv.",
 )  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @phase_names_option("--phase", "--phase-name")
 @click.option(
@@ -50,6 +51,7 @@ def report(
     output: str | None,
     output_format: str,
     csv_path: Path | None,
+    force: bool,
     no_figures: bool,
     phase_names: tuple[str, ...],
     model: str | None,
@@ -60,18 +62,28 @@ def report(
     """Answer where the time goes, in markdown with figures, from one or more captures.
 
     TRACE is an nsys export (.sqlite) or report (.nsys-rep), or a PyTorch profiler trace (.json, .json.gz); a FOLDER
-    stands for the traces in it, or for what nsys-analyze bench left there.
+    stands for the traces in it, with its timings.csv, or for what nsys-analyze bench left there. A report of
+    nsys-analyze is replaced; any other file only with --force.
     """
     if not traces and not csv_path:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
     from nsys_analyzer.analysis.phases import PhaseNames
     from nsys_analyzer.commands.gather import Given
-    from nsys_analyzer.commands.writing import command_line, gather_evidence, print_markdown, write_json, write_markdown
+    from nsys_analyzer.commands.writing import (
+        check_replaceable,
+        command_line,
+        gather_evidence,
+        print_markdown,
+        write_json,
+        write_markdown,
+    )
     from nsys_analyzer.report.terminal import print_answers
 
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or output_format == "markdown")
     target = _writable(Path(output or "report.md")) if to_file else None
+    if target:
+        check_replaceable(target, "Name another file with -o, or replace it with --force", force=force)
     given = Given(model, context_length, batch_size, precision)
     beside = target.parent if target else None
     evidence = gather_evidence(traces, csv_path, command_line(), PhaseNames.parse(phase_names), given, beside)
@@ -80,7 +92,7 @@ def report(
     elif target is None:
         print_markdown(evidence)
     else:
-        print_answers(write_markdown(evidence, target, figures=not no_figures))
+        print_answers(write_markdown(evidence, target, figures=not no_figures, force=force))
         click.echo(f"\n{target}")
 
 

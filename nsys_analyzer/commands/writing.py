@@ -14,15 +14,27 @@ import click
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.placement import made_whole
-from nsys_analyzer.capture.timings import read_timings
+from nsys_analyzer.capture.timings import Timings, read_timings
 from nsys_analyzer.capture.timings.rows import has_rows
+from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
 from nsys_analyzer.commands.bench_results import bench_folders, read_finished
 from nsys_analyzer.commands.gather import Given, gather, holds_captures
+from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.data import report_data
+from nsys_analyzer.report.data import GENERATOR, report_data
 from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.plots import SOFTWARE
+
+#: The last line of a report.
+MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->"
+#: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
+#: so many bytes of the start or the end.
+_MARKS = (MARK.encode(), f'"generator": "{GENERATOR}"'.encode(), f"Software\0{SOFTWARE}".encode())
+_NEAR = 512
+#: What to do where no option replaces a file.
+ELSEWHERE = "Move it away, or name another --output-dir"
 
 
 def write_report(paths: Sequence[Path], csv_path: Path | None, output: Path, command: str) -> Report:
@@ -56,7 +68,8 @@ def gather_evidence(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    timings = read_timings(csv_path) if csv_path else None
+    beside_them = timings_beside(paths) if csv_path is None else None
+    csv_path, timings = beside_them or (csv_path, read_timings(csv_path) if csv_path else None)
     places = paths or ((csv_path.resolve().parent,) if csv_path else ())
     folders = dict.fromkeys(folder for place in places for folder in bench_folders(place))
     benches = tuple(read_finished(one, os.path.relpath(one, beside or Path())) for one in folders)
@@ -65,7 +78,45 @@ def gather_evidence(
     if with_traces or timings or not benches:
         captures = gather(with_traces, names or PhaseNames.parse(()), given or Given(), timings)
     notes = timings.notes if timings else ()
+    if beside_them:
+        click.echo(f"Unprofiled times: {csv_path}; --csv names others.", err=True)
+        notes = (*notes, "Found in the captures' folder and used; `--csv` names another.")
     return Evidence(captures, command, csv_path.name if csv_path else "", notes, benches)
+
+
+def timings_beside(places: Sequence[Path]) -> tuple[Path, Timings] | None:
+    """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several."""
+    found = [path for place in places if (path := place / TIMINGS).is_file()]
+    if len(found) > 1:
+        click.echo(f"Several folders have a {TIMINGS}, and none is used: name one with --csv.", err=True)
+    if len(found) != 1:
+        return None
+    try:
+        return (found[0], read_timings(found[0])) if has_rows(found[0]) else None
+    except NsysAnalyzerError as error:
+        click.echo(f"Left out, as it cannot be read: {error}", err=True)
+        return None
+
+
+def check_replaceable(path: Path, remedy: str, *, force: bool = False) -> None:
+    """Makes sure that nothing of anybody else's is lost where a report goes.
+
+    Raises:
+        NsysAnalyzerError: what is there was not written here, and ``force`` does not say to replace it.
+    """
+    if path.exists() and not path.is_file():
+        raise NsysAnalyzerError(f"{path} is no file", remedy)
+    if path.exists() and not force and not is_ours(path):
+        raise NsysAnalyzerError(f"{path} was not written by nsys-analyze, and would be replaced", remedy)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a report, its data or a figure was written here: it bears a mark, or there is nothing in it."""
+    with path.open("rb") as file:
+        start = file.read(_NEAR)
+        file.seek(max(path.stat().st_size - _NEAR, 0))
+        end = file.read()
+    return not start or any(mark in part for mark in _MARKS for part in (start, end))
 
 
 def command_line() -> str:
@@ -74,14 +125,21 @@ def command_line() -> str:
     return shlex.join(["nsys-analyze", *words])
 
 
-def write_markdown(evidence: Evidence, path: Path, *, figures: bool = True) -> Report:
+def write_markdown(evidence: Evidence, path: Path, *, figures: bool = True, force: bool = False) -> Report:
     """Writes the report and its figures, the report whole or not at all."""
-    return write_markdown_of(build_report(evidence), path, figures=figures)
+    return write_markdown_of(build_report(evidence), path, figures=figures, force=force)
 
 
-def write_markdown_of(built: Report, path: Path, *, figures: bool = True) -> Report:
-    """Writes a report that is built already; returns it."""
-    _replace(path, render_markdown(built, _draw(built, path) if figures else {}))
+def write_markdown_of(built: Report, path: Path, *, figures: bool = True, force: bool = False) -> Report:
+    """Writes a report that is built already; returns it.
+
+    What stands at its path is replaced (``check_replaceable`` comes first, before the long work).
+
+    Raises:
+        NsysAnalyzerError: a figure would replace a file that was not drawn here, and ``force`` is not given.
+    """
+    text = render_markdown(built, _draw(built, path, figures=figures, force=force))
+    _replace(path, f"{text}\n{MARK}\n")
     return built
 
 
@@ -99,18 +157,25 @@ def print_markdown(evidence: Evidence) -> None:
     click.echo(render_markdown(build_report(evidence), {}), nl=False)
 
 
-def _draw(built: Report, path: Path) -> dict[str, str]:
-    """Draws the figures into a folder beside the report: figure key to its path as the report sees it."""
+def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str, str]:
+    """Draws the figures into a folder beside the report: figure key to its path as the report sees it.
+
+    Figures of an older report there that this one has no more are removed; what is not ours stays.
+    """
     from nsys_analyzer.report.plots import draw
 
     folder = path.parent / f"{path.stem}_figures"
-    if built.figures:
+    places = {figure.key: folder / f"{figure.key}.png" for figure in built.figures} if figures else {}
+    for place in places.values():
+        check_replaceable(place, "Move it away, or write the report elsewhere", force=force)
+    for old in set(folder.glob("*.png")).difference(places.values()):
+        if is_ours(old):
+            old.unlink()
+    if places:
         folder.mkdir(parents=True, exist_ok=True)
-    drawn = {}
-    for figure in built.figures:
-        draw(figure, folder / f"{figure.key}.png")
-        drawn[figure.key] = f"{folder.name}/{figure.key}.png"
-    return drawn
+    for figure in built.figures if figures else ():
+        draw(figure, places[figure.key])
+    return {key: f"{folder.name}/{place.name}" for key, place in places.items()}
 
 
 def _replace(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.benches.model import Finished
 
 SCHEMA_VERSION = 1
+GENERATOR = "nsys-analyze"
 
 
 def report_data(
@@ -28,6 +29,7 @@ def report_data(
     """
     return {
         "schema_version": SCHEMA_VERSION,
+        "generator": GENERATOR,
         "captures": [_capture(capture, labels) for capture in captures],
         "benches": [_bench(bench) for bench in benches],
     }

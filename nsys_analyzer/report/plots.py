@@ -24,8 +24,12 @@ _PALETTE = (
 )  # fmt: skip
 
 
+#: What a PNG file says of the program that made it.
+SOFTWARE = "nsys-analyze"
+
+
 def draw(figure: Figure, path: Path) -> None:
-    """Draws one figure into a PNG file."""
+    """Draws one figure into a PNG file, which bears the name of ``SOFTWARE``."""
     plain: Figure
     if isinstance(figure, Bars):
         bars = tuple((_plain(name, 60), values) for name, values in figure.series)
@@ -66,7 +70,7 @@ def _draw(figure: Figure, path: Path) -> None:
             ncols=min(_legend_rows(figure), 5),
             fontsize=8,
         )
-    canvas.savefig(path, format="png", metadata={"Software": None})
+    canvas.savefig(path, format="png", metadata={"Software": SOFTWARE})
 
 
 def _height(figure: Figure) -> float:
