@@ -124,9 +124,9 @@ def test_timings_spread_overhead_and_tokens(runs: Path) -> None:
     rows = rows_of(text)
     assert ["eager", "3.200", "5.000", "10.00", "102,400", "2.0 GiB"] in rows
     assert ["eager", "step", "10", "10.00 ± 0.10", "10.00", "9.000", "11.00"] in rows
-    # the two steps of two_steps are equal, so that the profiled time has no deviation
+    # the two steps of two_steps are equal, so that the profiled time has no range
     clocks = rows_of(section(as_text("--csv", csv), "(a)"))
-    assert ["eager", "step", "2", "10.00 ± 0.10", "12.00 ± 0.00", "20.0 %"] in clocks
+    assert ["eager", "step", "2", "10.0 (9.0–11.0)", "12.00", "20.0 %"] in clocks
 
 
 def test_no_timings_no_section(runs: Path) -> None:

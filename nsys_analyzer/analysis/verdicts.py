@@ -75,7 +75,7 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
 
 def _unprofiled_ms(capture: CaptureSummary, phase: str) -> float | None:
     """The unprofiled time of a phase that a verdict may rest on."""
-    return capture.unprofiled.mean_ms(phase) if capture.unprofiled else None
+    return capture.unprofiled.trusted_ms(phase) if capture.unprofiled else None
 
 
 def _verdict(share: float) -> Verdict:
