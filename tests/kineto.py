@@ -78,6 +78,25 @@ class Kineto:
         self.events += [event, event]
         return self
 
+    def legacy(
+        self, number: int, name: str, ts: float, dur: float, gpu: tuple[float, float] | None = None, tid: int = 1
+    ) -> Kineto:
+        """An operator as the autograd profiler before PyTorch 1.8 wrote it, with its start and length on the GPU."""
+        on_cpu, on_gpu = ({"pid": f"{kind} functions", "args": {}} for kind in ("CPU", "CUDA"))
+        arrow = {"name": name, "id": number, "cat": "cpu_to_cuda"}
+        self.events.append({"name": name, "ph": "X", "ts": ts, "dur": dur, "tid": tid, **on_cpu})
+        if gpu:
+            self.events += [
+                {**arrow, "ph": "s", "ts": ts, "tid": tid, **on_cpu},
+                {**arrow, "ph": "f", "ts": gpu[0], "tid": 0, **on_gpu},
+                {"name": name, "ph": "X", "ts": gpu[0], "dur": gpu[1], "tid": 0, **on_gpu},
+            ]
+        return self
+
+    def array(self) -> str:
+        """The events as a bare array."""
+        return json.dumps(self.events)
+
     def text(self) -> str:
         """The trace as JSON."""
         return json.dumps({**self.properties, "traceEvents": self.events, "traceName": "trace.json"})

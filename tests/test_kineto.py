@@ -99,7 +99,7 @@ def test_backward_is_what_autograds_thread_launched(tmp_path: Path) -> None:
 
 def test_the_conditions_are_those_that_the_trace_tells(tmp_path: Path) -> None:
     metadata = Trace.load(converted(gpu_step(), tmp_path)).metadata
-    assert (metadata.cuda, metadata.driver) == ("13.0", "580.1")
+    assert (metadata.runtime, metadata.driver) == ("13.0", "580.1")
     gpu = metadata.gpu(PID, 0)
     assert gpu
     assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("NVIDIA H100", 80 << 30, 132)
@@ -369,6 +369,7 @@ def test_a_real_step_adds_up(cpu_train: Path) -> None:
         (gzip.compress(gpu_step().text().encode())[:-50], "is damaged or truncated"),
         (b"\x1f\x8bgarbage", "is damaged or truncated"),
         (b"[1, 2]", "it has no traceEvents"),
+        (Kineto().operator("aten::mm", 0, 1).array().encode()[:-9], "is not JSON, or only a part of it"),
         (b'{"captures": []}', "it has no traceEvents"),
         (b'{"traceEvents": {}}', "it has no traceEvents"),
         (b'{"traceEvents": [{"ph": "X", "cat": "toplevel", "name": "a", "ts": 1}]}', "not of PyTorch's profiler"),

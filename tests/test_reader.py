@@ -89,7 +89,7 @@ def test_without_metadata_all_is_unknown(tmp_path: Path) -> None:
     tables = ("META_DATA_EXPORT", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "TARGET_INFO_SYSTEM_ENV")
     metadata = Trace.load(step(*tables).write(tmp_path / "step.sqlite")).metadata
     assert (metadata.profiler_version, metadata.schema_version, metadata.driver) == ("unknown",) * 3
-    assert (metadata.cuda, metadata.cpu, metadata.os) == ("unknown",) * 3
+    assert (metadata.runtime, metadata.cpu, metadata.os) == ("unknown",) * 3
     assert metadata.gpus == {}
     assert metadata.gpu(100, 0) is None
 

@@ -2,7 +2,8 @@
 
 On the launching thread that is the thread's own stack. A thread with nothing open of a phase (autograd's
 ``pt_autograd_N``) inherits the stack of the thread that waits for it, its own ranges nested below. Nothing is
-attributed by GPU time, and nothing by the launching thread alone.
+attributed by the launching thread alone, and nothing by GPU time, but for a trace that holds nothing else: its ranges
+lie on the GPU's timeline, and an operation belongs to those open on its stream when it starts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.phases import STEP, PhaseNames
 from nsys_analyzer.analysis.timeline import NONE, Timeline, any_open, merged, open_count
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of
+from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
 from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
@@ -142,6 +143,8 @@ def attribute(trace: Trace, roles: RangeRoles) -> Attribution:
     launch = match_launches(operations, launches)
     # The last entry serves operations without a launch.
     thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
+    if trace.metadata.ranges_on_gpu:
+        thread, time = stream_thread(operations.process, operations.device, operations.stream), operations.start
     in_phase, _ = timeline(ranges, roles.any_phase, latest=True)
     own_phase = in_phase.at(thread, time) != NONE
     own = own_phase.copy()
@@ -161,7 +164,7 @@ def _inherited(
 ) -> tuple[Ints, Bools]:
     """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
     autograd = np.isin(thread, autograd_threads(trace))
-    lacking = np.flatnonzero((autograd | ~own_phase) & (thread != NONE))
+    lacking = np.flatnonzero((autograd | ~own_phase) & (thread != NONE) & (not trace.metadata.ranges_on_gpu))
     inherited, ambiguous = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.bool_)
     if len(lacking) and len(trace.ranges):
         process, time = process_of(thread[lacking]), time[lacking]

@@ -20,6 +20,7 @@ HOW_TO_ANNOTATE = (
     'Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`, and the same '
     "for backward and optimizer; or name the ranges there are with `--phase forward=NAME`."
 )
+_RECORD_BOTH = "record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
 _MISSING_EVENTS = "events might be missing"
 #: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
 _MINOR = 0.02
@@ -42,15 +43,10 @@ def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, proce
 
 
 def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
-    tables = attributed.trace.tables
     if summary.status == "oom":
         yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
-    if summary.coverage and not summary.coverage.kernels and not _opaque(summary):
-        yield "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
-    if "nvtx" not in tables:
-        yield f"The export has no NVTX table (capture with `--trace=cuda,nvtx`). {HOW_TO_ANNOTATE}"
-    if "runtime" not in tables and summary.coverage and summary.coverage.kernels:
-        yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
+    missing = _missing_of_torch if attributed.trace.metadata.profiler == "torch" else _missing_of_nsys
+    yield from missing(attributed.trace, summary)
     for name in attributed.open_phases(process):
         yield f"A range `{name}` has no end: that occurrence is partial and left out."
     if attributed.trace.impossible:
@@ -58,6 +54,37 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
     partial = sum(phase.incomplete_instances for phase in summary.phases)
     if partial:
         yield f"{partial} instances of phases lack kernels that they launched, or end in a failed allocation: left out."
+
+
+def _missing_of_nsys(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
+    """The tables that an export of nsys lacks."""
+    kernels = summary.coverage.kernels if summary.coverage else 0
+    if not kernels and not _opaque(summary):
+        yield "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
+    if "nvtx" not in trace.tables:
+        yield f"The export has no NVTX table (capture with `--trace=cuda,nvtx`). {HOW_TO_ANNOTATE}"
+    if "runtime" not in trace.tables and kernels:
+        yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
+
+
+def _missing_of_torch(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
+    """The events that a trace of PyTorch's profiler lacks."""
+    kernels = summary.coverage.kernels if summary.coverage else 0
+    platform = trace.metadata.platform
+    if not kernels and not _opaque(summary):
+        yield "The trace has no kernel: record steps that run on the device."
+    if trace.metadata.ranges_on_gpu:
+        yield (
+            "The trace holds events of the GPU alone, so kernels are placed by GPU time: each belongs to the ranges "
+            "open on its stream when it starts, and a range's wall time is its span on the GPU."
+        )
+    elif "runtime" not in trace.tables and kernels:
+        yield f"The trace has no {platform} API calls, so no kernel has a launch: {_RECORD_BOTH}."
+    if "nvtx" not in trace.tables:
+        yield (
+            f"The trace has no ranges: {_RECORD_BOTH}, and wrap the parts of the step as in "
+            '`with torch.profiler.record_function("forward"): ...`, and the same for backward and optimizer.'
+        )
 
 
 def _opaque(summary: CaptureSummary) -> bool:
@@ -73,9 +100,10 @@ def _graphs(summary: CaptureSummary, *_: object) -> Iterator[str]:
         )
 
 
-def _launches(summary: CaptureSummary, *_: object) -> Iterator[str]:
+def _launches(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del process
     coverage = summary.coverage
-    if coverage and coverage.without_launch:
+    if coverage and coverage.without_launch and not attributed.trace.metadata.ranges_on_gpu:
         yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
     if coverage and coverage.lost_launches:
         yield f"{coverage.lost_launches:,} kernel launches have no kernel: activity records were dropped or cut off."
@@ -144,7 +172,9 @@ def _warmup(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
 def _threads(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
     del summary
     crowded = attributed.concurrent_phases(process)
-    if crowded:
+    if crowded and attributed.trace.metadata.ranges_on_gpu:
+        yield f"Several streams have {', '.join(crowded)} open at once; each stream's occurrence counts as an instance."
+    elif crowded:
         yield (
             f"Several threads have {', '.join(crowded)} open at once; each thread's occurrence counts as an instance. "
             "If they work on one pass together, name the range around them alone, with `--phase`."

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
-from nsys_analyzer.capture.kineto_events import KinetoTrace, read_kineto
+from nsys_analyzer.capture.kineto_devices import environment_rows
+from nsys_analyzer.capture.kineto_events import KinetoTrace
+from nsys_analyzer.capture.kineto_file import read_kineto
 from nsys_analyzer.capture.kineto_ids import Strings, Threads
 from nsys_analyzer.capture.kineto_operators import operator_rows
 from nsys_analyzer.capture.kineto_origin import is_current, is_made_from, origin_rows
 from nsys_analyzer.capture.kineto_rows import (
-    environment_rows,
     export_rows,
     gpu_rows,
     memory_rows,
     operator_event_rows,
     range_rows,
+    rank_rows,
     thread_rows,
+    warning_row,
 )
 from nsys_analyzer.capture.kineto_tables import Rows, write_tables
 from nsys_analyzer.capture.placement import made_whole, places, trace_stem, writable_place
@@ -72,12 +75,15 @@ def _tables(trace: KinetoTrace) -> dict[str, Rows]:
     """The tables in an order in which the strings come last: they are collected as the rows are written."""
     strings, threads = Strings(), Threads(trace)
     tables = gpu_rows(trace, threads, strings) if trace.has_gpu else operator_rows(trace, threads, strings)
+    remarks = [warning_row(text, threads.processes[0]) for text in trace.remarks]
     tables |= {
+        "DIAGNOSTIC_EVENT": [*remarks, *tables.get("DIAGNOSTIC_EVENT", ())],
         "NVTX_EVENTS": range_rows(trace, threads, strings),
         "TORCH_OPERATOR_EVENTS": operator_event_rows(trace, threads, strings),
         "CUDA_GPU_MEMORY_USAGE_EVENTS": memory_rows(trace, threads),
         "ThreadNames": thread_rows(trace, threads, strings),
         "TARGET_INFO_SYSTEM_ENV": environment_rows(trace),
+        "PROCESS_RANKS": rank_rows(trace, threads),
         "META_DATA_EXPORT": [*export_rows(trace), *origin_rows(trace.path)],
     }
     return {**tables, "StringIds": strings.rows()}

@@ -13,9 +13,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from nsys_analyzer.capture.kineto_devices import device_properties
 from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
 from nsys_analyzer.capture.kineto_ids import Strings, Threads, pid_of
-from nsys_analyzer.capture.kineto_rows import gpu_properties, warning_row
+from nsys_analyzer.capture.kineto_rows import warning_row
 from nsys_analyzer.capture.kineto_tables import Rows
 
 #: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
@@ -99,7 +100,7 @@ def _warnings(trace: KinetoTrace, calls: list[_Call], own: int) -> Iterator[str]
             f"{lost / own:.1%} of the operators' own time lies between the operators that they call, outside each "
             "one's longest stretch, and is not counted"
         )
-    if gpu_properties(trace):
+    if device_properties(trace):
         yield "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
 
 

@@ -6,27 +6,22 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from nsys_analyzer.capture.kineto_devices import device_rows
 from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
 from nsys_analyzer.capture.kineto_ids import Strings, Threads, correlation_of, pid_of, processes_of_gpus
 from nsys_analyzer.capture.kineto_tables import Rows
+from nsys_analyzer.trace.columns import stream_thread
+from nsys_analyzer.trace.metadata import RANGES_ON
 
 _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
 _CPU_DEVICE = 0  # c10::DeviceType
-_OLD_GPUS, _OLD_SMS = "computeProperties", "multiProcessorCount"  # of PyTorch before 1.11
+_MTIA_COPIES = {"HOST_TO_DEVICE": 1, "DEVICE_TO_HOST": 2}  # as ENUM_CUDA_MEMCPY_OPER
 #: How Kineto names a copy ("Memcpy HtoD (Pageable -> Device)") to nsys's ENUM_CUDA_MEMCPY_OPER.
 _COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 #: Kineto's "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
-
-#: The properties of a trace that say on what it ran; Kineto's own, or those our recorder adds.
-_ENVIRONMENT = {
-    "CudaDriverVersion": "cuda_driver_version",
-    "NvDriverVersion": "driver_version",
-    "CpuDescription": "cpu",
-    "OsDescription": "os",
-}
 
 
 def gpu_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dict[str, Rows]:
@@ -43,7 +38,7 @@ def gpu_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dict[str
     return {
         **{f"CUPTI_ACTIVITY_KIND_{kind.upper()}": table for kind, table in found.items()},
         "CUPTI_ACTIVITY_KIND_RUNTIME": _call_rows(trace, threads, strings),
-        "TARGET_INFO_GPU": _gpus(trace),
+        "TARGET_INFO_GPU": device_rows(trace, (device for device, _ in devices)),
         "TARGET_INFO_CUDA_DEVICE": [(device, device, pid) for device, pid in devices],
     }
 
@@ -63,7 +58,7 @@ def _gpu_row(event: Event, process: int, strings: Strings) -> tuple[Any, ...]:
     if event.kind == "kernel":
         return (*row, strings(event.name), strings(event.name), node)
     if event.kind == "memcpy":
-        return (*row, arguments.get("bytes", 0), _copy_kind(event.name), node)
+        return (*row, arguments.get("bytes", arguments.get("size", 0)), _copy_kind(event), node)
     return (*row, arguments.get("bytes", 0), node)
 
 
@@ -73,27 +68,22 @@ def _device(event: Event) -> int:
     return int(arguments.get("device", arguments.get("inDevice", event.pid if isinstance(event.pid, int) else 0)))
 
 
-def _copy_kind(name: str) -> int:
-    words = name.split()
+def _copy_kind(event: Event) -> int:
+    words = event.name.split()
+    if "direction" in event.arguments:
+        return _MTIA_COPIES.get(event.arguments["direction"], 0)
     return _COPY_KINDS.index(words[1]) if len(words) > 1 and words[1] in _COPY_KINDS else 0
 
 
-def _gpus(trace: KinetoTrace) -> Rows:
-    return [
-        (gpu["id"], gpu.get("name", ""), gpu.get("totalGlobalMem", 0), gpu.get("numSms", gpu.get(_OLD_SMS, 0)))
-        for gpu in gpu_properties(trace)
-    ]
-
-
-def gpu_properties(trace: KinetoTrace) -> list[dict[str, Any]]:
-    """The machine's GPUs as Kineto lists them."""
-    return list(trace.properties.get("deviceProperties") or trace.properties.get(_OLD_GPUS) or ())
-
-
 def range_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
-    """NVTX_EVENTS: what ``record_function`` marked, as push/pop ranges of its thread."""
+    """NVTX_EVENTS: what ``record_function`` marked, as push/pop ranges of its thread, or of its stream on the GPU."""
     for event in trace.of("range"):
         yield event.start, event.end, _PUSH_POP, threads.thread(event.pid, event.tid), strings(event.name), 0
+    if trace.of("gpu range"):
+        process_of = processes_of_gpus(trace, threads)
+        for event in trace.of("gpu range"):
+            thread = stream_thread(process_of.get(event.pid, threads.processes[0]), _device(event), event.tid)
+            yield event.start, event.end, _PUSH_POP, thread, strings(event.name), 0
 
 
 def operator_event_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
@@ -135,17 +125,22 @@ def thread_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
 def export_rows(trace: KinetoTrace) -> list[tuple[str, str]]:
     """META_DATA_EXPORT: who recorded it."""
     version = str(trace.properties.get("torch_version") or "unknown")
+    on_gpu = [(RANGES_ON, "GPU")] if trace.of("gpu range") else []
     return [
         ("EXPORT_PRODUCT_NAME", "torch.profiler"),
         ("EXPORT_PRODUCT_VERSION", version),
         ("EXPORT_SCHEMA_VERSION", "3.20.3"),
+        *on_gpu,
     ]
 
 
-def environment_rows(trace: KinetoTrace) -> Rows:
-    """TARGET_INFO_SYSTEM_ENV, as far as the trace knows."""
-    found = ((name, trace.properties.get(key)) for name, key in _ENVIRONMENT.items())
-    return [(name, str(value)) for name, value in found if value]
+def rank_rows(trace: KinetoTrace, threads: Threads) -> Rows:
+    """PROCESS_RANKS: the rank and the world size of ``distributedInfo``; of several processes it does not say whose."""
+    told = trace.properties.get("distributedInfo")
+    processes = threads.processes
+    if isinstance(told, dict) and isinstance(told.get("rank"), int) and len(processes) == 1:
+        size = told.get("world_size")
+        yield processes[0], told["rank"], size if isinstance(size, int) else 0
 
 
 def warning_row(text: str, process: int) -> tuple[Any, ...]:

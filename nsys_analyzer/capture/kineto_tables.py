@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from sqlite_utils import Database
 
 _GPU = "start end deviceId contextId streamId correlationId globalPid"
-#: Tables with their columns, named and typed as schema 3.20 of nsys has them; integers but for ``:str``. One is ours:
-#: TORCH_OPERATOR_EVENTS.
+#: Tables with their columns, named and typed as schema 3.20 of nsys has them; integers but for ``:str``. Two are
+#: ours: TORCH_OPERATOR_EVENTS and PROCESS_RANKS.
 _COLUMNS = {
     "CUPTI_ACTIVITY_KIND_KERNEL": f"{_GPU} demangledName shortName graphNodeId",
     "CUPTI_ACTIVITY_KIND_MEMCPY": f"{_GPU} bytes copyKind graphNodeId",
@@ -30,6 +30,7 @@ _COLUMNS = {
     "TARGET_INFO_CUDA_DEVICE": "gpuId cudaId pid",
     "TARGET_INFO_SYSTEM_ENV": "name:str value:str",
     "META_DATA_EXPORT": "name:str value:str",
+    "PROCESS_RANKS": "globalPid rank worldSize",
     "StringIds": "id value:str",
 }
 

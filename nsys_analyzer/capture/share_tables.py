@@ -27,10 +27,13 @@ _MORE_COLUMNS = {
 
 #: The rows that are kept, where not all are. A list of the host's threads would be a list of its processes.
 _ROWS = {
-    "environment": "name IN ('NvDriverVersion', 'CudaDriverVersion', 'CpuDescription', 'OsDescription')",
+    "environment": (
+        "name IN ('NvDriverVersion', 'CudaDriverVersion', 'DevicePlatform', 'HipDriverVersion', 'HipRuntimeVersion',"
+        " 'CpuDescription', 'OsDescription')"
+    ),
     "export": (
         "name IN ('EXPORT_PRODUCT_NAME', 'EXPORT_PRODUCT_VERSION', 'PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION',"
-        " 'EXPORT_CONVERTER_VERSION', 'EXPORT_SOURCE_SUFFIX')"
+        " 'EXPORT_CONVERTER_VERSION', 'EXPORT_SOURCE_SUFFIX', 'EXPORT_RANGES_ON')"
     ),
     "diagnostics": "instr(text, 'might be missing') OR severity IN (2, 3)",
     "threads": "globalTid IN (SELECT id FROM temp.used_threads)",

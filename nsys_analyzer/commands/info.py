@@ -47,9 +47,9 @@ def _unique(lines: Iterator[str]) -> list[str]:
 def _versions(trace: Trace) -> Iterator[str]:
     metadata = trace.metadata
     yield f"{metadata.profiler} {metadata.profiler_version}, schema {metadata.schema_version}"
-    yield f"driver {metadata.driver}, CUDA {metadata.cuda}, {metadata.os}, {metadata.cpu}"
+    yield f"driver {metadata.driver}, {metadata.platform} {metadata.runtime}, {metadata.os}, {metadata.cpu}"
     for gpu in metadata.gpus.values():
-        yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.sm_count} SMs"
+        yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.sm_count} {metadata.units}"
 
 
 def _tables(reader: Reader) -> Iterator[str]:
@@ -80,10 +80,12 @@ def _threads(trace: Trace) -> Iterator[str]:
     from nsys_analyzer.trace.columns import pid_of
 
     threads = np.unique(np.concatenate([trace.launches.thread, trace.ranges.thread]))
+    on_cpu = any(gpu.is_cpu for gpu in trace.metadata.gpus.values())
+    kind = "operator" if on_cpu else trace.metadata.platform
     for thread in threads.tolist():
         name = trace.metadata.thread_names.get(thread, "unnamed")
         calls, ranges = (trace.launches.thread == thread).sum(), (trace.ranges.thread == thread).sum()
-        yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} CUDA calls, {ranges:,} ranges"
+        yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} {kind} calls, {ranges:,} ranges"
 
 
 def _ranges(trace: Trace) -> Iterator[str]:

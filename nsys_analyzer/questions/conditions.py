@@ -11,13 +11,14 @@ from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, 
 from nsys_analyzer.report.units import percent
 from nsys_analyzer.trace.metadata import Metadata
 
+_UNITS, _RUNTIME = "SMs", "CUDA"  # for other platforms by other names
 _DEVICE = (
     Column("capture"),
     Column("GPU"),
     Column("memory", "bytes"),
-    Column("SMs", "count"),
+    Column(_UNITS, "count"),
     Column("driver"),
-    Column("CUDA"),
+    Column(_RUNTIME),
 )
 _RECORDED = (
     Column("capture"),
@@ -46,7 +47,7 @@ def answer(evidence: Evidence) -> Section:
     if many:
         blocks += [Details(f"Capture by capture: {len(traced)} rows", (_together(traced),)), _PRECISION]
     elif traced:
-        device = _table(_DEVICE, [_device(*one) for one in traced])
+        device = _table(_for_platforms(_DEVICE, traced), [_device(*one) for one in traced])
         blocks += [device, _table(_RECORDED, [_recorded(*one) for one in traced]), _PRECISION]
     blocks += [asked] if len(asked.columns) > 1 else []
     return Section("conditions", "Capture conditions", tuple(blocks))
@@ -56,7 +57,17 @@ def _together(traced: list[tuple[CaptureSummary, Metadata]]) -> Table:
     """The three tables as one: of many captures most columns are the same in every row, which is said once."""
     asked = tuple(replace(c, title="precision asked for") if c.title == "precision" else c for c in _ASKED[1:])
     rows = [(*_device(*one), *_recorded(*one)[1:], *_asked("", one[0].run or RunConditions())[1:]) for one in traced]
-    return _table((*_DEVICE, *_RECORDED[1:], *asked), rows)
+    return _table((*_for_platforms(_DEVICE, traced), *_RECORDED[1:], *asked), rows)
+
+
+def _for_platforms(columns: tuple[Column, ...], traced: list[tuple[CaptureSummary, Metadata]]) -> tuple[Column, ...]:
+    """The columns with the platforms' own words: "CUDA", "HIP", or "CUDA / HIP" where the captures have both."""
+    known = [metadata for _, metadata in traced]
+    words = {
+        _UNITS: " / ".join(dict.fromkeys(metadata.units for metadata in known)),
+        _RUNTIME: " / ".join(dict.fromkeys(metadata.platform for metadata in known)),
+    }
+    return tuple(replace(column, title=words.get(column.title, column.title)) for column in columns)
 
 
 def _table(columns: tuple[Column, ...], rows: list[tuple[Cell, ...]], caption: str = "") -> Table:
@@ -76,7 +87,7 @@ def _device(capture: CaptureSummary, metadata: Metadata) -> tuple[Cell, ...]:
         gpu.memory_bytes or None if gpu else None,
         gpu.sm_count or None if gpu else None,
         metadata.driver,
-        metadata.cuda,
+        metadata.runtime,
     )
 
 

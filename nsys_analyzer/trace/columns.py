@@ -18,25 +18,44 @@ CALLS = (
     ("other", ()),
     (
         "launch a kernel",
-        ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel"),
+        (
+            "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
+            "hipLaunchKernel", "hipLaunchCooperativeKernel", "hipModuleLaunchKernel", "hipModuleLaunchCooperative",
+            "hipExtLaunchKernel", "hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel", "hipDrvLaunchKernelEx",
+            "runFunction",  # of an MTIA
+        ),
     ),
-    ("begin a graph's capture", ("cudaStreamBeginCapture", "cuStreamBeginCapture")),
-    ("end a graph's capture", ("cudaStreamEndCapture", "cuStreamEndCapture")),
-    ("allocate", ("cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc")),
-)
+    ("begin a graph's capture", ("cudaStreamBeginCapture", "cuStreamBeginCapture", "hipStreamBeginCapture")),
+    ("end a graph's capture", ("cudaStreamEndCapture", "cuStreamEndCapture", "hipStreamEndCapture")),
+    (
+        "allocate",
+        (
+            "cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc",
+            "hipMalloc", "hipExtMalloc", "hipMemAlloc", "hipMemCreate", "hipHostMalloc", "hipHostAlloc",
+        ),
+    ),
+)  # fmt: skip
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
 
-_PROCESS_MASK = ~0xFFFFFF
+PROCESS_MASK = ~0xFFFFFF
 
 
 def process_of(thread: Ints) -> Ints:
     """The global process ID of global thread IDs: the low 24 bits are the thread's."""
-    return thread & _PROCESS_MASK
+    return thread & PROCESS_MASK
 
 
 def pid_of(process: Any) -> Any:
     """The operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
     return (process >> 24) & 0xFFFFFF
+
+
+def stream_thread(process: Any, device: Any, stream: Any) -> Any:
+    """The global thread ID that stands for a stream of a device, where the ranges lie on the GPU's timeline.
+
+    Bit 23 marks it; the device has the 7 bits below, the stream the low 16. Of ints or arrays.
+    """
+    return process | 1 << 23 | (device & 0x7F) << 16 | stream & 0xFFFF
 
 
 @dataclass(frozen=True)

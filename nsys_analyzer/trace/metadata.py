@@ -9,6 +9,14 @@ from nsys_analyzer.trace.arrays import Frame, join
 _CPU = "CPU"
 _TORCH = "torch.profiler"
 
+CUDA, HIP, XPU, MTIA = "CUDA", "HIP", "XPU", "MTIA"
+"""By what devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
+
+_UNITS = {CUDA: "SMs", HIP: "CUs"}
+
+RANGES_ON = "EXPORT_RANGES_ON"
+"""The property of a converted trace whose ranges lie on the GPU's timeline."""
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -42,25 +50,35 @@ class Metadata:
 
     Attributes:
         profiler: what recorded the capture, "nsys" or "torch".
-        profiler_version, schema_version, driver, cuda, cpu, os: texts, "unknown" where the export is silent.
+        platform: by what the devices are programmed: "CUDA", "HIP", "XPU" or "MTIA".
+        profiler_version, schema_version, driver, runtime, cpu, os: texts, "unknown" where the export is silent; the
+            runtime is that of the platform, the version of CUDA or HIP.
         gpus: the GPUs of the machine, by GPU ID.
         gpu_of: (pid, CUDA device ordinal) to GPU ID.
         thread_names: global thread ID to name.
         diagnostics: the profiler's messages, in the file's order.
+        ranges_on_gpu: whether the ranges lie on the GPU's timeline, each on a thread that stands for a stream.
 
     """
 
     profiler: str
+    platform: str
     profiler_version: str
     schema_version: str
     driver: str
-    cuda: str
+    runtime: str
     cpu: str
     os: str
     gpus: dict[int, Gpu]
     gpu_of: dict[tuple[int, int], int]
     thread_names: dict[int, str]
     diagnostics: tuple[Diagnostic, ...]
+    ranges_on_gpu: bool = False
+
+    @property
+    def units(self) -> str:
+        """What the devices' multiprocessors are called: SMs, an AMD GPU's compute units (CUs)."""
+        return _UNITS.get(self.platform, "units")
 
     def gpu(self, pid: int, device: int) -> Gpu | None:
         """The GPU behind a device ordinal of a process; a machine with one GPU needs no table."""
@@ -73,12 +91,14 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
     export = _pairs(frames["export"])
     environment = _pairs(frames["environment"])
     threads = frames["threads"]
+    platform = environment.get("DevicePlatform", CUDA)
     return Metadata(
         profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH else "nsys",
         profiler_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
         schema_version=export.get("EXPORT_SCHEMA_VERSION", "unknown"),
+        platform=platform,
         driver=_known(environment.get("NvDriverVersion")),
-        cuda=_cuda_version(environment.get("CudaDriverVersion", "")),
+        runtime=_runtime_version(platform, environment),
         cpu=environment.get("CpuDescription", "unknown"),
         os=environment.get("OsDescription", "unknown"),
         gpus=_gpus(frames["gpus"]),
@@ -88,6 +108,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
             for thread, name in zip(join(threads["thread"]), join(threads["name"]), strict=True)
         },
         diagnostics=_diagnostics(frames["diagnostics"]),
+        ranges_on_gpu=RANGES_ON in export,
     )
 
 
@@ -107,9 +128,25 @@ def _known(version: str | None) -> str:
     return version if version and version != "0" else "unknown"
 
 
+def _runtime_version(platform: str, environment: dict[str, str]) -> str:
+    """The version of the platform's runtime: CUDA's as the driver supports it, HIP's with that of ROCm."""
+    if platform == HIP:
+        return _hip_version(environment.get("HipRuntimeVersion") or environment.get("HipDriverVersion", ""))
+    return _cuda_version(environment.get("CudaDriverVersion", ""))
+
+
 def _cuda_version(number: str) -> str:
     """CUDA's integer (13000) as people write it (13.0)."""
     return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if _known(number).isdigit() else "unknown"
+
+
+def _hip_version(number: str) -> str:
+    """HIP's integer (70253211, ``HIP_VERSION``) as people write it: 7.2.53211, which ROCm 7.2 brings."""
+    if not _known(number).isdigit():
+        return "unknown"
+    major, rest = divmod(int(number), 10_000_000)
+    minor, patch = divmod(rest, 100_000)
+    return f"{major}.{minor}.{patch} (ROCm {major}.{minor})"
 
 
 def _gpus(frame: Frame) -> dict[int, Gpu]:

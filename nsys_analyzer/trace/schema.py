@@ -87,7 +87,9 @@ RUNTIME = Table(
     "cuda",
     ("start", "thread", "correlation"),
     # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
-    Filter("nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*')", "StringIds"),
+    Filter(
+        "nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*' OR value GLOB 'hip*Get*')", "StringIds"
+    ),
 )
 NVTX = Table(
     "nvtx",
@@ -208,6 +210,18 @@ ENVIRONMENT = Table(
     ),
     "cuda",
     ("name", "value"),
+)
+#: The ranks of the processes, as our converter of a PyTorch profiler's trace and a copy to share keep them.
+RANKS = Table(
+    "ranks",
+    ("PROCESS_RANKS",),
+    (
+        _column("process", "globalPid", doc="global process ID; 0 for the only one"),
+        _column("rank", doc="rank among all processes of the run"),
+        _column("world_size", "worldSize", doc="how many processes the run has, 0 where that is not known"),
+    ),
+    "cuda",
+    ("process", "rank"),
 )
 EXPORT = Table(
     "export",

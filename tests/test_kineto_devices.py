@@ -1,0 +1,204 @@
+"""Devices that are not NVIDIA's: what ran there, what the machine is, and the words for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.capture.share import share
+from nsys_analyzer.cli import cli
+from nsys_analyzer.trace.columns import ALLOCATE, BEGIN_CAPTURE, END_CAPTURE, LAUNCH, OTHER_CALL
+from tests.kineto import MAIN, PID, Kineto
+
+GEMM = "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32"
+HIP_VERSION = 70_253_211  # 7.2.53211: major · 10,000,000 + minor · 100,000 + patch
+
+
+def summary_of(path: Path) -> CaptureSummary:
+    (summary,) = summarize(Trace.load(path), "t")
+    return summary
+
+
+# --- MTIA ----------------------------------------------------------------------------------------------------------
+
+
+def mtia(**properties: object) -> Kineto:
+    """Forward [100, 300): a function launched at 110 runs [120, 150) on MTIA 9, data moves [150, 155); the queue
+    records an event [155, 160) and waits [160, 290).
+    """
+    trace = Kineto(**properties).range("forward", 100, 200).operator("aten::linear", 105, 20)
+    launch = "runFunction - job_prep_and_submit_for_execution"
+    trace.add("mtia_runtime", launch, 110, 5, correlation=77)
+
+    def ran(name: str, ts: int, dur: int, **args: object) -> None:
+        trace.add("mtia_ccp_events", name, ts, dur, pid=9, tid=4, stream=1, **args)
+
+    ran("fc-dtype_Float", 120, 30, correlation=77, row="0", column="0")
+    ran("dma_request", 150, 5, direction="HOST_TO_DEVICE", size=2048)
+    ran("event_record", 155, 5, seq_num=1)
+    ran("event_wait", 160, 130, seq_num=1)
+    return trace
+
+
+def test_functions_of_an_mtia_are_kernels_and_its_waits_are_none(tmp_path: Path) -> None:
+    summary = summary_of(mtia().write(tmp_path / "t.json"))
+    forward = summary.phase("forward")
+    assert summary.gpu
+    assert summary.gpu.name == "MTIA"
+    assert not summary.on_cpu
+    assert forward
+    assert [(row.name, row.ms_per_instance) for row in forward.kernels] == [("fc-dtype_Float", pytest.approx(0.030))]
+    assert summary.whole
+    assert summary.whole.gpu_busy_ms.mean == pytest.approx(0.035)  # the function and the data: [120, 155)
+    assert summary.warnings == ()
+
+
+def test_an_mtia_keeps_the_name_it_has(tmp_path: Path) -> None:
+    trace = mtia(deviceProperties=[{"id": 9, "name": "ARTEMIS", "runtimeMajorVersion": 1}])
+    gpu = summary_of(trace.write(tmp_path / "t.json")).gpu
+    assert gpu
+    assert gpu.name == "MTIA ARTEMIS"
+
+
+def test_a_function_of_an_mtia_that_left_no_kernel_is_told(tmp_path: Path) -> None:
+    trace = mtia().add("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", 200, 5, correlation=78)
+    warnings = summary_of(trace.write(tmp_path / "t.json")).warnings
+    assert any(warning.startswith("1 kernel launches have no kernel") for warning in warnings)
+
+
+# --- AMD -----------------------------------------------------------------------------------------------------------
+
+
+def amd(name: str = "AMD Instinct MI300X", **properties: object) -> Kineto:
+    """Forward [100, 200) launches a kernel at 110 that runs [120, 150)."""
+    properties = {"hip_runtime_version": HIP_VERSION, "hip_driver_version": HIP_VERSION, **properties}
+    trace = Kineto(**properties).range("forward", 100, 100).launch(1, 110, api="hipExtModuleLaunchKernel")
+    trace.properties["deviceProperties"] = [{"id": 0, "name": name, "totalGlobalMem": 192 << 30, "numSms": 304}]
+    return trace.kernel(GEMM, 1, 120, 30)
+
+
+def test_hip_and_rocm_stand_where_cuda_does(tmp_path: Path) -> None:
+    metadata = Trace.load(amd().write(tmp_path / "t.json")).metadata
+    assert (metadata.platform, metadata.runtime) == ("HIP", "7.2.53211 (ROCm 7.2)")
+
+
+def test_the_driver_tells_hips_version_where_the_runtime_does_not(tmp_path: Path) -> None:
+    metadata = Trace.load(amd(hip_runtime_version=0).write(tmp_path / "t.json")).metadata
+    assert metadata.runtime == "7.2.53211 (ROCm 7.2)"
+
+
+def test_the_calls_tell_amd_where_no_property_does(tmp_path: Path) -> None:
+    trace = amd("Radeon Graphics")
+    for name in ("hip_runtime_version", "hip_driver_version"):
+        del trace.properties[name]
+    metadata = Trace.load(trace.write(tmp_path / "t.json")).metadata
+    assert (metadata.platform, metadata.runtime) == ("HIP", "unknown")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_a_gpu_without_a_name_has_a_word(listed: bool, tmp_path: Path) -> None:
+    trace = amd("")
+    if not listed:
+        trace.properties["deviceProperties"] = []
+    gpu = summary_of(trace.write(tmp_path / "t.json")).gpu
+    assert gpu
+    assert gpu.name == "unnamed AMD GPU"
+
+
+def test_an_nvidia_gpu_without_a_name_has_one_too(tmp_path: Path) -> None:
+    gpu = summary_of(Kineto().gpu("").launch(1, 110).kernel("a", 1, 120, 30).write(tmp_path / "t.json")).gpu
+    assert gpu
+    assert gpu.name == "unnamed NVIDIA GPU"
+
+
+@pytest.mark.parametrize(
+    ("api", "call"),
+    [
+        ("hipLaunchKernel", LAUNCH),
+        ("hipExtLaunchKernel", LAUNCH),
+        ("hipModuleLaunchKernel", LAUNCH),
+        ("hipExtModuleLaunchKernel", LAUNCH),
+        ("hipLaunchCooperativeKernel", LAUNCH),
+        ("hipStreamBeginCapture", BEGIN_CAPTURE),
+        ("hipStreamEndCapture", END_CAPTURE),
+        ("hipMalloc", ALLOCATE),
+        ("hipHostMalloc", ALLOCATE),
+        ("hipGraphLaunch", OTHER_CALL),
+        ("hipMemcpyWithStream", OTHER_CALL),
+        ("hipStreamSynchronize", OTHER_CALL),
+    ],
+)
+def test_hips_calls_mean_what_cudas_do(api: str, call: int, tmp_path: Path) -> None:
+    trace = amd().launch(2, 160, api=api)
+    assert Trace.load(trace.write(tmp_path / "t.json")).launches.call.tolist() == [LAUNCH, call]
+
+
+def test_hips_look_ups_are_left_out_as_cudas_are(tmp_path: Path) -> None:
+    trace = amd().launch(2, 160, api="hipGetDevicePropertiesR0600").launch(3, 162, api="hipPointerGetAttribute")
+    assert len(Trace.load(trace.write(tmp_path / "t.json")).launches.start) == 1
+
+
+def test_a_launch_of_hip_that_left_no_kernel_is_told(tmp_path: Path) -> None:
+    trace = amd().launch(2, 160, api="hipLaunchKernel")
+    warnings = summary_of(trace.write(tmp_path / "t.json")).warnings
+    assert any(warning.startswith("1 kernel launches have no kernel") for warning in warnings)
+
+
+# --- others --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("category", ["xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"])
+def test_calls_of_other_devices_are_launches(category: str, tmp_path: Path) -> None:
+    trace = Kineto().range("forward", 100, 100).add(category, "enqueue", 110, 1, PID, MAIN, correlation=1)
+    forward = summary_of(trace.kernel("gemm_kernel", 1, 250, 30).write(tmp_path / "t.json")).phase("forward")
+    assert forward
+    assert forward.kernels_per_instance == 1
+
+
+def test_intels_gpu_is_no_cuda_device(tmp_path: Path) -> None:
+    trace = Kineto().gpu("Intel(R) Data Center GPU Max 1550").launch(1, 110, api="enqueue").kernel("a", 1, 120, 30)
+    assert Trace.load(trace.write(tmp_path / "t.json")).metadata.platform == "XPU"
+
+
+# --- the words -----------------------------------------------------------------------------------------------------
+
+
+def report(*paths: Path) -> str:
+    output = paths[0].with_name("report.md")
+    done = CliRunner().invoke(cli, ["report", *map(str, paths), "-o", str(output)])
+    assert done.exit_code == 0, done.output
+    return output.read_text(encoding="utf-8")
+
+
+def test_the_conditions_are_named_after_the_platform(tmp_path: Path) -> None:
+    text = report(amd().write(tmp_path / "amd.json.gz"))
+    assert "7.2.53211 (ROCm 7.2)" in text
+    heading = next(line for line in text.splitlines() if "| driver" in line)
+    assert [cell.strip() for cell in heading.strip("|").split("|")] == [
+        "capture", "GPU", "memory", "CUs", "driver", "HIP",
+    ]  # fmt: skip
+
+
+def test_captures_of_two_platforms_share_a_column(tmp_path: Path) -> None:
+    nvidia = Kineto(cuda_driver_version=13000).gpu().launch(1, 110).kernel("a", 1, 120, 30)
+    text = report(nvidia.write(tmp_path / "a.json.gz"), amd().write(tmp_path / "b.json.gz"))
+    assert "CUDA / HIP" in text
+    assert "SMs / CUs" in text
+
+
+def test_a_copy_to_share_keeps_the_platform(tmp_path: Path) -> None:
+    copied = share(amd().write(tmp_path / "t.json"), tmp_path / "copy.sqlite").path
+    metadata = Trace.load(copied).metadata
+    assert (metadata.platform, metadata.runtime) == ("HIP", "7.2.53211 (ROCm 7.2)")
+
+
+def test_info_calls_the_calls_by_their_platform(tmp_path: Path) -> None:
+    text = CliRunner().invoke(cli, ["info", str(amd().write(tmp_path / "t.json"))]).output
+    assert "HIP 7.2.53211 (ROCm 7.2)" in text
+    assert "1 HIP calls" in text
+    assert "304 CUs" in text
