@@ -18,7 +18,11 @@ SCHEMA = {
         "start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER, nameId INTEGER, returnValue INTEGER"
     ),
     "NVTX_EVENTS": (
-        "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER"
+        "start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER, textId INTEGER, domainId INTEGER,"
+        " jsonTextId INTEGER, jsonText TEXT, binaryData BLOB"
+    ),
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES": (
+        "domainId INTEGER, schemaId INTEGER, idx INTEGER, type INTEGER, name TEXT, offset INTEGER"
     ),
     "CUDA_GRAPH_NODE_EVENTS": (
         "start INTEGER, end INTEGER, globalTid INTEGER, graphNodeId INTEGER, originalGraphNodeId INTEGER"
@@ -31,6 +35,7 @@ SCHEMA = {
     "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER, cudaId INTEGER, pid INTEGER",
     "TARGET_INFO_SYSTEM_ENV": "name TEXT, value TEXT",
     "META_DATA_EXPORT": "name TEXT, value TEXT",
+    "META_DATA_CAPTURE": "name TEXT, value TEXT",
 }
 
 VM = 1 << 48

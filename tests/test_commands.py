@@ -185,8 +185,8 @@ def test_info_of_ranges_without_a_name_or_an_end(tmp_path: Path) -> None:
 
 def test_info_of_real_captures(real_capture: RealCapture) -> None:
     text = output("info", real_capture("ddp2_small256"))
-    assert "(rank 0)" in text
-    assert "(rank 1)" in text
+    assert "(device 0)" in text
+    assert "(device 1)" in text
     text = output("info", real_capture("graph_small256"))
     assert "CUDA graph replays are opaque" in text
 

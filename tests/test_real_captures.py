@@ -109,14 +109,14 @@ def test_every_kernel_of_every_capture_is_accounted_for(real_capture: Capture) -
 
 def test_ranks_are_kept_apart(real_capture: Capture) -> None:
     first, second = entries(real_capture, "ddp2_small256")
-    assert (first.process, first.pid, second.process, second.pid) == ("rank 0", 615, "rank 1", 616)
+    assert (first.process, first.pid, second.process, second.pid) == ("device 0", 615, "device 1", 616)
     for summary in (first, second):
         assert [phase_of(summary, p).kernels_per_instance for p in ("forward", "backward", "optimizer")] == [
             647,
             1429,
             56,
         ]
-    # Rank 1 waits in NCCL for rank 0: overlap makes its kernel sum larger than its busy time.
+    # The second process waits in NCCL for the first: overlap makes its kernel sum larger than its busy time.
     backward = phase_of(second, "backward")
     assert backward.share_of("communication") > 0.7
     assert (backward.kernel_sum_ms.mean or 0) > (backward.gpu_busy_ms.mean or 0)

@@ -110,12 +110,13 @@ def test_an_opaque_graph_is_busy_time_with_unknown_kernels(tmp_path: Path) -> No
     assert any("--cuda-graph-trace=node" in warning for warning in summary.warnings)
 
 
-def test_two_processes_are_two_entries_by_rank(tmp_path: Path) -> None:
+def test_two_processes_are_two_entries_by_device(tmp_path: Path) -> None:
     export = Export().gpu(0).gpu(1, "NVIDIA H200 NVL")
     training_step(export, pid=100)
     export.range("forward", 10, 50, tid=200, pid=200).kernel(GEMM, 20, 30, 45, tid=200, pid=200, device=1)
     first, second = summaries(export, tmp_path)
-    assert (first.process, second.process) == ("rank 0", "rank 1")
+    assert (first.process, second.process) == ("device 0", "device 1")
+    assert (first.rank, second.rank) == (None, None)
     assert second.gpu is None  # no table says which GPU device 1 of pid 200 is
     assert first.coverage is not None
     assert second.coverage is not None

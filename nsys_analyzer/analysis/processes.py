@@ -2,47 +2,65 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import pid_of, process_of
+from nsys_analyzer.trace.ranks import Rank, distinct_ranks
 from nsys_analyzer.trace.trace import Trace
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its global ID, its operating system's ID, and a label, empty where it is the only one."""
+    """A process: its global ID, its operating system's ID, a label, and its rank, None where nothing tells it.
+
+    The label is empty where it is the only process, unless it is one of several ranks.
+    """
 
     global_pid: int
     pid: int
     label: str
+    rank: int | None = None
 
 
 def processes_of(trace: Trace) -> tuple[Process, ...]:
-    """The processes with GPU operations, in order of device; without any, the first one with ranges or launches.
+    """The processes with GPU operations, in order of rank, then of device; without any, the first with ranges or calls.
 
-    A process is called by its rank where each one has a GPU of its own, as in one process per GPU; else by
-    its process ID.
+    A process is called by its rank where the trace says it; else by its devices, as CUDA numbers them in it, where no
+    other process uses one of that number; else by its process ID.
     """
-    used = distinct(trace.operations.process)
-    if not len(used):
-        idle = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
-        fallback = int(process_of(idle[:1])[0]) if len(idle) else 0
-        return (Process(fallback, pid_of(fallback), ""),)
+    used = distinct(trace.operations.process).tolist() or [_idle_process(trace)]
+    ranks = distinct_ranks(trace.ranks, used)
+    devices = {process: _devices_of(trace, process) for process in used}
+    used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
     if len(used) == 1:
-        return (Process(int(used[0]), pid_of(int(used[0])), ""),)
-    devices = [_gpu_of(trace, int(process)) for process in used]
-    ranked = len(set(devices)) == len(devices)
-    order = sorted(range(len(used)), key=lambda i: (devices[i], int(used[i])))
-    return tuple(
-        Process(int(used[i]), pid_of(int(used[i])), f"rank {n}" if ranked else f"pid {pid_of(int(used[i]))}")
-        for n, i in enumerate(order)
-    )
+        alone, rank = used[0], ranks.get(used[0])
+        label = f"rank {rank.number}" if rank and rank.world_size != 1 else ""
+        return (Process(alone, pid_of(alone), label, rank.number if rank else None),)
+    users = Counter(device for numbers in devices.values() for device in numbers)
+    shared = {process for process in used if any(users[device] > 1 for device in devices[process])}
+    return tuple(_process(one, ranks.get(one), [] if one in shared else devices[one]) for one in used)
 
 
-def _gpu_of(trace: Trace, process: int) -> int:
-    """The GPU a process's first operation ran on; with its visible devices reordered, not its ordinal."""
-    device = int(trace.operations.device[np.argmax(trace.operations.process == process)])
-    return trace.metadata.gpu_of.get((pid_of(process), device), device)
+def _process(process: int, rank: Rank | None, devices: list[int]) -> Process:
+    """One of several processes, with the devices that it alone uses."""
+    pid = pid_of(process)
+    if rank:
+        return Process(process, pid, f"rank {rank.number}", rank.number)
+    numbers = ", ".join(map(str, devices))
+    return Process(process, pid, f"device{'s' if len(devices) > 1 else ''} {numbers}" if devices else f"pid {pid}")
+
+
+def _idle_process(trace: Trace) -> int:
+    threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
+    return int(process_of(threads[:1])[0]) if len(threads) else 0
+
+
+def _devices_of(trace: Trace, process: int) -> list[int]:
+    """The CUDA ordinals of the devices a process uses."""
+    operations = trace.operations
+    numbers: list[int] = distinct(operations.device[operations.process == process]).tolist()
+    return numbers

@@ -88,6 +88,7 @@ class _ProcessView:
             source=trace.path.name,
             status=self.status(),
             pid=self.process.pid,
+            rank=self.process.rank,
             gpu=gpu,
             metadata=trace.metadata,
             configuration=configuration,

@@ -141,7 +141,8 @@ class CaptureSummary:
 
     Attributes:
         name: the capture's name, from its file.
-        process: how the process is called in tables, empty where the capture has one.
+        process: how the process is called in tables, empty where the capture has one that is not one of several ranks.
+        rank: its rank among the processes of the run, None where nothing says it.
         source: the file's name.
         status: one of ``STATUSES``; message says why where it is not ok.
         gpu: the device its kernels ran on, None where unknown.
@@ -173,6 +174,7 @@ class CaptureSummary:
     unprofiled: Unprofiled | None = None
     warnings: tuple[str, ...] = ()
     device_memory: DeviceMemory | None = None
+    rank: int | None = None
 
     @property
     def title(self) -> str:

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import pid_of, process_of
+from nsys_analyzer.trace.ranks import MAKES_COMMUNICATOR
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary import CaptureSummary
@@ -37,7 +38,7 @@ def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, proce
     """The warnings of one process, the gravest first."""
     checks = (
         _status, _graphs, _launches, _phases, _inferred, _part, _steps, _warmup, _threads, _synchronisation, _nested,
-        _ambiguous, _devices, _precision, _diagnostics,
+        _ambiguous, _devices, _ranks, _precision, _diagnostics,
     )  # fmt: skip
     return tuple(warning for check in checks for warning in check(summary, attributed, process))
 
@@ -189,6 +190,16 @@ def _devices(summary: CaptureSummary, attributed: AttributedTrace, process: int)
         yield (
             f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time in "
             "which any of them works, and the GPU named is the first."
+        )
+
+
+def _ranks(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    del process
+    names = attributed.trace.ranges.names
+    if summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in names):
+        yield (
+            "The export does not tell the rank, which NCCL notes when it makes a communicator: "
+            "export the report again with `nsys export --type sqlite --include-blobs=true`."
         )
 
 

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "failed", "timeout")
 
 #: The least a number may be, where that is not 1; a seed may be any.
-_LEAST = {"warmup_steps": 0, "steps": 0, "peak_memory_bytes": 0, "seed": None}
+_LEAST = {"rank": 0, "warmup_steps": 0, "steps": 0, "peak_memory_bytes": 0, "seed": None}
 _KINDS = {int: "a whole number", bool: "true or false", str: "text"}
 _NAME = "manifest.json"
 _SUFFIX = ".manifest.json"
@@ -36,7 +36,7 @@ class Manifest:
     ``device`` is ``cuda`` or ``cpu``; ``profiler`` is ``nsys``, ``torch`` or ``none``, which leaves no trace;
     ``python``, ``torch``, ``cuda``, ``driver`` and ``nsys`` are versions, ``host_cpu`` is the CPU's model.
     ``command`` runs the target alone, ``profile_command`` the target under its profiler, and ``run`` is the
-    ``nsys-analyze run`` that did both.
+    ``nsys-analyze run`` that did both; ``rank`` is that of the capture's process among all of the run.
     """
 
     path: Path
@@ -76,6 +76,7 @@ class Manifest:
     git_commit: str | None = None
     git_dirty: bool | None = None
     peak_memory_bytes: int | None = None
+    rank: int | None = None
 
     def configuration(self) -> Configuration:
         """The configuration it describes; dimensions, where all four are there, decide the model.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from nsys_analyzer.capture.share_private import find_private
 from nsys_analyzer.capture.share_scrub import Scrubber
 from nsys_analyzer.capture.share_tables import KeptTable, kept_tables
 from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 
 
@@ -51,6 +52,8 @@ def copy_export(reader: Reader, output: Path) -> LeftOut:
             _copy_table(source, table)
             if table.thread and table.key != schema.THREADS.key:
                 _use(source, table, table.thread, "used_threads")
+        if not reader.name_of(schema.RANKS):
+            _write_ranks(source, read_ranks(reader))
         source.commit()
         return _left_out(source, reader, tables, texts=len(scrubber.changed), variables=private.variables)
 
@@ -73,6 +76,14 @@ def _copy_table(source: sqlite3.Connection, table: KeptTable) -> None:
     )
     for name in set(table.string_ids).intersection(columns):
         _use(source, table, name, "used_strings")
+
+
+def _write_ranks(source: sqlite3.Connection, ranks: Mapping[int, Rank]) -> None:
+    """The ranks as numbers, in a table of ours: what the export tells them by stays behind."""
+    if ranks:
+        source.execute("CREATE TABLE copy.PROCESS_RANKS (globalPid INTEGER, rank INTEGER, worldSize INTEGER)")
+        rows = [(process, rank.number, rank.world_size) for process, rank in ranks.items()]
+        source.executemany("INSERT INTO copy.PROCESS_RANKS VALUES (?, ?, ?)", rows)
 
 
 def _use(source: sqlite3.Connection, table: KeptTable, column: str, used: str) -> None:

@@ -162,6 +162,8 @@ def _with_manifest(summary: CaptureSummary, manifest: Manifest | None) -> Captur
     peak = manifest.peak_memory_bytes
     unprofiled = Unprofiled("missing", peak_memory_bytes=peak) if peak else None
     summary = replace(summary, run=run, unprofiled=unprofiled)
+    if manifest.rank is not None and not summary.process:
+        summary = replace(summary, rank=manifest.rank, process=f"rank {manifest.rank}")
     if manifest.status == "ok":
         return summary
     message = "" if manifest.message is None else manifest.message

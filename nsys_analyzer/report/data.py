@@ -51,6 +51,7 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         "name": capture.name,
         "process": capture.process or None,
         "pid": capture.pid,
+        "rank": capture.rank,
         "source": capture.source,
         "status": capture.status,
         "message": capture.message or None,

@@ -59,12 +59,20 @@ class Reader:
 
     def count(self, table: str) -> int:
         """Rows of a table, by its name in the file."""
+        return int(self.rows(f'SELECT count(*) FROM "{table}"')[0][0])
+
+    def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
+        """The few rows that a query finds; large tables are read as columns.
+
+        Raises:
+            TraceError: the file is damaged.
+        """
         try:
             with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                rows = connection.execute(f'SELECT count(*) FROM "{table}"').fetchone()[0]
+                connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+                return connection.execute(query, parameters).fetchall()
         except sqlite3.Error as error:
             raise self._damaged(error) from error
-        return int(rows)
 
     def name_of(self, table: Table) -> str | None:
         """The name a table has in this file, or None where it is absent.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Metadata, read_metadata
+from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class Trace:
         impossible: how many operations end before they start, which were left out.
         memory: allocations and frees of device memory, None where they were not recorded.
         costly_tables: those of ``schema.COSTLY_TABLES`` that the file has.
+        ranks: the ranks that the export tells, by global process ID, or by 0 that of the process launched.
     """
 
     path: Path
@@ -84,6 +87,7 @@ class Trace:
     impossible: int = 0
     memory: MemoryUses | None = None
     costly_tables: tuple[str, ...] = ()
+    ranks: Mapping[int, Rank] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -130,6 +134,7 @@ class Trace:
             int((~possible).sum()),
             _memory(frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
+            read_ranks(reader),
         )
 
 

@@ -1,0 +1,160 @@
+"""Which rank of a run each process of an export is, as far as the export says so.
+
+Three things say it: a table of ours, the variables of the environment by which launchers tell a process its rank, and
+what NCCL notes beside its ranges when a communicator is made. Nothing follows from the order of devices.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import join
+from nsys_analyzer.trace.columns import PROCESS_MASK
+from nsys_analyzer.trace.reader import Reader
+
+#: The variables of each launcher: rank, and how many ranks there are. A local rank is another thing.
+_VARIABLES = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+_NAMES = tuple(name for pair in _VARIABLES for name in pair)
+_VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?(\d+)"?(?=\0|$)')
+
+MAKES_COMMUNICATOR = "ncclCommInit"
+"""How the names of NCCL's functions begin that make a communicator, and note the rank in it beside their range."""
+
+_RANK, _RANKS = "rank", "no. of ranks"
+#: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each; and NVTX's type "int".
+_HEADER, _INT = struct.Struct("<QQQQ"), struct.Struct("<i")
+_INT_TYPE = 5
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A process's rank among all of its run, and how many there are, 0 where that is not known."""
+
+    number: int
+    world_size: int = 0
+
+
+def read_ranks(reader: Reader) -> dict[int, Rank]:
+    """The ranks that an export tells, by global process ID; by 0 what it tells of the process that was launched.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    if reader.name_of(schema.RANKS):
+        frame = reader.read(schema.RANKS)
+        rows = zip(*(join(frame[name]).tolist() for name in ("process", "rank", "world_size")), strict=True)
+        return {process: Rank(number, size) for process, number, size in rows}
+    launched = _launched(reader)
+    return _of_communicators(reader) | ({0: launched} if launched else {})
+
+
+def _launched(reader: Reader) -> Rank | None:
+    """The rank in the environment that nsys kept of the program it launched; None where two say different ones."""
+    found: dict[str, set[int]] = defaultdict(set)
+    for name, value in _VARIABLE.findall("\0".join(_environment(reader))):
+        found[name].add(int(value))
+    for rank, size in _VARIABLES:
+        if len(found[rank]) == 1:
+            return Rank(min(found[rank]), min(found[size], default=0))
+    return None
+
+
+def _environment(reader: Reader) -> Iterator[str]:
+    """The texts that hold one of the variables wanted: of the capture's properties, and blocks of variables."""
+    if "META_DATA_CAPTURE" in reader.columns_of:
+        wanted = " OR ".join("value GLOB ?" for _ in _NAMES)
+        query = f"SELECT value FROM META_DATA_CAPTURE WHERE name GLOB '*ENVIRONMENT_VARIABLE*' AND ({wanted})"
+        yield from (text for (text,) in reader.rows(query, *(f"{name}=*" for name in _NAMES)))
+    if strings := reader.name_of(schema.STRINGS):
+        block = "(instr(value, 'RANK=') OR instr(value, 'SLURM_PROCID=')) AND instr(CAST(value AS BLOB), x'00')"
+        yield from (text for (text,) in reader.rows(f'SELECT value FROM "{strings}" WHERE {block}'))
+
+
+def _of_communicators(reader: Reader) -> dict[int, Rank]:
+    """The rank of each process in the largest communicator that it made: NCCL counts ranks within one."""
+    found: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for thread, fields in _payloads(reader):
+        if _RANK in fields and _RANKS in fields:
+            found[thread & PROCESS_MASK].add((fields[_RANKS], fields[_RANK]))
+    largest = {process: max(size for size, _ in pairs) for process, pairs in found.items()}
+    ranks = {process: {rank for size, rank in found[process] if size == largest[process]} for process in found}
+    return {process: Rank(min(told), largest[process]) for process, told in ranks.items() if len(told) == 1}
+
+
+def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
+    """The thread and the numbers beside each range in which NCCL makes a communicator, as JSON or binary."""
+    events, strings = reader.name_of(schema.NVTX), reader.name_of(schema.STRINGS)
+    columns = reader.columns_of[events] if events else ()
+    made = f"""SELECT id FROM "{strings}" WHERE value GLOB '{MAKES_COMMUNICATOR}*'"""
+    if not strings or "textId" not in columns or not reader.rows(f"{made} LIMIT 1"):
+        return
+    readable = {
+        "jsonText": "jsonText",
+        "jsonTextId": f'(SELECT value FROM "{strings}" WHERE id = jsonTextId)',
+        "binaryData": "binaryData",
+    }
+    selected = ", ".join(("globalTid", *(readable[column] for column in readable if column in columns)))
+    fields = _integer_fields(reader)
+    for thread, *payloads in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({made})'):
+        for payload in payloads:
+            yield thread, _decoded(payload, fields) if isinstance(payload, bytes) else _numbers(payload or "")
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """The whole numbers of a payload as JSON, by their names in small letters."""
+    try:
+        payload = json.loads(text)
+    except ValueError:
+        return {}  # of a program that names its own ranges as NCCL does
+    pairs = payload.items() if isinstance(payload, dict) else ()
+    return {name.lower(): int(value) for name, value in pairs if str(value).isdigit()}
+
+
+def _integer_fields(reader: Reader) -> dict[int, dict[str, int]]:
+    """Where the integers of each payload schema are: schema ID to names, in small letters, to offsets in bytes."""
+    if "NVTX_PAYLOAD_SCHEMA_ENTRIES" not in reader.columns_of:
+        return {}
+    fields: dict[int, dict[str, int]] = defaultdict(dict)
+    query = f"SELECT schemaId, name, coalesce(offset, 0) FROM NVTX_PAYLOAD_SCHEMA_ENTRIES WHERE type = {_INT_TYPE}"
+    for schema_id, name, offset in reader.rows(query):
+        fields[schema_id][str(name).lower()] = offset
+    return fields
+
+
+def _decoded(blob: bytes, fields: dict[int, dict[str, int]]) -> dict[str, int]:
+    """The integers of a binary payload."""
+    if len(blob) < _HEADER.size:
+        return {}
+    schema_id = _HEADER.unpack_from(blob)[1] & 0xFFFFFFFF
+    payload = blob[_HEADER.size :]
+    return {
+        name: _INT.unpack_from(payload, offset)[0]
+        for name, offset in fields.get(schema_id, {}).items()
+        if offset + _INT.size <= len(payload)
+    }
+
+
+def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:
+    """The ranks of some processes of one capture; a number that two of them have is the rank of neither.
+
+    What is told of the launched process is told of the only one.
+    """
+    processes = list(processes)
+    told = {process: ranks[process] for process in processes if process in ranks}
+    if len(processes) == 1 and 0 in ranks:
+        return {processes[0]: ranks[0]}
+    times: dict[int, int] = defaultdict(int)
+    for rank in told.values():
+        times[rank.number] += 1
+    return {process: rank for process, rank in told.items() if times[rank.number] == 1}
