@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nsys_analyzer.trace.metadata import Gpu
+if TYPE_CHECKING:
+    from nsys_analyzer.trace.metadata import Gpu
 
 
 @dataclass(frozen=True)
