@@ -151,7 +151,8 @@ def test_info(trace: Path) -> None:
     text = output("info", trace)
     lines = text.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
-        "Capture:", "Tables (rows):", "Processes:", "Threads:", "Ranges (count, total ms):", "Warnings:",
+        "Capture:", "Tables (rows):", "Processes:", "Threads:", "Ranges (count, total ms):",
+        "Messages of the profiler:", "Warnings:",
     ]  # fmt: skip
     for line in (
         "  nsys 2025.3.2.0, schema 3.20.3",

@@ -211,7 +211,9 @@ def test_the_copy_keeps_what_was_read_and_no_more(real_capture: RealCapture, tmp
     copy = share(real_capture("mem_small256"), tmp_path / "copy.sqlite").path
     with closing(sqlite3.connect(copy)) as connection:
         tables = tables_of(connection)
-        assert not [name for name in tables if name.startswith(("ENUM_", "META_DATA_CAPTURE", "PROCESSES"))]
+        assert not [name for name in tables if name.startswith(("ENUM_", "PROCESSES"))]
+        recorded = connection.execute("SELECT * FROM META_DATA_CAPTURE").fetchall()
+        assert recorded == [("CAPTURE_EVENT_TYPE", "NvtxEvents"), ("CAPTURE_EVENT_TYPE", "Cuda")]
         assert "TARGET_INFO_SESSION_START_TIME" not in tables
         kept = {row[1] for row in connection.execute("PRAGMA table_info('CUDA_GPU_MEMORY_USAGE_EVENTS')")}
         assert {"start", "bytes", "memKind", "memoryOperationType", "address"} <= kept
@@ -246,6 +248,20 @@ def test_a_numbered_table_and_old_names(tmp_path: Path) -> None:
     assert set(copy.ranges.names) >= {"step", "forward", "backward", "optimizer"}
     assert copy.metadata.profiler_version == "2025.3.2.0"
     assert len(copy.operations) == 5
+
+
+def test_the_options_of_nsys_are_kept_and_the_program_is_not(tmp_path: Path) -> None:
+    export = training_step(Export().gpu())
+    for name, value in (
+        ("CAPTURE_EVENT_TYPE", "Cuda"),
+        ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "Node"),
+        ("PROCESS_0:COMMAND", "/home/zelda/train.py"),
+        ("PROCESS_0:ARGUMENT_0", "--project=falcon"),
+        ("PROCESS_0:WORKING_DIR", "/home/zelda"),
+    ):
+        export.add("META_DATA_CAPTURE", name=name, value=value)
+    recording = Trace.load(share(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite").path).metadata.recording
+    assert (recording.events, recording.graph_trace, recording.program) == (("Cuda",), "node", ())
 
 
 def test_threads_of_other_programs_are_left_out(tmp_path: Path) -> None:
@@ -309,6 +325,8 @@ def test_what_stays(text: str) -> None:
         ("/falcon/MatMulSecret/x", "…/x"),
         (r"D:\runs\train.py", "…/train.py"),
         ("~/runs/x", "…/x"),
+        ("load --set=data/a.bin --log=/mnt/x/b.log", "load --set=…/a.bin --log=…/b.log"),
+        ("secret/x=1/train.py", "…/train.py"),
         ("-I/home/ann/include", "-I…/include"),
         ("see /tmp/a/pid_1.log and b.log", "see …/pid_1.log and b.log"),
         ("torch/nn/modules/linear.py(114): forward", "…/linear.py(114): forward"),

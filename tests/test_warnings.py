@@ -3,9 +3,13 @@
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.cli import cli
+from nsys_analyzer.errors import MissingTableError
+from nsys_analyzer.trace.diagnostics import touches_no_figure
 from tests.export import PID, Export, global_pid, training_step
 
 WORKER = PID + 1
@@ -41,3 +45,84 @@ def test_a_message_of_the_torch_recorder_has_its_name(tmp_path: Path) -> None:
     export = step_with(global_pid(), "Some events might be missing")
     export._rows["META_DATA_EXPORT"].append({"name": "EXPORT_PRODUCT_NAME", "value": "torch.profiler"})
     assert warnings_of(export, tmp_path) == ["torch: Some events might be missing."]
+
+
+def without_kernels(*texts: str) -> Export:
+    """A process with ranges whose CUDA trace is empty, and what nsys says of it."""
+    export = Export().gpu().range("forward", 0, 10)
+    for text in texts:
+        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=text, globalPid=global_pid())
+    return export
+
+
+@pytest.mark.parametrize("text", [NOT_STARTED, "CUDA injection initialization failed."])
+def test_a_trace_that_did_not_start_is_explained_and_not_asked_for(tmp_path: Path, text: str) -> None:
+    warnings = warnings_of(without_kernels("No CUDA events collected. Does the process use CUDA?", text), tmp_path)
+    (said,) = [warning for warning in warnings if "no kernel" in warning]
+    assert said.startswith(f"The capture has no kernel. nsys: {text} nsys got no CUDA trace of the process. Either")
+    assert "another profiler was attached" in said
+    assert not [warning for warning in warnings if "--trace=cuda" in warning]
+    assert sum(text in warning for warning in warnings) == 1
+
+
+def test_an_older_nsys_is_told_of(tmp_path: Path) -> None:
+    text = (
+        "Installed CUDA driver version (13.0) is not supported by this build of Nsight Systems. CUDA trace will be "
+        "collected using libraries for driver version 12.8"
+    )
+    (said,) = [warning for warning in warnings_of(without_kernels(text), tmp_path) if "no kernel" in warning]
+    assert said.endswith(f"nsys: {text}. The driver is newer than this nsys, whose CUPTI may record nothing or stop "
+                         "early: install a newer nsys.")  # fmt: skip
+
+
+def test_without_a_message_tracing_is_asked_for(tmp_path: Path) -> None:
+    warnings = warnings_of(without_kernels(), tmp_path)
+    assert "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU." in warnings
+
+
+def test_an_export_of_nothing_says_why(tmp_path: Path) -> None:
+    export = Export().add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=NOT_STARTED, globalPid=global_pid())
+    with pytest.raises(MissingTableError) as error:
+        Trace.load(export.write(tmp_path / "t.sqlite"))
+    assert f"neither CUDA activity nor NVTX ranges. nsys: {NOT_STARTED} nsys got no CUDA trace" in str(error.value)
+    assert "--trace=cuda" not in str(error.value)
+
+
+FOLDED = [
+    "No cuDNN events collected. Does the process use cuDNN?",
+    "No OS runtime libraries events collected. Does any process use OS runtime libraries?",
+    "Not all cuBLAS events might have been collected.",
+    "cuBLAS profiling might have not been started correctly.",
+    "OpenGL driver vendor 'X' is not supported. Some OpenGL events might be missing.",
+    "CUDA device 0: Unified Memory trace is not supported by the current driver version or configuration.",
+    "CPU context switch tracing not supported, the kernel does not allow it.",
+    "No CPU IP/backtrace samples collected.",
+]
+KEPT = [
+    NOT_STARTED,
+    "No CUDA events collected. Does the process use CUDA?",
+    "Not all NVTX events might have been collected.",
+    "NVTX profiling might have not been started correctly.",
+    "CUPTI dropped 12 records. Some CUPTI events might be missing.",
+    "The disk is full.",
+]
+
+
+def test_which_messages_touch_a_figure() -> None:
+    assert [text for text in (*FOLDED, *KEPT) if touches_no_figure(text)] == FOLDED
+
+
+def test_messages_that_touch_no_figure_are_folded(tmp_path: Path) -> None:
+    export = training_step(Export().gpu())
+    for text in (*FOLDED[:3], FOLDED[0], KEPT[4]):
+        export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=text, globalPid=global_pid())
+    path = export.write(tmp_path / "t.sqlite")
+    text = CliRunner().invoke(cli, ["report", str(path), "-o", "-"], catch_exceptions=False).stdout
+    warnings = text.split("## Warnings")[1].split("## ")[0]
+    assert warnings.strip() == (
+        f"- **t:** nsys: {KEPT[4]}\n\n<details><summary>3 messages of the profiler that touch no figure</summary>\n\n"
+        f"- {FOLDED[0]}\n- {FOLDED[1]}\n- {FOLDED[2]}\n\n</details>"
+    )
+    printed = CliRunner().invoke(cli, ["info", str(path)], catch_exceptions=False).stdout
+    assert f"  warning: {FOLDED[0]} (2 times)\n  warning: {FOLDED[1]}\n" in printed
+    assert f"  warning: {KEPT[4]}\n" in printed

@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import KERNEL, pid_of
+from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     import pandas as pd
 
     if not trace.tables & {"kernel", "graph"}:
-        raise MissingTableError(f"{trace.path} holds no CUDA kernels", "Capture again with --trace=cuda,nvtx")
+        why = explained(trace.metadata.diagnostics)
+        raise MissingTableError(f"{trace.path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
     attributed = AttributedTrace(trace, names)
     kernel = trace.operations.kind == KERNEL
     operations = trace.operations.select(kernel)

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import pid_of, process_of
+from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
 from nsys_analyzer.trace.ranks import MAKES_COMMUNICATOR
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
     if summary.status == "oom":
         yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
     missing = _missing_of_torch if attributed.trace.metadata.profiler == "torch" else _missing_of_nsys
-    yield from missing(attributed.trace, summary)
+    yield from missing(attributed.trace, summary, why_no_cuda(_messages(summary, attributed, process)))
     for name in attributed.open_phases(process):
         yield f"A range `{name}` has no end: that occurrence is partial and left out."
     if attributed.trace.impossible:
@@ -57,19 +58,24 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
         yield f"{partial} instances of phases lack kernels that they launched, or end in a failed allocation: left out."
 
 
-def _missing_of_nsys(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
-    """The tables that an export of nsys lacks."""
+def _missing_of_nsys(trace: Trace, summary: CaptureSummary, reason: Diagnostic | None) -> Iterator[str]:
+    """The tables that an export of nsys lacks; ``reason`` is the message that says why there is no kernel."""
     kernels = summary.coverage.kernels if summary.coverage else 0
     if not kernels and not _opaque(summary):
-        yield "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
+        yield (
+            f"The capture has no kernel. {_quoted(summary, reason)}"
+            if reason
+            else "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
+        )
     if "nvtx" not in trace.tables:
         yield f"The export has no NVTX table (capture with `--trace=cuda,nvtx`). {HOW_TO_ANNOTATE}"
     if "runtime" not in trace.tables and kernels:
         yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
 
 
-def _missing_of_torch(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
-    """The events that a trace of PyTorch's profiler lacks."""
+def _missing_of_torch(trace: Trace, summary: CaptureSummary, reason: Diagnostic | None) -> Iterator[str]:
+    """The events that a trace of PyTorch's profiler lacks; nsys alone says why."""
+    del reason
     kernels = summary.coverage.kernels if summary.coverage else 0
     platform = trace.metadata.platform
     if not kernels and not _opaque(summary):
@@ -235,15 +241,26 @@ def _precision(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 
 def _diagnostics(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    """What the profiler says of this process, or of none that has a report or did nothing, where figures rest on it."""
+    messages = _messages(summary, attributed, process)
+    told = None if summary.coverage and summary.coverage.kernels else why_no_cuda(messages)
+    for message in {(one.severity, one.text): one for one in messages}.values():
+        news = _MISSING_EVENTS in message.text or (message.severity in (2, 3) and not message.text.startswith(_ROUTINE))
+        if news and not touches_no_figure(message.text) and (told is None or message.text != told.text):
+            yield _quoted(summary, message)
+
+
+def _quoted(summary: CaptureSummary, message: Diagnostic) -> str:
+    """A message in the profiler's words, and what it means where there is no kernel."""
+    profiler = summary.metadata.profiler if summary.metadata else "profiler"
+    means = "" if summary.coverage and summary.coverage.kernels else meaning(message.text)
+    return f"{profiler}: {first_sentence(message.text)} {means}".rstrip()
+
+
+def _messages(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> list[Diagnostic]:
     """The profiler's messages about this process, or about none that has a report or did nothing."""
-    if summary.metadata is None:
-        return
     elsewhere = _is_elsewhere(attributed.trace, process)
-    messages = [m for m in summary.metadata.diagnostics if not elsewhere(m.process)]
-    for severity, text in dict.fromkeys((m.severity, m.text) for m in messages):
-        if _MISSING_EVENTS in text or (severity in (2, 3) and not text.startswith(_ROUTINE)):
-            said = " ".join(text.split()).split(". To make sure")[0].rstrip(".")
-            yield f"{summary.metadata.profiler}: {said}."
+    return [m for m in (summary.metadata.diagnostics if summary.metadata else ()) if not elsewhere(m.process)]
 
 
 def _is_elsewhere(trace: Trace, process: int) -> Callable[[int], bool]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import shlex
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import PurePath
 
-from nsys_analyzer.capture.share_words import PrivateValues, is_layer_name, is_ordinary
+from nsys_analyzer.capture.share_words import PrivateValues, is_layer_name, is_ordinary, is_telling
 
 #: Stands where something was taken out.
 MARK = "…"
@@ -42,8 +45,12 @@ _DOMAIN = r"(?:[\w-]*(?:\.[\w-]+)+)?"  # and the rest of the host's own name bef
 
 
 def _base_name(match: re.Match[str]) -> str:
+    return _last_name(match[0])
+
+
+def _last_name(path: str) -> str:
     """The last name of a path; of a home folder, whose last name is its owner's, nothing."""
-    parts = [part for part in re.split(r"[/\\]", match[0]) if part]
+    parts = [part for part in re.split(r"[/\\]", path) if part]
     return MARK if len(parts) < 2 or parts[-2] in _HOMES else f"{MARK}/{parts[-1]}"
 
 
@@ -51,6 +58,12 @@ def _absolute(match: re.Match[str]) -> str:
     """``/conv1/Conv`` is a layer of ONNX, ``/data/Conv`` a file; what may be either is taken for a path."""
     is_layer = is_layer_name(match[0]) and not _ROOT.match(match[0])
     return match[0] if is_layer else _base_name(match)
+
+
+def _relative(match: re.Match[str]) -> str:
+    """The last name of a path; what it is the value of stays: ``--data=sets/a.bin``."""
+    name, is_set, path = match[0].rpartition("=")
+    return f"{name}={_last_name(path)}" if is_set and "/" in path and "/" not in name else _last_name(match[0])
 
 
 def _ip_address(match: re.Match[str]) -> str:
@@ -101,7 +114,7 @@ _RULES: tuple[_Rule, ...] = (
     (re.compile(r"(?i)(?<![\w:.])(?=[0-9a-f:]*\d)[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,7}(?![\w:])"), _ip_address),
     (re.compile(rf"(?:(?<!\w)[A-Za-z]:|\\)(?:\\+{_NAME}+)+"), _base_name),
     (re.compile(rf"{_PATH_STARTS}(?:/+{_NAME}+)+/?"), _absolute),
-    (re.compile(rf"{_FIRST}(?:{_NAME}+/)+{_NAME}*?\.{_SUFFIX}"), _base_name),
+    (re.compile(rf"{_FIRST}(?:{_NAME}+/)+{_NAME}*?\.{_SUFFIX}"), _relative),
     (re.compile(r"(?<![\w+/-])[A-Za-z0-9+/]{32,}={0,2}(?![\w+/-])"), _long_token),
 )  # fmt: skip
 
@@ -139,7 +152,7 @@ class Scrubber:
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
         clean = self._known.get(head)
         if clean is None:
-            clean = self._known[head] = self._distinct(self._clean(head))
+            clean = self._known[head] = self._distinct(self.clean(head))
             if clean != head:
                 self.changed.add(head)
         return clean + text[len(head) :]
@@ -156,7 +169,8 @@ class Scrubber:
         self._given.add(alias)
         return alias
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
+        """A text without what is private, whatever else became the same."""
         if "\0" in text:  # a block of environment variables
             return MARK
         lower = text.lower()
@@ -167,3 +181,23 @@ class Scrubber:
             for pattern, replacement in _RULES:
                 text = pattern.sub(replacement, text)
         return text
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """A command line as one would type it, without its paths and without what a telling option is given."""
+    scrubber = Scrubber(PrivateValues())
+    shown = [PurePath(words[0]).name]
+    for before, word in pairwise(words):
+        name, is_set, value = word.partition("=")
+        if before.startswith("-") and "=" not in before and is_telling(before) and not is_ordinary(word):
+            shown.append(MARK)
+        elif word.startswith("-") and is_set and is_telling(name) and not is_ordinary(value):
+            shown.append(f"{name}={MARK}")
+        else:
+            shown.append(scrubber.clean(word))
+    return " ".join(word if _is_plain(word) else shlex.quote(word) for word in shown)
+
+
+def _is_plain(word: str) -> bool:
+    plain = word.replace(MARK, "x")
+    return shlex.quote(plain) == plain

@@ -35,6 +35,8 @@ _ROWS = {
         "name IN ('EXPORT_PRODUCT_NAME', 'EXPORT_PRODUCT_VERSION', 'PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION',"
         " 'EXPORT_CONVERTER_VERSION', 'EXPORT_SOURCE_SUFFIX', 'EXPORT_RANGES_ON')"
     ),
+    # Not the command line of the program, which is its owner's.
+    "capture": "name = 'CAPTURE_EVENT_TYPE' OR name LIKE '%CUDA_GRAPH_TRACE_OPTIONS:MODE'",
     "diagnostics": "instr(text, 'might be missing') OR severity IN (2, 3)",
     "threads": "globalTid IN (SELECT id FROM temp.used_threads)",
     "strings": "id IN (SELECT id FROM temp.used_strings)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,7 @@ def info(trace: Path) -> None:
         ("Processes", _processes(loaded)),
         ("Threads", _threads(loaded)),
         ("Ranges (count, total ms)", _ranges(loaded)),
+        ("Messages of the profiler", _messages(loaded)),
         ("Warnings", _unique(w for capture in summarize(loaded, trace.name) for w in capture.warnings)),
     ):
         click.echo(f"{title}:")
@@ -86,6 +88,14 @@ def _threads(trace: Trace) -> Iterator[str]:
         name = trace.metadata.thread_names.get(thread, "unnamed")
         calls, ranges = (trace.launches.thread == thread).sum(), (trace.ranges.thread == thread).sum()
         yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} {kind} calls, {ranges:,} ranges"
+
+
+def _messages(trace: Trace) -> Iterator[str]:
+    from nsys_analyzer.trace.diagnostics import SEVERITIES
+
+    counts = Counter((one.severity, " ".join(one.text.split())) for one in trace.metadata.diagnostics)
+    for (severity, text), count in counts.items():
+        yield f"{SEVERITIES.get(severity, severity)}: {text}{f' ({count} times)' if count > 1 else ''}"
 
 
 def _ranges(trace: Trace) -> Iterator[str]:

@@ -43,12 +43,14 @@ def kernels(
     """
     from nsys_analyzer.analysis.phases import PhaseNames
     from nsys_analyzer.analysis.summarize import summarize
+    from nsys_analyzer.trace.diagnostics import explained
     from nsys_analyzer.trace.trace import Trace
 
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
         hint = "--cuda-graph-trace=node" if "graph" in loaded.tables else "--trace=cuda,nvtx"
-        raise MissingTableError(f"{trace} holds no kernels", f"Capture again with {hint}")
+        why = "" if "graph" in loaded.tables else explained(loaded.metadata.diagnostics)
+        raise MissingTableError(f"{trace} holds no kernels", why or f"Capture again with {hint}")
     captures = summarize(loaded, trace.name, PhaseNames.parse(phase_names))
     rows = [row for capture in captures for row in _rows(capture, _phase(captures, capture, phase), kernel_class, top)]
     if kernel_class and not rows:

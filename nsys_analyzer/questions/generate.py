@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import shlex
 
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.capture.share_scrub import shown_command
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.model import Listing, Paragraph, Section
+from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
+from nsys_analyzer.trace.metadata import Recording
 
-_BY_HAND = (
+_NSYS = (
     "# capture the steps between cudaProfilerStart and cudaProfilerStop",
     "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none \\",
-    "  --capture-range=cudaProfilerApi --cuda-graph-trace=node -o capture python train.py",
+    "  --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node \\",
+    "  -o capture {program}",
     "nsys export --type sqlite capture.nsys-rep",
 )
+_TORCH = (
+    "from torch.profiler import ProfilerActivity, profile, record_function",
+    "",
+    "with profile(activities=[{activities}]) as profiler:  # after the warm-up steps",
+    "    for batch in batches:",
+    '        with record_function("forward"):',
+    "            ...  # and the same for backward and optimizer",
+    'profiler.export_chrome_trace("trace.json.gz")',
+)
+#: Kinds of events that nsys writes into its export, as its option calls them.
+_TRACE_OPTION = {"Cuda": "cuda", "NvtxEvents": "nvtx"}
+_SHOWN = 3
 _RUN = "nsys-analyze run"
 _WIDTH = 96
 _HOW_TO_READ = (
@@ -23,7 +39,7 @@ _HOW_TO_READ = (
 
 
 def answer(evidence: Evidence) -> Section:
-    """The commands: capture, export, report; those that the runs left behind, where they did."""
+    """What was run, where it is known, else a recipe that is marked as such; and the command of this report."""
     whole = evidence.command.startswith(_RUN)
     ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
     runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
@@ -32,11 +48,64 @@ def answer(evidence: Evidence) -> Section:
     parts = [
         *([(title, *runs)] if runs else []),
         *([made] if made else []),
-        *([] if runs or made else [_BY_HAND]),
         *([] if whole else [("# this report", evidence.command)]),
     ]
     lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
-    return Section("generate", "How to generate this file", (Listing(lines, "commands"), Paragraph(_HOW_TO_READ)))
+    recipe = () if runs or made else (*_recorded(evidence), *_recipe(evidence))
+    blocks = (*recipe, Listing(lines, "commands"), Paragraph(_HOW_TO_READ))
+    return Section("generate", "How to generate this file", blocks)
+
+
+def _recorded(evidence: Evidence) -> tuple[Paragraph, ...]:
+    """What the captures themselves say of how they were made, and what to change where that hides kernels."""
+    names_of: dict[str, dict[str, None]] = {}
+    for capture in evidence.captures:
+        if text := _said(capture):
+            names_of.setdefault(text, {})[capture.name] = None
+    said = [f"{', '.join(names)} with {text}" for text, names in names_of.items()]
+    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    opaque = dict.fromkeys(capture.name for capture in evidence.captures if capture.whole and capture.whole.opaque)
+    change = (
+        f"To change: {', '.join(opaque)} traced each CUDA graph as a whole, so that its kernels are unknown. "
+        "`--cuda-graph-trace=node`, as below, traces them one by one."
+    )
+    return (
+        *([Paragraph(f"What was run, as far as the captures say: {'; '.join(said[:_SHOWN])}{more}.")] if said else []),
+        *([Paragraph(change)] if opaque else []),
+    )
+
+
+def _said(capture: CaptureSummary) -> str:
+    """What an export says of its recording, empty where it is silent."""
+    recording = capture.metadata.recording if capture.metadata else Recording()
+    options = [_TRACE_OPTION[event] for event in sorted(recording.events) if event in _TRACE_OPTION]
+    others = [event for event in recording.events if event not in _TRACE_OPTION]
+    mode = recording.graph_trace or ("graph" if capture.whole and capture.whole.opaque else "")
+    parts = (
+        f"`--trace={','.join(options)}`" if options else "",
+        f"events {', '.join(others)}" if others else "",
+        f"`--cuda-graph-trace={mode}`" if mode in ("graph", "node") else "",
+        f"program `{shown_command(recording.program)}`" if recording.program else "",
+    )
+    return ", ".join(part for part in parts if part)
+
+
+def _recipe(evidence: Evidence) -> tuple[Block, ...]:
+    """How such captures are made, with the profiler that made these."""
+    profilers = {capture.metadata.profiler for capture in evidence.captures if capture.metadata} or {"nsys"}
+    programs = [c.metadata.recording.program for c in evidence.captures if c.metadata and c.metadata.recording.program]
+    program = shown_command(programs[0]) if programs else "python train.py"
+    on_gpu = any(not capture.on_cpu for capture in evidence.measured)
+    activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))
+    return (
+        Paragraph("A recipe, not what was run:"),
+        *([Listing(tuple(line.format(program=program) for line in _NSYS), "commands")] if "nsys" in profilers else []),
+        *(
+            [Listing(tuple(line.format(activities=activities) for line in _TORCH), "python")]
+            if "torch" in profilers
+            else []
+        ),
+    )
 
 
 def _wrapped(command: str) -> list[str]:

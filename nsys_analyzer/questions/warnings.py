@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nsys_analyzer.questions.evidence import Evidence, shortened
-from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
+from nsys_analyzer.trace.diagnostics import first_sentence, touches_no_figure
 
 
 def answer(evidence: Evidence) -> Section:
@@ -17,4 +18,15 @@ def answer(evidence: Evidence) -> Section:
     lines = [f"**{', '.join(names)}:** {warning}" for warning, names in captures_of.items()]
     lines += [f"**{evidence.timings}:** {note}" for note in evidence.notes]
     block: Block = Listing(tuple(lines)) if lines else Paragraph("None.")
-    return Section("warnings", "Warnings", (block,))
+    return Section("warnings", "Warnings", (block, *_folded(evidence)))
+
+
+def _folded(evidence: Evidence) -> tuple[Details, ...]:
+    """What the profilers say of other things than CUDA and NVTX, each message once."""
+    messages = [one for c in evidence.captures if c.metadata for one in c.metadata.diagnostics]
+    texts = dict.fromkeys(one.text for one in messages if one.severity in (2, 3) and touches_no_figure(one.text))
+    if not texts:
+        return ()
+    what = "message of the profiler that touches" if len(texts) == 1 else "messages of the profiler that touch"
+    title = f"{len(texts)} {what} no figure"
+    return (Details(title, (Listing(tuple(map(first_sentence, texts))),)),)

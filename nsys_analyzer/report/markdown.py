@@ -53,8 +53,8 @@ def _(block: Answer, figures: dict[str, str]) -> str:
 @render_block.register
 def _(block: Listing, figures: dict[str, str]) -> str:
     del figures
-    if block.kind == "commands":
-        return "\n".join(["```sh", *block.lines, "```"])
+    if block.kind != "bullets":
+        return "\n".join(["```sh" if block.kind == "commands" else "```python", *block.lines, "```"])
     return "\n".join(f"- {line}" for line in block.lines)
 
 

@@ -65,10 +65,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of text that stand together: commands, or warnings as bullets."""
+    """Lines of text that stand together: commands, lines of Python, or warnings as bullets."""
 
     lines: tuple[str, ...]
-    kind: Literal["commands", "bullets"] = "bullets"
+    kind: Literal["commands", "python", "bullets"] = "bullets"
 
 
 @dataclass(frozen=True)

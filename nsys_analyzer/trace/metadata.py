@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nsys_analyzer.trace.arrays import Frame, join
+from nsys_analyzer.trace.diagnostics import Diagnostic
 
 _CPU = "CPU"
 _TORCH = "torch.profiler"
+_ARGUMENT = ":ARGUMENT_"
 
 CUDA, HIP, XPU, MTIA = "CUDA", "HIP", "XPU", "MTIA"
 """By what devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
@@ -36,12 +38,18 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Diagnostic:
-    """A message of the profiler: the global process ID it is about, 1 info, 2 warning or 3 error, its text."""
+class Recording:
+    """What nsys says that it was asked to record, as far as the export holds it; empty where it is silent.
 
-    process: int
-    severity: int
-    text: str
+    Attributes:
+        events: kinds of events, in nsys's words: "Cuda", "NvtxEvents".
+        graph_trace: how CUDA graphs were traced, "graph" (as a whole) or "node".
+        program: the command line of the program.
+    """
+
+    events: tuple[str, ...] = ()
+    graph_trace: str = ""
+    program: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +66,7 @@ class Metadata:
         thread_names: global thread ID to name.
         diagnostics: the profiler's messages, in the file's order.
         ranges_on_gpu: whether the ranges lie on the GPU's timeline, each on a thread that stands for a stream.
+        recording: what nsys was asked to record.
 
     """
 
@@ -74,6 +83,7 @@ class Metadata:
     thread_names: dict[int, str]
     diagnostics: tuple[Diagnostic, ...]
     ranges_on_gpu: bool = False
+    recording: Recording = Recording()
 
     @property
     def units(self) -> str:
@@ -107,16 +117,30 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
             int(thread): strings.get(int(name), "")
             for thread, name in zip(join(threads["thread"]), join(threads["name"]), strict=True)
         },
-        diagnostics=_diagnostics(frames["diagnostics"]),
+        diagnostics=read_diagnostics(frames["diagnostics"]),
         ranges_on_gpu=RANGES_ON in export,
+        recording=_recording(frames["capture"]),
     )
 
 
-def _diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
+def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
+    """The profiler's messages, in the file's order."""
     rows = zip(
         join(frame["process"]).tolist(), join(frame["severity"]).tolist(), frame["text"].to_pylist(), strict=True
     )
     return tuple(Diagnostic(*row) for row in rows)
+
+
+def _recording(frame: Frame) -> Recording:
+    rows = list(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
+    words = {int(name.rpartition("_")[2]): value for name, value in rows if _ARGUMENT in name}
+    command = [value for name, value in rows if name.endswith(":COMMAND")]
+    modes = [value.lower() for name, value in rows if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")]
+    return Recording(
+        tuple(dict.fromkeys(value for name, value in rows if name == "CAPTURE_EVENT_TYPE")),
+        modes[0] if modes else "",
+        (*command[:1], *(words[i] for i in sorted(words))) if command else (),
+    )
 
 
 def _pairs(frame: Frame) -> dict[str, str]:

@@ -233,6 +233,22 @@ EXPORT = Table(
     "cuda",
     ("name", "value"),
 )
+#: How nsys was asked to record. The table holds every environment variable, too: the rows that are read are named.
+CAPTURE = Table(
+    "capture",
+    ("META_DATA_CAPTURE",),
+    (
+        _column("name", default="", doc="property"),
+        _column("value", default="", doc="its value"),
+    ),
+    "cuda",
+    ("name", "value"),
+    Filter(
+        "name",
+        "IN ('CAPTURE_EVENT_TYPE', 'CUDA_GRAPH_TRACE_OPTIONS:MODE', 'PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE',"
+        " 'PROCESS_0:COMMAND') OR name GLOB 'PROCESS_0:ARGUMENT_[0-9]*'",
+    ),
+)
 
 #: Tables that are not read, of things whose recording slows a program down by more than API calls and ranges do.
 COSTLY_TABLES = {

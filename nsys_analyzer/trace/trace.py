@@ -27,7 +27,8 @@ from nsys_analyzer.trace.columns import (
     Ranges,
     process_of,
 )
-from nsys_analyzer.trace.metadata import Metadata, read_metadata
+from nsys_analyzer.trace.diagnostics import explained
+from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 
@@ -50,6 +51,7 @@ _SMALL_TABLES = (
     schema.CUDA_DEVICES,
     schema.ENVIRONMENT,
     schema.EXPORT,
+    schema.CAPTURE,
 )
 #: A range of ``--pytorch=autograd-nvtx`` is an operator, with IDs behind its name.
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
@@ -106,10 +108,7 @@ class Trace:
         """Reads everything the analysis needs from an open export."""
         large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX)
         if not any(reader.name_of(table) for table in large):
-            raise MissingTableError(
-                f"{path} holds neither CUDA activity nor NVTX ranges",
-                "Capture again with: nsys profile --trace=cuda,nvtx",
-            )
+            raise _nothing_recorded(reader, path)
         frames = reader.read_all((*large, *_SMALL_TABLES))
         strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
         ranges, is_operator = _ranges(frames["nvtx"], strings)
@@ -136,6 +135,13 @@ class Trace:
             tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
             read_ranks(reader),
         )
+
+
+def _nothing_recorded(reader: Reader, path: Path) -> MissingTableError:
+    """The error of an export without CUDA and NVTX: in the profiler's words, where it has any."""
+    why = explained(read_diagnostics(reader.read(schema.DIAGNOSTICS)))
+    remedy = why or "Capture again with: nsys profile --trace=cuda,nvtx"
+    return MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
 
 
 def sqlite_of(path: Path) -> Path:

@@ -1,0 +1,120 @@
+"""How a report says its captures were made: what was run where that is known, else a recipe that is marked as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer import Trace
+from nsys_analyzer.capture.share_scrub import shown_command
+from nsys_analyzer.cli import cli
+from nsys_analyzer.trace.metadata import Recording
+from tests.conftest import DATA
+from tests.export import Export, training_step
+from tests.kineto import Kineto
+from tests.test_report_command import section
+
+MARKED = "A recipe, not what was run:"
+ENVIRONMENT = ("PROCESS_0:ENVIRONMENT_VARIABLE", 'API_KEY="swordfish9"')
+
+
+def recorded(*rows: tuple[str, str]) -> Export:
+    """A step, and what nsys writes of its capture: options, the program, its environment and folder."""
+    export = training_step(Export().gpu())
+    for name, value in (*rows, ENVIRONMENT, ("PROCESS_0:WORKING_DIR", "/home/zelda"), ("DEVICE_DISPLAY_NAME", "tower")):
+        export.add("META_DATA_CAPTURE", name=name, value=value)
+    return export
+
+
+PROGRAM = (
+    ("CAPTURE_EVENT_TYPE", "NvtxEvents"),
+    ("CAPTURE_EVENT_TYPE", "Cuda"),
+    ("CUDA_GRAPH_TRACE_OPTIONS:MODE", "Node"),
+    ("PROCESS_0:COMMAND", "/opt/venv/bin/python3"),
+    ("PROCESS_0:ARGUMENT_10", "4"),
+    ("PROCESS_0:ARGUMENT_0", "/home/zelda/train.py"),
+    ("PROCESS_0:ARGUMENT_2", "tr1force"),
+    ("PROCESS_0:ARGUMENT_1", "--api-key"),
+    ("PROCESS_0:ARGUMENT_3", "--data=/mnt/hidden/set.bin"),
+    ("PROCESS_0:ARGUMENT_4", "--steps"),
+)
+
+
+def generate(*paths: Path) -> str:
+    words = ["report", *map(str, paths), "-o", "-"]
+    return section(CliRunner().invoke(cli, words, catch_exceptions=False).stdout, "How to generate")
+
+
+def test_only_named_properties_are_read(tmp_path: Path) -> None:
+    """The numbers of the arguments order them: 10 comes after 4."""
+    metadata = Trace.load(recorded(*PROGRAM).write(tmp_path / "t.sqlite")).metadata
+    words = ("/home/zelda/train.py", "--api-key", "tr1force", "--data=/mnt/hidden/set.bin", "--steps", "4")
+    assert metadata.recording == Recording(("NvtxEvents", "Cuda"), "node", ("/opt/venv/bin/python3", *words))
+    assert "swordfish9" not in repr(metadata)
+    assert "tower" not in repr(metadata)
+
+
+def test_an_export_that_says_what_was_run(tmp_path: Path) -> None:
+    text = generate(recorded(*PROGRAM).write(tmp_path / "mine.sqlite"))
+    program = "python3 …/train.py --api-key … --data=…/set.bin --steps 4"
+    assert text.split(MARKED)[0].splitlines()[2] == (
+        "What was run, as far as the captures say: mine with `--trace=cuda,nvtx`, `--cuda-graph-trace=node`, "
+        f"program `{program}`."
+    )
+    assert f"-o capture {program}\n" in text.split(MARKED)[1]
+    assert not [word for word in ("zelda", "tr1force", "hidden", "swordfish9") if word in text]
+
+
+def test_an_export_that_says_nothing(tmp_path: Path) -> None:
+    text = generate(training_step(Export().gpu()).write(tmp_path / "mine.sqlite"))
+    assert "What was run" not in text
+    assert text.index(MARKED) < text.index("nsys profile --trace=cuda,nvtx") < text.index("# this report")
+
+
+def test_events_that_have_no_option_here(tmp_path: Path) -> None:
+    export = recorded(("CAPTURE_EVENT_TYPE", "Cuda"), ("CAPTURE_EVENT_TYPE", "GpuCtxSw"))
+    text = generate(export.write(tmp_path / "m.sqlite"))
+    assert "m with `--trace=cuda`, events GpuCtxSw." in text
+
+
+def test_a_graph_trace_is_told_what_to_change(real_capture: Callable[[str], Path]) -> None:
+    """It warns of the option's absence: it must not stand there as what was run."""
+    text = generate(real_capture("graph_small256"))
+    before, recipe = text.split(MARKED)
+    assert "graph_small256 with `--trace=cuda,nvtx`, `--cuda-graph-trace=graph`." in before
+    assert "To change: graph_small256 traced each CUDA graph as a whole, so that its kernels are unknown." in before
+    assert "--cuda-graph-trace=node" in recipe
+    assert "To change" not in generate(real_capture("graphnode_small256"))
+
+
+def test_a_trace_of_pytorch_has_a_recipe_of_pytorch(tmp_path: Path) -> None:
+    text = generate(DATA / "cpu_train.pt.trace.json.gz")
+    assert f"{MARKED}\n\n```python\nfrom torch.profiler import" in text
+    assert "activities=[ProfilerActivity.CPU]" in text
+    assert "nsys profile" not in text
+    trace = Kineto().gpu().kernel("ampere_sgemm_128x64_tn", 10, 20, 30).write(tmp_path / "gpu.pt.trace.json")
+    assert "activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]" in generate(trace)
+
+
+def test_both_profilers(tmp_path: Path) -> None:
+    text = generate(DATA / "cpu_train.pt.trace.json.gz", training_step(Export().gpu()).write(tmp_path / "a.sqlite"))
+    assert "```python\n" in text
+    assert "nsys profile" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (("python", "train.py", "--model", "small"), "python train.py --model small"),
+        (("python", "src/train.py", "a word"), "python …/train.py 'a word'"),
+        (("torchrun", "--master-addr=10.0.0.7", "t.py"), "torchrun --master-addr=… t.py"),
+        (("a", "--hub-token=hunter2", "--user", "zelda"), "a --hub-token=… --user …"),
+        (("a", "--num-tokens", "4", "--max-tokens=8"), "a --num-tokens 4 --max-tokens=8"),
+        (("a", "--url", "https://me:pw@host.example/x"), "a --url https://…"),
+    ],
+)
+def test_a_command_without_its_secrets(words: tuple[str, ...], shown: str) -> None:
+    assert shown_command(words) == shown
