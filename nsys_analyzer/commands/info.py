@@ -21,7 +21,7 @@ _RANGES_SHOWN = 40
 @click.command(epilog="Example: nsys-analyze info capture.sqlite")
 @trace_argument
 def info(trace: Path) -> None:
-    """Print what TRACE holds: versions, tables, processes, devices, threads, ranges and warnings."""
+    """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summarize import summarize
     from nsys_analyzer.trace.reader import Reader
     from nsys_analyzer.trace.trace import Trace, sqlite_of
