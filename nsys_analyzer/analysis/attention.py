@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.classes import classify
 from nsys_analyzer.analysis.flops import (
     attention_product_flops,
     attention_to_softmax_flop_ratio,
@@ -141,7 +140,7 @@ class _Parts:
         operations, part = attributed.trace.operations, scope.part
         self.duration = (operations.end - operations.start)[scope.kernels]
         self.name = operations.name[scope.kernels]
-        classes = np.array([classify(name) for name in operations.names])[self.name]
+        classes = np.array(attributed.kernels.classes)[attributed.kernels.code[scope.kernels]]
         self.fused: Bools = classes == FUSED
         in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax") & (part >= 0)
         self.softmax, self.source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)

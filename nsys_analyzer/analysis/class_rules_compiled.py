@@ -18,11 +18,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rule:
-    """A kernel whose name ``pattern`` finds is of ``kernel_class``; ``example`` is a real such name."""
+    """A kernel whose name ``pattern`` finds is of ``kernel_class``; ``example`` is a real such name.
+
+    Libraries use some kernels for the work of other classes too: cuDNN multiplies matrices to convolve. Launched by an
+    operator of one of the classes of ``part_of``, the kernel is of that class.
+    """
 
     pattern: str
     kernel_class: str
     example: str
+    part_of: tuple[str, ...] = ()
 
 
 #: ATen operators that move or relabel elements and compute nothing. None is a sequence of others (``index_select``
@@ -34,6 +39,8 @@ MOVES = (
     r"|lift_fresh|unfold|unsafe_split|convert_element_type|_reshape_alias|repeat_interleave)"
 )
 _NORMS = r"_?(?:native_|fused_)?(?:layer|rms|group|batch)_norm(?:_legit)?(?:_no_training)?(?:_backward)?"
+#: Operators whose own work is no pointwise kernel: one that names them moves their inputs or outputs.
+_MOVED_FOR = r"(?:_scaled_dot_product_\w+?_attention|fmha_v\d_(?:fwd|bwd)|moe_forward)"
 _SOFTMAX = r"_?(?:log_)?softmax(?:_backward_data)?"
 _REDUCTION = r"^triton_(?:red|per|mix)_fused_\w*"
 
@@ -68,13 +75,18 @@ _INDUCTOR_RULES = (
         "triton_tem_fused__to_copy_convolution_repeat_unsqueeze_view_2",
     ),
     Rule(r"^triton_tem_|^triton_(?:b|add|badd)?mm", "matmul", "triton_tem_fused_bmm_7"),
-    Rule(rf"^triton_poi_fused(?:_{MOVES})+(?:_\d+)?$", "copy/layout", "triton_poi_fused_cat_70"),
+    Rule(rf"^triton_poi_fused(?:_(?:{MOVES}|{_MOVED_FOR}))+(?:_\d+)?$", "copy/layout", "triton_poi_fused_cat_70"),
     Rule(_only(_SOFTMAX), "softmax", "triton_poi_fused__softmax_1"),
     Rule(_only(_NORMS), "normalization", "triton_poi_fused_native_layer_norm_3"),
     Rule(
         _only(r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"),
         "random",
         "triton_poi_fused_native_dropout_0",
+    ),
+    Rule(
+        r"^triton_poi_fused_\w*(?:max|avg)_pool\dd(?!\w*backward)",
+        "reduction",
+        "triton_poi_fused_max_pool2d_with_indices_1",
     ),
     Rule(r"^triton_poi_fused_\w*embedding", "embedding", "triton_poi_fused_add_embedding_0"),
     Rule(r"^triton_poi_fused", "elementwise", "triton_poi_fused_mul_silu_8"),
@@ -90,7 +102,7 @@ _INDUCTOR_RULES = (
         "triton_per_fused_add_div_embedding_dense_backward_masked_fill_mul_neg_pow_sub_sum_25",
     ),
     Rule(
-        r"^triton_spl_fused|" + _REDUCTION + r"_(?:sort|topk|cumsum|cumprod)_",
+        r"^triton_spl_fused|^triton_(?:red|per|mix)_fused(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
         "sort/scan",
         "triton_spl_fused_cumsum_0",
     ),

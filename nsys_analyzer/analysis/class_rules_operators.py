@@ -65,7 +65,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         "aten::nll_loss_forward",
     ),
     Rule(
-        r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::",
+        r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$",
         "communication",
         "c10d::allreduce_",
     ),
@@ -84,7 +84,7 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         r"|masked_scatter|pad|narrow|flatten|chunk|unfold_backward|im2col|col2im"
         r"|resolve_(?:conj|neg)|result_type|type_as|unflatten|(?:expand|view|reshape|broadcast)_(?:as|to|tensors)|movedim|moveaxis"
         r"|swap(?:axes|dims)|diagonal\w*|numpy_T|[mM][TH]|adjoint|tile|[hvd]stack|meshgrid|unsafe_chunk|tensor_split|real"
-        r"|imag|view_as_(?:real|complex)|_(?:un)?pack_padded\w*|_conj|rot90|tril_indices|triu_indices|pixel_\w+"
+        r"|imag|view_as_(?:real|complex)|_(?:un)?pack_padded\w*|_conj|rot90|pixel_\w+|_convert_indices\w*"
         r"|_nested_\w+|constant_pad\w*|reflection_pad\w*|replication_pad\w*|fliplr|flipud)" + _END,
         "copy/layout",
         "aten::copy_",
@@ -94,7 +94,8 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         r"|a?(?:sin|cos|tan)h?|atan2|sigmoid|silu|gelu|(?:leaky_)?relu6?|elu|softplus|threshold|glu|clamp\w*|where"
         r"|masked_fill|fill|zero|(?:new_)?(?:zeros|ones|full)(?:_like)?|scalar_tensor|arange|linspace|tri[lu]|lerp|addc(?:mul|div)|maximum|minimum"
         r"|f?mod|remainder|floor\w*|ceil|round|trunc|sign|eq|ne|lt|le|gt|ge|(?:bitwise|logical)_\w+|isnan|isfinite"
-        r"|isin|nan_to_num|hardtanh|mish|hypot|polar|cross|conj\w*|native_dropout)(?:_backward\w*)?" + _END,
+        r"|isin|nan_to_num|hardtanh|mish|hypot|polar|(?:linalg_)?cross|conj\w*|digamma|lgamma|i[01]e?|sinc|sgn|xlogy|erfinv|tri[lu]_indices|native_dropout)(?:_backward\w*)?"
+        + _END,
         "elementwise",
         "aten::add",
     ),

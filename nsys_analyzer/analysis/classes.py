@@ -1,4 +1,4 @@
-"""Kernel classes: what kind of work a kernel does, told from its name.
+"""Kernel classes: what kind of work a kernel does, told from its name and the operator that launched it.
 
 The rules are a table, ``class_rules``: one row each, the first match wins. What no rule knows is ``other``, a
 class with a share of its own in every table.
@@ -7,11 +7,12 @@ class with a share of its own in every table.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from functools import cache
 
 from nsys_analyzer.analysis.class_rules import RULES, Rule
 
-__all__ = ["CLASSES", "OTHER", "RULES", "Rule", "classify", "first_rule", "readable"]
+__all__ = ["CLASSES", "OTHER", "RULES", "Rule", "classify", "first_rule", "leaves_open", "readable"]
 
 OTHER = "other"
 #: Its time is mostly waiting for the slowest rank, which is no work.
@@ -38,12 +39,17 @@ CLASSES: dict[str, str] = {
 
 _COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
 _MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
+#: Of the Itanium ABI's mangled names: a number as a template argument, an identifier behind its length; and, to be
+#: passed over, types and back references with digits of their own.
+_ARGUMENT = re.compile(r"L[a-z](?P<number>\d+)E|DF\d+[b_]|[ST][\dA-Z]*_|(?P<length>[1-9]\d{0,3})(?=[A-Za-z_])")
 
 
 def readable(name: str) -> str:
-    """Write the qualified name of a mangled kernel out; its template arguments stay mangled.
+    """Write a mangled kernel name out: its qualified name, and what its template arguments name and number.
 
-    ``_ZN2at6native13reduce_kernelILi512E…`` becomes ``at::native::reduce_kernel<ILi512E…``.
+    ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``.
+    Python's demanglers read some of the names that HIP's compiler writes, or need a new C++ library beside them. A
+    class or a label does not depend on which argument lies in which.
     """
     prefix = _MANGLED.match(name)
     if prefix is None:
@@ -52,8 +58,17 @@ def readable(name: str) -> str:
     while length := re.match(r"L?([1-9]\d{0,3})", name[position : position + 5]):
         start = position + length.end()
         position = start + int(length.group(1))
-        parts.append(name[start:position])
-    return "::".join(parts) + ("<" if name[position : position + 1] == "I" else "(") + name[position:]
+        parts.append(name[start:position].replace("_GLOBAL__N_1", "(anonymous namespace)"))
+    is_template = name[position : position + 1] == "I"
+    return "::".join(parts) + (f"<{', '.join(_arguments(name, position))}>" if is_template else "")
+
+
+def _arguments(name: str, position: int) -> Iterator[str]:
+    """The numbers and the identifiers of a mangled name from ``position`` on."""
+    while found := _ARGUMENT.search(name, position):
+        position = found.end() + int(found["length"] or 0)
+        if argument := found["number"] or name[found.end() : position]:
+            yield argument
 
 
 def first_rule(name: str) -> Rule | None:
@@ -62,8 +77,24 @@ def first_rule(name: str) -> Rule | None:
     return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 
 
-@cache
-def classify(name: str) -> str:
-    """Tell the class, a key of ``CLASSES``, of the kernel with the full (demangled or mangled) ``name``."""
+def leaves_open(name: str) -> bool:
+    """Whether the operator that launched the kernel ``name`` may decide its class."""
     rule = first_rule(name)
-    return rule.kernel_class if rule else OTHER
+    return rule is None or bool(rule.part_of)
+
+
+@cache
+def classify(name: str, operator: str = "") -> str:
+    """Tell the class, a key of ``CLASSES``, of a kernel.
+
+    Args:
+        name: its full (demangled or mangled) name.
+        operator: PyTorch's operator that launched it, where that is known. It decides where no rule knows the name,
+            and where the name's rule leaves it open (``Rule.part_of``); a telling name stays what it is.
+    """
+    rule = first_rule(name)
+    by_name = rule.kernel_class if rule else OTHER
+    if not operator or (rule and not rule.part_of):
+        return by_name
+    by_operator = classify(operator)
+    return by_operator if rule is None or by_operator in rule.part_of else by_name

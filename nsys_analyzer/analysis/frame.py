@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.analysis.attribution import HOW
-from nsys_analyzer.analysis.classes import CLASSES, classify
+from nsys_analyzer.analysis.classes import CLASSES
 from nsys_analyzer.analysis.instances import AttributedTrace
+from nsys_analyzer.analysis.kernels import launching_operators
 from nsys_analyzer.analysis.paths import range_paths
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.timeline import NONE
@@ -34,6 +35,8 @@ COLUMNS = {
     "correlation_id": "CUPTI correlation ID, unique within a process",
     "launch_ns": "start of the API call that launched it, ns; <NA> without a launch row",
     "launch_tid": "thread ID of that call; <NA> without a launch row",
+    "operator": "innermost operator of PyTorch open at its launch, such as aten::mm; missing where the trace has none "
+    "(categorical)",
     "phase": "forward, loss, backward, optimizer or one of the user's own; 'step' in a step outside these; "
     "missing outside every phase (categorical)",
     "instance": "which occurrence of that phase in its process, from 0; <NA> outside every phase",
@@ -61,13 +64,14 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     operations = trace.operations.select(kernel)
     attribution = attributed.attribution
     classes = list(CLASSES)
-    class_of_name = np.array([classes.index(classify(name)) for name in operations.names], np.int64)
+    class_of_kernel = np.array([classes.index(one) for one in attributed.kernels.classes], np.int64)
+    operator = launching_operators(trace, attribution, np.flatnonzero(kernel))
     phase, instance, warmup = _phase_columns(attributed, kernel)
     paths, path_names = range_paths(attributed.trace, attribution)
     launch = attribution.launch[kernel]
     columns: dict[str, Any] = {
         "name": _categorical(operations.name, list(operations.names)),
-        "class": _categorical(class_of_name[operations.name], classes),
+        "class": _categorical(class_of_kernel[attributed.kernels.code[kernel]], classes),
         "start_ns": operations.start,
         "end_ns": operations.end,
         "duration_ns": operations.end - operations.start,
@@ -77,6 +81,7 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
         "correlation_id": operations.correlation,
         "launch_ns": _nullable(trace.launches.start, launch),
         "launch_tid": _nullable(trace.launches.thread & 0xFFFFFF, launch),
+        "operator": _categorical(operator, list(trace.operators.names)),
         "phase": _categorical(phase, list(attributed.instances.phases)),
         "instance": pd.arrays.IntegerArray(instance, instance == NONE),
         "warmup": warmup,

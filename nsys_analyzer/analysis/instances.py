@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.attribution import (
 )
 from nsys_analyzer.analysis.incomplete import incomplete_instances
 from nsys_analyzer.analysis.inference import with_inferred_phases
+from nsys_analyzer.analysis.kernels import Kernels, find_kernels
 from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
 from nsys_analyzer.analysis.timeline import NONE, any_open, contained, count_within
@@ -126,6 +127,11 @@ class AttributedTrace:
         waiting = waiting_range(self.trace, self.roles, process, start, np.zeros(len(own), np.bool_))
         instance[own] &= ~np.append(family, False)[waiting]
         return instance
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The distinct kernels, each with its class: the one place where that is decided."""
+        return find_kernels(self.trace, self.attribution)
 
     @cached_property
     def lost(self) -> Ints:

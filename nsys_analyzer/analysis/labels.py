@@ -60,22 +60,15 @@ class _Kernel:
     @classmethod
     def parse(cls, name: str) -> _Kernel:
         text = re.sub(r"<unnamed>|\(anonymous namespace\)|\{anonymous\}", "_anonymous", readable(name))
-        text = re.sub(r"^(?:void |static )*(?:std::enable_if<[^>]*>::type )?", "", text)
+        text = re.sub(r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?", "", text)
         match = re.match(r"[\w:]+", text)
         function = match.group(0).rstrip(":") if match else text
         short = re.search(r"aten::\w+$|(?:\w+::)?[kK]ernel2?$|\w*$", function)
         return cls(name, (short.group(0) if short else "") or function, text[len(function) :])
 
     def words(self) -> list[str]:
-        """List the identifiers among the template arguments, of a mangled name by their lengths."""
-        if not self.name.startswith("_Z"):
-            return re.findall(r"\w+", self.arguments)
-        words, rest = [], re.sub(r"L[a-z]\d+E", "", self.arguments)
-        while match := re.search(r"(?<![0-9S])[1-9]\d*", rest):
-            end = match.end() + int(match.group())
-            words.append(rest[match.end() : end])
-            rest = rest[end:]
-        return words
+        """List the identifiers among the template arguments."""
+        return re.findall(r"\w+", self.arguments)
 
     def operator(self) -> str:
         """Name the operator that a functor among the template arguments stands for, or nothing."""
@@ -158,6 +151,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
     (r"^(splitKreduce|gemv2T|gemv2N|gemvNSP|gemmSN_\w\w|gemmk1|dot|reduce_1Block)_kernel\w*<", _typed),
     (r"^\w+<.*?(FlashAttn(?:Fwd|Bwd)\w*)<", _typed),
     (r"^(gemvx)::kernel<", _typed),
+    (r"^kentry<\d+, (\w+)", lambda _, match: match[1]),
     (r"^device_kernel<.*(?i:gemm)", lambda kernel, _: _join("cutlass gemm", kernel.type())),
     (r"^_kernel_agent<.*?(\w+Agent)", lambda _, match: f"thrust {match[1]}"),
 )
@@ -174,7 +168,7 @@ def _base(kernel: _Kernel) -> str:
 
 def _differing(group: Sequence[_Kernel]) -> list[str]:
     """Find the first words of each kernel's name that not every kernel of its group has."""
-    words = [re.findall(r"\w+", kernel.name) for kernel in group]
+    words = [re.findall(r"\w+", readable(kernel.name)) for kernel in group]
     common = set.intersection(*map(set, words))
     return [" ".join(dict.fromkeys([word for word in own if word not in common][:3])) for own in words]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.classes import COMMUNICATION, classify
+from nsys_analyzer.analysis.classes import COMMUNICATION
 from nsys_analyzer.analysis.intervals import group_sum, unions
+from nsys_analyzer.analysis.kernels import Kernels
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
 
@@ -43,7 +44,10 @@ class Stats:
 
 @dataclass(frozen=True)
 class KernelRow:
-    """One kernel of a phase, per instance; ``share`` is a fraction of the phase's kernel sum."""
+    """One kernel of a phase, per instance; ``share`` is a fraction of the phase's kernel sum.
+
+    A kernel that some operators launch as part of other work (a GEMM in a convolution) has a row for each class.
+    """
 
     name: str
     kernel_class: str
@@ -51,6 +55,11 @@ class KernelRow:
     ms_per_instance: float
     avg_us: float
     share: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What no other row of a table shares: name and class."""
+        return self.name, self.kernel_class
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,7 @@ class Totals:
     """Sums of operations by group (a phase, as a rule).
 
     Attributes:
-        kernels, kernel_ns: shape (groups, kernel names), launches and summed duration.
+        kernels, kernel_ns: shape (groups, distinct kernels), launches and summed duration.
         operations, operation_ns: shape (groups, kinds of operation).
         threads: shape (groups, threads), kernels by the thread that launched them; the last column has no launch.
     """
@@ -122,11 +131,15 @@ class Totals:
     threads: Ints
 
 
-def totals(operations: Operations, thread: Ints, threads: int, group: Ints, groups: int) -> Totals:
+def totals(
+    operations: Operations, kernel: Ints, distinct: int, thread: Ints, threads: int, group: Ints, groups: int
+) -> Totals:
     """Sums of the operations of each group.
 
     Args:
         operations: the operations.
+        kernel: shape (operations,), code of each one's kernel (``Kernels.code``).
+        distinct: how many distinct kernels there are.
         thread: shape (operations,), code of the launching thread, ``threads`` where there is no launch.
         threads: how many threads launch.
         group: shape (operations,), from 0 to ``groups - 1``; -1 for none.
@@ -135,7 +148,7 @@ def totals(operations: Operations, thread: Ints, threads: int, group: Ints, grou
     duration, kernels = operations.end - operations.start, operations.kernels
     of_kernel, kernel_ns = group[kernels], duration[kernels]
     return Totals(
-        *_count_and_sum(of_kernel, operations.name[kernels], kernel_ns, (groups, len(operations.names))),
+        *_count_and_sum(of_kernel, kernel[kernels], kernel_ns, (groups, distinct)),
         *_count_and_sum(group, operations.kind, duration, (groups, len(KINDS))),
         _count(of_kernel, thread[kernels], (groups, threads + 1)),
     )
@@ -152,20 +165,20 @@ def _count(group: Ints, code: Any, shape: tuple[int, int]) -> Ints:
     return np.bincount(flat, minlength=(shape[0] + 1) * shape[1]).reshape(shape[0] + 1, shape[1])[1:]
 
 
-def kernel_rows(names: Sequence[str], launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:
-    """Kernels by name, longest first, per one of ``instances`` instances.
+def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:
+    """Kernels by name and class, longest first, per one of ``instances`` instances.
 
     Args:
-        names: the kernel names.
-        launches, ns: shape (names,), launches and summed duration over all instances.
+        kernels: the distinct kernels.
+        launches, ns: shape (kernels,), launches and summed duration over all instances.
         instances: over how many instances.
     """
     order = [int(i) for i in np.argsort(-ns, kind="stable") if launches[i]]
     everything = int(ns.sum())
     return tuple(
         KernelRow(
-            name=names[i],
-            kernel_class=classify(names[i]),
+            name=kernels.names[i],
+            kernel_class=kernels.classes[i],
             launches_per_instance=int(launches[i]) / instances,
             ms_per_instance=int(ns[i]) / instances / _NS_PER_MS,
             avg_us=int(ns[i]) / int(launches[i]) / 1e3,
@@ -177,12 +190,12 @@ def kernel_rows(names: Sequence[str], launches: Ints, ns: Ints, instances: int) 
 
 def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
     """Kernel tables of several phases as one table of all of them, longest first."""
-    rows: dict[str, list[KernelRow]] = {}
+    rows: dict[tuple[str, str], list[KernelRow]] = {}
     for row in (row for table in tables for row in table):
-        rows.setdefault(row.name, []).append(row)
+        rows.setdefault(row.key, []).append(row)
     everything = sum(row.ms_per_instance for table in tables for row in table)
     merged = [_sum_rows(same, everything) for same in rows.values()]
-    return tuple(sorted(merged, key=lambda row: (-row.ms_per_instance, row.name)))
+    return tuple(sorted(merged, key=lambda row: (-row.ms_per_instance, row.key)))
 
 
 def _sum_rows(same: Sequence[KernelRow], everything: float) -> KernelRow:

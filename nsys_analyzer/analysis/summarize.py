@@ -62,7 +62,7 @@ class _ProcessView:
 
     def __init__(self, attributed: AttributedTrace, process: Process) -> None:
         self.attributed, self.process = attributed, process
-        self.instances = attributed.instances
+        self.instances, self.kernels = attributed.instances, attributed.kernels
         operations = attributed.trace.operations
         mine = operations.process == process.global_pid
         self.mine: Bools | slice = slice(None) if mine.all() else mine
@@ -131,7 +131,8 @@ class _ProcessView:
                 yield self._phase(code, chosen, clocks, sums)
 
     def _totals(self, group: Ints, groups: int) -> Totals:
-        return totals(self.operations, self.thread, len(self.threads), group, groups)
+        kernel = self.kernels.code[self.mine]
+        return totals(self.operations, kernel, len(self.kernels), self.thread, len(self.threads), group, groups)
 
     def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
@@ -173,7 +174,7 @@ class _ProcessView:
     def _gpu_figures(self, code: int, measured: Ints, clocks: GpuClocks, sums: Totals) -> dict[str, Any]:
         """The fields of a phase that come from its GPU operations."""
         n = max(len(measured), 1)
-        kernels = kernel_rows(self.operations.names, sums.kernels[code], sums.kernel_ns[code], n)
+        kernels = kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], n)
         return {
             "launch_threads": self._threads(sums.threads[code], n),
             "kernels_per_instance": int(sums.kernels[code].sum()) / n,

@@ -8,13 +8,12 @@ from nsys_analyzer.report.model import Column, Details, Paragraph, Section, Tabl
 
 def answer(evidence: Evidence) -> Section:
     """A folded list of the names that have a shorter label: label, class, full name."""
-    classes = {
-        row.name: row.kernel_class
-        for capture in evidence.measured
-        for row in (capture.whole.kernels if capture.whole else ())
-    }
+    classes: dict[str, set[str]] = {}
+    for row in (row for capture in evidence.measured for row in (capture.whole.kernels if capture.whole else ())):
+        classes.setdefault(row.name, set()).add(row.kernel_class)
     shortened = {name: label for name, label in evidence.labels.items() if label != name}
-    rows = tuple((shortened[name], classes[name], name) for name in sorted(shortened, key=lambda n: shortened[n]))
+    in_order = sorted(shortened, key=lambda name: shortened[name])
+    rows = tuple((shortened[name], ", ".join(sorted(classes[name])), name) for name in in_order)
     table = Table((Column("label", "code"), Column("class"), Column("full name", "code")), rows)
     folded = Details(f"{len(rows)} {evidence.kernel}s", (table,))
     return Section("kernel_names", "Full kernel names", (folded if rows else Paragraph("Every name stands in full."),))

@@ -65,11 +65,11 @@ def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: di
     shown = _most_important(phases)
     kernel = kernel_word(capture)
     columns = [Column(kernel, "code"), Column("class")]
-    names = {row.name for row in shown}
-    filled = [phase for phase in phases if any(row.name in names for row in phase.kernels)]
+    keys = {row.key for row in shown}
+    filled = [phase for phase in phases if any(row.key in keys for row in phase.kernels)]
     for phase in filled:
         columns += [Column(f"{phase.phase} ms", "ms"), Column("share", "percent")]
-    tables = [{row.name: row for row in phase.kernels} for phase in filled]
+    tables = [{row.key: row for row in phase.kernels} for phase in filled]
     rows = [(labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown]
     rows += [(_MEMORY[kind], "memset/memcpy", *_memory_cells(kind, filled)) for kind in _memory_kinds(filled)]
     total = len(merge_kernels(*(phase.kernels for phase in phases)))
@@ -101,10 +101,10 @@ def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:
     return merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
 
 
-def _cells(row: KernelRow, tables: list[dict[str, KernelRow]]) -> tuple[Cell, ...]:
+def _cells(row: KernelRow, tables: list[dict[tuple[str, str], KernelRow]]) -> tuple[Cell, ...]:
     cells: list[Cell] = []
     for table in tables:
-        found = table.get(row.name)
+        found = table.get(row.key)
         cells += [found.ms_per_instance, found.share] if found else [None, None]
     return tuple(cells)
 
