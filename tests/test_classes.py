@@ -705,6 +705,8 @@ def test_patterns_are_distinct_and_compile() -> None:
 def test_mangled_name_is_written_out() -> None:
     assert readable("_ZN2at6native13reduce_kernelILi512ELi1EEEvT1_") == "at::native::reduce_kernel<512, 1>"
     assert readable("_ZN12_GLOBAL__N_14copyINS_3RowELb1EEEvPKf") == "(anonymous namespace)::copy<Row, 1>"
+    # An enumerator's value is no length, and neither is the 16 of bfloat16 (DF16b) or of a back reference (S16_).
+    assert readable("_ZN1a1fILNS_4ModeE3EDF16bLi7ES16_3RowEvT_") == "a::f<Mode, 7, Row>"
     assert readable("_Z9my_kernelPf") == "my_kernel"
     assert readable("_attn_fwd") == "_attn_fwd"
 

@@ -63,6 +63,23 @@ NAMES = [
         "cutlass::arch::Sm80, (bool)1, (int)64, (int)64, (int)64, (bool)1, (bool)1>::Params)",
         "bf16",
     ),
+    # Tensile and hipBLASLt: bf16 and fp32 operands seen beside the first four; the rest as Tensile writes its types.
+    ("Cijk_Alik_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT128x64x128_MI16x16x1_SN_LDSB1_AFC0_AG0_AFEM1_AFEM1", "bf16"),
+    ("Cijk_Ailk_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT16x448x64_MI16x16x1_SN_LDSB1_AFC1_AFEM1_AFEM1", "bf16"),
+    ("Cijk_Ailk_Bljk_BBS_BH_MT128x64x64_MI32x32x8x1_SN_1LDSB0_APM1_ABV0_ACED0_AF0EM1_AF1EM1_AMAS3", "bf16"),
+    ("Cijk_Ailk_Bljk_S_B_Bias_HA_S_SAV_UserArgs_MT16x16x64_MI16x16x1_SN_LDSB0_MGRIPM1_MXLIBL_MXSFNS", "fp32"),
+    ("Cijk_Alik_Bljk_BSS_BH_Bias_HAS_SAV_UserArgs_MT16x16x256_MI16x16x1_SN_LDSB1", "bf16"),
+    ("Cijk_AlikC_Bljk_ZB_MT32x32x8_SN_1LDSB0", "fp64"),
+    ("Cijk_Ailk_Bjlk_HSS_BH_Bias_HAS_SAV_UserArgs_MT64x64x32", "fp16"),
+    ("Cijk_Ailk_Bjlk_HB_MT128x128x16_SE_K1", "fp16"),
+    ("Cijk_Alik_Bljk_SB_MX_MT128x128x16_MI32x32x4x1", "tf32"),
+    ("Cijk_Alik_Bljk_F8H_HHS_BH_Bias_SHB_HA_S_SAB_SAV_UserArgs_MT128x128x32", "fp16"),
+    ("Cijk_Alik_Bljk_HH_F8HS_BH_Bias_HA_S_SAV_UserArgs_MT128x128x64", "fp8"),
+    ("Cijk_Alik_Bljk_B8F8S_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128", "fp8"),
+    ("Cijk_SB_BiasS_HAS_ScaleAlphaVec_PostGSU8", None),
+    # TensorRT-LLM multiplies 4-bit weights as fp8, what the other operand is in.
+    ("bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN", "fp8"),
+    ("nvjet_sm90_rqhsh_64x8_128x16_2x4_h_bz_algo2_TNT", "fp8"),
     # A name that does not say, and kernels that multiply no matrices whatever their types.
     ("triton_tem_fused_bmm_7", None),
     ("aten::addmm", None),

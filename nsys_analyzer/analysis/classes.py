@@ -41,7 +41,10 @@ _COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
 _MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
 #: Of the Itanium ABI's mangled names: a number as a template argument, an identifier behind its length; and, to be
 #: passed over, types and back references with digits of their own.
-_ARGUMENT = re.compile(r"L[a-z](?P<number>\d+)E|DF\d+[b_]|[ST][\dA-Z]*_|(?P<length>[1-9]\d{0,3})(?=[A-Za-z_])")
+_ARGUMENT = re.compile(
+    r"L[a-z](?P<number>\d+)E|(?P<enum>LNS[\dA-Z]*_)?(?P<length>[1-9]\d{0,3})(?=[A-Za-z_])|DF\d+[b_]|[ST][\dA-Z]*_"
+)
+_ENUMERATOR = re.compile(r"E\d+E")
 
 
 def readable(name: str) -> str:
@@ -69,6 +72,8 @@ def _arguments(name: str, position: int) -> Iterator[str]:
         position = found.end() + int(found["length"] or 0)
         if argument := found["number"] or name[found.end() : position]:
             yield argument
+        if found["enum"] and (value := _ENUMERATOR.match(name, position)):
+            position = value.end()
 
 
 def first_rule(name: str) -> Rule | None:

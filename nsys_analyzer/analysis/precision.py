@@ -28,8 +28,14 @@ def _xmma(first: str) -> str:
     return rf"xmma_\w*gemm_[a-z0-9]+_(?:{first})[a-z]+\d"
 
 
+#: A Tensile or hipBLASLt GEMM's name up to the type that it multiplies in: the names of the indices; the types of A
+#: and B, where they are others; then that type, followed by those of output and accumulation (``BBS``, ``HSS``,
+#: ``F8B8S``; ``B_BS`` and a bare ``S`` with a flag ``B``, too), as Tensile's ``ProblemType`` writes itself.
+_OPERANDS = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
+_TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
+
 #: The first match wins. nvjet's three letters are input, accumulation and output, as public profiles of known
-#: products show them: t bf16, h fp16, s fp32, qq fp8. fp32 inputs (``sss``) run in TF32 only where it is written.
+#: products show them: t bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``) run in TF32 only where it is written.
 PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(
         r"(?i)split_?k_?reduce|epilogue::impl",
@@ -41,7 +47,7 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
         None,
         "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
     ),
-    PrecisionRule(r"^nvjet_(?:sm\d+_)?qq[a-z]{3}_", "fp8", "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?[qr]{2}[a-z]{3}_", "fp8", "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?sss_tf32", "tf32", "nvjet_sss_tf32_128x256_TNT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?t[a-z]{2}_", "bf16", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?h[a-z]{2}_", "fp16", "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
@@ -80,6 +86,13 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
         "int8",
         "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64_stage4_warpsize4x2x1_tensor16x8x32",
     ),
+    PrecisionRule(_TENSILE + r"[FB]8", "fp8", "Cijk_Alik_Bljk_F8B8S_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128"),
+    PrecisionRule(_TENSILE + r"(?:I8|4xi8)", "int8", "Cijk_Alik_Bljk_I8II_BH_MT128x128x64_MI32x32x1_SN_LDSB0"),
+    PrecisionRule(_TENSILE + r"S[BHI]*_MX_", "tf32", "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32"),
+    PrecisionRule(_TENSILE + "B", "bf16", "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1"),
+    PrecisionRule(_TENSILE + "H", "fp16", "Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1_SN_1LDSB0_APM1_ABV0"),
+    PrecisionRule(_TENSILE + "[SC]", "fp32", "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN_LDSB0"),
+    PrecisionRule(_TENSILE + "[DZ]", "fp64", "Cijk_Ailk_Bljk_DB_MT64x32x16_SN_1LDSB0_APM1_AF0EM1_AF1EM1"),
     PrecisionRule(  # 16-bit storage, but the FFMA pipe: fp16_sgemm multiplies in fp32.
         r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
     ),
