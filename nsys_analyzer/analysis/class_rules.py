@@ -70,7 +70,8 @@ _ATEN_ELEMENTWISE_RULES = (
         _IN + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
         "normalization",
         "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd("
-        "at::Tensor const&, at::Tensor const&, double)::{lambda()#1}::operator()() const::{lambda(float)#1}>(int)",
+        "at::Tensor const&, at::Tensor const&, double)::{lambda()#1}::operator()() const::{lambda()#2}::operator()() "
+        "const::{lambda(float)#1}, std::array<char*, 2ul> >()",
     ),
     Rule(
         _IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
@@ -100,7 +101,7 @@ _NAMED_RULES = (
         + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
         r"|kernel::(?:lstm|gru)_cell_)",
         "elementwise",
-        "void LSTM_elementWise_bp1<__half, __half, float>(int, int, __half*, __half*, __half*, __half*, __half*)",
+        "void LSTM_elementWise_bp1<float, float, float>(int, int, float*, float*, float*, float*, float*, float*)",
     ),
     Rule(
         _IN + r"(?i:soft_?max)",
@@ -191,7 +192,7 @@ _CONVOLUTION_RULES = (
     Rule(
         _IN + r"(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)",
         "convolution",
-        "void cutlass_80::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>(T1::Params)",
+        "void cutlass_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>(T1::Params)",
     ),
     Rule(
         _IN + r"(?:scudnn|hcudnn|icudnn)|" + _FN + r"(?:cudnn::cnn|cutlass\w*_cudnn\w*)::",
@@ -201,13 +202,13 @@ _CONVOLUTION_RULES = (
     Rule(  # cuDNN's tables of offsets, scaled outputs and layouts.
         _IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|nchwToNhwc|nhwcToNchw|nchwAddPadding|nhwcAddPadding)",
         "convolution",
-        "void cudnn::engines_precompiled::nchwToNhwcKernel<__nv_bfloat16, __nv_bfloat16, float, false, true, "
-        "(cudnnKernelDataType_t)0>(cudnn::engines_precompiled::nchw2nhwc_params_t<float>, __nv_bfloat16 const*)",
+        "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)0"
+        ">(cudnn::engines_precompiled::nchw2nhwc_params_t<float>, float const*, float*)",
     ),
     Rule(  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
         _FN + r"(?:fft[12]d_(?:r2c|c2r)_\d+|flip_filter|pointwise_mult_and_sum_complex)|" + _IN + r"gcgemm",
         "convolution",
-        "void fft2d_r2c_32x32<float, false, 0u, false>(float2*, float const*, int, int, int, int, int, int)",
+        "void fft2d_r2c_32x32<float, false, 1u, true>(float2*, float const*, int, int, int, int, int, int)",
     ),
     Rule(
         _IN
@@ -274,14 +275,15 @@ _DATA_RULES = (
         + _FN
         + r"rocprim::(?:\w+::)*partition",
         "sort/scan",
-        "void rocprim::ROCPRIM_400001_NS::detail::onesweep_histograms_kernel<rocprim::ROCPRIM_400001_NS::detail::"
-        "wrapped_radix_sort_onesweep_config<rocprim::ROCPRIM_400001_NS::default_config, long, long>, false>()",
+        "void rocprim::ROCPRIM_400001_NS::detail::onesweep_scan_histograms_kernel<rocprim::ROCPRIM_400001_NS::detail:"
+        ":wrapped_radix_sort_onesweep_config<rocprim::ROCPRIM_400001_NS::default_config, long, at::cuda::cub::detail:"
+        ":OpaqueType<8> >, unsigned long>(unsigned long*)",
     ),
     Rule(  # Which expert takes which token: a top-k, counted and summed up.
         _IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)",
         "sort/scan",
-        "void moe::dev::routing::routingIndicesOffsetsKernel<moe::dev::routing::routingRenormalize::KernelParams<"
-        "__nv_bfloat16, __nv_bfloat16, 128, false, true> >()",
+        "void moe::dev::routing::routingIndicesOffsetsKernel<moe::dev::routing::routingRenormalize::KernelParams<__nv"
+        "_bfloat16, __nv_bfloat16, 128, false, true, true> >()",
     ),
     Rule(
         _FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
@@ -292,8 +294,9 @@ _DATA_RULES = (
     Rule(
         _IN + r"Device(?:Segmented)?Reduce",
         "reduction",
-        "void at_cuda_detail::cub::DeviceReduceSingleTileKernel<at_cuda_detail::cub::DeviceReducePolicy<int, unsigned "
-        "long long, cuda::std::plus<void> >::Policy600, int*, int*, int, cuda::std::plus<void>, int, int>()",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::"
+        "policy_hub<int, unsigned long long, cuda::std::__4::plus<void> >::Policy1000, int*, int*, int, cuda::std::__"
+        "4::plus<void>, int, int, cuda::std::__4::__identity>()",
         ("sort/scan",),
     ),
     Rule(

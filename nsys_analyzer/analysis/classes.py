@@ -76,6 +76,7 @@ def _arguments(name: str, position: int) -> Iterator[str]:
             position = value.end()
 
 
+@cache
 def first_rule(name: str) -> Rule | None:
     """Find the rule that decides the class of the kernel ``name``, or None where no rule knows it."""
     text = readable(name)

@@ -1,0 +1,130 @@
+"""Kernels told apart by the operator that launched them: a name with two classes is two kernels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.classes import classify
+from nsys_analyzer.analysis.frame import kernel_frame
+from nsys_analyzer.analysis.instances import AttributedTrace
+from nsys_analyzer.analysis.statistics import merge_kernels
+from nsys_analyzer.analysis.summarize import summarize
+from tests.export import ADD, AUTOGRAD, GEMM, Export
+from tests.kineto import Kineto
+
+SGEMM = "volta_sgemm_64x64_nt"
+#: Of torch.compile before 2.1, which named no operators.
+NAMELESS = "triton__0d1d2d"
+
+
+def convolution_and_matmul() -> Export:
+    """Forward [0, 100): SGEMM twice in a convolution, 10 + 20 ns, once in aten::mm, 50 ns; ADD in the convolution."""
+    export = Export().range("forward", 0, 100)
+    export.range("aten::cudnn_convolution, seq = 1, op_id = 1", 10, 30)
+    export.kernel(SGEMM, 12, 200, 210).kernel(SGEMM, 14, 210, 230).kernel(ADD, 16, 230, 235)
+    export.range("aten::linear, seq = 2, op_id = 2", 40, 60).range("aten::mm, seq = 3, op_id = 3", 45, 55)
+    return export.kernel(SGEMM, 50, 240, 290)
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return Trace.load(convolution_and_matmul().write(tmp_path / "t.sqlite"))
+
+
+def test_a_gemm_of_a_convolution_has_a_row_of_its_own(trace: Trace) -> None:
+    (summary,) = summarize(trace, "t")
+    (forward,) = summary.phases
+    assert [
+        (row.name, row.kernel_class, row.launches_per_instance, row.ms_per_instance) for row in forward.kernels
+    ] == [
+        (SGEMM, "matmul", 1, pytest.approx(50e-6)),
+        (SGEMM, "convolution", 2, pytest.approx(30e-6)),
+        (ADD, "elementwise", 1, pytest.approx(5e-6)),
+    ]
+    # 50 + 30 + 5 = 85 ns.
+    shares = {row.kernel_class: row.share for row in forward.classes}
+    assert shares == {
+        name: pytest.approx(ns / 85) for name, ns in (("matmul", 50), ("convolution", 30), ("elementwise", 5))
+    }
+    # Only what is a matmul has a precision.
+    assert summary.precisions == {"fp32": 1.0}
+
+
+def test_tables_of_phases_are_merged_by_name_and_class(trace: Trace) -> None:
+    (forward,) = summarize(trace, "t")[0].phases
+    merged = merge_kernels(forward.kernels, forward.kernels)
+    assert [(row.kernel_class, row.ms_per_instance) for row in merged] == [
+        ("matmul", pytest.approx(100e-6)), ("convolution", pytest.approx(60e-6)), ("elementwise", pytest.approx(10e-6)),
+    ]  # fmt: skip
+
+
+def test_the_frame_has_class_and_operator_of_each_kernel(trace: Trace) -> None:
+    frame = kernel_frame(trace)
+    assert frame["class"].tolist() == ["convolution", "convolution", "elementwise", "matmul"]
+    assert frame["operator"].tolist() == ["aten::cudnn_convolution"] * 3 + ["aten::mm"]
+
+
+def test_a_trace_without_operators_has_one_kernel_for_each_name(tmp_path: Path) -> None:
+    export = Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 30).kernel(NAMELESS, 11, 30, 40)
+    trace = Trace.load(export.write(tmp_path / "t.sqlite"))
+    kernels = AttributedTrace(trace).kernels
+    assert kernels.names == trace.operations.names
+    np.testing.assert_array_equal(kernels.code, trace.operations.name)
+    assert dict(zip(kernels.names, kernels.classes, strict=True)) == {GEMM: "matmul", NAMELESS: "other"}
+    assert kernel_frame(trace)["operator"].isna().all()
+
+
+def test_the_operator_of_another_thread_launched_nothing(tmp_path: Path) -> None:
+    # Autograd launches while the main thread is in a convolution: of the two only the main thread's is one.
+    export = Export().range("backward", 0, 100).range("aten::convolution_backward, seq = 1", 10, 90)
+    export.kernel(SGEMM, 20, 200, 210).kernel(SGEMM, 30, 210, 220, tid=AUTOGRAD)
+    frame = kernel_frame(Trace.load(export.write(tmp_path / "t.sqlite")))
+    assert frame["class"].tolist() == ["convolution", "matmul"]
+
+
+def test_a_graph_replays_what_an_operator_launched(tmp_path: Path) -> None:
+    export = Export().range("aten::cudnn_convolution, seq = 1", 10, 30).range("forward", 100, 200)
+    export.add("CUDA_GRAPH_NODE_EVENTS", start=20, end=21, globalTid=(1 << 48) | (100 << 24) | 100, graphNodeId=7)
+    export.kernel(SGEMM, 110, 120, 130, node=7, api="cudaGraphLaunch_v10000")
+    assert kernel_frame(Trace.load(export.write(tmp_path / "t.sqlite")))["class"].tolist() == ["convolution"]
+
+
+def test_operators_of_pytorchs_profiler_decide_too(tmp_path: Path) -> None:
+    kineto = Kineto().gpu().operator("aten::cudnn_convolution", 0, 100).operator("aten::empty", 10, 5)
+    kineto.launch(1, 50).kernel(SGEMM, 1, 200, 10)
+    kineto.operator("aten::addmm", 110, 50).launch(2, 120).kernel(SGEMM, 2, 220, 10)
+    kineto.operator("CompiledFunction", 170, 50).launch(3, 180).kernel(NAMELESS, 3, 240, 10)
+    frame = kernel_frame(Trace.load(kineto.write(tmp_path / "t.pt.trace.json")))
+    assert frame["class"].tolist() == ["convolution", "matmul", "other"]
+
+
+@pytest.mark.parametrize(
+    ("name", "operator", "kernel_class"),
+    [
+        (SGEMM, "aten::convolution_backward", "convolution"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_16x6_tn_align4>()", "aten::conv2d", "convolution"),
+        ("nvjet_sm90_tst_128x64_64x8_1x2_h_bz_NNT", "aten::cudnn_convolution", "convolution"),
+        ("void cudnn::ops::convertTensor_kernel<float>()", "aten::cudnn_convolution", "convolution"),
+        ("void cudnn::ops::convertTensor_kernel<float>()", "aten::copy_", "copy/layout"),
+        ("void at::native::im2col_kernel<float>(long)", "aten::im2col", "copy/layout"),
+        ("void at::native::im2col_kernel<float>(long)", "aten::_slow_conv2d_forward", "convolution"),
+        ("void at_cuda_detail::cub::DeviceReduceSingleTileKernel<x>()", "aten::nonzero", "sort/scan"),
+        ("void at_cuda_detail::cub::DeviceReduceSingleTileKernel<x>()", "aten::sum", "reduction"),
+        # No rule knows the name.
+        ("void globalKernel<float>()", "aten::addmm", "matmul"),
+        ("compute_cuda_kernel", "aten::repeat_interleave", "copy/layout"),
+        ("compute_cuda_kernel", "", "other"),
+        (NAMELESS, "CompiledFunctionBackward", "other"),
+        # A telling name stays what it is: a bias's gradient, a workspace's fill, a product inside something else.
+        ("void at::native::reduce_kernel<512, 1, ReduceOp<float>>()", "aten::convolution_backward", "reduction"),
+        ("void at::native::vectorized_elementwise_kernel<4, FillFunctor<float>>()", "aten::mm", "elementwise"),
+        (SGEMM, "aten::_cudnn_rnn", "matmul"),
+        (SGEMM, "aten::embedding_dense_backward", "matmul"),
+    ],
+)  # fmt: skip
+def test_the_operator_decides_what_the_name_leaves_open(name: str, operator: str, kernel_class: str) -> None:
+    assert classify(name, operator) == kernel_class
