@@ -449,6 +449,134 @@ def test_timings_of_another_configuration(timed: Path) -> None:
     assert "The CSV has no timing, or no single one, for this configuration." in text
 
 
+TWO_CONDITIONS = (
+    "model,context_length,bfloat16,compile,phase,mean_ms,std_ms\n"
+    "small,256,False,False,forward,3.2,0.1\n"
+    "small,256,False,True,forward,2.1,0.1\n"
+    "small,256,True,False,forward,2.5,0.1\n"
+)
+
+
+def forward_of(*arguments: object) -> tuple[float | None, list[str]]:
+    """The unprofiled mean of the first capture's forward, and the warnings that speak of timings."""
+    (capture, *_) = as_json(*arguments)["captures"]
+    python = capture["phases"][0]["python_ms"]
+    return python and python["mean"], [line for line in capture["warnings"] if "timings" in line]
+
+
+def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
+    (timed / "timings.csv").write_text(TWO_CONDITIONS, encoding="utf-8")
+    mean, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
+    assert mean is None
+    assert warnings == [
+        "timings.csv: none of the rows that fit is used, they differ in bfloat16 (False, True), "
+        "compile (False, True); pick with --csv-where bfloat16=False --csv-where compile=False"
+    ]
+    text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
+    assert "they differ in bfloat16 (False, True)" in section(text, "Warnings")
+
+
+def test_rows_that_fit_a_capture_are_no_other_runs(timed: Path) -> None:
+    """Of an unknown context they may be the capture's: only the other model is a run without a capture."""
+    rows = "small,False,3.2\nsmall,True,2.1\nxl,False,90\n"
+    (timed / "timings.csv").write_text("model,compile,forward_ms\n" + rows, encoding="utf-8")
+    names = [capture["name"] for capture in as_json("--csv", "timings.csv")["captures"]]
+    assert names == ["small_ctx256", "xl_ctx?"]
+
+
+def test_the_row_that_was_picked(timed: Path) -> None:
+    (timed / "timings.csv").write_text(TWO_CONDITIONS, encoding="utf-8")
+    given = ("small_ctx256.sqlite", "--csv", "timings.csv")
+    picked = ("--csv-where", "bfloat16=False", "--csv-where", "compile=False")
+    assert forward_of(*given, *picked) == (3.2, [])
+    assert forward_of(*given, "--precision", "bf16") == (2.5, [])
+
+
+def test_the_run_says_which_row(timed: Path) -> None:
+    (timed / "timings.csv").write_text(TWO_CONDITIONS, encoding="utf-8")
+    manifest = {"model": "small", "context_length": 256, "precision": "fp32", "compile": True, "mode": "train"}
+    (timed / "small_ctx256.manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv") == (2.1, [])
+
+
+def test_conditions_that_were_only_timed_have_rows_of_their_own(timed: Path) -> None:
+    rows = "small,512,fp32,False,1,9\nsmall,512,fp32,True,1,6\nsmall,512,fp32,False,2,10\nsmall,512,fp32,True,2,7\n"
+    text = "model,context_length,precision,compile,groups,forward_ms\n" + rows
+    (timed / "timings.csv").write_text(text, encoding="utf-8")
+    captures = as_json("--csv", "timings.csv")["captures"][1:]
+    assert {c["name"]: c["unprofiled"]["phases"]["forward"]["mean"] for c in captures} == {
+        "small_ctx512_fp32_groups=1": 9.0,
+        "small_ctx512_fp32_compiled_groups=1": 6.0,
+        "small_ctx512_fp32_groups=2": 10.0,
+        "small_ctx512_fp32_compiled_groups=2": 7.0,
+    }
+
+
+def test_a_file_for_each_phase(timed: Path) -> None:
+    """Each says its phase by its name; the first of its iterations was warm-up."""
+    (timed / "timings.csv").unlink()
+    (timed / "forward_times.csv").write_text("model,i,ms\nsmall,0,90\nsmall,1,3.1\nsmall,2,3.3\n", encoding="utf-8")
+    lines = (f'{{"model": "small", "ms": {ms}}}\n' for ms in (70, 4.9, 5.1))
+    (timed / "bwd.jsonl").write_text("".join(lines), encoding="utf-8")
+    options = ("--csv", "forward_times.csv", "--csv", "bwd.jsonl", "--csv-skip", "1")
+    capture = as_json("small_ctx256.sqlite", *options)["captures"][0]
+    means = {phase: stats["mean"] for phase, stats in capture["unprofiled"]["phases"].items()}
+    assert means == pytest.approx({"forward": 3.2, "backward": 5.0})
+    assert "**forward_times.csv, bwd.jsonl:**" in report("small_ctx256.sqlite", *options, "-o", "-")
+
+
+def test_the_phase_by_option(timed: Path) -> None:
+    (timed / "timings.csv").write_text("model,ms\nsmall,3.2\n", encoding="utf-8")
+    assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv") == (None, [])
+    assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv", "--csv-phase", "fwd") == (3.2, [])
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "reason"),
+    [
+        # forward: wall 4 ms, GPU busy 1.5 ms
+        ("3.2", "3.3", "its deviation, 3.300 ms, is above its mean"),
+        ("1.4", "0.01", "the GPU is busy for longer, 1.500 ms"),
+        ("4.3", "0.1", "under the profiler it takes less, 4.000 ms"),
+        ("1.4", "0.08", ""),  # 0.1 ms less than busy: within 0.08 ms and 3 % of 1.5 ms
+        ("4.2", "0.1", ""),  # 0.2 ms more than wall: within 0.1 ms and 3 % of 4.2 ms
+    ],
+)
+def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str, reason: str) -> None:
+    rows = f"small,256,4,fp32,train,backward,10,5.0,0.2,ok\nsmall,256,4,fp32,train,forward,10,{mean},{std},ok\n"
+    (timed / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
+    unprofiled = as_json("small_ctx256.sqlite", "--csv", "timings.csv")["captures"][0]["unprofiled"]
+    _, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
+    assert unprofiled["phases"]["forward"]["mean"] == float(mean)
+    assert list(unprofiled["doubts"]) == (["forward"] if reason else [])
+    if not reason:
+        assert warnings == []
+        return
+    (warning,) = warnings
+    assert warning.startswith(
+        f"timings.csv, line 3: forward {float(mean):.3f} ms is not trusted, no verdict rests on it"
+    )
+    assert reason in warning
+    assert reason in section(report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-"), "Warnings")
+
+
+def test_a_time_of_several_phases_is_compared_with_their_sum(timed: Path) -> None:
+    """GPU busy of forward and backward: 1.5 + 3 = 4.5 ms; of the step, with the optimizer, 5.5 ms."""
+    rows = "small,256,4,fp32,train,forward+backward,10,4,0,ok\nsmall,256,4,fp32,train,step,10,5,0,ok\n"
+    (timed / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
+    _, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
+    assert [re.search(r"busy for longer, [\d.]+ ms", line)[0] for line in warnings] == [  # type: ignore[index]
+        "busy for longer, 4.500 ms",
+        "busy for longer, 5.500 ms",
+    ]
+
+
+def test_a_deviation_above_the_mean_without_a_capture(timed: Path) -> None:
+    (timed / "timings.csv").write_text(HEADER + "xl,512,4,fp32,train,forward,10,50,99,ok\n", encoding="utf-8")
+    captures = as_json("--csv", "timings.csv")["captures"]
+    assert "its deviation, 99.000 ms, is above its mean" in captures[1]["warnings"][0]
+
+
 # --- what goes wrong ---
 
 
@@ -478,6 +606,7 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --csv absent.csv", "absent.csv: no such file"),
         ("good.sqlite --csv bad.csv", "bad.csv"),
         ("good.sqlite --csv folder", "folder"),
+        ("good.sqlite --csv bad.csv --csv-where a", "--csv-where 'a' is not COLUMN=VALUE"),
         ("good.sqlite --phase forward", "is not PHASE=RANGE"),
         ("good.sqlite --model huge", "Known models: small"),
         ("good.sqlite -o folder", "folder is a folder"),
@@ -507,6 +636,10 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
         ("good.sqlite --format pdf", "'pdf'"),
         ("good.sqlite --context-length 0", "--context-length"),
         ("good.sqlite --batch-size many", "--batch-size"),
+        ("good.sqlite --csv-skip -1 --csv bad.csv", "--csv-skip"),
+        ("good.sqlite --csv-where a=b", "say how to read --csv"),
+        ("good.sqlite --csv-phase forward", "say how to read --csv"),
+        ("good.sqlite --csv-skip 0", "say how to read --csv"),
     ],
 )
 def test_usage_errors_exit_with_2(here: Path, run_main: Main, arguments: str, said: str) -> None:

@@ -52,7 +52,7 @@ def text_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv"
 
 def report_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv") -> Report:
     csv = folder / "timings.csv"
-    return build_report(gather_evidence([folder], csv if csv.is_file() else None, command))
+    return build_report(gather_evidence([folder], [csv] if csv.is_file() else [], command))
 
 
 def test_the_step_by_model_and_context(sweep: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
-from nsys_analyzer.analysis.runs import Unprofiled
+from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Timing, Timings, read_timings
+from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Selection, Timing, Timings, read_timings
 from nsys_analyzer.errors import TimingsError
 
 OURS = (
@@ -55,6 +55,13 @@ def test_our_own_columns(tmp_path: Path) -> None:
             peak_memory_bytes=1000,
             status="ok",
             line=2,
+            file=str(tmp_path / "timings.csv"),
+            said=(
+                ("model", "small"),
+                ("context_length", "256"),
+                ("batch_size", "4"),
+                ("precision", "fp32"),
+            ),
         ),
     )
     assert timings.notes == ()
@@ -390,6 +397,241 @@ def test_a_missing_time_stamp_tells_nothing(tmp_path: Path, stamp: str) -> None:
     fails(tmp_path, f"model,forward_ms,date\nsmall,1,2025-06-12\nsmall,2,{stamp}\n", "lines 2 and 3")
 
 
+# --- two conditions are never one run ---
+
+SMALL = Configuration(find_model("small"), 128, precision="fp32", mode="forward")
+CONDITIONS = "model,ctx,precision,compile,causal,forward_ms,date\n"
+
+
+def conditions(timings: Timings) -> list[tuple[bool | None, tuple[tuple[str, str], ...], float | None]]:
+    return [(row.compile, row.conditions, row.mean_ms) for row in timings.rows]
+
+
+def test_known_conditions_are_apart(tmp_path: Path) -> None:
+    """Not the newest of the four: each has a precision and is compiled or not."""
+    rows = ("False,False,10,2025-01-01", "False,True,8,2025-01-02", "True,False,6,2025-01-03", "True,True,4,2025-01-04")
+    timings = read(tmp_path, "model,bfloat16,compile,forward_ms,date\n" + "".join(f"small,{row}\n" for row in rows))
+    assert [(row.precision, row.compile, row.mean_ms) for row in timings.rows] == [
+        ("fp32", False, 10.0),
+        ("fp32", True, 8.0),
+        ("bf16", False, 6.0),
+        ("bf16", True, 4.0),
+    ]
+    assert timings.notes == ()
+    small = find_model("small")
+    eager, compiled = RunConditions(compile=False), RunConditions(compile=True)
+    assert found(timings, model=small, precision="fp32") is None  # compiled or not: unsure
+    for precision, run, expected in (("fp32", eager, 10.0), ("fp32", compiled, 8.0), ("bf16", compiled, 4.0)):
+        timing = timings.find(Configuration(small, precision=precision), "forward", run)
+        assert timing is not None
+        assert timing.mean_ms == expected
+    assert timings.find(Configuration(small), "forward", compiled) is None
+
+
+def test_unknown_conditions_are_apart(tmp_path: Path) -> None:
+    rows = "small,128,fp32,,True,10,2025-01-01\nsmall,128,fp32,,False,12,2025-01-02\n"
+    timings = read(tmp_path, CONDITIONS + rows)
+    assert conditions(timings) == [(None, (("causal", "True"),), 10.0), (None, (("causal", "False"),), 12.0)]
+    assert timings.find(SMALL, "forward") is None
+    assert timings.undecided("a", set(), SMALL) == {"causal": ("True", "False")}
+
+
+def test_a_column_that_is_the_same_in_a_setup_splits_nothing(tmp_path: Path) -> None:
+    rows = "small,128,fp32,,True,10,\nsmall,256,fp32,,False,12,\n"
+    timings = read(tmp_path, CONDITIONS + rows)
+    assert conditions(timings) == [(None, (), 10.0), (None, (), 12.0)]
+    timing = timings.find(SMALL, "forward")
+    assert timing is not None
+    assert timing.mean_ms == 10.0
+
+
+def test_the_run_chooses_by_a_column_of_its_own_name(tmp_path: Path) -> None:
+    timings = read(tmp_path, "model,profiler,forward_ms\nsmall,nsys,10\nsmall,none,9\n")
+    timing = timings.find(Configuration(find_model("small")), "forward", RunConditions(profiler="none"))
+    assert timing is not None
+    assert timing.mean_ms == 9.0
+
+
+@pytest.mark.parametrize(
+    ("gpu", "expected"), [("NVIDIA H100 80GB HBM3", 5.0), ("NVIDIA A100-SXM4-80GB", 9.0), ("NVIDIA L4", None)]
+)
+def test_the_gpu_chooses(tmp_path: Path, gpu: str, expected: float | None) -> None:
+    timings = read(tmp_path, "gpu,model,forward_ms\nA100 80GB,small,9\nH100,small,5\n")
+    timing = timings.find(Configuration(find_model("small")), "forward", RunConditions(gpu=gpu))
+    assert (timing.mean_ms if timing else None) == expected
+
+
+@pytest.mark.parametrize(
+    ("header", "first", "second"),
+    [
+        ("run_id", "a1", "b2"),
+        ("git_hash", "9342be9", "b782baf"),
+        ("hostname", "gpu01", "gpu02"),
+        ("notes", "first", "again"),
+        ("seed", "1", "2"),
+        ("report_file", "a.nsys-rep", "b.nsys-rep"),
+        ("final_loss", "2.31", "2.29"),
+        ("p95_ms", "11", "12"),
+        ("peak_memory_gb", "3", "4"),
+        ("tokens_per_sec", "1000", "1100"),
+        ("speedup", "1.4x", "1.5x"),
+        ("cv", "0.015", "0.016"),
+        ("score", "0.123456", "0.123457"),
+        ("started", "2025-06-12 09:00:00", "2025-06-12 09:01:00"),
+        ("finished_at", "2025-06-12", "2025-06-13"),
+        ("raw_timings_ms", '"[1, 2]"', '"[1, 3]"'),
+        ("", "0", "1"),
+    ],
+)
+def test_results_and_origins_are_no_conditions(tmp_path: Path, header: str, first: str, second: str) -> None:
+    """The two rows are one run, timed twice: the newer is used."""
+    rows = f"small,1,2025-06-12,{first}\nsmall,2,2025-06-13,{second}\n"
+    timings = read(tmp_path, f"model,forward_ms,date,{header}\n" + rows)
+    assert conditions(timings) == [(None, (), 2.0)]
+
+
+def test_a_name_of_each_row_is_no_condition(tmp_path: Path) -> None:
+    """It differs in every row, where a condition recurs for the next model."""
+    names = [("small", "b", 1), ("small", "a", 2), ("xl", "d", 3), ("xl", "c", 4)]
+    rows = "".join(f"{model},{name},{warmup},{warmup}\n" for model, name, warmup in names)
+    timings = read(tmp_path, "model,tag,warmup,forward_ms\n" + rows)
+    assert [(row.model_name, row.conditions, row.mean_ms) for row in timings.rows] == [("small", (), 2), ("xl", (), 4)]
+
+
+# --- picking rows ---
+
+PICKED = (
+    "model,bfloat16,heads_per_group,phase,mean_ms\n"
+    "small,False,2,forward,10\n"
+    "small,True,2,forward,6\n"
+    "small,True,4,forward,5\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (["bfloat16=False"], [10.0]),
+        (["bfloat16=false"], [10.0]),
+        (["BFloat16=1"], [6.0, 5.0]),
+        (["bfloat16=True", "heads per group=4"], [5.0]),
+        (["heads_per_group=2.0"], [10.0, 6.0]),
+        (["bf16=True"], [6.0, 5.0]),
+    ],
+)
+def test_where(tmp_path: Path, where: list[str], expected: list[float]) -> None:
+    path = tmp_path / "timings.csv"
+    path.write_text(PICKED, encoding="utf-8")
+    timings = read_timings(path, selection=Selection.parse(where, None, None))
+    assert [row.mean_ms for row in timings.rows] == expected
+
+
+@pytest.mark.parametrize(
+    ("where", "message", "hint"),
+    [
+        (["bfloat16"], "'bfloat16' is not COLUMN=VALUE", "bfloat16=False"),
+        (["=False"], "'=False' is not COLUMN=VALUE", "bfloat16=False"),
+        (["fp64=True"], "no column 'fp64'", "Give one of 'model', 'bfloat16', 'heads_per_group', 'phase', 'mean_ms'"),
+        (["bfloat16=Maybe"], "column 'bfloat16': no row has 'Maybe'", "Give one of 'False', 'True'"),
+        (["bfloat16=False", "heads_per_group=4"], "no row has bfloat16=False and heads_per_group=4", "fewer"),
+    ],
+)
+def test_where_that_finds_nothing(tmp_path: Path, where: list[str], message: str, hint: str) -> None:
+    path = tmp_path / "timings.csv"
+    path.write_text(PICKED, encoding="utf-8")
+    with pytest.raises(TimingsError, match=message) as error:
+        read_timings(path, selection=Selection.parse(where, None, None))
+    assert hint in error.value.hint
+    assert "\n" not in str(error.value)
+
+
+def test_where_in_headers(tmp_path: Path) -> None:
+    path = tmp_path / "timings.csv"
+    path.write_text("model,Eager fwd (ms),Compiled fwd (ms)\nsmall,10,8\n", encoding="utf-8")
+    timings = read_timings(path, selection=Selection.parse(["compile=True"], None, None))
+    assert brief(timings) == [("small", "forward", 8.0, "ok")]
+
+
+def test_the_phase_that_was_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "times.csv"
+    path.write_text("model,mean_ms\nsmall,10\n", encoding="utf-8")
+    timings = read_timings(path, selection=Selection.parse([], "fwd", None))
+    assert brief(timings) == [("small", "forward", 10.0, "ok")]
+    assert timings.notes == ()
+    path.write_text("model,forward_ms\nsmall,10\n", encoding="utf-8")
+    with pytest.raises(TimingsError, match="--csv-phase forward: its columns say what was timed"):
+        read_timings(path, selection=Selection.parse([], "fwd", None))
+
+
+# --- a row for each iteration ---
+
+ITERATIONS = "model,phase,iteration,mean_ms\n" + "".join(
+    f"{model},forward,{i},{ms}\n" for model in ("small", "xl") for i, ms in enumerate((90, 10, 12, 14))
+)
+
+
+def test_iterations_are_one_timing(tmp_path: Path) -> None:
+    row, other = read(tmp_path, ITERATIONS).rows
+    # (90 + 10 + 12 + 14) ÷ 4 = 31.5; median between 12 and 14
+    assert (row.model_name, row.steps, row.mean_ms, row.min_ms, row.median_ms, row.max_ms, row.line) == (
+        *("small", 4, 31.5, 10.0, 13.0, 90.0),
+        2,
+    )
+    # √((58.5² + 21.5² + 19.5² + 17.5²) ÷ 3) = 39.034
+    assert row.std_ms == pytest.approx(39.034, abs=0.001)
+    assert other.model_name == "xl"
+    assert read(tmp_path, ITERATIONS).notes == ("2 timings are each the mean of 4 rows, its iterations",)
+
+
+def test_the_first_iterations_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "timings.csv"
+    path.write_text(ITERATIONS, encoding="utf-8")
+    timings = read_timings(path, selection=Selection(skip=1))
+    assert [(row.mean_ms, row.steps, row.std_ms) for row in timings.rows] == [(12.0, 3, 2.0)] * 2
+    assert timings.notes == ("2 timings are each the mean of 3 rows, its iterations, the first 1 of each left out",)
+    with pytest.raises(TimingsError, match="--csv-skip 4 leaves none of 4 iterations of small"):
+        read_timings(path, selection=Selection(skip=4))
+
+
+def test_iterations_without_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "timings.csv"
+    path.write_text("model,forward_ms,backward_ms\nsmall,90,50\nsmall,10,20\nsmall,12,22\n", encoding="utf-8")
+    with pytest.raises(TimingsError, match="both time the forward") as error:
+        read_timings(path)
+    assert "--csv-skip 0" in error.value.hint
+    timings = read_timings(path, selection=Selection(skip=1))
+    assert brief(timings) == [("small", "forward", 11.0, "ok"), ("small", "backward", 21.0, "ok")]
+    path.write_text("model,forward_ms\nsmall,90\n", encoding="utf-8")
+    with pytest.raises(TimingsError, match="--csv-skip 1 leaves out iterations, and no run has a row for each"):
+        read_timings(path, selection=Selection(skip=1))
+
+
+def test_iterations_of_two_conditions(tmp_path: Path) -> None:
+    rows = "".join(f"small,{flag},{i},{ms + i}\n" for flag, ms in (("True", 10), ("False", 20)) for i in range(3))
+    timings = read(tmp_path, "model,jit,trial,forward_ms\n" + rows)
+    assert conditions(timings) == [(None, (("jit", "True"),), 11.0), (None, (("jit", "False"),), 21.0)]
+
+
+def test_iterations_of_warmup_are_left_out(tmp_path: Path) -> None:
+    rows = "".join(f"small,{i},{i < 2},{ms}\n" for i, ms in enumerate((90, 50, 10, 12)))
+    timings = read(tmp_path, "model,iter,warmup,forward_ms\n" + rows)
+    assert [(row.mean_ms, row.steps) for row in timings.rows] == [(11.0, 2)]
+    assert timings.notes[0] == "2 rows of warm-up are left out"
+
+
+def test_an_iteration_twice_is_refused(tmp_path: Path) -> None:
+    text = "model,iter,forward_ms\nsmall,0,10\nsmall,1,11\nsmall,0,9\n"
+    error = fails(tmp_path, text, "lines 2 and 4: iteration 0 of small twice")
+    assert "--csv-where" in error.hint
+
+
+def test_numbers_of_other_rows_are_no_iterations(tmp_path: Path) -> None:
+    """The run of a sweep, repeated later: the newer."""
+    rows = "3,small,10,2025-06-12\n4,xl,90,2025-06-12\n17,small,11,2025-06-13\n"
+    timings = read(tmp_path, "run,model,forward_ms,date\n" + rows)
+    assert brief(timings) == [("small", "forward", 11.0, "ok"), ("xl", "forward", 90.0, "ok")]
+
+
 # --- malformed ---
 
 
@@ -412,7 +654,7 @@ def test_a_missing_time_stamp_tells_nothing(tmp_path: Path, stamp: str) -> None:
         ("model,ctx,mean_ms\nsmall,0,1\n", "column 'ctx': '0' is not a whole number"),
         ("model,only_forward,mean_ms\nsmall,maybe,1\n", "'maybe' is neither true nor false"),
         ("model,mean_ms\n,1\n", "line 2, column 'model': no model"),
-        ("model,mean_ms\nsmall,1\n\nhuge,1\n", "line 4, column 'model': Unknown model 'huge'"),
+        ("model,mean_ms\nhuge,1\n\ngiant,1\n", "line 2, column 'model': Unknown model 'huge'"),
         ("model,d_model,mean_ms\nsmall,64,1\n", "column 'd_model': 64 is not small's, which is 768"),
         ("d_model,d_ff,num_layers,num_heads,mean_ms\n70,1,1,3,1\n", "line 2, column 'd_model'.*not a multiple"),
         ("model,mean_ms\nsmall,1,234\n", "line 2: 3 cells under a header of 2"),

@@ -29,8 +29,21 @@ _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
 @click.option(
-    "--csv", "csv_path", type=click.Path(path_type=Path), metavar="FILE",
-    help="Timings of unprofiled runs; without traces, those of the CSV's folder are read. Default: FOLDER/timings.csv.",
+    "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
+    help="Timings of unprofiled runs: CSV, JSON (a list, or an object per line) or a markdown table; again for a file "
+    "of each phase. Without traces, those of its folder are read. Default: FOLDER/timings.csv.",
+)  # fmt: skip
+@click.option(
+    "--csv-where", multiple=True, metavar="COLUMN=VALUE",
+    help="Read the rows with this value alone, such as bfloat16=False; several add up.",
+)  # fmt: skip
+@click.option(
+    "--csv-phase", metavar="PHASE",
+    help="What was timed, where no column and no file name (forward_times.csv) says it.",
+)  # fmt: skip
+@click.option(
+    "--csv-skip", type=click.IntRange(0), metavar="N",
+    help="Rows are iterations: leave out the first N of each run. Without, a column such as iteration says so.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
@@ -50,7 +63,10 @@ def report(
     traces: tuple[Path, ...],
     output: str | None,
     output_format: str,
-    csv_path: Path | None,
+    csv_paths: tuple[Path, ...],
+    csv_where: tuple[str, ...],
+    csv_phase: str | None,
+    csv_skip: int | None,
     force: bool,
     no_figures: bool,
     phase_names: tuple[str, ...],
@@ -65,9 +81,13 @@ def report(
     stands for the traces in it, with its timings.csv, or for what nsys-analyze bench left there. A report of
     nsys-analyze is replaced; any other file only with --force.
     """
-    if not traces and not csv_path:
+    if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
+    has_timings = csv_paths or any(trace.is_dir() for trace in traces)
+    if not has_timings and (csv_where or csv_phase or csv_skip is not None):
+        raise click.UsageError("--csv-where, --csv-phase and --csv-skip say how to read --csv: give it, too.")
     from nsys_analyzer.analysis.phases import PhaseNames
+    from nsys_analyzer.capture.timings import Selection
     from nsys_analyzer.commands.gather import Given
     from nsys_analyzer.commands.writing import (
         check_replaceable,
@@ -86,7 +106,8 @@ def report(
         check_replaceable(target, "Name another file with -o, or replace it with --force", force=force)
     given = Given(model, context_length, batch_size, precision)
     beside = target.parent if target else None
-    evidence = gather_evidence(traces, csv_path, command_line(), PhaseNames.parse(phase_names), given, beside)
+    names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip)
+    evidence = gather_evidence(traces, csv_paths, command_line(), names, given, beside, selection)
     if output_format == "json":
         write_json(evidence, target)
     elif target is None:

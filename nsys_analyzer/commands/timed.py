@@ -2,37 +2,67 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from nsys_analyzer.analysis.models import Configuration
-from nsys_analyzer.analysis.runs import Unprofiled
+from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import STATUSES, CaptureSummary
 from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Timing, Timings
+from nsys_analyzer.commands.doubts import doubts_of
 
 _ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
 #: Statuses that say nothing of how a run ended.
 _NO_NEWS = ("ok", "missing")
+#: So many columns, and values of each, are named in a warning.
+_FEW = 3
 
 
 def with_timings(captures: Sequence[CaptureSummary], timings: Timings) -> list[CaptureSummary]:
     """The captures with the times of their unprofiled runs, and a row for each configuration that was only timed."""
     names = {capture.name for capture in captures}
     found = [_timings_of(capture, timings, names - {capture.name}) for capture in captures]
-    timed = [_with(capture, list(own.values())) for capture, own in zip(captures, found, strict=True)]
+    timed = [
+        _with(capture, list(own.values())) if own else _undecided(capture, timings, names - {capture.name})
+        for capture, own in zip(captures, found, strict=True)
+    ]
     used = {timing for own in found for timing in own.values()}
     rest = [timing for timing in timings.rows if timing not in used and timing.capture not in names]
     known = [capture.configuration for capture in captures if capture.configuration]
     lone = [one for one in rest if one.capture or not any(_may_be(_configuration(one), other) for other in known)]
-    return [*timed, *_only_timed(lone, timings.path.name)]
+    return [*timed, *_only_timed(lone, timings.source)]
 
 
 def _timings_of(capture: CaptureSummary, timings: Timings, others: set[str]) -> dict[str, Timing]:
-    configuration = capture.configuration or Configuration()
-    configuration = replace(configuration, mode=configuration.mode or _mode(capture))
-    return timings.of_capture(capture.name, others, configuration)
+    return timings.of_capture(capture.name, others, *_conditions(capture))
+
+
+def _conditions(capture: CaptureSummary) -> tuple[Configuration, RunConditions]:
+    """What is known of how a capture was made, from whatever knows it."""
+    configuration, run = capture.configuration or Configuration(), capture.run or RunConditions()
+    gpu = run.gpu or (capture.gpu.name if capture.gpu and not capture.on_cpu else None)
+    return replace(configuration, mode=configuration.mode or _mode(capture)), replace(run, gpu=gpu)
+
+
+def _undecided(capture: CaptureSummary, timings: Timings, others: set[str]) -> CaptureSummary:
+    """The capture with a word on the columns that would have to be known to choose among rows that fit alike."""
+    columns = timings.undecided(capture.name, others, *_conditions(capture))
+    if not columns:
+        return capture
+    shown = list(columns.items())[:_FEW]
+    more = f" and {len(columns) - _FEW} more" if len(columns) > _FEW else ""
+    listed = ", ".join(f"{header} ({_values(values)})" for header, values in shown) + more
+    options = " ".join(shlex.join(["--csv-where", f"{header}={values[0]}"]) for header, values in shown)
+    warning = f"{timings.source}: none of the rows that fit is used, they differ in {listed}; pick with {options}"
+    return replace(capture, warnings=(*capture.warnings, warning))
+
+
+def _values(values: Sequence[str]) -> str:
+    return ", ".join(value or "empty" for value in values[:_FEW]) + (", ..." if len(values) > _FEW else "")
 
 
 def _mode(summary: CaptureSummary) -> str | None:
@@ -43,14 +73,26 @@ def _mode(summary: CaptureSummary) -> str | None:
 
 
 def _with(capture: CaptureSummary, timings: list[Timing]) -> CaptureSummary:
-    """The capture with these timings of its own; the peak memory of its manifest serves where they have none."""
-    if not timings:
-        return capture
+    """The capture with these timings of its own, and a warning for each that cannot be right.
+
+    The peak memory of its manifest serves where they have none.
+    """
     unprofiled = _unprofiled(timings)
     known = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
-    unprofiled = replace(unprofiled, peak_memory_bytes=unprofiled.peak_memory_bytes or known)
+    doubts = doubts_of(capture, unprofiled.phases)
+    unprofiled = replace(unprofiled, peak_memory_bytes=unprofiled.peak_memory_bytes or known, doubts=doubts)
     phases = tuple(replace(phase, python_ms=unprofiled.phases.get(phase.phase)) for phase in capture.phases)
-    return replace(capture, phases=phases, unprofiled=unprofiled)
+    warnings = (*capture.warnings, *_warnings(unprofiled, timings))
+    return replace(capture, phases=phases, unprofiled=unprofiled, warnings=warnings)
+
+
+def _warnings(unprofiled: Unprofiled, timings: Sequence[Timing]) -> Iterator[str]:
+    """A line for each time in doubt: where it stands, what speaks against it, and what follows."""
+    for timing in timings:
+        if reasons := unprofiled.doubts.get(timing.phase):
+            time = f"{timing.phase} {unprofiled.mean_ms(timing.phase):.3f} ms"
+            place = f"{Path(timing.file).name}, line {timing.line}"
+            yield f"{place}: {time} is not trusted, no verdict rests on it: {'; '.join(reasons)}"
 
 
 def _unprofiled(timings: list[Timing]) -> Unprofiled:
@@ -70,26 +112,27 @@ def _unprofiled(timings: list[Timing]) -> Unprofiled:
 
 def _stats(timing: Timing) -> Stats | None:
     """The timing's statistics; where it gives a median alone, that stands for the mean."""
-    center = timing.mean_ms if timing.mean_ms is not None else timing.median_ms
-    if center is None or timing.phase == UNKNOWN_PHASE:
+    if timing.center_ms is None or timing.phase == UNKNOWN_PHASE:
         return None
-    return Stats(timing.steps, center, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
+    return Stats(timing.steps, timing.center_ms, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
 
 
-def _only_timed(timings: Iterable[Timing], source: str) -> Iterator[CaptureSummary]:
+def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSummary]:
     """A row for each configuration without a capture: timed alone, or ended before it was."""
-    groups: dict[str | Configuration, list[Timing]] = defaultdict(list)
+    groups: dict[object, list[Timing]] = defaultdict(list)
     for timing in timings:
-        groups[timing.capture or _configuration(timing)].append(timing)
+        groups[timing.capture or (timing.setup, timing.mode)].append(timing)
+    fields = ("attention", "optimizer", "device", "gpu")
+    differing = [field for field in fields if len({getattr(timing, field) for timing in timings}) > 1]
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
-        row = _row(group, source)
+        row = _row(group, source, differing)
         if row:
             rows.setdefault(row.name, row)
     yield from rows.values()
 
 
-def _row(timings: list[Timing], source: str) -> CaptureSummary | None:
+def _row(timings: list[Timing], source: str, differing: Sequence[str]) -> CaptureSummary | None:
     """A run that failed before it timed anything is one row, whatever its modes."""
     unprofiled, configuration = _unprofiled(timings), _configuration(timings[0])
     if unprofiled.status == "missing" and not timings[0].capture:
@@ -98,16 +141,23 @@ def _row(timings: list[Timing], source: str) -> CaptureSummary | None:
         configuration = replace(configuration, mode=None)
     status = "not_profiled" if unprofiled.status in _NO_NEWS else unprofiled.status
     message = unprofiled.message if status in STATUSES else status
-    return CaptureSummary(
-        timings[0].capture or _name(configuration), "", source, status if status in STATUSES else "failed", message,
-        configuration=configuration, unprofiled=unprofiled,
+    row = CaptureSummary(
+        timings[0].capture or _name(configuration, timings[0], differing), "", source,
+        status if status in STATUSES else "failed", message, configuration=configuration,
     )  # fmt: skip
+    unprofiled = replace(unprofiled, doubts=doubts_of(row, unprofiled.phases))
+    return replace(row, unprofiled=unprofiled, warnings=tuple(_warnings(unprofiled, timings)))
 
 
-def _name(configuration: Configuration) -> str:
+def _name(configuration: Configuration, timing: Timing, differing: Sequence[str]) -> str:
     model = configuration.model.name if configuration.model else "unknown model"
     batch = f"b{configuration.batch_size}" if configuration.batch_size else ""
-    details = (batch, configuration.precision or "", configuration.mode or "")
+    details = (
+        *(batch, configuration.precision, configuration.mode),
+        *("compiled" if timing.compile else "", "cuda-graph" if timing.cuda_graph else ""),
+        *(getattr(timing, field) for field in differing),
+        *(f"{header}={value}" for header, value in timing.conditions if value),
+    )
     return "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
 
 
@@ -119,7 +169,7 @@ def _configuration(timing: Timing) -> Configuration:
 
 
 def _may_be(one: Configuration, other: Configuration) -> bool:
-    """Whether two configurations of one model and context contradict each other in nothing that both know."""
-    pairs = ((one.batch_size, other.batch_size), (one.precision, other.precision), (one.mode, other.mode))
-    same = (one.model, one.context_length) == (other.model, other.context_length)
-    return same and all(left == right for left, right in pairs if left is not None and right is not None)
+    """Whether two configurations of one model contradict each other in nothing that both know."""
+    fields = ("context_length", "batch_size", "precision", "mode")
+    pairs = [(getattr(one, field), getattr(other, field)) for field in fields]
+    return one.model == other.model and all(left == right for left, right in pairs if None not in (left, right))

@@ -14,8 +14,8 @@ import click
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.placement import made_whole
-from nsys_analyzer.capture.timings import Timings, read_timings
-from nsys_analyzer.capture.timings.rows import has_rows
+from nsys_analyzer.capture.timings import Selection, Timings, read_timings
+from nsys_analyzer.capture.timings.table import has_rows
 from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
 from nsys_analyzer.commands.bench_results import bench_folders, read_finished
 from nsys_analyzer.commands.gather import Given, gather, holds_captures
@@ -49,28 +49,30 @@ def write_report(paths: Sequence[Path], csv_path: Path | None, output: Path, com
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    timed = csv_path if csv_path and has_rows(csv_path) else None
+    timed = [csv_path] if csv_path and has_rows(csv_path) else []
     return write_markdown(gather_evidence(paths, timed, command, beside=output.parent), output)
 
 
 def gather_evidence(
     paths: Sequence[Path],
-    csv_path: Path | None,
+    csv_paths: Sequence[Path],
     command: str,
     names: PhaseNames | None = None,
     given: Given | None = None,
     beside: Path | None = None,
+    selection: Selection | None = None,
 ) -> Evidence:
     """What a report of these captures, timings and benches is made from; the arguments are those of ``write_report``.
 
-    Links to what lies in a bench's folder are relative to ``beside``, the report's folder.
+    Links to what lies in a bench's folder are relative to ``beside``, the report's folder. ``selection``
+    says which rows of the timings to read.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    beside_them = timings_beside(paths) if csv_path is None else None
-    csv_path, timings = beside_them or (csv_path, read_timings(csv_path) if csv_path else None)
-    places = paths or ((csv_path.resolve().parent,) if csv_path else ())
+    beside_them = None if csv_paths else timings_beside(paths, selection)
+    timings = read_timings(*csv_paths, selection=selection) if csv_paths else beside_them
+    places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
     folders = dict.fromkeys(folder for place in places for folder in bench_folders(place))
     benches = tuple(read_finished(one, os.path.relpath(one, beside or Path())) for one in folders)
     with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
@@ -79,12 +81,12 @@ def gather_evidence(
         captures = gather(with_traces, names or PhaseNames.parse(()), given or Given(), timings)
     notes = timings.notes if timings else ()
     if beside_them:
-        click.echo(f"Unprofiled times: {csv_path}; --csv names others.", err=True)
+        click.echo(f"Unprofiled times: {beside_them.source}, of the captures' folder; --csv names others.", err=True)
         notes = (*notes, "Found in the captures' folder and used; `--csv` names another.")
-    return Evidence(captures, command, csv_path.name if csv_path else "", notes, benches)
+    return Evidence(captures, command, timings.source if timings else "", notes, benches)
 
 
-def timings_beside(places: Sequence[Path]) -> tuple[Path, Timings] | None:
+def timings_beside(places: Sequence[Path], selection: Selection | None = None) -> Timings | None:
     """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several."""
     found = [path for place in places if (path := place / TIMINGS).is_file()]
     if len(found) > 1:
@@ -92,7 +94,7 @@ def timings_beside(places: Sequence[Path]) -> tuple[Path, Timings] | None:
     if len(found) != 1:
         return None
     try:
-        return (found[0], read_timings(found[0])) if has_rows(found[0]) else None
+        return read_timings(found[0], selection=selection) if has_rows(found[0]) else None
     except NsysAnalyzerError as error:
         click.echo(f"Left out, as it cannot be read: {error}", err=True)
         return None

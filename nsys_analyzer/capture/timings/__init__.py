@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.capture.timings.reading import Timings, read_timings
+from nsys_analyzer.capture.timings.matching import Timings
+from nsys_analyzer.capture.timings.reading import Selection, read_timings
 from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, Timing
 
-__all__ = ["UNKNOWN_PHASE", "Timing", "Timings", "read_timings"]
+__all__ = ["UNKNOWN_PHASE", "Selection", "Timing", "Timings", "read_timings"]

@@ -1,155 +1,169 @@
-"""What the columns of a timings CSV mean: a table of headers, one of the words of time columns, two of values."""
+"""What the columns of a timings table mean: the fields, the times, and what else may tell two runs apart."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-# Field, then the headers people give it; the first that a file has is used. Headers are compared in lower case,
-# runs of anything but letters and digits as one underscore: "Context Length" is context_length.
-FIELDS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("capture", ("capture",)),
-    ("model", ("model", "model_size", "size", "model_name")),
-    ("d_model", ("d_model", "hidden_size")),
-    ("d_ff", ("d_ff", "dff", "intermediate_size")),
-    ("num_layers", ("num_layers", "n_layers", "layers")),
-    ("num_heads", ("num_heads", "n_heads", "heads")),
-    ("vocab_size", ("vocab_size",)),
-    ("context_length", ("context_length", "context", "ctx", "ctx_len", "seq_len", "seq_length", "sequence_length")),
-    ("batch_size", ("batch_size", "batch", "bs")),
-    ("precision", ("precision", "dtype")),
-    ("mixed_precision", ("mixed_precision", "use_mixed_precision", "mixed")),
-    ("mode", ("mode",)),
-    ("attention", ("attention",)),
-    ("device", ("device",)),
-    ("phase", ("phase", "pass")),
-    ("only_forward", ("only_forward", "forward_only")),
-    ("warmup_steps", ("warmup_steps", "warmup", "num_warmup", "n_warmup", "warm_up", "warmup_iters", "warm_up_steps")),
-    ("steps", ("steps", "num_steps", "n_steps", "measure_steps", "measurement_steps", "num_benchmark", "iters")),
-    ("peak_memory_bytes", ("peak_memory_bytes", "peak_bytes", "max_memory_bytes")),
-    ("oom", ("oom", "is_oom", "out_of_memory")),
-    ("status", ("status", "outcome")),
-    ("message", ("message",)),
-    ("time_stamp", ("time_stamp", "timestamp", "date", "datetime")),
+from nsys_analyzer.capture.timings import words
+from nsys_analyzer.capture.timings.words import COMPILED, FIELDS, FLAGS, MISSING, MS_PER_UNIT, WORD_OF, word
+
+_NUMBER = r"[-+]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][-+]?\d+)?"
+CELL_OF_TIME = re.compile(
+    rf"\$?\s*(?P<value>{_NUMBER})\s*(?P<unit>[muµμ]?s\b)?\s*"
+    rf"(?:(?:±|\+/?-|\\pm)\s*(?P<spread>{_NUMBER})\s*(?P<last>[muµμ]?s\b)?)?\s*\$?"
 )
-
-# A header made of these words alone is a time: "mean_ms", "forward_mean_ms", "Backward std (s)", "avg_ms_per_step".
-TIME_WORDS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    ("phase", "forward", ("forward", "fwd")),
-    ("phase", "backward", ("backward", "bwd")),
-    ("phase", "optimizer", ("optimizer", "optim", "opt")),
-    ("phase", "loss", ("loss",)),
-    ("phase", "step", ("step",)),
-    ("statistic", "mean", ("mean", "avg", "average")),
-    ("statistic", "std", ("std", "stdev", "stddev")),
-    ("statistic", "min", ("min",)),
-    ("statistic", "max", ("max",)),
-    ("statistic", "median", ("median", "p50")),
-    ("unit", "ms", ("ms", "msec", "millisecond", "milliseconds")),
-    ("unit", "s", ("s", "sec", "secs", "second", "seconds")),
-    ("unit", "us", ("us", "usec", "microseconds")),
-    ("word", "time", ("time", "latency", "duration", "runtime", "elapsed")),
-    ("word", "pass", ("pass",)),
-)
-_WORD_OF = {word: (kind, value) for kind, value, words in TIME_WORDS for word in words}
-# The phases that a header names, in its order, and the one phase they are; other combinations are no time.
-_PHASE_OF: dict[tuple[str, ...], str | None] = {
-    (): None,
-    **{(value,): value for kind, value, _ in TIME_WORDS if kind == "phase"},
-    ("optimizer", "step"): "optimizer",
-    ("forward", "backward"): "forward+backward",
-    ("forward", "backward", "optimizer"): "step",
-}
-_MS_PER_UNIT = {"ms": 1.0, "s": 1_000.0, "us": 0.001}
-
-PHASES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("forward", ("forward", "fwd", "forward_pass", "forward_only", "inference")),
-    ("backward", ("backward", "bwd", "backward_pass")),
-    ("optimizer", ("optimizer", "optimizer_step", "optim", "opt")),
-    ("loss", ("loss",)),
-    ("step", ("step", "full", "train", "training", "train_step", "training_step", "full_step", "fwd_bwd_opt")),
-    ("forward+backward", ("forward_backward", "fwd_bwd", "both", "forward_and_backward")),
-)
-
-STATUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("ok", ("ok", "success", "succeeded", "passed", "done", "completed")),
-    ("failed", ("failed", "fail", "failure", "error", "crashed")),
-    ("timeout", ("timeout", "timed_out")),
-)
-
-_OOM = re.compile(r"\boom\b|out[\s_-]*of[\s_-]*memory", re.IGNORECASE)
+"""A cell of times: a number, a unit where it has one, and a deviation: ``20.5``, ``20.5 ms``, ``20.5 ± 0.3 ms``."""
+_DIGITS_OF_A_SETTING = 4
+_MANY, _LETTERS = 24, 30
+_SAID_ONCE = ("statistic", "unit", *words.CONDITIONS_OF_A_HEADER)
+_DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[_T -]?\d\d[-:]?\d\d.*)?")
 
 
-def _word(text: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "_", text.lower()).strip("_")
+class Group(NamedTuple):
+    """The columns of one phase's times; ``phase`` is ``None`` where the row says it.
 
+    ``says`` are the conditions that the headers name: ``(("compile", "true"),)`` for ``Compiled forward (ms)``.
+    """
 
-def _named(table: tuple[tuple[str, tuple[str, ...]], ...], text: str) -> str | None:
-    return next((name for name, words in table if _word(text) in words), None)
-
-
-def phase_from_text(text: str) -> str | None:
-    """``forward``, ``backward``, ``optimizer``, ``loss``, ``step`` or ``forward+backward``; ``None`` for others."""
-    return _named(PHASES, text)
-
-
-def status_from_text(text: str) -> str | None:
-    """``ok``, ``oom``, ``failed`` or ``timeout`` from a status's usual words; ``None`` for others."""
-    return "oom" if _OOM.search(text) else _named(STATUSES, text)
+    phase: str | None
+    says: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column of times: ``phase`` is ``None`` where the row says it, ``unit`` where the header does not."""
+    """A column of times: ``unit`` is ``None`` where the header does not say it."""
 
     index: int
     header: str
-    phase: str | None
+    group: Group
     statistic: str
     unit: str | None
 
     @property
     def ms_per_unit(self) -> float:
         """Milliseconds in one of the column's units; seconds where the header has none."""
-        return _MS_PER_UNIT[self.unit or "s"]
+        return MS_PER_UNIT[self.unit or "s"]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """A file's header, understood: the cell index of each field, and the columns of times."""
+    """A table's header, understood: the cell index of each field, the columns of times, and the other columns.
+
+    ``others`` are the indices of columns without a meaning here that may be a condition of the run.
+    """
 
     headers: tuple[str, ...]
     fields: dict[str, int]
     times: tuple[TimeColumn, ...]
-    notes: tuple[str, ...]
+    others: tuple[int, ...] = ()
+    notes: tuple[str, ...] = ()
 
-    def phases(self) -> tuple[str | None, ...]:
-        """The phases with a mean or median column, in order; ``None`` stands for "the row says it"."""
-        return tuple(dict.fromkeys(time.phase for time in self.times if time.statistic in ("mean", "median")))
+    def groups(self) -> tuple[Group, ...]:
+        """The groups with a mean or median column, in order."""
+        return tuple(dict.fromkeys(time.group for time in self.times if time.statistic in ("mean", "median")))
 
-    def time(self, phase: str | None, statistic: str) -> TimeColumn | None:
-        """The column of this phase and statistic."""
-        return next((time for time in self.times if (time.phase, time.statistic) == (phase, statistic)), None)
+    def time(self, group: Group, statistic: str) -> TimeColumn | None:
+        """The column of this group and statistic."""
+        return next((time for time in self.times if (time.group, time.statistic) == (group, statistic)), None)
+
+    def listed(self) -> str:
+        """The headers as a message names them, of many the first."""
+        more = len(self.headers) - _MANY
+        first = ", ".join(repr(header.strip()[:_LETTERS]) for header in self.headers[:_MANY])
+        return first + (f" and {more} more" if more > 0 else "")
+
+    def place(self, name: str) -> int | None:
+        """The index of the column with this header, else of the field of this name; ``None`` without either."""
+        spelled = (index for index, header in enumerate(self.headers) if word(header) == word(name))
+        return next(spelled, self.fields.get(word(name)))
 
 
-def understand(headers: tuple[str, ...]) -> Columns:
-    """What each header means; one that means nothing here is left out."""
-    words = [_word(header) for header in headers]
-    places = {field: [words.index(name) for name in names if name in words] for field, names in FIELDS}
-    fields = {field: indices[0] for field, indices in places.items() if indices}
-    found = [time for index, header in enumerate(headers) if (time := _time_column(index, header))]
+def understand(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Columns:
+    """What each header means, by its words and, where one word has several meanings, by the cells below it."""
+    cells = [[row[index].strip() if index < len(row) else "" for row in rows] for index in range(len(headers))]
+    found = [time for index, header in enumerate(headers) if (time := _time_column(index, header, cells[index]))]
+    found = _with_totals(found)
     # Of two columns for one figure the one that states its unit is used, then the first.
     found.sort(key=lambda time: (time.unit is None, time.index))
-    times: dict[tuple[str | None, str], TimeColumn] = {}
+    times: dict[tuple[Group, str], TimeColumn] = {}
     for time in found:
-        times.setdefault((time.phase, time.statistic), time)
+        times.setdefault((time.group, time.statistic), time)
     ordered = tuple(sorted(times.values(), key=lambda time: time.index))
-    return Columns(headers, fields, ordered, tuple(_column_notes(found, ordered)))
+    timed = {time.index for time in found}
+    fields = _fields(headers, cells, timed)
+    left = [index for index in range(len(headers)) if index not in {*fields.values(), *timed}]
+    others = tuple(index for index in left if _may_be_a_condition(headers[index], cells[index]))
+    return Columns(headers, fields, ordered, others, tuple(_column_notes(found, ordered, cells)))
 
 
-def _column_notes(found: list[TimeColumn], used: tuple[TimeColumn, ...]) -> Iterator[str]:
-    unitless = [time.header for time in used if time.unit is None]
+def _fields(headers: tuple[str, ...], cells: list[list[str]], timed: set[int]) -> dict[str, int]:
+    spelled = [word(header) for header in headers]
+    fields: dict[str, int] = {}
+    for name, synonyms in FIELDS:
+        places = [spelled.index(synonym) for synonym in synonyms if synonym in spelled]
+        free = [index for index in places if index not in timed and index not in fields.values()]
+        fitting = [index for index in free if name not in _VALUES or _VALUES[name](_given(cells[index]))]
+        if fitting:
+            fields[name] = fitting[0]
+    phases = _column_of_phases(cells, {*timed, *fields.values()})
+    if phases is not None and not {"phase", "mode"} & set(fields):
+        fields["phase"] = phases
+    return fields
+
+
+def _given(cells: list[str]) -> list[str]:
+    return [cell.lower() for cell in cells if cell.lower() not in MISSING]
+
+
+def _column_of_phases(cells: list[list[str]], taken: set[int]) -> int | None:
+    """A column whose every cell names a phase, whatever its header is."""
+    for index, column in enumerate(cells):
+        phases = {words.phase_from_text(cell) for cell in column}
+        if index not in taken and None not in phases and phases & {"forward", "backward", "forward+backward"}:
+            return index
+    return None
+
+
+def _are_flags(values: list[str]) -> bool:
+    return bool(values) and all(value in FLAGS for value in values)
+
+
+def _count(values: list[str]) -> bool:
+    return len(set(values)) > 1 and all(re.fullmatch(r"\d+(\.0+)?", value) for value in values)
+
+
+#: Fields that share a header with others, and what their cells have to be.
+_VALUES: dict[str, Callable[[list[str]], bool]] = {
+    **dict.fromkeys(("bf16", "fp16", "tf32", "cuda_graph", "with_backward", "with_optimizer"), _are_flags),
+    "compile": lambda values: bool(values) and all(value in COMPILED for value in values),
+    "is_warmup": lambda values: bool(values) and all(value in ("true", "false") for value in values),
+    "iteration": _count,
+    "optimizer": lambda values: not _are_flags(values),
+}
+
+
+def _may_be_a_condition(header: str, values: list[str]) -> bool:
+    """Whether a column may be a setting of the run, and not its result, its origin or its number.
+
+    A setting is a word, a flag, or a number of few digits; a result has many, or differs in every row.
+    """
+    named = set(word(header).split("_"))
+    given = [value for value in values if value.lower() not in MISSING]
+    if not named - {""} or not given or named & words.ORIGIN_WORDS:
+        return False
+    if named & words.RESULT_WORDS and all(re.match(r"[-+~≈]?\d", value) for value in given):
+        return False
+    if all(re.fullmatch(_NUMBER, value) for value in given):
+        fractions = [re.sub(r"\D", "", value).strip("0") for value in given if "." in value]
+        return all(len(digits) <= _DIGITS_OF_A_SETTING for digits in fractions)
+    return not (all(_DATE.fullmatch(value) for value in given) or any(value[0] in "[{" for value in given))
+
+
+def _column_notes(found: list[TimeColumn], used: tuple[TimeColumn, ...], cells: list[list[str]]) -> Iterator[str]:
+    unitless = [time.header for time in used if time.unit is None and not _carry_a_unit(cells[time.index])]
     if unitless:
         yield f"{', '.join(unitless)}: no unit in the column's name, read as seconds"
     unused = [time.header for time in found if time not in used]
@@ -157,25 +171,54 @@ def _column_notes(found: list[TimeColumn], used: tuple[TimeColumn, ...]) -> Iter
         yield f"{', '.join(unused)}: not used, another column gives the same figure"
 
 
-def _time_column(index: int, header: str) -> TimeColumn | None:
-    words = re.sub(r"_per_(step|iter|iteration)(?=_|$)", "", _word(header)).split("_")
-    said: dict[str, list[str]] = {"phase": [], "statistic": [], "unit": [], "word": []}
-    for word in words:
-        kind, value = _WORD_OF.get(word, (None, word))
+def _time_column(index: int, header: str, cells: list[str]) -> TimeColumn | None:
+    spelled = re.sub(r"(?:[\s_]per[\s_]|/)(?:step|iter|iteration)(?![a-z])", " ", header.lower())
+    parts = word(spelled).split("_")
+    said: dict[str, list[str]] = {}
+    for part in parts:
+        kind, value = WORD_OF.get(part, (None, part))
         if kind is None:
             return None
-        said[kind].append(value)
-    phases = tuple(said["phase"])
-    if phases not in _PHASE_OF or len(said["statistic"]) > 1 or len(said["unit"]) > 1 or not _is_time(said, words):
+        if value not in said.setdefault(kind, []):
+            said[kind].append(value)
+    phases = said.get("phase", [])
+    phase = words.single_phase(phases)
+    if (phases and phase is None) or any(len(said.get(kind, [])) > 1 for kind in _SAID_ONCE):
         return None
-    statistic = said["statistic"][0] if said["statistic"] else "mean"
-    unit = said["unit"][0] if said["unit"] else None
-    return TimeColumn(index, header.strip(), _PHASE_OF[phases], statistic, unit)
+    conditions = tuple((kind, said[kind][0]) for kind in words.CONDITIONS_OF_A_HEADER if kind in said)
+    if not _is_time(said, parts) and not _carry_a_unit(cells):
+        return None
+    if "unit" not in said and _are_flags([cell.lower() for cell in cells if cell]):
+        return None
+    statistic, unit = said.get("statistic", ["mean"])[0], said.get("unit", [None])[0]
+    return TimeColumn(index, header.strip(), Group(phase, conditions), statistic, unit)
 
 
-def _is_time(said: dict[str, list[str]], words: list[str]) -> bool:
-    """Whether the words say "time": ``loss_mean`` and ``max_step`` do not, ``loss_ms`` and ``forward_mean`` do."""
-    if words == ["s"]:
+def _is_time(said: dict[str, list[str]], parts: list[str]) -> bool:
+    """Whether the words say "time": ``loss_mean`` and ``max_step`` do not, ``loss_ms`` and ``small/fwd`` do."""
+    if parts == ["s"]:
         return False
-    ordinary = bool({"loss", "step"} & set(said["phase"]))
-    return bool(said["unit"] or "time" in said["word"] or (said["statistic"] and not ordinary))
+    ordinary = bool({"loss", "step", "total"} & set(said.get("phase", [])))
+    phase_of_a_model = "model" in said and "phase" in said
+    return bool(
+        "unit" in said or "time" in said.get("word", []) or ("statistic" in said and not ordinary) or phase_of_a_model
+    )
+
+
+def _carry_a_unit(cells: list[str]) -> bool:
+    """Whether the cells that hold a number give its unit."""
+    matches = [match for cell in cells if (match := CELL_OF_TIME.fullmatch(cell))]
+    return bool(matches) and all(match["unit"] or match["last"] for match in matches)
+
+
+def _with_totals(times: list[TimeColumn]) -> list[TimeColumn]:
+    """A total is that of the phases beside it: a step where the optimizer is among them; left out without any."""
+    placed = []
+    for time in times:
+        beside = {other.group.phase for other in times if other.group.says == time.group.says}
+        if time.group.phase != "total":
+            placed.append(time)
+        elif {"forward", "backward"} <= beside:
+            whole = "step" if "optimizer" in beside else "forward+backward"
+            placed.append(replace(time, group=time.group._replace(phase=whole)))
+    return placed

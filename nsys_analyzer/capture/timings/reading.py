@@ -1,158 +1,152 @@
-"""Unprofiled timings from a CSV: what ``time.perf_counter()`` saw where no profiler slowed the run."""
+"""From files to timings: which rows are read, and what is told of the others."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nsys_analyzer.analysis.models import Configuration
-from nsys_analyzer.capture.timings.rows import read_rows
-from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, Timing, model_notes, timings_of
+from nsys_analyzer.capture.timings.matching import Timings
+from nsys_analyzer.capture.timings.repeats import pool_iterations, split_by_conditions, without_repeats
+from nsys_analyzer.capture.timings.rows import Row, read_rows
+from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, Timing, has_unknown_model, model_notes, timings_of
+from nsys_analyzer.capture.timings.words import FLAGS, phase_from_text, phase_in_name
 from nsys_analyzer.errors import TimingsError
 
-_TRAINING_PHASES = ("forward", "loss", "backward", "forward+backward")
+_FEW = 8
+_LETTERS = 30
 
 
 @dataclass(frozen=True)
-class Timings:
-    """A timings CSV, one ``Timing`` per configuration and phase; ``notes`` say what was assumed or chosen."""
+class Selection:
+    """Which rows of a table to read, and what its columns leave open.
 
-    path: Path
-    rows: tuple[Timing, ...]
-    notes: tuple[str, ...]
+    Attributes:
+        where: header and value of the rows to read; several add up.
+        phase: what was timed where no column says it.
+        skip: how many iterations of each run to leave out, the first ones; None where rows are no iterations unless a
+            column numbers them.
+    """
 
-    def configurations(self) -> tuple[Configuration, ...]:
-        """The distinct configurations, in the order of the file."""
-        return tuple(
-            dict.fromkeys(
-                Configuration(
-                    model=row.model,
-                    context_length=row.context_length,
-                    batch_size=row.batch_size,
-                    precision=row.precision,
-                    mode=row.mode,
-                    source="timings",
-                )
-                for row in self.rows
-            )
-        )
+    where: tuple[tuple[str, str], ...] = ()
+    phase: str | None = None
+    skip: int | None = None
 
-    def of_capture(self, name: str, others: Collection[str], configuration: Configuration) -> dict[str, Timing]:
-        """The timings of a capture by phase: those that name it, else those that fit its configuration.
+    @staticmethod
+    def parse(where: Sequence[str], phase: str | None, skip: int | None) -> Selection:
+        """The selection of the options ``--csv-where COLUMN=VALUE``, ``--csv-phase`` and ``--csv-skip``.
 
-        A row that names one of ``others``, the captures beside this one, is never used for this one.
+        Raises:
+            TimingsError: not COLUMN=VALUE.
         """
-        own = tuple(row for row in self.rows if row.capture == name)
-        near = replace(self, rows=own or tuple(row for row in self.rows if row.capture not in others))
-        if own and len(near.configurations()) == 1:
-            return {row.phase: row for row in own}
-        phases = dict.fromkeys(row.phase for row in near.rows)
-        return {phase: found for phase in phases if (found := near.find(configuration, phase))}
+        pairs = [text.partition("=") for text in where]
+        if wrong := next((text for text, pair in zip(where, pairs, strict=True) if not pair[0] or not pair[1]), None):
+            raise TimingsError(f"--csv-where {wrong!r} is not COLUMN=VALUE", "Write, for example, bfloat16=False")
+        known = phase and (phase_from_text(phase) or phase.lower())
+        return Selection(tuple((name.strip(), value.strip()) for name, _, value in pairs), known, skip)
 
-    def find(self, configuration: Configuration, phase: str) -> Timing | None:
-        """The timing of this phase under this configuration; ``None`` where none, or more than one, fits.
-
-        Model (by its dimensions), context length, batch size, precision and mode must agree wherever both sides
-        know them; rows that know more of the configuration go first. Where nothing of the configuration is known,
-        only a file of a single configuration fits. A training step's forward, loss and backward are those of a
-        ``forward+backward`` run and the other way round, where no row has the mode itself.
-        """
-        agreeing = {index: _agreement(row, configuration) for index, row in enumerate(self.rows)}
-        best = max((score for score in agreeing.values() if score is not None), default=None)
-        if best is None or (best == 0 and not configuration.mode and len(self.configurations()) != 1):
-            return None
-        near = [row for index, row in enumerate(self.rows) if agreeing[index] == best]
-        if len({row.setup for row in near}) != 1:
-            return None
-        fitting = [row for row in near if row.phase == phase and _mode_fits(row.mode, configuration.mode, phase)]
-        exact = [row for row in fitting if row.mode == configuration.mode] or fitting
-        return exact[0] if len(exact) == 1 else None
+    def admits(self, row: Row) -> bool:
+        """Whether the row has all that ``where`` asks for."""
+        return all(_equal(row.named(name) or "", value) for name, value in self.where)
 
 
-def _agreement(row: Timing, configuration: Configuration) -> int | None:
-    """How many of model, context, batch and precision both sides know and agree on; ``None`` if they disagree."""
-    pairs = (
-        (row.model and row.model.dimensions, configuration.model and configuration.model.dimensions),
-        (row.context_length, configuration.context_length),
-        (row.batch_size, configuration.batch_size),
-        (row.precision, configuration.precision),
-    )
-    known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-    return len(known) if all(ours == theirs for ours, theirs in known) else None
+def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
+    """The timings in these files, in our own columns or in those of the usual benchmark scripts.
 
-
-def _mode_fits(mode: str | None, wanted: str | None, phase: str) -> bool:
-    if mode is None or wanted is None or mode == wanted:
-        return True
-    return {mode, wanted} == {"train", "forward+backward"} and phase in _TRAINING_PHASES
-
-
-def read_timings(path: Path) -> Timings:
-    """The timings in this CSV, in our own columns or in those of the usual benchmark scripts.
-
-    Columns: the model by name or by its four dimensions; times as ``mean_ms`` beside a ``phase`` (or
-    ``only_forward``, or ``mode``), or wide as ``forward_ms`` and ``backward_ms``; the synonyms are the tables of
-    ``columns``. A column ``capture`` names the capture that a row belongs to. Of two rows for one
-    configuration and phase the one with more warm-up steps is used, then the newer; ``notes`` records it.
+    A file is a CSV, a JSON list or an object per line, or a markdown table. Columns: the model by name or by its four
+    dimensions; times as ``mean_ms`` beside a ``phase`` (or ``only_forward``, or ``mode``), or wide as ``forward_ms``
+    and ``backward_ms``; the synonyms are the tables of ``words``. A column ``capture`` names the capture that a row
+    belongs to. Rows of one configuration and phase are told apart by columns without a meaning here, are iterations
+    of one run where a column numbers them, or are the same run again: then the one with more warm-up steps is used,
+    then the newer; ``notes`` records it.
 
     Raises:
-        TimingsError: a file that is no such CSV, an unknown model, a value that is no number or impossible, or two
-            rows for one configuration and phase that nothing tells apart.
+        TimingsError: a file that is no such table, a value that is no number or impossible, no row of a known model,
+            two rows for one configuration and phase that nothing tells apart, or a selection of no rows.
     """
+    selection = selection or Selection()
+    read: list[Timing] = []
+    notes: list[str] = []
+    for path in paths:
+        timings, own = _read_file(path, selection)
+        read += timings
+        notes += own if len(paths) == 1 else [f"{path.name}: {note}" for note in own]
+    timed, pooled = pool_iterations(split_by_conditions(read), selection.skip)
+    used, choices = without_repeats(timed)
+    return Timings(", ".join(path.name for path in paths), used, (*notes, *pooled, *choices))
+
+
+def _read_file(path: Path, selection: Selection) -> tuple[list[Timing], list[str]]:
     columns, rows = read_rows(path)
-    timings = [timing for row in rows for timing in timings_of(row)]
-    notes = list(dict.fromkeys([*columns.notes, *(note for row in rows for note in model_notes(row))]))
-    if any(timing.phase == UNKNOWN_PHASE for timing in timings):
-        notes.append("no column says which phase was timed: add a column phase, such as forward or forward+backward")
-    used, choices = _without_repeats(path, timings)
-    return Timings(path, used, (*notes, *choices))
+    known = [row for row in rows if not has_unknown_model(row)]
+    if not known:
+        timings_of(rows[0])  # its error names the model and what can be given
+    measured = [row for row in known if not (row.text("is_warmup") and row.flag("is_warmup"))]
+    _check(path, measured, selection.where)
+    timings = [timing for row in measured for timing in timings_of(row, selection.admits)]
+    if not timings:
+        conditions = " and ".join(f"{name}={value}" for name, value in selection.where)
+        raise TimingsError(f"{path}: no row has {conditions}", "Give fewer of them")
+    notes = [*columns.notes, *(note for row in known for note in model_notes(row)), *_left_out(rows, known, measured)]
+    timings, note = _with_phase(path, timings, selection.phase)
+    return timings, list(dict.fromkeys([*notes, *note]))
 
 
-def _without_repeats(path: Path, timings: list[Timing]) -> tuple[tuple[Timing, ...], list[str]]:
-    """One timing per capture, configuration and phase, and the notes of what was chosen."""
-    groups: dict[tuple[object, ...], list[Timing]] = defaultdict(list)
-    for timing in timings:
-        key = (timing.capture, *timing.setup, timing.mode, timing.phase)
-        groups[key].append(timing)
-    chosen: list[Timing] = []
-    choices: dict[str, list[str]] = defaultdict(list)
-    for group in groups.values():
-        timing, reason = _choose(path, group)
-        chosen.append(timing)
-        if reason:
-            others = ", ".join(str(other.line) for other in group if other is not timing)
-            choices[reason].append(f"line {timing.line} ({timing.phase}), not {others}")
-    notes = [f"rows for the same run, the one with {reason} used: {'; '.join(c)}" for reason, c in choices.items()]
-    return tuple(chosen), notes
+def _check(path: Path, rows: Sequence[Row], where: tuple[tuple[str, str], ...]) -> None:
+    """Whether each condition names a column, and a value that stands in it.
+
+    Raises:
+        TimingsError: there is no such column, or no such value; it lists those there are.
+    """
+    for name, value in where:
+        seen = [row.under(group.says).named(name) for row in rows for group in row.columns.groups()]
+        cells = list(dict.fromkeys(cell for cell in seen if cell is not None))
+        if not cells:
+            listed = rows[0].columns.listed()
+            raise TimingsError(f"{path}: --csv-where {name}={value}: no column {name!r}", f"Give one of {listed}")
+        if not any(_equal(cell, value) for cell in cells):
+            listed = ", ".join(map(repr, cells[:_FEW])) + (", ..." if len(cells) > _FEW else "")
+            raise TimingsError(f"{path}, column {name!r}: no row has {value!r}", f"Give one of {listed}")
 
 
-def _choose(path: Path, group: list[Timing]) -> tuple[Timing, str]:
-    """The row to use of those for one configuration and phase, and what it was chosen for."""
-    if len(group) == 1:
-        return group[0], ""
-    rules: tuple[tuple[str, Callable[[Timing], float | None]], ...] = (
-        ("the most warm-up steps", lambda timing: timing.warmup_steps),
-        ("the newest time stamp", lambda timing: timing.time_stamp_s),
-    )
-    for reason, measure in rules:
-        values = [value for timing in group if (value := measure(timing)) is not None]
-        if len(values) == len(group):
-            group = [timing for timing in group if measure(timing) == max(values)]
-        if len(group) == 1:
-            return group[0], reason
-    first, second = group[0], group[1]
-    problem = f"{path}, lines {first.line} and {second.line}: both time the {first.phase} of {_label(first)}"
-    raise TimingsError(problem, "Remove one, or tell them apart by a column warmup_steps or timestamp")
+def _equal(cell: str, wanted: str) -> bool:
+    """Whether a cell is what was asked for: the same text, flag or number, in any spelling."""
+    ours, theirs = cell.lower(), wanted.lower()
+    if ours == theirs or (ours in FLAGS and FLAGS[ours] == FLAGS.get(theirs)):
+        return True
+    try:
+        return float(ours) == float(theirs)
+    except ValueError:
+        return False
 
 
-def _label(timing: Timing) -> str:
-    known = (
-        timing.model_name,
-        timing.context_length and f"context {timing.context_length}",
-        timing.batch_size and f"batch {timing.batch_size}",
-        timing.precision,
-        timing.mode,
-    )
-    return ", ".join(str(part) for part in known if part)
+def _with_phase(path: Path, timings: list[Timing], asked: str | None) -> tuple[list[Timing], list[str]]:
+    """The timings with the phase that was asked for, or that the file's name says, where no column says it.
+
+    Raises:
+        TimingsError: the columns say every phase already.
+    """
+    open_ones = [timing for timing in timings if timing.phase == UNKNOWN_PHASE]
+    if asked and not open_ones:
+        raise TimingsError(f"{path}: --csv-phase {asked}: its columns say what was timed", "Leave the option out")
+    phase = asked or phase_in_name(path.stem)
+    if not open_ones:
+        return timings, []
+    if phase is None:
+        remedy = "add a column phase, such as forward or forward+backward, or give --csv-phase"
+        return timings, [f"no column says which phase was timed: {remedy}"]
+    placed = [replace(timing, phase=phase) if timing.phase == UNKNOWN_PHASE else timing for timing in timings]
+    return placed, [] if asked else [f"no column says which phase was timed: {phase}, by the file's name"]
+
+
+def _left_out(rows: Sequence[Row], known: Sequence[Row], measured: Sequence[Row]) -> Iterator[str]:
+    """What to say of rows that are not read."""
+    unknown = [row for row in rows if has_unknown_model(row)]
+    names = list(dict.fromkeys(row.text("model") or "" for row in unknown))
+    if unknown:
+        listed = ", ".join(repr(name[:_LETTERS]) for name in names[:_FEW]) + (", ..." if len(names) > _FEW else "")
+        lines = ", ".join(str(row.line) for row in unknown[:_FEW]) + (", ..." if len(unknown) > _FEW else "")
+        word = "line" if len(unknown) == 1 else "lines"
+        yield f"{word} {lines}: unknown model{'' if len(names) == 1 else 's'} {listed}, left out"
+    if len(measured) < len(known):
+        yield f"{len(known) - len(measured)} rows of warm-up are left out"

@@ -1,22 +1,18 @@
-"""The rows of a timings CSV: the file read, its cells turned into numbers, each error with its line and column."""
+"""The rows of a timings table: cells turned into numbers, each error with its file, line and column."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from nsys_analyzer.capture.timings.columns import Columns, TimeColumn, status_from_text, understand
+from nsys_analyzer.capture.timings.columns import CELL_OF_TIME, Columns, TimeColumn, understand
+from nsys_analyzer.capture.timings.table import read_table
+from nsys_analyzer.capture.timings.words import FLAGS, MISSING, MS_PER_UNIT, status_from_text, word
 from nsys_analyzer.errors import TimingsError
 
-_MISSING = {"", "-", "--", "–", "—", "nan", "none", "null", "na", "n/a", "<na>"}
-_FLAGS = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
-
-_EXPECTED = "a header line, then one row per run, such as: model,context_length,phase,mean_ms"
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 """The fields that describe a model without its name."""
 _DATE = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)(?:[_T -]?(\d\d)[-:]?(\d\d)[-:]?(\d\d)?)?")
@@ -24,13 +20,21 @@ _DATE = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)(?:[_T -]?(\d\d)[-:]?(\d\d)[-:]?(\d\
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the file, its cells read by field; ``line`` counts from 1, the header's line included."""
+    """One line of the file, its cells read by field; ``line`` counts from 1, the header's line included.
+
+    ``says`` are fields that the header of the columns at hand gives, in place of a column of their own.
+    """
 
     path: Path
     line: int
     columns: Columns
     cells: tuple[str, ...]
     decimal_comma: bool = False
+    says: tuple[tuple[str, str], ...] = ()
+
+    def under(self, says: tuple[tuple[str, str], ...]) -> Row:
+        """The row as columns whose headers say this see it."""
+        return replace(self, says=says)
 
     def error(self, header: str, problem: str, hint: str) -> TimingsError:
         """An error that names the file, this line and the column."""
@@ -44,11 +48,17 @@ class Row:
     def text(self, field: str) -> str | None:
         """The field's cell; ``None`` where the column or the value is missing."""
         index = self.columns.fields.get(field)
-        return None if index is None else self._cell(index)
+        return dict(self.says).get(field) if index is None else self.cell(index)
 
-    def _cell(self, index: int) -> str | None:
+    def cell(self, index: int) -> str | None:
+        """The cell at this place; ``None`` where the value is missing."""
         text = self.cells[index].strip() if index < len(self.cells) else ""
-        return None if text.lower() in _MISSING else text
+        return None if text.lower() in MISSING else text
+
+    def named(self, name: str) -> str | None:
+        """The cell under this header, or of this field; empty where the value, ``None`` where the column is missing."""
+        index = self.columns.place(name)
+        return dict(self.says).get(word(name)) if index is None else self.cell(index) or ""
 
     def flag(self, field: str) -> bool | None:
         """The field as true or false.
@@ -57,9 +67,9 @@ class Row:
             TimingsError: another word.
         """
         text = self.text(field)
-        if text is not None and text.lower() not in _FLAGS:
+        if text is not None and text.lower() not in FLAGS:
             raise self.error(self.header(field), f"{text!r} is neither true nor false", "Write true or false")
-        return None if text is None else _FLAGS[text.lower()]
+        return None if text is None else FLAGS[text.lower()]
 
     def integer(self, field: str, least: int = 1) -> int | None:
         """The field as a whole number of at least ``least``; ``512.0`` is 512.
@@ -82,17 +92,29 @@ class Row:
         Raises:
             TimingsError: not a number, negative, or zero where it is no deviation.
         """
-        text = self._cell(column.index)
+        return self._milliseconds(column, "value", deviation=column.statistic == "std")
+
+    def spread(self, column: TimeColumn) -> float | None:
+        """The deviation that stands beside the time in one cell, ``20.5 ± 0.3``, in milliseconds."""
+        return self._milliseconds(column, "spread", deviation=True)
+
+    def _milliseconds(self, column: TimeColumn, part: str, *, deviation: bool) -> float | None:
+        text = self.cell(column.index)
         if text is None or self.status_in(column):
             return None
-        value = self._number(column.header, text)
-        if value < 0 or (value == 0 and column.statistic != "std"):
+        cell = CELL_OF_TIME.fullmatch(text)
+        number = cell[part] if cell else text
+        if number is None:
+            return None
+        value = self._number(column.header, number)
+        if value < 0 or (value == 0 and not deviation):
             raise self.error(column.header, f"{text!r} is no time that can pass", "Time the run again")
-        return value * column.ms_per_unit
+        unit = (cell["last"] or cell["unit"] if part == "spread" else cell["unit"] or cell["last"]) if cell else None
+        return value * (MS_PER_UNIT[re.sub("[µμ]", "u", unit)] if unit else column.ms_per_unit)
 
     def status_in(self, column: TimeColumn) -> str | None:
         """The status that a cell of times holds in place of a time: ``oom``, ``failed``, ``timeout``."""
-        status = status_from_text(self._cell(column.index) or "")
+        status = status_from_text(self.cell(column.index) or "")
         return None if status == "ok" else status
 
     def _number(self, header: str, text: str) -> float:
@@ -120,76 +142,28 @@ class Row:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def has_rows(path: Path) -> bool:
-    """Whether the file holds anything below its header.
-
-    Raises:
-        TimingsError: no such file, empty, or no text.
-    """
-    return len([line for line in _read_text(path).splitlines() if line.strip()]) > 1
-
-
 def read_rows(path: Path) -> tuple[Columns, list[Row]]:
-    """The header and the rows of a CSV separated by commas, semicolons or tabs; blank lines are left out.
+    """The header and the rows of a timings table; the notes of the columns say what was assumed or left out.
 
     Raises:
-        TimingsError: no such file, empty, not a CSV, no column of times or of models, a row longer than the header.
+        TimingsError: no table, or one without a column of times or of models.
     """
-    text = _read_text(path)
-    first = next((line for line in text.splitlines() if line.strip()), "")
-    separator = max(",;\t", key=first.count)
-    if separator not in first:
-        raise TimingsError(f"{path}, line 1: not a CSV: the header has no comma, semicolon or tab", f"Give {_EXPECTED}")
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
-    try:
-        lines = [(reader.line_num, tuple(cells)) for cells in reader if any(cell.strip() for cell in cells)]
-    except csv.Error as error:
-        raise TimingsError(f"{path}, line {reader.line_num}: not a CSV ({error})", f"Give {_EXPECTED}") from error
-    columns = understand(lines[0][1])
-    _check_header(path, lines[0][0], columns)
-    rows = [Row(path, line, columns, cells, decimal_comma=separator != ",") for line, cells in lines[1:]]
-    _check_rows(path, rows)
-    return columns, rows
-
-
-def _read_text(path: Path) -> str:
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise TimingsError(f"{path}: no such file", "Check the path, or leave the timings out") from error
-    except OSError as error:
-        raise TimingsError(f"{path}: cannot be read ({error.strerror})", "Give the path of a CSV file") from error
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell's > writes UTF-16
-    try:
-        text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise TimingsError(f"{path}: not a CSV: it is not text", "Save it as a CSV in UTF-8") from error
-    if "\0" in text:
-        raise TimingsError(f"{path}: not a CSV: it is not text", "Save it as a CSV in UTF-8")
-    if not text.strip():
-        raise TimingsError(f"{path}: the file is empty", f"Give {_EXPECTED}")
-    return text
+    table = read_table(path)
+    columns = understand(table.headers, [cells for _, cells in table.rows])
+    columns = replace(columns, notes=(*table.notes, *columns.notes))
+    _check_header(path, table.header_line, columns)
+    return columns, [Row(path, line, columns, cells, table.decimal_comma) for line, cells in table.rows]
 
 
 def _check_header(path: Path, line: int, columns: Columns) -> None:
-    place = f"{path}, line {line}"
-    if not columns.phases():
+    listed = columns.listed()
+    groups = columns.groups()
+    if not groups:
         hint = "Add mean_ms beside a phase column, or forward_ms and backward_ms"
-        raise TimingsError(f"{place}: no column of times among {_listed(columns)}", hint)
-    if "model" not in columns.fields and not all(field in columns.fields for field in DIMENSIONS):
+        if any(re.fullmatch(r"\d+\.\d+", header.strip()) for header in columns.headers):
+            hint = "Its first line is data: put a header line above it, such as model,mode,mean,std"
+        raise TimingsError(f"{path}, line {line}: no column of times among {listed}", hint)
+    said = all("model" in dict(group.says) for group in groups)
+    if not said and "model" not in columns.fields and not all(field in columns.fields for field in DIMENSIONS):
         hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}"
-        raise TimingsError(f"{place}: no column names the model among {_listed(columns)}", hint)
-
-
-def _listed(columns: Columns) -> str:
-    return ", ".join(repr(header.strip()) for header in columns.headers)
-
-
-def _check_rows(path: Path, rows: list[Row]) -> None:
-    if not rows:
-        raise TimingsError(f"{path}: a header and no rows", "Run the timings again: the file holds none")
-    for row in rows:
-        count = len(row.columns.headers)
-        if any(cell.strip() for cell in row.cells[count:]):
-            problem = f"{row.path}, line {row.line}: {len(row.cells)} cells under a header of {count}"
-            raise TimingsError(problem, "Correct the row, or quote the value that holds the separator")
+        raise TimingsError(f"{path}, line {line}: no column names the model among {listed}", hint)

@@ -1,8 +1,9 @@
-"""One unprofiled timing, and how a row of a timings CSV becomes one, or several where its columns are wide."""
+"""One unprofiled timing, and how a row of a timings table becomes one, or several where its columns are wide."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from nsys_analyzer.analysis.models import (
@@ -12,12 +13,20 @@ from nsys_analyzer.analysis.models import (
     precision_from_text,
     resolve_model,
 )
-from nsys_analyzer.capture.timings.columns import phase_from_text, status_from_text
+from nsys_analyzer.capture.timings.columns import Group
 from nsys_analyzer.capture.timings.rows import DIMENSIONS, Row
+from nsys_analyzer.capture.timings.words import COMPILED, phase_from_text, status_from_text, word
 from nsys_analyzer.errors import ConfigurationError
 
 UNKNOWN_PHASE = "unknown"
 """The phase of a time where no column says what was timed; it matches no phase of a capture."""
+
+_MODE_OF = {"forward": "forward", "backward": "forward+backward", "forward+backward": "forward+backward"}
+#: Fields that say under which condition a run was made, in the order in which a message names them.
+_CONDITIONS = (
+    "model", *DIMENSIONS, "context_length", "batch_size", "precision", "mixed_precision", "bf16", "fp16", "tf32",
+    "compile", "cuda_graph", "attention", "optimizer", "device", "gpu",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -26,8 +35,10 @@ class Timing:
 
     ``phase`` is ``forward``, ``backward``, ``optimizer``, ``loss``, ``step``, ``forward+backward``, a word of the
     file's own, or ``UNKNOWN_PHASE``. ``status`` is ``ok``, ``oom``, ``failed``, ``timeout``, ``missing`` (no time and
-    no reason given) or a word of the file's own; times are only there where it is ``ok``. ``line`` counts from 1.
-    ``capture`` is the name of the capture of the same configuration, where the file says it.
+    no reason given) or a word of the file's own; times are only there where it is ``ok``. ``line`` counts from 1, in
+    ``file``, a path. ``capture`` is the name of the capture of the same configuration, where the file says it.
+    ``said`` are header and cell of every column that says a condition; ``conditions`` those of columns without a
+    meaning here. ``iteration`` is the row's number where the file has a row for each iteration.
     """
 
     model: ModelSize | None
@@ -47,68 +58,100 @@ class Timing:
     peak_memory_bytes: int | None
     status: str
     line: int
+    file: str = ""
     time_stamp_s: float | None = None
     capture: str | None = None
     attention: str | None = None
+    compile: bool | None = None
+    cuda_graph: bool | None = None
+    optimizer: str | None = None
     device: str | None = None
+    gpu: str | None = None
     message: str | None = None
+    iteration: int | None = None
+    said: tuple[tuple[str, str], ...] = ()
+    conditions: tuple[tuple[str, str], ...] = ()
 
     @property
     def setup(self) -> tuple[object, ...]:
-        """The model's dimensions (or its name), context length, batch size and precision."""
+        """What makes two timings those of one run: the model's dimensions (or its name), and every condition."""
         model = self.model.dimensions if self.model else self.model_name
-        return model, self.context_length, self.batch_size, self.precision
+        known = (self.attention, self.compile, self.cuda_graph, self.optimizer, self.device, self.gpu)
+        return model, self.context_length, self.batch_size, self.precision, *known, self.conditions
+
+    @property
+    def center_ms(self) -> float | None:
+        """The mean, or the median where the file gives that alone."""
+        return self.mean_ms if self.mean_ms is not None else self.median_ms
 
 
-def timings_of(row: Row) -> list[Timing]:
-    """The row's timings: one, or one per phase where its columns are wide.
+def timings_of(row: Row, admits: Callable[[Row], bool] | None = None) -> list[Timing]:
+    """The row's timings: one, or one per phase (and condition) where its columns are wide.
+
+    ``admits`` picks among the conditions that the headers of wide columns name.
 
     Raises:
-        TimingsError: an unknown model, a value that is no number or impossible; it names line and column.
+        TimingsError: a value that is no number or impossible; it names line and column.
     """
-    timings = [_timing(row, group, phase) for group, phase in _phases(row)]
-    timed = any(timing.mean_ms is not None or timing.median_ms is not None for timing in timings)
+    timings = [
+        _timing(row.under(says), group, phase)
+        for says in dict.fromkeys(group.says for group in row.columns.groups())
+        if admits is None or admits(row.under(says))
+        for group, phase in _phases(row, says)
+    ]
+    timed = any(timing.center_ms is not None for timing in timings)
     return [timing for timing in timings if timing.status != "missing" or not timed]
 
 
-def _phases(row: Row) -> list[tuple[str | None, str]]:
+def _phases(row: Row, says: tuple[tuple[str, str], ...]) -> list[tuple[Group, str]]:
     """The groups of time columns to read, each with the phase it stands for in this row."""
-    groups = row.columns.phases()
-    named: list[tuple[str | None, str]] = [(group, group) for group in groups if group is not None]
+    groups = [group for group in row.columns.groups() if group.says == says]
+    named = [(group, group.phase) for group in groups if group.phase is not None]
+    lone = Group(None, says)
     said = _phase_of(row)
-    if None not in groups or (said is None and named):
+    if lone not in groups or (said is None and named):
         return named
-    return [(None, said or UNKNOWN_PHASE), *((group, phase) for group, phase in named if phase != said)]
+    return [(lone, said or UNKNOWN_PHASE), *((group, phase) for group, phase in named if phase != said)]
 
 
 def _phase_of(row: Row) -> str | None:
-    """What the row's one time is the time of: its phase, else ``only_forward``, else its mode."""
+    """What the row's one time is the time of: its phase, else what its flags say was run, else its mode."""
     if text := row.text("phase"):
         return phase_from_text(text) or text.lower()
-    only_forward = row.flag("only_forward")
-    if only_forward is not None:
-        return "forward" if only_forward else "forward+backward"
-    return phase_from_text(row.text("mode") or "")
+    return _ran(row) or phase_from_text(row.text("mode") or "")
+
+
+def _ran(row: Row) -> str | None:
+    """What the flags say was timed: forward alone, with the backward pass, with the optimizer too."""
+    only_forward, backward, optimizer = (row.flag(one) for one in ("only_forward", "with_backward", "with_optimizer"))
+    if only_forward is None and backward is None:
+        return None
+    if only_forward or backward is False:
+        return "forward"
+    return "step" if optimizer else "forward+backward"
 
 
 def _mode(row: Row) -> str | None:
     """The row's mode; ``None`` where the mode column says what was timed and is the phase."""
-    wide = None not in row.columns.phases()
-    only_forward = row.flag("only_forward")
+    wide = Group(None, row.says) not in row.columns.groups()
+    ran = _ran(row)
     if text := row.text("mode"):
-        is_phase = not wide and row.text("phase") is None and only_forward is None and phase_from_text(text)
-        return None if is_phase else mode_from_text(text)
-    if not wide or only_forward is None:
-        return None
-    return "forward" if only_forward else "forward+backward"
+        phase = phase_from_text(text)
+        if not wide and row.text("phase") is None and ran is None and phase:
+            return None
+        return _MODE_OF.get(phase, "train") if phase else mode_from_text(text)
+    return _MODE_OF.get(ran, "train") if wide and ran else None
 
 
 def _precision(row: Row) -> str | None:
     """The row's precision; mixed precision is bf16 unless a half precision is named, without it fp32."""
     text, mixed = row.text("precision"), row.text("mixed_precision")
-    precision = precision_from_text(text) if text else None
+    flags = {name: row.flag(name) for name in ("bf16", "fp16", "tf32")}
+    precision = precision_from_text(text) if text else next((name for name, flag in flags.items() if flag), None)
+    if text and re.search(r"mixed|autocast|amp", text.lower()):
+        return _half_in(text) or "bf16"
     if mixed is None:
-        return precision
+        return precision or ("fp32" if False in flags.values() else None)
     if (named := precision_from_text(mixed)) in ("fp32", "tf32", "bf16", "fp16"):
         return named
     if row.flag("mixed_precision"):
@@ -116,15 +159,25 @@ def _precision(row: Row) -> str | None:
     return precision or "fp32"
 
 
-def _timing(row: Row, group: str | None, phase: str) -> Timing:
-    model, name = _model(row)
+def _half_in(text: str) -> str | None:
+    """The half precision that a longer text names, such as ``bf16_autocast``."""
+    parts = (precision_from_text(part) for part in word(text).split("_"))
+    return next((part for part in parts if part in ("bf16", "fp16")), None)
+
+
+def _timing(row: Row, group: Group, phase: str) -> Timing:
+    model, name = model_of(row)
     status = _status(row, group)
     columns = row.columns
+    main = columns.time(group, "mean") or columns.time(group, "median")
     ms = {
         statistic: row.milliseconds(column) if status == "ok" and column else None
         for statistic in ("mean", "std", "min", "max", "median")
         for column in [columns.time(group, statistic)]
     }
+    if ms["std"] is None and status == "ok" and main:
+        ms["std"] = row.spread(main)
+    device, compiled = row.text("device"), row.text("compile")
     return Timing(
         model=model,
         model_name=name,
@@ -143,19 +196,35 @@ def _timing(row: Row, group: str | None, phase: str) -> Timing:
         peak_memory_bytes=row.integer("peak_memory_bytes", least=0),
         status=status,
         line=row.line,
+        file=str(row.path),
         time_stamp_s=row.seconds_since_epoch(),
         capture=row.text("capture"),
         attention=row.text("attention"),
-        device=row.text("device"),
+        compile=COMPILED[compiled.lower()] if compiled else None,
+        cuda_graph=row.flag("cuda_graph"),
+        optimizer=row.text("optimizer"),
+        device=device.split(":")[0].lower() if device else None,
+        gpu=row.text("gpu"),
         message=row.text("message"),
+        iteration=row.integer("iteration", least=0),
+        said=_said(row),
+        conditions=tuple((columns.headers[index].strip(), row.cell(index) or "") for index in columns.others),
     )
 
 
-def _status(row: Row, group: str | None) -> str:
+def _said(row: Row) -> tuple[tuple[str, str], ...]:
+    """Header and cell of each column that says a condition, then what the header of the time's column says."""
+    fields = [field for field in _CONDITIONS if field in row.columns.fields]
+    if "model" in fields:
+        fields = [field for field in fields if field not in DIMENSIONS]
+    return (*((row.header(field), row.text(field) or "") for field in fields), *row.says)
+
+
+def _status(row: Row, group: Group) -> str:
     """How the run ended. A wide row that failed late still holds the times of the phases before: they are ok."""
     text = row.text("status")
     declared = "oom" if row.flag("oom") else status_from_text(text or "ok")
-    if group is None and declared not in ("ok", None):
+    if group.phase is None and declared not in ("ok", None):
         return str(declared)
     main = row.columns.time(group, "mean") or row.columns.time(group, "median")
     if main and (in_cell := row.status_in(main)):
@@ -164,11 +233,17 @@ def _status(row: Row, group: str | None) -> str:
         return "ok"
     if declared is None:
         return str(text).lower()
+    if declared == "ok" and text is None and (message := row.text("message")):
+        return status_from_text(message) or "failed"
     return "missing" if declared == "ok" else declared
 
 
-def _model(row: Row) -> tuple[ModelSize | None, str]:
-    """The row's model and the name that the row gives it; a row that names its capture needs no model."""
+def model_of(row: Row) -> tuple[ModelSize | None, str]:
+    """The row's model and the name that the row gives it; a row that names its capture needs no model.
+
+    Raises:
+        TimingsError: no model, one that is unknown, or dimensions that are not those of its name.
+    """
     name = row.text("model")
     given = [row.integer(field) for field in DIMENSIONS]
     dimensions = _complete(given)
@@ -188,6 +263,16 @@ def _model(row: Row) -> tuple[ModelSize | None, str]:
     return model, name or model.name
 
 
+def has_unknown_model(row: Row) -> bool:
+    """Whether the row's model is a name that is not known, without the dimensions that would say what it is."""
+    if any(row.text(field) is None for field in DIMENSIONS) and (name := row.text("model")):
+        try:
+            find_model(name)
+        except ConfigurationError:
+            return True
+    return False
+
+
 def _complete(given: Sequence[int | None]) -> tuple[int, int, int, int] | None:
     values = [value for value in given if value is not None]
     return (values[0], values[1], values[2], values[3]) if len(values) == 4 else None
@@ -195,7 +280,9 @@ def _complete(given: Sequence[int | None]) -> tuple[int, int, int, int] | None:
 
 def model_notes(row: Row) -> list[str]:
     """What to say of a row that gives a known model's name to other dimensions."""
-    model, name = _model(row)
+    if "model" not in row.columns.fields:
+        return []
+    model, name = model_of(row)
     try:
         known = find_model(name)
     except ConfigurationError:

@@ -1,0 +1,129 @@
+"""Which timing belongs to which capture."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+
+from nsys_analyzer.analysis.models import Configuration
+from nsys_analyzer.analysis.runs import RunConditions
+from nsys_analyzer.capture.timings.timing import Timing
+from nsys_analyzer.capture.timings.words import word
+
+_TRAINING_PHASES = ("forward", "loss", "backward", "forward+backward")
+_NO_CONDITIONS = RunConditions()
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Timings of one or several files, one per setup and phase.
+
+    ``source`` is what the files are called, ``notes`` say what was assumed or chosen.
+    """
+
+    source: str
+    rows: tuple[Timing, ...]
+    notes: tuple[str, ...]
+
+    def configurations(self) -> tuple[Configuration, ...]:
+        """The distinct configurations, in the order of the file."""
+        return tuple(
+            dict.fromkeys(
+                Configuration(
+                    model=row.model,
+                    context_length=row.context_length,
+                    batch_size=row.batch_size,
+                    precision=row.precision,
+                    mode=row.mode,
+                    source="timings",
+                )
+                for row in self.rows
+            )
+        )
+
+    def of_capture(
+        self, name: str, others: Collection[str], configuration: Configuration, run: RunConditions = _NO_CONDITIONS
+    ) -> dict[str, Timing]:
+        """The timings of a capture by phase: those that name it, else those that fit its configuration.
+
+        A row that names one of ``others``, the captures beside this one, is never used for this one.
+        """
+        near = self._near(name, others)
+        if near.rows and near.rows[0].capture == name and len({(row.setup, row.mode) for row in near.rows}) == 1:
+            return {row.phase: row for row in near.rows}
+        phases = dict.fromkeys(row.phase for row in near.rows)
+        return {phase: found for phase in phases if (found := near.find(configuration, phase, run))}
+
+    def undecided(
+        self, name: str, others: Collection[str], configuration: Configuration, run: RunConditions = _NO_CONDITIONS
+    ) -> dict[str, tuple[str, ...]]:
+        """The columns, with their values, in which rows differ that fit this capture alike; empty where none do."""
+        near = self._near(name, others)
+        fitting = near._best(configuration, run)
+        if len({row.setup for row in fitting}) < 2:
+            return {}
+        values: dict[str, dict[str, None]] = {}
+        for header, value in (pair for row in fitting for pair in row.said):
+            values.setdefault(header, {})[value] = None
+        return {header: tuple(own) for header, own in values.items() if len(own) > 1}
+
+    def find(self, configuration: Configuration, phase: str, run: RunConditions = _NO_CONDITIONS) -> Timing | None:
+        """The timing of this phase under these conditions; ``None`` where none, or more than one, fits.
+
+        Model (by its dimensions), context length, batch size, precision, mode, and every other condition must agree
+        wherever both sides know them; rows that know more of them go first. Where nothing is known, only a file of a
+        single configuration fits. A training step's forward, loss and backward are those of a ``forward+backward``
+        run and the other way round, where no row has the mode itself.
+        """
+        near = self._best(configuration, run)
+        if len({row.setup for row in near}) != 1:
+            return None
+        fitting = [row for row in near if row.phase == phase and _mode_fits(row.mode, configuration.mode, phase)]
+        exact = [row for row in fitting if row.mode == configuration.mode] or fitting
+        return exact[0] if len(exact) == 1 else None
+
+    def _near(self, name: str, others: Collection[str]) -> Timings:
+        """Those that name this capture, else those that name none of the others."""
+        own = tuple(row for row in self.rows if row.capture == name)
+        return replace(self, rows=own or tuple(row for row in self.rows if row.capture not in others))
+
+    def _best(self, configuration: Configuration, run: RunConditions) -> list[Timing]:
+        """The rows that contradict nothing that is known and agree in most of it."""
+        agreeing = {index: _agreement(row, configuration, run) for index, row in enumerate(self.rows)}
+        best = max((score for score in agreeing.values() if score is not None), default=None)
+        if best is None or (best == 0 and not configuration.mode and len(self.configurations()) != 1):
+            return []
+        return [row for index, row in enumerate(self.rows) if agreeing[index] == best]
+
+
+def _agreement(row: Timing, configuration: Configuration, run: RunConditions) -> int | None:
+    """How many conditions both sides know and agree on; ``None`` if they disagree in one."""
+    pairs: Iterable[tuple[object, object]] = (
+        (row.model and row.model.dimensions, configuration.model and configuration.model.dimensions),
+        (row.context_length, configuration.context_length),
+        (row.batch_size, configuration.batch_size),
+        (row.precision, configuration.precision),
+        (row.attention, configuration.attention or run.attention),
+        (row.compile, run.compile),
+        (row.cuda_graph, run.cuda_graph),
+        (row.optimizer, run.optimizer),
+        (row.device, run.device),
+        *((value, getattr(run, word(header), None)) for header, value in row.conditions if value),
+    )
+    known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
+    agree = all(ours == theirs or str(ours).lower() == str(theirs).lower() for ours, theirs in known)
+    return len(known) if agree and _gpu_fits(row.gpu, run.gpu) else None
+
+
+def _gpu_fits(one: str | None, other: str | None) -> bool:
+    """Whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
+    ours, theirs = (set(re.findall(r"[a-z]*\d+[a-z]*", (name or "").lower())) for name in (one, other))
+    plain = [{part for part in parts if not part.endswith("gb") and "hbm" not in part} for parts in (ours, theirs)]
+    return not all(plain) or bool(plain[0] & plain[1])
+
+
+def _mode_fits(mode: str | None, wanted: str | None, phase: str) -> bool:
+    if mode is None or wanted is None or mode == wanted:
+        return True
+    return {mode, wanted} == {"train", "forward+backward"} and phase in _TRAINING_PHASES
