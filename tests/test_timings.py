@@ -446,10 +446,25 @@ def test_a_column_that_is_the_same_in_a_setup_splits_nothing(tmp_path: Path) -> 
 
 
 def test_the_run_chooses_by_a_column_of_its_own_name(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,profiler,forward_ms\nsmall,nsys,10\nsmall,none,9\n")
-    timing = timings.find(Configuration(find_model("small")), "forward", RunConditions(profiler="none"))
+    timings = read(tmp_path, "model,profiler,forward_ms\nsmall,nsys,10\nsmall,torch,9\n")
+    timing = timings.find(Configuration(find_model("small")), "forward", RunConditions(profiler="torch"))
     assert timing is not None
     assert timing.mean_ms == 9.0
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("sdpa", 8.0), ("SDPA", 8.0), ("unfused", None)])
+def test_words_choose_where_the_file_uses_them(tmp_path: Path, asked: str, expected: float | None) -> None:
+    """What one calls naive is unfused for another: both fit, and neither is chosen."""
+    timings = read(tmp_path, "model,attention,optimizer,forward_ms\nsmall,naive,AdamW,10\nsmall,sdpa,AdamW,8\n")
+    timing = timings.find(
+        Configuration(find_model("small"), attention=asked), "forward", RunConditions(optimizer="torch")
+    )
+    assert (timing.mean_ms if timing else None) == expected
+
+
+def test_a_device_that_is_a_gpu(tmp_path: Path) -> None:
+    rows = read(tmp_path, "model,device,forward_ms\nsmall,cuda:0,1\nsmall,cpu,2\nsmall,NVIDIA A100,3\n").rows
+    assert [(row.device, row.gpu) for row in rows] == [("cuda", None), ("cpu", None), (None, "NVIDIA A100")]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ def gather_evidence(
         captures = gather(with_traces, names or PhaseNames.parse(()), given or Given(), timings)
     notes = timings.notes if timings else ()
     if beside_them:
-        click.echo(f"Unprofiled times: {beside_them.source}, of the captures' folder; --csv names others.", err=True)
         notes = (*notes, "Found in the captures' folder and used; `--csv` names another.")
     return Evidence(captures, command, timings.source if timings else "", notes, benches)
 
@@ -94,10 +93,13 @@ def timings_beside(places: Sequence[Path], selection: Selection | None = None) -
     if len(found) != 1:
         return None
     try:
-        return read_timings(found[0], selection=selection) if has_rows(found[0]) else None
+        read = read_timings(found[0], selection=selection) if has_rows(found[0]) else None
     except NsysAnalyzerError as error:
         click.echo(f"Left out, as it cannot be read: {error}", err=True)
         return None
+    if read:
+        click.echo(f"Unprofiled times: {found[0]}; --csv names others.", err=True)
+    return read
 
 
 def check_replaceable(path: Path, remedy: str, *, force: bool = False) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from nsys_analyzer.analysis.models import Configuration
@@ -90,29 +90,37 @@ class Timings:
 
     def _best(self, configuration: Configuration, run: RunConditions) -> list[Timing]:
         """The rows that contradict nothing that is known and agree in most of it."""
-        agreeing = {index: _agreement(row, configuration, run) for index, row in enumerate(self.rows)}
+        used = {text.lower() for row in self.rows for text in (row.attention, row.optimizer) if text}
+        used |= {value.lower() for row in self.rows for _, value in row.conditions}
+        agreeing = {index: _agreement(row, configuration, run, used) for index, row in enumerate(self.rows)}
         best = max((score for score in agreeing.values() if score is not None), default=None)
         if best is None or (best == 0 and not configuration.mode and len(self.configurations()) != 1):
             return []
         return [row for index, row in enumerate(self.rows) if agreeing[index] == best]
 
 
-def _agreement(row: Timing, configuration: Configuration, run: RunConditions) -> int | None:
-    """How many conditions both sides know and agree on; ``None`` if they disagree in one."""
-    pairs: Iterable[tuple[object, object]] = (
+def _agreement(row: Timing, configuration: Configuration, run: RunConditions, used: Collection[str]) -> int | None:
+    """How many conditions both sides know and agree on; ``None`` if they disagree in one.
+
+    Words of no fixed vocabulary, ``eager`` or ``unfused``, are known where they are among the words ``used``.
+    """
+    pairs: list[tuple[object, object]] = [
         (row.model and row.model.dimensions, configuration.model and configuration.model.dimensions),
         (row.context_length, configuration.context_length),
         (row.batch_size, configuration.batch_size),
         (row.precision, configuration.precision),
-        (row.attention, configuration.attention or run.attention),
         (row.compile, run.compile),
         (row.cuda_graph, run.cuda_graph),
-        (row.optimizer, run.optimizer),
         (row.device, run.device),
-        *((value, getattr(run, word(header), None)) for header, value in row.conditions if value),
+    ]
+    words = (
+        (row.attention, configuration.attention or run.attention),
+        (row.optimizer, run.optimizer),
+        *((value, getattr(run, word(header), None)) for header, value in row.conditions),
     )
+    pairs += [(ours.lower(), str(theirs).lower()) for ours, theirs in words if ours and str(theirs).lower() in used]
     known = [(ours, theirs) for ours, theirs in pairs if ours is not None and theirs is not None]
-    agree = all(ours == theirs or str(ours).lower() == str(theirs).lower() for ours, theirs in known)
+    agree = all(ours == theirs for ours, theirs in known)
     return len(known) if agree and _gpu_fits(row.gpu, run.gpu) else None
 
 

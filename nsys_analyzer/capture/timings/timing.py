@@ -177,7 +177,8 @@ def _timing(row: Row, group: Group, phase: str) -> Timing:
     }
     if ms["std"] is None and status == "ok" and main:
         ms["std"] = row.spread(main)
-    device, compiled = row.text("device"), row.text("compile")
+    device, gpu = _device(row)
+    compiled = row.text("compile")
     return Timing(
         model=model,
         model_name=name,
@@ -203,13 +204,21 @@ def _timing(row: Row, group: Group, phase: str) -> Timing:
         compile=COMPILED[compiled.lower()] if compiled else None,
         cuda_graph=row.flag("cuda_graph"),
         optimizer=row.text("optimizer"),
-        device=device.split(":")[0].lower() if device else None,
-        gpu=row.text("gpu"),
+        device=device,
+        gpu=gpu,
         message=row.text("message"),
         iteration=row.integer("iteration", least=0),
         said=_said(row),
         conditions=tuple((columns.headers[index].strip(), row.cell(index) or "") for index in columns.others),
     )
+
+
+def _device(row: Row) -> tuple[str | None, str | None]:
+    """``cuda`` or ``cpu``, and the GPU's name, which some write in a column ``device``."""
+    device, gpu = row.text("device"), row.text("gpu")
+    kind = device.lower().split(":")[0] if device else None
+    known = kind in (None, "cuda", "cpu", "mps")
+    return (kind, gpu) if known else (None, gpu or device)
 
 
 def _said(row: Row) -> tuple[tuple[str, str], ...]:
