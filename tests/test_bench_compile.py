@@ -208,10 +208,10 @@ def test_what_real_captures_say(trace_pair: TracePair) -> None:
     assert "; more matmul (" in sentence
 
 
-def test_kernels_that_fill_little_of_a_step_gain_by_fewer_launches(trace_pair: TracePair) -> None:
-    sums = [phase.kernel_sum_ms.mean for phase in trace_pair.phase("step") or ()]
-    assert sums[0]
-    assert sums[1]
+def test_a_gpu_that_waits_gains_by_fewer_launches_too(trace_pair: TracePair) -> None:
+    busy = [phase.gpu_busy_ms.mean for phase in trace_pair.phase("step") or ()]
+    assert busy[0]
+    assert busy[1]
     name = "small fp32, context 256, train"
     traces = [replace(trace_pair, name=name)]
 
@@ -219,10 +219,13 @@ def test_kernels_that_fill_little_of_a_step_gain_by_fewer_launches(trace_pair: T
         (sentence,) = shares(traces, pairs_of([row(False, eager_ms), row(True, compiled_ms)]))
         return sentence.replace("\N{NO-BREAK SPACE}", " ")
 
-    slow = shared(4 * max(sums), 3 * max(sums))
-    assert f"fill {sums[0] / (4 * max(sums)):.1%}".replace("%", " %") in slow
-    assert "waits for launches in both, so fewer of them (1,948 to 657) save time too." in slow
-    assert "waits for launches" not in shared(4 * max(sums), 1.2 * sums[1])  # 1 ÷ 1.2 = 83 % of the compiled step
+    slow = shared(4 * max(busy), 3 * max(busy))
+    assert f"busy for {busy[0] / (4 * max(busy)):.1%}".replace("%", " %") in slow
+    assert (
+        "waits for the CPU in both (idle for 30.0 % or more), and the CPU has fewer kernels to launch (1,948 to 657)."
+        in slow
+    )
+    assert "waits for the CPU" not in shared(4 * max(busy), 1.2 * busy[1])  # 1 ÷ 1.2 = 83 % of the compiled step
     assert list(shares(traces, pairs_of([row(False, 1)]))) == []  # nothing to compare with
 
 

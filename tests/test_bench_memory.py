@@ -106,25 +106,23 @@ def test_the_answers_are_computed() -> None:
     assert "once the launch queue is full" not in said
     assert "A layer keeps up to 64.0 MiB of forward for backward (small 256 train fp32), 1.000× what" in said
     # Two phases of each full step and one of forward alone; each waits for 4 of its 10 ms.
-    assert "The phases forward and backward are compute-bound (5 of 5)." in said
+    assert "The phases forward and backward wait for the GPU (5 of 5)." in said
     assert "Nothing ran out of memory." in said
 
 
 def test_what_limits_a_phase_is_said_of_each() -> None:
     bounds = [phase("forward", 2 * GIB, issue_ms=9.5), phase("backward", 2 * GIB, issue_ms=10.0, allocator_ms=6.0)]
     said = text(row(phases=bounds))
-    assert "launch-bound (1 of 2), allocator-bound (1 of 2)" in said
-    assert next(line for line in said.splitlines() if line.endswith("allocator-bound |")).endswith(
-        "| 10.00 | 10.00 | 60.0 % | 0.0 % | allocator-bound |"
+    assert "wait for the host (1 of 2), the allocator (1 of 2)." in said
+    assert next(line for line in said.splitlines() if line.endswith("| allocator |")).endswith(
+        "| 10.00 | 10.00 | 60.0 % | 0.0 % | allocator |"
     )
 
 
 def test_the_teeth_of_forward_alone() -> None:
-    line = next(line for line in text(row("forward")).splitlines() if line.endswith("compute-bound |"))
+    line = next(line for line in text(row("forward")).splitlines() if line.endswith("% | GPU |"))
     # 1e6 and 2e6 bytes in a ms are 1 and 2 GB/s; of 6 ms of issuing 1 in the allocator, of 10 ms 4 of waiting.
-    assert line == (
-        "| small 256 forward fp32 | 1 GB/s | 2 GB/s | 3 | 6.000 | 10.00 | 16.7 % | 40.0 % | compute-bound |"
-    )
+    assert line == ("| small 256 forward fp32 | 1 GB/s | 2 GB/s | 3 | 6.000 | 10.00 | 16.7 % | 40.0 % | GPU |")
 
 
 def test_the_paces_of_a_full_step() -> None:
@@ -138,7 +136,7 @@ def test_the_paces_of_a_full_step() -> None:
         phase("backward", 4 * 10**9, start_ms=9.9, end_ms=20.0, start_bytes=4 * 10**9),
     ]
     said = text(row(timeline_ms_bytes=points, phases=phases, parameter_bytes=10**9))
-    forward, backward = (line for line in said.splitlines() if line.endswith("compute-bound |"))
+    forward, backward = (line for line in said.splitlines() if line.endswith("% | GPU |"))
     assert forward.startswith("| small 256 train fp32 | forward | 1 TB/s | 100 GB/s | 300 GB/s |")
     assert backward.startswith("| small 256 train fp32 | backward | -1.5 TB/s | -250 GB/s | -200 GB/s |")
     assert "in forward of small 256 train fp32 by 1 TB/s in the first third of that time, by 100 GB/s in the" in said

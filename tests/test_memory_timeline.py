@@ -16,9 +16,9 @@ from nsys_analyzer.analysis.memory_timeline import (
     Point,
     Span,
     alive_after,
-    bound_by,
     largest,
     levels,
+    limited_by,
     paces,
     phases_of,
     teeth,
@@ -143,21 +143,21 @@ def test_a_curve_without_time_has_no_pace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wall_ms", "issue_ms", "allocator_ms", "asynchronous", "bound"),
+    ("wall_ms", "issue_ms", "allocator_ms", "asynchronous", "limit"),
     [
-        (10.0, 9.8, 4.9, True, "allocator-bound"),  # half of the time to issue
-        (10.0, 9.8, 4.8, True, "launch-bound"),
-        (10.0, 5.0, 4.9, True, "compute-bound"),  # the allocator fills the issuing, and still the GPU is behind
-        (10.0, 9.0, 1.0, True, "compute-bound"),  # a tenth of the phase is waiting
-        (10.0, 9.1, 1.0, True, "launch-bound"),
-        (10.0, 10.0, 1.0, False, "compute-bound"),  # on a CPU the host is the device
-        (10.0, 10.0, 6.0, False, "allocator-bound"),
+        (10.0, 9.8, 4.9, True, "allocator"),  # half of the time to issue
+        (10.0, 9.8, 4.8, True, "host"),
+        (10.0, 5.0, 4.9, True, "GPU"),  # the allocator fills the issuing, and still the GPU is behind
+        (10.0, 9.0, 1.0, True, "GPU"),  # a tenth of the phase is waiting
+        (10.0, 9.1, 1.0, True, "host"),
+        (10.0, 10.0, 1.0, False, "CPU"),  # on a CPU the host is the device
+        (10.0, 10.0, 6.0, False, "allocator"),
     ],
 )
 def test_what_limits_a_slope(
-    wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool, bound: str
+    wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool, limit: str
 ) -> None:
-    assert bound_by(wall_ms, issue_ms, allocator_ms, asynchronous) == bound
+    assert limited_by(wall_ms, issue_ms, allocator_ms, asynchronous) == limit
 
 
 TINY = ModelSize("tiny", d_model=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=50)

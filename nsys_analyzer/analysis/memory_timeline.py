@@ -224,8 +224,10 @@ def _level_at(points: Sequence[Point], ms: float) -> int:
     return points[max(bisect_right(points, ms + _ROUNDING_MS, key=lambda point: point[0]) - 1, 0)][1]
 
 
-def bound_by(wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool) -> str:
-    """What the time of a phase is limited by: ``compute-bound``, ``allocator-bound`` or ``launch-bound``.
+def limited_by(wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool) -> str:
+    """What a phase waits for: ``GPU``, ``allocator`` or the ``host`` that issues, and ``CPU`` where that computes.
+
+    None of these is GPU-bound, memory-bound or compute-bound, which are claims on busy time, bytes/s and FLOP/s.
 
     Args:
         wall_ms: the phase, synchronized at its end.
@@ -235,7 +237,7 @@ def bound_by(wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous:
 
     """
     if asynchronous and wall_ms - issue_ms >= WAITING_SHARE * wall_ms:
-        return "compute-bound"
+        return "GPU"
     if allocator_ms >= ALLOCATOR_SHARE * issue_ms:
-        return "allocator-bound"
-    return "launch-bound" if asynchronous else "compute-bound"
+        return "allocator"
+    return "host" if asynchronous else "CPU"

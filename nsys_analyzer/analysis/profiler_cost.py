@@ -57,6 +57,8 @@ OPERATOR = EventCost(
 #: The median duration of a kernel launch, µs, where ``API_CALL`` was measured. A slower CPU takes longer for a launch
 #: and, so it is assumed, as much longer for recording it. The limit is for launches that wait for room in their queue.
 _LAUNCH_US, _SLOWEST = 3.9, 3.0
+#: Of more API calls than this some are looked at for the median.
+_SAMPLED = 200_000
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,8 @@ class RecordedEvents:
             _starts(events.start, events.thread, process) if events is not None else np.empty(0, np.int64)
             for events in (launches, ranges, operators)
         )
-        lasted = (launches.end - launches.start)[launches.call == LAUNCH]
+        some = launches.select(slice(None, None, len(launches.start) // _SAMPLED + 1))
+        lasted = (some.end - some.start)[some.call == LAUNCH]
         slower = float(np.median(lasted)) / 1e3 / _LAUNCH_US if len(lasted) else 1.0
         self._slower = min(max(slower, 1.0), _SLOWEST)
         self._known = bool(len(launches.start)) and not trace.costly_tables
@@ -112,7 +115,9 @@ class RecordedEvents:
 
 
 def _starts(start: Ints, thread: Ints, process: int) -> Ints:
-    return np.sort(start[process_of(thread) == process])
+    mine = process_of(thread) == process
+    own = start if mine.all() else start[mine]
+    return own if (own[1:] >= own[:-1]).all() else np.sort(own)
 
 
 def _count(events: Ints, start: Ints, end: Ints) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nsys_analyzer.analysis.verdicts import IDLE
 from nsys_analyzer.report.model import Bars, Block, Cell, Column, Details, Paragraph, Table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -20,8 +21,6 @@ _NAMED = 3
 #: A class that changes by less than this share of the eager kernel time is not named.
 _NOTABLE = 0.01
 _UNFOLDED = 1
-#: A step whose kernels fill less of it waits for the host to launch them.
-_FILLED = 0.7
 _PROFILED = "Times are those of profiled steps."
 _FUSED = (
     "A fused kernel has one class, that of the reduction in it, where there is one: work that was elementwise or a "
@@ -115,28 +114,31 @@ def answers(pairs: Sequence[TracePair], word: str) -> Iterator[str]:
 
 
 def shares(traces: Sequence[TracePair], pairs: Sequence[Pair]) -> Iterator[str]:
-    """How much of a step its kernels fill before and after, and so whether it gains by less work or fewer launches."""
+    """How busy the GPU is in the unprofiled step before and after: whether less work or fewer launches gain."""
     rows = {pair.title: pair for pair in pairs}
     for trace in traces[:_NAMED]:
         phases, pair = trace.phase("step"), rows.get(trace.name)
         walls = pair.ms("step") if pair else (None, None)
-        sums = [phase.kernel_sum_ms.mean for phase in phases or ()]
-        if phases and walls[0] and walls[1] and sums[0] and sums[1]:
-            yield _share(trace.name, phases, (sums[0], sums[1]), (walls[0], walls[1]))
+        busy = [phase.gpu_busy_ms.mean for phase in phases or ()]
+        if phases and walls[0] and walls[1] and busy[0] and busy[1]:
+            yield _share(trace.name, phases, (busy[0], busy[1]), (walls[0], walls[1]))
 
 
 def _share(
-    name: str, phases: tuple[PhaseSummary, PhaseSummary], sums: tuple[float, float], walls: tuple[float, float]
+    name: str, phases: tuple[PhaseSummary, PhaseSummary], busy: tuple[float, float], walls: tuple[float, float]
 ) -> str:
-    eager, compiled = (kernels / wall for kernels, wall in zip(sums, walls, strict=True))
-    step, both = " to ".join(map(milliseconds, walls)), " to ".join(map(milliseconds, sums))
+    eager, compiled = (works / wall for works, wall in zip(busy, walls, strict=True))
+    step, both = " to ".join(map(milliseconds, walls)), " to ".join(map(milliseconds, busy))
     text = (
-        f"In {name}, the traces' kernels fill {percent(eager)} of the unprofiled eager step and {percent(compiled)} of "
-        f"the compiled one: the step goes from {step}, its kernels from {both}"
+        f"In {name}, the GPU is busy for {percent(eager)} of the unprofiled eager step and for {percent(compiled)} of "
+        f"the compiled one: the step goes from {step}, GPU busy from {both}"
     )
-    if max(eager, compiled) < _FILLED and walls[1] < walls[0]:
+    if 1 - max(eager, compiled) >= IDLE and walls[1] < walls[0]:
         before, after = (phase.kernels_per_instance for phase in phases)
-        text += f"; the GPU waits for launches in both, so fewer of them ({before:,.0f} to {after:,.0f}) save time too"
+        text += (
+            f"; the GPU waits for the CPU in both (idle for {percent(IDLE)} or more), and the CPU has fewer kernels to "
+            f"launch ({before:,.0f} to {after:,.0f})"
+        )
     return f"{text}."
 
 

@@ -116,7 +116,7 @@ def _of_throughput(results: Results) -> Iterator[str]:
     if shares := [share for row in cached if (share := bandwidth_share(results, row)) is not None]:
         yield (
             f"With the cache a next token reads weights and cache at {_span(shares, 'percent')} of the bandwidth of a "
-            "large copy; what is missing to 100 % is other work, and waiting for launches."
+            "large copy; what is missing to 100 % is other work and idle time, which these rows do not tell apart."
         )
 
 

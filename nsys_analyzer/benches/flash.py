@@ -139,8 +139,8 @@ def _launches(results: Results, precision: str) -> Iterator[str]:
             parts.append(f"{NAMES[one]} {spread(times, '{:.2f}')} ms up to context {spread([*flat.values()], '{:,}')}")
     if parts:
         yield (
-            f"Shorter contexts do not show in the time ({', '.join(parts)}): there launches and Python are measured, "
-            "not attention."
+            f"Shorter contexts do not show in the time ({', '.join(parts)}): there the fixed cost of a call is "
+            "measured, Python and launches among it, not attention."
         )
 
 

@@ -49,8 +49,8 @@ def ratio(results: Results, row: Row, key: str, peer: str | None = None) -> floa
 def flat_until(results: Results, implementation: str, precision: str, d: int) -> int | None:
     """The longest context at which a pass end to end takes as long as at shorter ones; None where none is longer.
 
-    As long: within 10 % of the least time up to there. So long as the work does not show in its time, the time is that
-    of launches and Python.
+    As long: within 10 % of the least time up to there. So long as the work does not show in its time, the time is a
+    fixed cost of each call.
     """
     rows = results.of(implementation=implementation, precision=precision, d_head=d)
     times = sorted((row.case["context_length"], row.figures[_WHOLE]) for row in rows if _WHOLE in row.figures)

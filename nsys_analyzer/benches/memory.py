@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
 from nsys_analyzer.benches.endings import endings, messages
 from nsys_analyzer.benches.memory_facts import (
-    bound_of,
     flags,
+    limit_of,
     paces_of,
     phases_of,
     place_of_peak,
@@ -159,9 +159,9 @@ def _answers(results: Results) -> Iterator[str]:
             f"A layer keeps up to {_size(top, 'layer_saves_bytes')} of forward for backward ({run_name(top)}), "
             f"{format_number(ratio, 'factor')} what its shapes say."
         )
-    bounds = [bound_of(row, phase) for row, phase in sloped(results)]
-    if bounds:
-        yield f"The phases forward and backward are {_counted(bounds)}."
+    limits = [f"the {limit_of(row, phase)}" for row, phase in sloped(results)]
+    if limits:
+        yield f"The phases forward and backward wait for {_counted(limits)}."
     yield from _slowing(steps)
     yield from endings(results.rows, run_name, "Nothing ran out of memory.")
 

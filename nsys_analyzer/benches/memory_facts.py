@@ -1,4 +1,4 @@
-"""What the rows of the memory bench say: names, phases, bounds, contradictions, and the claims that physics tests."""
+"""What the rows of the memory bench say: names, phases, limits, contradictions, and the claims that physics tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from nsys_analyzer.analysis.flops import backward_flops, forward_flops
-from nsys_analyzer.analysis.memory_timeline import Point, bound_by, paces
+from nsys_analyzer.analysis.memory_timeline import Point, limited_by, paces
 from nsys_analyzer.analysis.models import ModelSize, find_model
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.benches.physics import Rate, Residence
@@ -52,9 +52,9 @@ def sloped(results: Results) -> Iterator[tuple[Row, Phase]]:
     return ((row, phase) for row in results.rows if row.ok for phase in phases_of(row) if phase["name"] in SLOPED)
 
 
-def bound_of(row: Row, phase: Phase) -> str:
-    """What the time of a phase is limited by."""
-    return bound_by(phase["wall_ms"], phase["issue_ms"], phase["allocator_ms"], row.case["device"] == "cuda")
+def limit_of(row: Row, phase: Phase) -> str:
+    """What a phase waits for."""
+    return limited_by(phase["wall_ms"], phase["issue_ms"], phase["allocator_ms"], row.case["device"] == "cuda")
 
 
 def course(row: Row, phase: Phase) -> list[Point]:

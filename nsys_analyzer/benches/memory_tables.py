@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from nsys_analyzer.analysis.memory_timeline import ALLOCATOR_SHARE, WAITING_SHARE
 from nsys_analyzer.analysis.saved_tensors import saved_by_layer
-from nsys_analyzer.benches.memory_facts import Phase, bound_of, paces_of, phases_of, run_name, size_of, sloped, trained
+from nsys_analyzer.benches.memory_facts import Phase, limit_of, paces_of, phases_of, run_name, size_of, sloped, trained
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Table
 from nsys_analyzer.report.units import percent
@@ -15,9 +15,9 @@ _PHASES = ("forward", "loss", "backward", "optimizer")
 _AUTOGRAD = "autograd"
 _LONGEST_CODE = 60
 _PACES = ("first third", "last third", "over the wall")
-_BOUNDS = (
-    Column("issue", "ms"), Column("wall", "ms"), Column("allocator", "percent"), Column("waits", "percent"),
-    Column("phase is"),
+_WAITS = (
+    Column("issue", "ms"), Column("wall", "ms"), Column("allocator", "percent"), Column("waiting", "percent"),
+    Column("waits for"),
 )  # fmt: skip
 #: What the columns of the slopes mean, wherever it ran, and on a GPU besides.
 _RULE = (
@@ -30,14 +30,15 @@ _RULE = (
     "each cudaMalloc."
 )
 _RULE_ON_GPU = (
-    "What bounds a phase is not what makes its slope. A tensor's memory is handed out when its kernel is launched: the "
-    "curve has the host's pace while the GPU keeps up, and also where it does not until the launch queue is full; from "
-    "then on it has the GPU's. Waits is the share of the wall in which all work is issued and the GPU still works. "
-    f"From {percent(WAITING_SHARE)} of it on a phase is compute-bound; else from {percent(ALLOCATOR_SHARE)} of the "
-    "time to issue in the allocator on allocator-bound; else launch-bound: Python and launches."
+    "What a phase waits for is not what makes its slope. A tensor's memory is handed out when its kernel is launched: "
+    "the curve has the host's pace while the GPU keeps up, and also where it does not until the launch queue is full; "
+    "from then on it has the GPU's. Waiting is the share of the wall in which all is issued and the GPU still works. "
+    f"From {percent(WAITING_SHARE)} of it on a phase waits for the GPU; else, from {percent(ALLOCATOR_SHARE)} of the "
+    "time to issue in the allocator on, for the allocator; else for the host: Python and launches. That is no claim of "
+    "GPU-bound, memory-bound or compute-bound, which take the GPU's busy time, its bytes/s and its FLOP/s."
 )
 _RULE_ON_CPU = (
-    "A CPU issues and computes in one: a phase is compute-bound, or allocator-bound where the allocator takes "
+    "A CPU issues and computes in one: a phase waits for the CPU, or for the allocator where that takes "
     f"{percent(ALLOCATOR_SHARE)} of it or more."
 )
 
@@ -153,38 +154,38 @@ def _code(code: str) -> str:
 
 
 def slopes(results: Results) -> tuple[Block, ...]:
-    """How fast memory rises and falls in forward and backward, what bounds them, and what an empty cache costs."""
+    """How fast memory rises and falls in forward and backward, what they wait for, and what an empty cache costs."""
     found = list(sloped(results))
     if not found:
         return ()
     kept = [_courses(row, phase) for row, phase in found if trained(row)]
     alone = [_teeth(row, phase) for row, phase in found if not trained(row)]
-    steady = (Column("run"), Column("phase"), *(Column(name, "bytes/s") for name in _PACES), *_BOUNDS)
-    jagged = (Column("run"), Column("up", "bytes/s"), Column("down", "bytes/s"), Column("teeth", "count"), *_BOUNDS)
+    steady = (Column("run"), Column("phase"), *(Column(name, "bytes/s") for name in _PACES), *_WAITS)
+    jagged = (Column("run"), Column("up", "bytes/s"), Column("down", "bytes/s"), Column("teeth", "count"), *_WAITS)
     tables = (
         *(
-            [Table(steady, tuple(kept), "Full steps: how fast memory changes, and what bounds the phase:")]
+            [Table(steady, tuple(kept), "Full steps: how fast memory changes, and what the phase waits for:")]
             if kept
             else []
         ),
-        *([Table(jagged, tuple(alone), "Forward alone: its teeth, and what bounds it:")] if alone else []),
+        *([Table(jagged, tuple(alone), "Forward alone: its teeth, and what it waits for:")] if alone else []),
     )
     rule = f"{_RULE} {_RULE_ON_GPU if results.on_gpu else _RULE_ON_CPU}"
     return (Details("Slopes", (*tables, Paragraph(rule))), *_cold(results))
 
 
 def _courses(row: Row, phase: Phase) -> tuple[Cell, ...]:
-    return (run_name(row), phase["name"], *paces_of(row, phase), *_bounds(row, phase))
+    return (run_name(row), phase["name"], *paces_of(row, phase), *_waits(row, phase))
 
 
 def _teeth(row: Row, phase: Phase) -> tuple[Cell, ...]:
     speeds = (value and value * 1e3 for value in (phase["rise_bytes_per_ms"], phase["fall_bytes_per_ms"]))
-    return (run_name(row), *speeds, phase["teeth"], *_bounds(row, phase))
+    return (run_name(row), *speeds, phase["teeth"], *_waits(row, phase))
 
 
-def _bounds(row: Row, phase: Phase) -> tuple[Cell, ...]:
+def _waits(row: Row, phase: Phase) -> tuple[Cell, ...]:
     issue_ms, wall_ms = phase["issue_ms"], phase["wall_ms"]
-    return issue_ms, wall_ms, phase["allocator_ms"] / issue_ms, max(1 - issue_ms / wall_ms, 0), bound_of(row, phase)
+    return issue_ms, wall_ms, phase["allocator_ms"] / issue_ms, max(1 - issue_ms / wall_ms, 0), limit_of(row, phase)
 
 
 def _cold(results: Results) -> tuple[Block, ...]:
