@@ -8,10 +8,11 @@ the most.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nsys_analyzer.analysis.profiler_cost import ProfilerCost
-from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.profiler_cost import ProfilerCost
+    from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 
 #: From this share of the wall on, busy, a phase is GPU-bound; from this share on, idle, the GPU waits for the CPU.
 GPU_BOUND, IDLE = 0.9, 0.3

@@ -119,7 +119,7 @@ def shares(traces: Sequence[TracePair], pairs: Sequence[Pair]) -> Iterator[str]:
     for trace in traces[:_NAMED]:
         phases, pair = trace.phase("step"), rows.get(trace.name)
         walls = pair.ms("step") if pair else (None, None)
-        busy = [phase.gpu_busy_ms.mean for phase in phases or ()]
+        busy = [phase.gpu_busy_ms.median for phase in phases or ()]
         if phases and walls[0] and walls[1] and busy[0] and busy[1]:
             yield _share(trace.name, phases, (busy[0], busy[1]), (walls[0], walls[1]))
 
