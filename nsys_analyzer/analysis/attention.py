@@ -123,7 +123,7 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     mine = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
     part = attributed.attention_part(mine)
     mine, part = mine[part != NONE], part[part != NONE]
-    warm = attributed.in_warmup(mine)
+    warm = attributed.warm[mine]
     in_softmax = part == ATTENTION_PARTS.index("softmax")
     left_out = mine[warm & (in_softmax | ~in_softmax.any())]
     step, steps = inside(STEP, attributed.step_instance)

@@ -180,9 +180,6 @@ class AttributedTrace:
         """Whether any range is one of attention or of a part of it."""
         return bool((self.roles.codes(ATTENTION_PARTS) != NONE).any())
 
-    def in_warmup(self, operations: Ints) -> Bools:
-        """Whether some operations, given by their indices, were launched inside a warm-up range of their process."""
-        return self._in_warmup(self.trace.operations.process[operations], self.attribution.time[operations])
 
     @property
     def instance_pair(self) -> tuple[Ints, Ints]:
