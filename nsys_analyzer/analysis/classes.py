@@ -12,7 +12,7 @@ from functools import cache
 
 from nsys_analyzer.analysis.class_rules import RULES, Rule
 
-__all__ = ["CLASSES", "OTHER", "RULES", "Rule", "classify", "first_rule", "leaves_open", "readable"]
+__all__ = ["CLASSES", "OTHER", "RULES", "Rule", "classify", "first_rule", "open_classes", "readable"]
 
 OTHER = "other"
 #: Its time is mostly waiting for the slowest rank, which is no work.
@@ -34,7 +34,7 @@ CLASSES: dict[str, str] = {
     "random": "Random numbers and dropout masks.",
     COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
     "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
-    OTHER: "Kernels whose name no rule knows.",
+    OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
 _COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
@@ -83,10 +83,10 @@ def first_rule(name: str) -> Rule | None:
     return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 
 
-def leaves_open(name: str) -> bool:
-    """Whether the operator that launched the kernel ``name`` may decide its class."""
+def open_classes(name: str) -> frozenset[str]:
+    """The classes that the operator which launched the kernel ``name`` may make of it: any where no rule knows it."""
     rule = first_rule(name)
-    return rule is None or bool(rule.part_of)
+    return frozenset(CLASSES if rule is None else rule.part_of)
 
 
 @cache
@@ -100,7 +100,7 @@ def classify(name: str, operator: str = "") -> str:
     """
     rule = first_rule(name)
     by_name = rule.kernel_class if rule else OTHER
-    if not operator or (rule and not rule.part_of):
+    if not operator:
         return by_name
     by_operator = classify(operator)
-    return by_operator if rule is None or by_operator in rule.part_of else by_name
+    return by_operator if by_operator in open_classes(name) else by_name

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.attribution import Attribution
-from nsys_analyzer.analysis.classes import classify, leaves_open
+from nsys_analyzer.analysis.classes import OTHER, classify, open_classes
 from nsys_analyzer.analysis.timeline import NONE, Timeline
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import Operations
@@ -56,10 +56,11 @@ def launching_operators(trace: Trace, attribution: Attribution, operations: Ints
 
 
 def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """Tells the kernels of a trace apart; looks operators up for the names alone that leave their class open."""
+    """Tells the kernels of a trace apart; looks operators up for the names alone whose class one of them may decide."""
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
-    is_open = np.array([len(operators) > 0 and leaves_open(name) for name in operations.names], np.bool_)
+    known = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
+    is_open = np.array([not known.isdisjoint(open_classes(name)) for name in operations.names], np.bool_)
     undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
     operator = launching_operators(trace, attribution, undecided) if len(undecided) else undecided
     return _told_apart(operations, classes, undecided, operator, operators.names)
@@ -69,15 +70,14 @@ def _told_apart(
     operations: Operations, classes: list[str], undecided: Ints, operator: Ints, operators: tuple[str, ...]
 ) -> Kernels:
     """Gives a kernel of its own to every pair of a name and a class that some operator makes of it."""
-    names, code = list(operations.names), operations.name.astype(np.int64)
-    of_pair = {pair: number for number, pair in enumerate(zip(names, classes, strict=True))}
-    launched = undecided[operator != NONE]
-    # A name and the operator as one integer, so that numpy finds the distinct pairs.
-    pairs, position = np.unique(code[launched] * len(operators) + operator[operator != NONE], return_inverse=True)
-    codes = np.empty(len(pairs), np.int64)
-    for number, pair in enumerate(pairs.tolist()):
-        name = operations.names[pair // len(operators)]
-        kernel_class = classify(name, operators[pair % len(operators)])
-        codes[number] = of_pair.setdefault((name, kernel_class), len(of_pair))
-    code[launched] = codes[position]
-    return Kernels(code, tuple(name for name, _ in of_pair), tuple(one for _, one in of_pair))
+    number: dict[tuple[str, str], int] = {}
+    by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
+    code = np.array([*by_name, NONE], np.int64)[operations.name]
+    launched, operator = undecided[operator != NONE], operator[operator != NONE]
+    # A name and an operator as one integer, so that numpy finds the distinct pairs.
+    pair = operations.name[launched].astype(np.int64) * len(operators) + operator
+    pairs, position = np.unique(pair, return_inverse=True)
+    names = [(operations.names[one // len(operators)], operators[one % len(operators)]) for one in pairs.tolist()]
+    decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in names]
+    code[launched] = np.array(decided, np.int64)[position]
+    return Kernels(code, tuple(name for name, _ in number), tuple(one for _, one in number))
