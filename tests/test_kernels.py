@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.classes import classify
@@ -13,10 +14,12 @@ from nsys_analyzer.analysis.frame import kernel_frame
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.statistics import merge_kernels
 from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.cli import cli
 from tests.export import ADD, AUTOGRAD, GEMM, Export
 from tests.kineto import Kineto
 
 SGEMM = "volta_sgemm_64x64_nt"
+CUTLASS = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)"
 #: Of torch.compile before 2.1, which named no operators.
 NAMELESS = "triton__0d1d2d"
 
@@ -60,6 +63,20 @@ def test_tables_of_phases_are_merged_by_name_and_class(trace: Trace) -> None:
     assert [(row.kernel_class, row.ms_per_instance) for row in merged] == [
         ("matmul", pytest.approx(100e-6)), ("convolution", pytest.approx(60e-6)), ("elementwise", pytest.approx(10e-6)),
     ]  # fmt: skip
+
+
+def test_a_report_tells_the_two_classes_of_a_name(tmp_path: Path) -> None:
+    export = Export().range("forward", 0, 100)
+    export.range("aten::cudnn_convolution, seq = 1", 10, 30).kernel(CUTLASS, 20, 200, 230)
+    export.range("aten::mm, seq = 2", 40, 60).kernel(CUTLASS, 50, 240, 290)
+    path, written = export.write(tmp_path / "t.sqlite"), tmp_path / "report.md"
+    result = CliRunner().invoke(cli, ["report", str(path), "-o", str(written)], catch_exceptions=False)
+    assert result.exit_code == 0
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in written.read_text().splitlines()]
+    shown = [row[:2] for row in rows if row and row[0] == "`cutlass simt sgemm 256x128_8x4_nn`"]
+    # (c): a row for each class; the full names: one row with both.
+    assert [row[1] for row in shown if row[1] in ("matmul", "convolution")] == ["matmul", "convolution"]
+    assert [row[1] for row in shown if "," in row[1]] == ["convolution, matmul"]
 
 
 def test_the_frame_has_class_and_operator_of_each_kernel(trace: Trace) -> None:

@@ -96,7 +96,7 @@ _NAMED_RULES = (
         "void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheHeadParallelismKernel<(bool)0, "
         "(unsigned int)128, (unsigned int)8, (unsigned int)16, __half, long>(T5 *, T5 *, T5 *)",
     ),
-    Rule(  # The cells of recurrent networks; their products are GEMMs of their own.
+    Rule(  # The cells of recurrent networks; their matmuls are kernels of their own.
         _FN
         + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
         r"|kernel::(?:lstm|gru)_cell_)",
