@@ -47,8 +47,10 @@ def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, proce
 def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
     if summary.status == "oom":
         yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
-    missing = _missing_of_torch if attributed.trace.metadata.profiler == "torch" else _missing_of_nsys
-    yield from missing(attributed.trace, summary, why_no_cuda(_messages(summary, attributed, process)))
+    if attributed.trace.metadata.profiler == "torch":
+        yield from _missing_of_torch(attributed.trace, summary)
+    else:
+        yield from _missing_of_nsys(attributed, summary, process)
     for name in attributed.open_phases(process):
         yield f"A range `{name}` has no end: that occurrence is partial and left out."
     if attributed.trace.impossible:
@@ -58,10 +60,11 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
         yield f"{partial} instances of phases lack kernels that they launched, or end in a failed allocation: left out."
 
 
-def _missing_of_nsys(trace: Trace, summary: CaptureSummary, reason: Diagnostic | None) -> Iterator[str]:
-    """The tables that an export of nsys lacks; ``reason`` is the message that says why there is no kernel."""
-    kernels = summary.coverage.kernels if summary.coverage else 0
+def _missing_of_nsys(attributed: AttributedTrace, summary: CaptureSummary, process: int) -> Iterator[str]:
+    """The tables that an export of nsys lacks, with the message that says why there is no kernel."""
+    trace, kernels = attributed.trace, summary.coverage.kernels if summary.coverage else 0
     if not kernels and not _opaque(summary):
+        reason = why_no_cuda(_messages(summary, attributed, process))
         yield (
             f"The capture has no kernel. {_quoted(summary, reason)}"
             if reason
@@ -73,9 +76,8 @@ def _missing_of_nsys(trace: Trace, summary: CaptureSummary, reason: Diagnostic |
         yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
 
 
-def _missing_of_torch(trace: Trace, summary: CaptureSummary, reason: Diagnostic | None) -> Iterator[str]:
-    """The events that a trace of PyTorch's profiler lacks; nsys alone says why."""
-    del reason
+def _missing_of_torch(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
+    """The events that a trace of PyTorch's profiler lacks."""
     kernels = summary.coverage.kernels if summary.coverage else 0
     platform = trace.metadata.platform
     if not kernels and not _opaque(summary):
