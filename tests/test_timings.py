@@ -702,7 +702,7 @@ def test_no_such_file_folder_or_binary(tmp_path: Path) -> None:
 def test_a_time_in_doubt_is_not_trusted() -> None:
     times = {"forward": Stats(10, 5.0), "backward": Stats(10, 9.0)}
     unprofiled = Unprofiled("ok", phases=times, doubts={"forward": ("below the GPU's busy time",)})
-    assert unprofiled.mean_ms("forward") == 5.0
+    assert unprofiled.typical_ms("forward") == 5.0
     assert unprofiled.trusted_ms("forward") is None
     assert unprofiled.trusted_ms("backward") == 9.0
     assert unprofiled.trusted_ms("optimizer") is None

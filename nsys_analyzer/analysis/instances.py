@@ -180,7 +180,6 @@ class AttributedTrace:
         """Whether any range is one of attention or of a part of it."""
         return bool((self.roles.codes(ATTENTION_PARTS) != NONE).any())
 
-
     @property
     def instance_pair(self) -> tuple[Ints, Ints]:
         """The phase instance and the step instance of each operation."""

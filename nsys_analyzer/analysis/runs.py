@@ -65,14 +65,10 @@ class Unprofiled:
     peak_memory_bytes: int | None = None
     doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
-    def mean_ms(self, phase: str) -> float | None:
-        """The mean time of a phase in ms, None where it was not timed."""
-        return self.phases[phase].mean if phase in self.phases else None
+    def typical_ms(self, phase: str) -> float | None:
+        """The median time of a phase in ms, the mean where no median is known; None where it was not timed."""
+        return self.phases[phase].typical if phase in self.phases else None
 
     def trusted_ms(self, phase: str) -> float | None:
-        """The median time of a phase in ms, the mean where no median is known: for verdicts.
-
-        None where it was not timed, or where there are doubts.
-        """
-        known = None if self.doubts.get(phase) else self.phases.get(phase)
-        return None if known is None else known.mean if known.median is None else known.median
+        """The typical time of a phase in ms, None where it was not timed or where there are doubts: for verdicts."""
+        return None if self.doubts.get(phase) else self.typical_ms(phase)

@@ -32,6 +32,11 @@ class Stats:
     median: float | None = None
     max: float | None = None
 
+    @property
+    def typical(self) -> float | None:
+        """The median, the mean where no median is known: one slow instance moves the mean of a few."""
+        return self.mean if self.median is None else self.median
+
     @staticmethod
     def of_ns(values: Ints | Sequence[int]) -> Stats:
         """Statistics in ms of durations in ns."""

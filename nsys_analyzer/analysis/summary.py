@@ -44,7 +44,7 @@ class PhaseSummary:
         gpu_busy_ms: the union of their intervals.
         kernel_sum_ms: the sum of its kernels' durations; without figures where an opaque graph hides kernels.
         python_ms: timed by the target in an unprofiled run, None where no timings are known.
-        synchronized: whether its GPU work ends before its ranges do, so that wall minus busy is idle time.
+        synchronized: whether its GPU work ends before its ranges do, so that its wall time holds its work.
         classes, kernels, memory: per instance, longest first.
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
         inferred: whether a framework's own ranges or operators tell it, and no range of a person's.
@@ -83,13 +83,6 @@ class PhaseSummary:
     def gpu_ms(self) -> float:
         """The durations of its GPU operations, kernels, copies, fills and opaque graphs, summed over one instance."""
         return sum(row.ms_per_instance for row in self.kernels) + sum(row.ms_per_instance for row in self.memory)
-
-    @property
-    def idle_ms(self) -> float | None:
-        """Wall minus busy, where the phase is synchronised."""
-        if not self.synchronized or self.wall_ms.mean is None or self.gpu_busy_ms.mean is None:
-            return None
-        return max(self.wall_ms.mean - self.gpu_busy_ms.mean, 0.0)
 
     @property
     def opaque(self) -> bool:
@@ -189,7 +182,7 @@ class CaptureSummary:
     @property
     def tokens_per_second(self) -> float | None:
         """Batch size × context length ÷ the time of an unprofiled step."""
-        known, step = self.configuration, self.unprofiled.mean_ms("step") if self.unprofiled else None
+        known, step = self.configuration, self.unprofiled.typical_ms("step") if self.unprofiled else None
         if not known or not known.batch_size or not known.context_length or not step:
             return None
         return known.batch_size * known.context_length / (step / 1e3)
@@ -200,10 +193,10 @@ class CaptureSummary:
         None where one of the two is unknown, or where nothing synchronises: GPU work outlasts the range then, and
         its wall time is no measure of the phase.
         """
-        profiled, python = self.phase(name), self.unprofiled.mean_ms(name) if self.unprofiled else None
-        if not profiled or not profiled.synchronized or not profiled.wall_ms.mean or not python:
+        profiled, python = self.phase(name), self.unprofiled.typical_ms(name) if self.unprofiled else None
+        if not profiled or not profiled.synchronized or not profiled.wall_ms.typical or not python:
             return None
-        return profiled.wall_ms.mean / python - 1
+        return profiled.wall_ms.typical / python - 1
 
     @property
     def share_in_phases(self) -> float | None:

@@ -90,7 +90,7 @@ def _warnings(unprofiled: Unprofiled, timings: Sequence[Timing]) -> Iterator[str
     """A line for each time in doubt: where it stands, what speaks against it, and what follows."""
     for timing in timings:
         if reasons := unprofiled.doubts.get(timing.phase):
-            time = f"{timing.phase} {unprofiled.mean_ms(timing.phase):.3f} ms"
+            time = f"{timing.phase} {unprofiled.typical_ms(timing.phase):.3f} ms"
             place = f"{Path(timing.file).name}, line {timing.line}"
             yield f"{place}: {time} is not trusted, no verdict rests on it: {'; '.join(reasons)}"
 

@@ -63,7 +63,7 @@ def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
     return (
         capture.title,
         f"{status_of(capture.status)}{', on the CPU' if capture.on_cpu else ''}",
-        capture.unprofiled.mean_ms("step") if capture.unprofiled else None,
+        capture.unprofiled.typical_ms("step") if capture.unprofiled else None,
         step.wall_ms.median if step else None,
         *_busy(capture, step),
         matmul_of_all(capture),

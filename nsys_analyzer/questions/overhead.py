@@ -24,12 +24,12 @@ def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
 
 def _costs(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> dict[str, float]:
     """Wall ÷ python − 1 of each phase that has both, and of forward and backward together."""
-    compared = [(phase.phase, phase.wall_ms.mean, phase.python_ms) for phase in phases if phase.synchronized]
+    compared = [(phase.phase, phase.wall_ms.typical, phase.python_ms) for phase in phases if phase.synchronized]
     both = [capture.phase(name) for name in ("forward", "loss", "backward")]
     if both[-1] and both[-1].synchronized and capture.unprofiled:
-        wall = sum(phase.wall_ms.mean or 0.0 for phase in both if phase)
+        wall = sum(phase.wall_ms.typical or 0.0 for phase in both if phase)
         compared.append(("forward+backward", wall, capture.unprofiled.phases.get("forward+backward")))
-    return {name: wall / python.mean - 1 for name, wall, python in compared if wall and python and python.mean}
+    return {name: wall / python.typical - 1 for name, wall, python in compared if wall and python and python.typical}
 
 
 def _reason(capture: CaptureSummary, phases: Sequence[PhaseSummary], costs: dict[str, float]) -> str:

@@ -30,7 +30,7 @@ def sweep_times(captures: Sequence[CaptureSummary]) -> tuple[Matrix, ...]:
     two contexts, nothing was timed, or captures cannot be told apart by these three.
     """
     keys = _keys(captures)
-    phase = "step" if any(c.unprofiled and c.unprofiled.mean_ms("step") for c in captures) else "forward"
+    phase = "step" if any(c.unprofiled and c.unprofiled.typical_ms("step") for c in captures) else "forward"
     times = {key: _time(capture, phase) for key, capture in zip(keys, captures, strict=True)} if keys else {}
     wide = [variant for variant in _distinct(times, 2) if _is_wide(times, variant)]
     if not wide or len(times) < len(captures) or not any(times.values()):
@@ -54,12 +54,12 @@ def _keys(captures: Sequence[CaptureSummary]) -> list[tuple[str, int, str]]:
 
 
 def _time(capture: CaptureSummary, phase: str) -> Cell:
-    """The mean time of a phase in ms, of a run without any the word for how it ended."""
+    """The typical time of a phase in ms, of a run without any the word for how it ended."""
     unprofiled = capture.unprofiled
     if unprofiled is None:
         return None
     ended = None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
-    return unprofiled.mean_ms(phase) or ended
+    return unprofiled.typical_ms(phase) or ended
 
 
 def _distinct(times: _Times, part: int) -> list[str]:

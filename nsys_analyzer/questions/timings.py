@@ -49,8 +49,8 @@ def _answer(capture: CaptureSummary) -> Answer | None:
     unprofiled = capture.unprofiled
     if unprofiled is None or not unprofiled.phases:
         return None
-    named = [_STEP] if unprofiled.mean_ms(_STEP) else list(unprofiled.phases)
-    times = ", ".join(f"{phase} {milliseconds(unprofiled.mean_ms(phase))}" for phase in named)
+    named = [_STEP] if unprofiled.typical_ms(_STEP) else list(unprofiled.phases)
+    times = ", ".join(f"{phase} {milliseconds(unprofiled.typical_ms(phase))}" for phase in named)
     tokens, peak = capture.tokens_per_second, unprofiled.peak_memory_bytes
     costs = [
         f"{phase} {signed_percent(cost)}" for phase in _GRID if (cost := capture.profiler_overhead(phase)) is not None
@@ -88,7 +88,7 @@ def _grid(captures: list[CaptureSummary]) -> Table:
 def _grid_row(capture: CaptureSummary, unprofiled: Unprofiled) -> tuple[Cell, ...]:
     """Times, or in their place how the run ended."""
     ended = None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
-    times = (unprofiled.mean_ms(phase) or ended for phase in _GRID)
+    times = (unprofiled.typical_ms(phase) or ended for phase in _GRID)
     tokens = capture.tokens_per_second
     return (capture.title, *times, round(tokens) if tokens else None, unprofiled.peak_memory_bytes)
 
@@ -128,14 +128,14 @@ def _either(numbers: list[int]) -> str:
 
 def _figure(captures: list[CaptureSummary]) -> tuple[Bars, ...]:
     """Time against context length, one series for each model and what else tells captures apart."""
-    phase = _STEP if any(c.unprofiled and c.unprofiled.mean_ms(_STEP) for c in captures) else "forward"
+    phase = _STEP if any(c.unprofiled and c.unprofiled.typical_ms(_STEP) for c in captures) else "forward"
     others = variants(captures)
     names = {capture.title: f"{model_of(capture)} {others[capture.title]}".strip() for capture in captures}
     times = {
         (names[capture.title], capture.configuration.context_length): mean
         for capture in captures
         if capture.configuration and capture.configuration.context_length and capture.unprofiled
-        if (mean := capture.unprofiled.mean_ms(phase))
+        if (mean := capture.unprofiled.typical_ms(phase))
     }
     contexts = sorted({context for _, context in times})
     if len(times) < 2:
