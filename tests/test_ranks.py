@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,9 @@ def test_a_manifest_tells_the_rank(tmp_path: Path) -> None:
     (tmp_path / "a.manifest.json").write_text('{"rank": 0}', encoding="utf-8")
     (only,) = captures(trace)
     assert (only["process"], only["rank"]) == ("rank 0", 0)
+
+
+def test_a_real_payload_of_two_processes(real_capture: Callable[[str], Path]) -> None:
+    """What nsys 2025.3 exported with ``--include-blobs=true`` of NCCL's start in two processes, a kernel of each."""
+    summaries = summarize(Trace.load(real_capture("nccl_init")), "ddp")
+    assert [(one.process, one.rank) for one in summaries] == [("rank 0", 0), ("rank 1", 1)]

@@ -188,8 +188,14 @@ def _times(phase: PhaseSummary, on_cpu: bool) -> str:
     busy = f"{'operators compute for' if on_cpu else 'GPU busy'} {_milliseconds(phase.gpu_busy_ms)}"
     if phase.wall_ms.mean is None:  # the whole capture, which has no range
         return f"the {phase.label}: {busy} in {_milliseconds(phase.gpu_span_ms)}"
-    late = "" if phase.synchronized else f" (its GPU work ends {_milliseconds(phase.gpu_lag_ms)} after the range)"
+    late = "" if phase.synchronized else f" (its GPU work ends {_lag_in_words(phase)} after the range)"
     return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time, {busy}{late}"
+
+
+def _lag_in_words(phase: PhaseSummary) -> str:
+    """How long GPU work outlasts the range, at most: most instances may end in time."""
+    several = phase.gpu_lag_ms.min != phase.gpu_lag_ms.max
+    return f"{'up to ' if several else ''}{milliseconds(phase.gpu_lag_ms.max)}"
 
 
 def _milliseconds(stats: Stats) -> str:
@@ -202,7 +208,7 @@ def _wall_and_busy(phase: PhaseSummary) -> str:
     busy = milliseconds(phase.gpu_busy_ms.median)
     if phase.wall_ms.median is None:
         return busy
-    late = "" if phase.synchronized else f", ending {milliseconds(phase.gpu_lag_ms.median)} after the range"
+    late = "" if phase.synchronized else f", ending {_lag_in_words(phase)} after the range"
     return f"{milliseconds(phase.wall_ms.median)} / {busy}{late}"
 
 
