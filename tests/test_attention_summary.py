@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -278,3 +279,17 @@ def test_the_examples_sweep_reaches_its_known_share_of_the_peak(name: str, share
     assert traffic is not None
     assert traffic.peak_share == pytest.approx(share, abs=0.001)
     assert traffic.fits_in_l2 is fits
+
+
+def test_softmax_at_context_1024_is_memory_bound(real_capture: Callable[[str], Path]) -> None:
+    """Four times the scores of context 512: 192 MiB, beyond the cache, at 2.94 of 4.8 TB/s = 61.3 %."""
+    path = real_capture("small_ctx1024_train_fp32")
+    known = Configuration(ModelSize("small", 768, 3072, 12, 12), 1024, 4, source="manifest")
+    (summary,) = summarize(Trace.load(path), path.stem, configuration=known)
+    assert summary.attention is not None
+    traffic = summary.attention.softmax_traffic
+    assert traffic is not None
+    assert traffic.score_bytes == 4 * 12 * 1024**2 * 4
+    assert traffic.peak_share == pytest.approx(0.613, abs=0.001)
+    assert not traffic.fits_in_l2
+    assert "61.3 % of the peak of 4.8 TB/s: memory-bound" in section_e(summary)

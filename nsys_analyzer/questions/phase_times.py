@@ -203,13 +203,13 @@ def _milliseconds(stats: Stats) -> str:
 
 
 def _wall_and_busy(phase: PhaseSummary) -> str:
+    wall, busy = (typical_milliseconds(typical(clock), spread=False) for clock in (phase.wall_ms, phase.gpu_busy_ms))
     if not phase.gpu_ms:
-        return f"{milliseconds(phase.wall_ms.median)} / no GPU work"
-    busy = milliseconds(phase.gpu_busy_ms.median)
+        return f"{wall} / no GPU work"
     if phase.wall_ms.median is None:
         return busy
     late = "" if phase.synchronized else f", ending {_lag_in_words(phase)} after the range"
-    return f"{milliseconds(phase.wall_ms.median)} / {busy}{late}"
+    return f"{wall} / {busy}{late}"
 
 
 def _figure(capture: CaptureSummary, key: str) -> Bars:

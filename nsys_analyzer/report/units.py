@@ -86,12 +86,12 @@ def milliseconds(value: float | None) -> str:
     return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
 
 
-def typical_milliseconds(value: Typical | None) -> str:
-    """A time over its instances with its unit, for sentences: 35 ms (34–52)."""
+def typical_milliseconds(value: Typical | None, *, spread: bool = True) -> str:
+    """A time over its instances with its unit, for sentences: 35 ms (34–52), or without its spread 35 ms."""
     if value is None:
         return "an unknown time"
-    median, *spread = _typical(value).split(_SPACE)
-    return _SPACE.join((median, "ms", *spread))
+    median, *extent = _typical(value).split(_SPACE)
+    return _SPACE.join((median, "ms", *(extent if spread else ())))
 
 
 def percent(value: float) -> str:
