@@ -103,6 +103,17 @@ def test_ranges_on_the_gpu_count_for_nothing_beside_those_of_the_cpu(tmp_path: P
     assert not any("GPU time" in warning for warning in summary.warnings)
 
 
+def test_warm_up_on_the_gpu_is_left_out_of_the_whole(tmp_path: Path) -> None:
+    """Of 50 + 40 us of kernels 50 lie in warm-up, so that forward's 40 are all that is left."""
+    trace = on_gpu(on_gpu(Kineto().gpu(), "warmup", 0, 90), "forward", 100, 100)
+    summary = summary_of(trace.kernel(GEMM, 1, 10, 50).kernel(GEMM, 2, 120, 40), tmp_path)
+    assert summary.whole
+    assert summary.coverage
+    assert summary.whole.gpu_ms == pytest.approx(0.040)
+    assert (summary.coverage.in_warmup, summary.coverage.warmup_ms) == (1, pytest.approx(0.050))
+    assert summary.phases_suffice
+
+
 def test_a_trace_without_ranges_is_told_of_record_function(tmp_path: Path) -> None:
     warnings = summary_of(Kineto().gpu().kernel(GEMM, 1, 120, 30), tmp_path).warnings
     assert any("record_function" in warning and "ProfilerActivity.CPU" in warning for warning in warnings)

@@ -155,10 +155,10 @@ class AttributedTrace:
 
     @cached_property
     def warm(self) -> Bools:
-        """Shape (operations,): whether each was launched in a warm-up range of its process."""
+        """Shape (operations,): whether each was launched (on the GPU's timeline: ran) in a warm-up range."""
         attribution = self.attribution
-        launched = attribution.launch != NONE
-        warm: Bools = launched & self._in_warmup(self.trace.operations.process, attribution.time)
+        placed = attribution.thread != NONE
+        warm: Bools = placed & self._in_warmup(self.trace.operations.process, attribution.time)
         return warm
 
     def attention_part(self, operations: Ints) -> Ints:
