@@ -14,7 +14,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.cli import cli
-from tests.export import ADD, GEMM, Export
+from tests.export import ADD, GEMM, SOFTMAX, Export
 
 MS = 1_000_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -85,6 +85,18 @@ def test_warm_up_is_left_out_of_the_whole_and_counted(tmp_path: Path) -> None:
     assert (summary.whole.kernels_per_instance, summary.whole.kernel_sum_ms.mean) == (1, 2)
     assert (summary.coverage.kernels, summary.coverage.in_warmup, summary.coverage.warmup_ms) == (3, 2, 3)
     assert any("2 kernels (3.00 of 5.00 ms) were launched in warm-up" in warning for warning in summary.warnings)
+
+
+def test_a_phase_around_the_warm_up_has_kernels_of_its_own(tmp_path: Path) -> None:
+    """The step opens before warm-up, so it holds the softmax that the whole capture leaves out."""
+    export = Export().gpu().range("iteration", 0, 9 * MS).range("warmup", 1, 5 * MS)
+    export.kernel(SOFTMAX, 10, 20, 20 + 2 * MS).kernel(GEMM, 6 * MS, 6 * MS, 7 * MS)
+    assert "softmax" in answers(export, tmp_path)
+    path = export.write(tmp_path / "t.sqlite")
+    done = CliRunner().invoke(cli, ["report", str(path), "--format", "json"], catch_exceptions=False)
+    capture: dict[str, Any] = json.loads(done.stdout)["captures"][0]
+    assert [row["name"] for row in capture["phases"][0]["kernels"]] == [SOFTMAX, GEMM]
+    assert [row["name"] for row in capture["whole"]["kernels"]] == [GEMM]
 
 
 def test_nothing_but_warm_up(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.labels import short_labels
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.runs import RunConditions
-from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.benches.model import Finished
 from nsys_analyzer.report.model import Bars, Paragraph, Spread, Typical
@@ -48,8 +48,14 @@ class Evidence:
     @cached_property
     def labels(self) -> dict[str, str]:
         """A short label for every kernel name, unique in the report."""
-        names = {row.name for capture in self.measured for row in (capture.whole.kernels if capture.whole else ())}
-        return short_labels(sorted(names))
+        return short_labels(sorted({row.name for row in self.kernel_rows}))
+
+    @property
+    def kernel_rows(self) -> Iterator[KernelRow]:
+        """The rows of every kernel table: a phase around the warm-up has kernels that the whole capture leaves out."""
+        for capture in self.measured:
+            for phase in (*capture.phases, capture.whole):
+                yield from phase.kernels if phase else ()
 
     @property
     def kernel(self) -> str:

@@ -11,7 +11,7 @@ from nsys_analyzer.report.model import Column, Section, Table
 def answer(evidence: Evidence) -> Section:
     """What each class seen means, with the one that took the most time."""
     longest: dict[str, KernelRow] = {}
-    for row in (row for capture in evidence.measured if capture.whole for row in capture.whole.kernels):
+    for row in evidence.kernel_rows:
         known = longest.setdefault(row.kernel_class, row)
         longest[row.kernel_class] = max(known, row, key=lambda one: one.ms_per_instance)
     rows = tuple(

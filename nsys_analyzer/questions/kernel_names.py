@@ -9,7 +9,7 @@ from nsys_analyzer.report.model import Column, Details, Paragraph, Section, Tabl
 def answer(evidence: Evidence) -> Section:
     """A folded list of the names that have a shorter label: label, class, full name."""
     classes: dict[str, set[str]] = {}
-    for row in (row for capture in evidence.measured for row in (capture.whole.kernels if capture.whole else ())):
+    for row in evidence.kernel_rows:
         classes.setdefault(row.name, set()).add(row.kernel_class)
     shortened = {name: label for name, label in evidence.labels.items() if label != name}
     in_order = sorted(shortened, key=lambda name: shortened[name])
