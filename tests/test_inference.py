@@ -170,6 +170,40 @@ def test_every_kernel_before_and_in_a_backward_has_its_phase(steps: list[tuple[i
     assert found["backward"] == (n, pytest.approx(sum(b for _, b in steps) / n))
 
 
+# --- beside warm-up ----------------------------------------------------------------------------------------------
+
+
+def warmed() -> Export:
+    """One kernel at 5 makes the weights; warm-up [100, 2000) holds a step at 200, two steps follow at 2200 and 3200.
+
+    A step has a kernel forward at 20, backward at 220 and in the optimizer at 420; warm-up launches one more at 800.
+    """
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu().kernel(ADD, 5, 6, 9).range("warmup", 100, 2000)
+    for at in (200, 2200, 3200):
+        export.range("aten::mm, seq = 1", at + 10, at + 100).kernel(GEMM, at + 20, at + 30, at + 40)
+        export.range(f"{ENGINE}, seq = 1", at + 200, at + 300, tid=AUTOGRAD)
+        export.kernel(GEMM, at + 220, at + 230, at + 240, tid=AUTOGRAD)
+        export.range("Optimizer.step#SGD.step, op_id = 1", at + 400, at + 500).kernel(ADD, at + 420, at + 430, at + 440)
+    return export.kernel(ADD, 800, 801, 809)
+
+
+def test_no_forward_goes_across_a_bound_of_warm_up(tmp_path: Path) -> None:
+    """Neither from the weights' kernel into warm-up, nor from warm-up's last one into the first measured step."""
+    summary = summary_of(warmed().write(tmp_path / "t.sqlite"))
+    assert kernels(summary) == {"forward": (2, 1), "backward": (2, 1), "optimizer": (2, 1)}
+    assert [phase.warmup_instances for phase in summary.phases] == [1, 1, 1]
+
+
+def test_a_module_called_before_warm_up_is_a_forward_of_its_own(tmp_path: Path) -> None:
+    """A check of the model at [10, 50), then warm-up [500, 1900) around one step, then one step: 1 and 3 kernels."""
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu().range("torch.nn.modules.Module.__call__", 10, 50)
+    export.kernel(GEMM, 20, 30, 40).range("warmup", 500, 1900)
+    summary = summary_of(functions(functions(export, 900), 2000).write(tmp_path / "t.sqlite"))
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert (forward.instances, forward.warmup_instances, forward.kernels_per_instance) == (2, 1, 2)
+
+
 # --- one real program, both ways ---------------------------------------------------------------------------------
 
 

@@ -2,9 +2,9 @@
 
 nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
 PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: those of autograd's engine are backward, and
-what is launched before them since the optimizer, the step's start or the last backward is forward. Each inferred phase
-becomes a range of the thread that runs the step, so that everything else treats it like a range of the person's own.
-A process in which the person named a phase is left alone.
+what is launched before them since the optimizer, the step's start, a bound of warm-up or the last backward is forward.
+Each inferred phase becomes a range of the thread that runs the step, so that everything else treats it like a range of
+the person's own. A process in which the person named a phase is left alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution import RangeRoles, autograd_threads
 from nsys_analyzer.analysis.launches import match_launches
-from nsys_analyzer.analysis.phases import STEP, PhaseNames, is_framework_name
+from nsys_analyzer.analysis.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, Timeline, contained, merged
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
@@ -88,16 +88,17 @@ def _infer(trace: Trace, roles: RangeRoles, launches: Launches, process: int) ->
     thread = _busiest(outside.thread)
     own = np.sort(outside.start[outside.thread == thread])
     steps = [start for start, _ in _spans(trace.ranges, roles.mask(STEP) & (trace.ranges.thread == thread))]
+    cuts = [*steps, *_bounds_of_warmup(trace, roles, process)]
     functions = _functions(trace.ranges, thread)
     if functions:
-        forward = _joined(functions.get("forward", []), functions, steps)
+        forward = _joined(functions.get("forward", []), functions, cuts)
         return _Found(thread, _OF_FUNCTIONS, {**functions, "forward": forward})
     if not len(engine):
         return None
     backward = list(_backward(engine, _first_gradients(trace.operators, thread), own))
     optimizer = [end for _, end in _spans(trace.ranges, roles.mask("optimizer") & (trace.ranges.thread == thread))]
     mine = trace.operators.select(trace.operators.thread == thread)
-    forward = list(_forward(mine, own, backward, [*optimizer, *steps]))
+    forward = list(_forward(mine, own, backward, [*optimizer, *cuts]))
     return _Found(thread, _OF_OPERATORS, {"forward": forward, "backward": backward})
 
 
@@ -124,6 +125,14 @@ def _spans(ranges: Ranges, chosen: Bools) -> list[tuple[int, int]]:
     return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
 
 
+def _bounds_of_warmup(trace: Trace, roles: RangeRoles, process: int) -> list[int]:
+    """When warm-up starts and ends in a process: no forward is half in it."""
+    ranges, endless = trace.ranges, trace.open_ranges
+    ended = _spans(ranges, roles.mask(WARMUP) & (process_of(ranges.thread) == process))
+    mine = roles.mask(WARMUP, of=endless) & (process_of(endless.thread) == process)
+    return [*(time for span in ended for time in span), *endless.start[mine].tolist()]
+
+
 def _functions(ranges: Ranges, thread: int) -> dict[str, list[tuple[int, int]]]:
     """The outermost function ranges of a thread by phase; a module called in backward is part of backward."""
     found: dict[str, list[tuple[int, int]]] = {}
@@ -136,15 +145,15 @@ def _functions(ranges: Ranges, thread: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _joined(
-    calls: list[tuple[int, int]], functions: Mapping[str, list[tuple[int, int]]], steps: list[int]
+    calls: list[tuple[int, int]], functions: Mapping[str, list[tuple[int, int]]], cuts: list[int]
 ) -> list[tuple[int, int]]:
     """The calls before one backward as one forward: a model and its criterion are modules, each called by itself.
 
-    Without a backward every call is a forward of its own.
+    Without a backward every call is a forward of its own. ``cuts`` are other moments that no forward goes across.
     """
     if not functions.get("backward"):
         return calls
-    ends = np.sort([*(end for phase in ("backward", "optimizer") for _, end in functions.get(phase, ())), *steps])
+    ends = np.sort([*(end for phase in ("backward", "optimizer") for _, end in functions.get(phase, ())), *cuts])
     passes: dict[int, list[tuple[int, int]]] = {}
     for start, end in calls:
         passes.setdefault(int(np.searchsorted(ends, start, side="right")), []).append((start, end))
@@ -186,7 +195,7 @@ def _forward(
         operators: those of the step's thread; the one that launches first is inside.
         own: when that thread launches outside the engine, sorted.
         backward: the backward passes.
-        others: the ends of optimizers and the starts of steps.
+        others: the ends of optimizers, the starts of steps, the bounds of warm-up.
     """
     bounds = np.sort(np.array([*(end for _, end in backward), *others], np.int64))
     opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
