@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.analysis.verdicts import BusyShare, busy_share
 from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
 from nsys_analyzer.report.data import report_data
-from tests.export import GEMM, MAIN, Export, global_tid
+from tests.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
 from tests.kineto import Kineto
 
 US, MS = 1_000, 1_000_000
@@ -127,6 +127,19 @@ def test_a_slower_cpu_pays_more_for_each_call(tmp_path: Path) -> None:
     cost = share_of(summary_of(export, tmp_path)).profiler_cost
     assert cost is not None
     assert cost.high_ms == pytest.approx(0.104)
+
+
+def test_inferred_ranges_cost_nothing(tmp_path: Path) -> None:
+    """Three of a step's ranges are in the file; forward and backward are inferred from them, and were not recorded."""
+    export = Export().gpu().thread(AUTOGRAD, "pt_autograd_0").range("step", 0, 900)
+    export.range("aten::mm, seq = 1", 10, 100).kernel(GEMM, 20, 30, 50)
+    export.range("autograd::engine::evaluate_function: MmBackward0, seq = 1", 200, 300, tid=AUTOGRAD)
+    export.kernel(GEMM, 220, 230, 280, tid=AUTOGRAD).range("Optimizer.step#SGD.step, op_id = 1", 400, 500)
+    summary = summary_of(export.kernel(GEMM, 420, 430, 440), tmp_path)
+    assert summary.phase("forward")
+    cost = share_of(summary, "step").profiler_cost
+    assert cost is not None
+    assert cost.nvtx_ranges == 3
 
 
 def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:

@@ -61,16 +61,19 @@ class Instances:
 class AttributedTrace:
     """A trace with each operation's ranges, phase and instance.
 
-    ``trace`` is the trace with a range for each phase that was inferred, where no range of a person's names one.
-
     Args:
         trace: the trace.
         names: which range names mean which phase.
+
+    Attributes:
+        as_recorded: the trace as it was given.
+        trace: the trace with a range for each phase that was inferred, where no range of a person's names one.
 
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
         names = names or PhaseNames()
+        self.as_recorded = trace
         self.trace, inferred = with_inferred_phases(trace, names)
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
         self.attribution: Attribution = attribute(self.trace, self.roles)

@@ -57,9 +57,7 @@ OPERATOR = EventCost(
 #: The median duration of a kernel launch, µs, where ``API_CALL`` was measured. A slower CPU takes longer for a launch
 #: and, so it is assumed, as much longer for recording it. The limit is for launches that wait for room in their queue.
 _LAUNCH_US, _SLOWEST = 3.9, 3.0
-#: So many API calls are enough for a median of durations.
-_SAMPLE = 20_000
-#: Of more API calls than this some are looked at for the median.
+#: Of more API calls than this the median is that of a sample.
 _SAMPLED = 200_000
 
 

@@ -72,7 +72,7 @@ class _ProcessView:
         self.launch = attributed.attribution.launch[self.mine]
         of_operation = np.append(launches.thread, -1)[self.launch]
         self.threads = distinct(of_operation[of_operation >= 0])
-        self.recorded = RecordedEvents(attributed.trace, process.global_pid)
+        self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
         self.thread = np.where(self.launch < 0, len(self.threads), np.searchsorted(self.threads, of_operation))
 
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
