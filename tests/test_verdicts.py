@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.analysis.verdicts import BusyShare, busy_share
+from nsys_analyzer.capture.share import share
 from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
 from nsys_analyzer.report.data import report_data
 from tests.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
@@ -149,6 +150,15 @@ def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:
     assert "at least 30.0 % busy of 10.00 ms, what the profiler added is unknown" in said_of(
         summary_of(export, tmp_path)
     )
+
+
+def test_a_copy_to_share_tells_what_was_traced_besides(tmp_path: Path) -> None:
+    path = forward(3).add("OSRT_API", id=1, value="open(/home/ann)").write(tmp_path / "t.sqlite")
+    copied = share(path, tmp_path / "copy.sqlite")
+    assert copied.left_out.tables["OSRT_API"] == 1
+    (of_trace,), (of_copy,) = summarize(Trace.load(path), "t"), summarize(Trace.load(copied.path), "t")
+    assert share_of(of_copy) == share_of(of_trace)
+    assert share_of(of_copy).profiler_ms is None
 
 
 def test_operators_of_pytorchs_profiler_cost_time_too(tmp_path: Path) -> None:

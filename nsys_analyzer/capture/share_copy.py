@@ -54,6 +54,7 @@ def copy_export(reader: Reader, output: Path) -> LeftOut:
                 _use(source, table, table.thread, "used_threads")
         if not reader.name_of(schema.RANKS):
             _write_ranks(source, read_ranks(reader))
+        _note_costly_tables(source, reader)
         source.commit()
         return _left_out(source, reader, tables, texts=len(scrubber.changed), variables=private.variables)
 
@@ -84,6 +85,13 @@ def _write_ranks(source: sqlite3.Connection, ranks: Mapping[int, Rank]) -> None:
         source.execute("CREATE TABLE copy.PROCESS_RANKS (globalPid INTEGER, rank INTEGER, worldSize INTEGER)")
         rows = [(process, rank.number, rank.world_size) for process, rank in ranks.items()]
         source.executemany("INSERT INTO copy.PROCESS_RANKS VALUES (?, ?, ?)", rows)
+
+
+def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:
+    """Tables without rows: verdicts depend on whether these things were recorded, and on nothing that they hold."""
+    for name in schema.COSTLY_TABLES:
+        if name in reader.columns_of:
+            source.execute(f'CREATE TABLE copy."{name}" (id INTEGER)')
 
 
 def _use(source: sqlite3.Connection, table: KeptTable, column: str, used: str) -> None:
