@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.errors import MissingTableError, NsysAnalyzerError, TraceError
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.share_copy import LeftOut
-    from nsys_analyzer.trace.reader import Reader
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,7 @@ class Shared:
 def share(trace: Path, output: Path, *, force: bool = False) -> Shared:
     """Copies what analysis needs of a trace, scrubbed, into a new export.
 
-    The copy gives the same report as the trace. It appears whole or not at all.
+    The copy gives the same report as the trace, but for the program's command line. It appears whole or not at all.
 
     Args:
         trace: a ``.sqlite`` export, or anything else that ``Trace.load`` takes.
@@ -43,12 +42,12 @@ def share(trace: Path, output: Path, *, force: bool = False) -> Shared:
     """
     from nsys_analyzer.capture.share_copy import copy_export
     from nsys_analyzer.trace.reader import Reader
-    from nsys_analyzer.trace.trace import sqlite_of
+    from nsys_analyzer.trace.trace import check_recorded, sqlite_of
 
     _check_output(trace, output, force=force)
     reader = Reader(sqlite_of(trace))
     _check_output(reader.path, output, force=force)
-    _check_content(reader)
+    check_recorded(reader, reader.path)
     with _folder_beside(output) as folder:
         unfinished = Path(folder) / "copy.sqlite"
         try:
@@ -69,17 +68,6 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"{output} is the trace itself", "Name another file with -o")
     if output.exists() and not force:
         raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
-
-
-def _check_content(reader: Reader) -> None:
-    from nsys_analyzer.trace import schema
-
-    worth_sharing = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH, schema.RUNTIME, schema.NVTX)
-    if not any(reader.name_of(table) for table in worth_sharing):
-        raise MissingTableError(
-            f"{reader.path} holds neither CUDA activity nor NVTX ranges",
-            "Capture again with: nsys profile --trace=cuda,nvtx",
-        )
 
 
 def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:

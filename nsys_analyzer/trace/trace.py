@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
-_OPERATION_TABLES = (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)
+_LARGE_TABLES = (schema.RUNTIME, schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH, schema.NVTX)
 _SMALL_TABLES = (
     schema.OPERATORS,
     schema.GRAPH_NODES,
@@ -106,10 +106,8 @@ class Trace:
     @classmethod
     def read(cls, reader: Reader, path: Path) -> Self:
         """Reads everything the analysis needs from an open export."""
-        large = (schema.RUNTIME, *_OPERATION_TABLES, schema.NVTX)
-        if not any(reader.name_of(table) for table in large):
-            raise _nothing_recorded(reader, path)
-        frames = reader.read_all((*large, *_SMALL_TABLES))
+        check_recorded(reader, path)
+        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
         strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
         ranges, is_operator = _ranges(frames["nvtx"], strings)
         ended = ranges.end > schema.NO_END
@@ -129,7 +127,7 @@ class Trace:
             else ranges.select(ended & is_operator),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
             read_metadata(frames, strings),
-            frozenset(table.key for table in (*large, *_SMALL_TABLES) if reader.name_of(table)),
+            frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
             int((~possible).sum()),
             _memory(frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
@@ -137,11 +135,16 @@ class Trace:
         )
 
 
-def _nothing_recorded(reader: Reader, path: Path) -> MissingTableError:
-    """The error of an export without CUDA and NVTX: in the profiler's words, where it has any."""
-    why = explained(read_diagnostics(reader.read(schema.DIAGNOSTICS)))
-    remedy = why or "Capture again with: nsys profile --trace=cuda,nvtx"
-    return MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
+def check_recorded(reader: Reader, path: Path) -> None:
+    """Makes sure that there is something to analyse.
+
+    Raises:
+        MissingTableError: neither CUDA activity nor NVTX ranges; with the reason where the profiler gives one.
+    """
+    if not any(reader.name_of(table) for table in _LARGE_TABLES):
+        why = explained(read_diagnostics(reader.read(schema.DIAGNOSTICS)))
+        remedy = why or "Capture again with: nsys profile --trace=cuda,nvtx"
+        raise MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
 
 
 def sqlite_of(path: Path) -> Path:
