@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,11 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.analysis.verdicts import busy_share
+from nsys_analyzer.capture.timings import read_timings
+from nsys_analyzer.commands.timed import with_timings
+from nsys_analyzer.questions.overhead import overhead
+from nsys_analyzer.questions.verdicts import verdicts
 from tests.kineto import Kineto
 
 GEMM = "ampere_sgemm_128x64_tn"
@@ -101,6 +107,24 @@ def test_ranges_on_the_gpu_count_for_nothing_beside_those_of_the_cpu(tmp_path: P
     summary = summary_of(trace, tmp_path)
     assert [phase.phase for phase in summary.phases] == ["forward"]
     assert not any("GPU time" in warning for warning in summary.warnings)
+
+
+def test_a_range_on_the_gpu_is_no_wall_time(tmp_path: Path) -> None:
+    """Forward spans 100 us of the GPU and takes 300 without: no doubt, no overhead, a share of 70 ÷ 300."""
+    csv = tmp_path / "t.csv"
+    csv.write_text("model,phase,mean_ms\nsmall,forward,0.3\n")
+    (summary,) = with_timings([summary_of(gpu_alone(), tmp_path)], read_timings(csv))
+    forward = summary.phase("forward")
+    assert forward
+    assert busy_share(replace(summary, unprofiled=None), forward) is None
+    assert "idle time is unknown: forward, backward" in verdicts(replace(summary, unprofiled=None), summary.phases)
+    assert summary.unprofiled
+    assert not summary.unprofiled.doubts
+    assert summary.profiler_overhead("forward") is None
+    assert "nothing to be compared with" in overhead(summary, summary.phases)
+    share = busy_share(summary, forward)
+    assert share
+    assert share.low == pytest.approx(70 / 300)
 
 
 def test_warm_up_on_the_gpu_is_left_out_of_the_whole(tmp_path: Path) -> None:

@@ -190,13 +190,21 @@ class CaptureSummary:
     def profiler_overhead(self, name: str) -> float | None:
         """A phase's wall time under the profiler ÷ its unprofiled time − 1, as a fraction.
 
-        None where one of the two is unknown, or where nothing synchronises: GPU work outlasts the range then, and
-        its wall time is no measure of the phase.
+        None where one of the two is unknown, or where the wall time is no measure of the phase (``is_timed``).
         """
         profiled, python = self.phase(name), self.unprofiled.typical_ms(name) if self.unprofiled else None
-        if not profiled or not profiled.synchronized or not profiled.wall_ms.typical or not python:
+        if not profiled or not self.is_timed(profiled) or not profiled.wall_ms.typical or not python:
             return None
         return profiled.wall_ms.typical / python - 1
+
+    @property
+    def ranges_on_gpu(self) -> bool:
+        """Whether its ranges lie on the GPU's timeline, where none lasts longer than the GPU's work in it."""
+        return self.metadata is not None and self.metadata.ranges_on_gpu
+
+    def is_timed(self, phase: PhaseSummary) -> bool:
+        """Whether the wall time of a phase is one: its range is the CPU's, and the GPU's work ends inside it."""
+        return phase.synchronized and not self.ranges_on_gpu
 
     @property
     def share_in_phases(self) -> float | None:

@@ -57,7 +57,7 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     """The share of one phase's time in which the GPU works.
 
     Returns:
-        None on a CPU, and where nothing synchronises and no unprofiled time is known.
+        None on a CPU, and where no unprofiled time is known and the profiled one is no measure of the phase.
     """
     busy, wall = phase.gpu_busy_ms.median, phase.wall_ms.median
     if capture.on_cpu or busy is None:
@@ -66,7 +66,7 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     if unprofiled and busy <= unprofiled * (1 + _TOLERANCE):
         share = min(busy / unprofiled, 1.0)
         return BusyShare(busy, unprofiled, True, share, share)
-    if not phase.synchronized or not wall:
+    if not capture.is_timed(phase) or not wall:
         return None
     cost = phase.profiler_cost
     without = max(wall - cost.high_ms, busy) if cost and cost.high_ms is not None else busy

@@ -15,6 +15,8 @@ def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
     """Profiled against unprofiled time of these phases in a sentence, and why they differ."""
     costs = _costs(capture, phases)
     if not costs and any(phase.python_ms for phase in phases):
+        if capture.ranges_on_gpu:
+            return "The trace has ranges of the GPU alone, so the unprofiled timing has nothing to be compared with."
         return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
     if not costs:
         return "The CSV has no timing, or no single one, for this configuration."
@@ -24,9 +26,9 @@ def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
 
 def _costs(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> dict[str, float]:
     """Wall ÷ python − 1 of each phase that has both, and of forward and backward together."""
-    compared = [(phase.phase, phase.wall_ms.typical, phase.python_ms) for phase in phases if phase.synchronized]
+    compared = [(phase.phase, phase.wall_ms.typical, phase.python_ms) for phase in phases if capture.is_timed(phase)]
     both = [capture.phase(name) for name in ("forward", "loss", "backward")]
-    if both[-1] and both[-1].synchronized and capture.unprofiled:
+    if both[-1] and capture.is_timed(both[-1]) and capture.unprofiled:
         wall = sum(phase.wall_ms.typical or 0.0 for phase in both if phase)
         compared.append(("forward+backward", wall, capture.unprofiled.phases.get("forward+backward")))
     return {name: wall / python.typical - 1 for name, wall, python in compared if wall and python and python.typical}

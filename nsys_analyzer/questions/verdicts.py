@@ -17,6 +17,8 @@ _UNPROFILED = {
     "GPU waits": f"{_WAITS} and is idle for {_IDLE} of the unprofiled time or more",
     "neither": f"Neither GPU-bound (busy for {_BUSY} of the unprofiled time) nor idle for {_IDLE} of it",
 }
+_NOT_SYNCHRONISED = "Not synchronised, GPU work goes on after the range, idle time is unknown"
+_ON_GPU = "Ranges on the GPU's timeline last as long as the GPU's work, idle time is unknown"
 _WITHOUT = "under the profiler and also without its estimated cost"
 _PROFILED = {
     "GPU-bound": f"GPU-bound, busy for {_BUSY} of the time or more even under the profiler",
@@ -35,7 +37,7 @@ def verdicts(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
     for phase in phases:
         share = busy_share(capture, phase)
         if share is None:
-            heading, said = "Not synchronised, GPU work goes on after the range, idle time is unknown", phase.phase
+            heading, said = _ON_GPU if capture.ranges_on_gpu else _NOT_SYNCHRONISED, phase.phase
         else:
             heading = (_UNPROFILED if share.unprofiled else _PROFILED)[share.verdict]
             said = f"{phase.phase} ({_figures(share)})"
