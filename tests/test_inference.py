@@ -131,6 +131,13 @@ def test_the_engine_is_backward_and_what_the_step_launches_before_it_forward(tmp
     assert forward.wall_ms.mean == pytest.approx(0.138)  # from the copy at 50 to 188
 
 
+def test_a_trace_of_backward_alone(tmp_path: Path) -> None:
+    """No thread launches outside the engine: backward is a range of the engine's own."""
+    trace = Kineto().gpu().thread(TORCH_AUTOGRAD, "pt_autograd_0").operator(ENGINE, 200, 40, tid=TORCH_AUTOGRAD)
+    trace.launch(1, 210, tid=TORCH_AUTOGRAD).kernel(GEMM, 1, 220, 9)
+    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"backward": (1, 1)}
+
+
 def test_gradients_accumulated_over_two_passes(tmp_path: Path) -> None:
     summary = summary_of(torch_step(Kineto().gpu(), 0, 1, passes=2).write(tmp_path / "t.json"))
     # The first forward has the copy, 110 and 150, the second 410 and 450: 2.5 of each.

@@ -85,7 +85,7 @@ def _infer(trace: Trace, roles: RangeRoles, launches: Launches, process: int) ->
         & (running.at(launches.thread, launches.start) == NONE)
         & ~np.isin(launches.thread, autograd_threads(trace))
     )
-    thread = _busiest(outside.thread)
+    thread = _busiest(outside.thread if len(outside.thread) else engine.thread)
     own = np.sort(outside.start[outside.thread == thread])
     steps = [start for start, _ in _spans(trace.ranges, roles.mask(STEP) & (trace.ranges.thread == thread))]
     cuts = [*steps, *_bounds_of_warmup(trace, roles, process)]
@@ -114,7 +114,7 @@ def _engine(operators: Ranges, process: int) -> Bools:
 
 
 def _busiest(threads: Ints) -> int:
-    """The thread with the most launches: the one that runs the steps; -1 where nothing is launched."""
+    """The thread with the most launches, or operators: the one that runs the steps; -1 where there is none."""
     values, counts = np.unique(threads, return_counts=True)
     return int(values[np.argmax(counts)]) if len(values) else NONE
 
