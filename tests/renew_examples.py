@@ -46,7 +46,7 @@ def write_report(folder: Path) -> str:
 
 
 def digest(report: Path) -> str:
-    """What tells one report from another, for its picture."""
+    """The SHA-256 of a report, by which its picture knows it."""
     return hashlib.sha256(report.read_bytes()).hexdigest()
 
 

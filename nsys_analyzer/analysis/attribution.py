@@ -30,7 +30,7 @@ _AUTOGRAD_THREAD = "pt_autograd"
 
 
 class RangeRoles:
-    """What each range of a trace is: a phase, a step, warm-up, a part of attention, or none of these.
+    """The role of each range of a trace: a phase, a step, warm-up, a part of attention, or none of these.
 
     Args:
         ranges: the ranges of the trace.

@@ -225,7 +225,7 @@ def _level_at(points: Sequence[Point], ms: float) -> int:
 
 
 def limited_by(wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool) -> str:
-    """What a phase waits for: ``GPU``, ``allocator`` or the ``host`` that issues, and ``CPU`` where that computes.
+    """Whom a phase waits for: ``GPU``, ``allocator`` or the ``host`` that issues, and ``CPU`` where that computes.
 
     None of these is GPU-bound, memory-bound or compute-bound, which are claims on busy time, bytes/s and FLOP/s.
 

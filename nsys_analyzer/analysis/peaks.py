@@ -1,4 +1,4 @@
-"""What GPUs can do at most, from their datasheets: dense rates without sparsity, memory bandwidth and L2 cache."""
+"""The peaks of GPUs, from their datasheets: dense rates without sparsity, memory bandwidth and L2 cache."""
 
 from __future__ import annotations
 

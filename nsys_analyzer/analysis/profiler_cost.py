@@ -1,4 +1,4 @@
-"""What a profiler itself adds to the time of a phase, estimated from the events that it recorded there.
+"""The time that a profiler itself adds to a phase, estimated from the events that it recorded there.
 
 A trace holds no unprofiled time. It holds the events whose recording costs time on the CPU: API calls, NVTX ranges and
 PyTorch's operators. Their number times the cost of one is what the profiler can have added where nothing hides it; a
@@ -19,7 +19,7 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class EventCost:
-    """What recording one event costs.
+    """The cost of recording one event.
 
     Attributes:
         event: what is recorded.
@@ -63,7 +63,7 @@ _SAMPLED = 200_000
 
 @dataclass(frozen=True)
 class ProfilerCost:
-    """What the profiler can have added to one instance of a phase.
+    """The time that the profiler can have added to one instance of a phase.
 
     Attributes:
         api_calls, nvtx_ranges, operators: events recorded in one instance, mean.
@@ -96,7 +96,7 @@ class RecordedEvents:
         self._known = bool(len(launches.start)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
-        """What the profiler can have added to each of some instances, on average.
+        """Returns the time that the profiler can have added to each of some instances, on average.
 
         Args:
             start, end: shape (instances,), ns.

@@ -35,7 +35,7 @@ class SoftmaxKernels:
 
 @dataclass(frozen=True)
 class SoftmaxTraffic:
-    """What the softmax moved, by the convention of this module.
+    """The bytes that the softmax moved, by the convention of this module.
 
     Attributes:
         bytes: of one forward pass, or of whatever else the attention's times are of.
@@ -94,7 +94,7 @@ def softmax_traffic(
 
 @dataclass(frozen=True)
 class Pass:
-    """What one kernel moves: bytes of an element read and written of score tensors, and of its row, 0 for none."""
+    """The bytes that one kernel moves: of an element read and written of score tensors, and of its row, 0 for none."""
 
     read: int
     written: int
@@ -106,7 +106,7 @@ class Pass:
 
 
 def pass_of(name: str) -> Pass | None:
-    """What a kernel of a softmax moves, from its name; None where the name does not say.
+    """Returns the bytes that a kernel of a softmax moves, from its name; None where the name does not say.
 
     Known are PyTorch's softmax, reductions, copies and elementwise kernels. A fill is not: its tensor may be a scalar.
     """

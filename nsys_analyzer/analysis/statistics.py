@@ -63,7 +63,7 @@ class KernelRow:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What no other row of a table shares: name and class."""
+        """Name and class, which no two rows of a table share."""
         return self.name, self.kernel_class
 
 

@@ -76,7 +76,7 @@ class PhaseSummary:
 
     @property
     def label(self) -> str:
-        """What it is called: an inferred phase says so."""
+        """The name of the phase, marked where it is inferred."""
         return f"{self.phase} (inferred)" if self.inferred else self.phase
 
     @property

@@ -42,13 +42,13 @@ class BusyShare:
 
     @property
     def verdict(self) -> Verdict:
-        """What both ends of the share say; "undecided" where they say different things."""
+        """The verdict of both ends of the share; "undecided" where these differ."""
         low, high = _verdict(self.low), _verdict(self.high)
         return low if low == high else "undecided"
 
     @property
     def profiler_ms(self) -> float | None:
-        """What the profiler can have added at most: its estimated cost, and never more than the GPU was idle."""
+        """The most that the profiler can have added: its estimated cost, and never more than the GPU was idle."""
         high = self.profiler_cost.high_ms if self.profiler_cost else None
         return None if high is None else min(high, self.wall_ms - self.busy_ms)
 

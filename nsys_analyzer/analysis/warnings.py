@@ -146,7 +146,7 @@ def _inferred(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 
 def _part(summary: CaptureSummary, *_: object) -> Iterator[str]:
-    """What the phases leave out, where they are not all that a report should be about."""
+    """The GPU time that phases, and warm-up, leave out."""
     leaves = [phase.phase for phase in summary.phases if phase.instances and phase.phase not in (STEP, OTHER_STEP)]
     if leaves and not summary.phases_suffice and summary.share_in_phases is not None:
         yield (
@@ -243,7 +243,7 @@ def _precision(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 
 def _diagnostics(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
-    """What the profiler says of this process, or of none that has a report or did nothing, where figures rest on it."""
+    """The profiler's messages that concern the figures of this process and have not been quoted."""
     messages = _messages(summary, attributed, process)
     told = None if summary.coverage and summary.coverage.kernels else why_no_cuda(messages)
     for message in {(one.severity, one.text): one for one in messages}.values():

@@ -1,4 +1,4 @@
-"""What the rows of the memory bench say: names, phases, limits, contradictions, and the claims that physics tests."""
+"""Facts of the memory bench's rows: names, phases, limits, contradictions, and claims on hardware limits."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sloped(results: Results) -> Iterator[tuple[Row, Phase]]:
 
 
 def limit_of(row: Row, phase: Phase) -> str:
-    """What a phase waits for."""
+    """Whom a phase waits for."""
     return limited_by(phase["wall_ms"], phase["issue_ms"], phase["allocator_ms"], row.case["device"] == "cuda")
 
 

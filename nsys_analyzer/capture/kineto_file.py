@@ -157,7 +157,7 @@ def _closed(text: str) -> str:
 
 
 def _condensed(value: dict[str, Any]) -> dict[str, Any] | Event | None:
-    """What is kept of a JSON object: an event as a tuple, None for an event of no use, anything else as it is."""
+    """Reduces an event to a tuple, or to None where it is of no use; any other JSON object stays as it is."""
     phase = value.get("ph")
     if phase is None:
         return value

@@ -42,7 +42,7 @@ def _timings_of(capture: CaptureSummary, timings: Timings, others: set[str]) -> 
 
 
 def _conditions(capture: CaptureSummary) -> tuple[Configuration, RunConditions]:
-    """What is known of how a capture was made, from whatever knows it."""
+    """The conditions of a capture, as far as its name, its manifest or its trace tells them."""
     configuration, run = capture.configuration or Configuration(), capture.run or RunConditions()
     gpu = run.gpu or (capture.gpu.name if capture.gpu and not capture.on_cpu else None)
     return replace(configuration, mode=configuration.mode or _mode(capture)), replace(run, gpu=gpu)

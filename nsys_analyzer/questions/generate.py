@@ -39,7 +39,7 @@ _HOW_TO_READ = (
 
 
 def answer(evidence: Evidence) -> Section:
-    """What was run, where it is known, else a recipe that is marked as such; and the command of this report."""
+    """The commands that were run, where known, else a recipe marked as such; and the command of this report."""
     whole = evidence.command.startswith(_RUN)
     ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
     runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
@@ -57,7 +57,7 @@ def answer(evidence: Evidence) -> Section:
 
 
 def _recorded(evidence: Evidence) -> tuple[Paragraph, ...]:
-    """What the captures themselves say of how they were made, and what to change where that hides kernels."""
+    """How the captures were made by their own account, and what to change where that hides kernels."""
     names_of: dict[str, dict[str, None]] = {}
     for capture in evidence.captures:
         if text := _said(capture):
@@ -76,7 +76,7 @@ def _recorded(evidence: Evidence) -> tuple[Paragraph, ...]:
 
 
 def _said(capture: CaptureSummary) -> str:
-    """What an export says of its recording, empty where it is silent."""
+    """The options of a recording as its export tells them, empty where it does not."""
     recording = capture.metadata.recording if capture.metadata else Recording()
     options = [_TRACE_OPTION[event] for event in sorted(recording.events) if event in _TRACE_OPTION]
     others = [event for event in recording.events if event not in _TRACE_OPTION]

@@ -83,7 +83,7 @@ def _row(title: str, attention: AttentionSummary) -> tuple[Cell, ...]:
 
 
 def _of(attention: AttentionSummary) -> str:
-    """What the figures are of, for a table and for a few words."""
+    """The scope of the figures, for a table and for a few words."""
     return _ranges(attention.occurrences or 0) if attention.per == CAPTURE else f"one {attention.per}"
 
 
@@ -130,7 +130,7 @@ def _sentence(capture: CaptureSummary) -> str:
 
 
 def _per(attention: AttentionSummary, ms: float | None) -> str:
-    """What a time is of; of the whole capture also what one of its attention ranges takes."""
+    """The scope of a time; over the whole capture with the time of one attention range."""
     if attention.per != CAPTURE or ms is None:
         return f"per {attention.per}"
     return f"in total over {_of(attention)} ({_each(attention, ms)})"
@@ -159,7 +159,7 @@ def _flops(attention: AttentionSummary) -> str:
 
 
 def _bytes(attention: AttentionSummary) -> str:
-    """What softmax moves against the memory's peak, and whether that makes it memory-bound."""
+    """The bandwidth of softmax against the memory's peak, and whether that makes it memory-bound."""
     traffic = attention.softmax_traffic
     if traffic is None:
         return ""

@@ -22,7 +22,7 @@ def answer(evidence: Evidence) -> Section:
 
 
 def _folded(evidence: Evidence) -> tuple[Details, ...]:
-    """What the profilers say of other things than CUDA and NVTX, each message once."""
+    """The profilers' messages about other things than CUDA and NVTX, each once."""
     messages = [one for c in evidence.captures if c.metadata for one in c.metadata.diagnostics]
     texts = dict.fromkeys(one.text for one in messages if one.severity in (2, 3) and touches_no_figure(one.text))
     if not texts:

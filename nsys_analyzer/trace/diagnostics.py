@@ -62,7 +62,7 @@ def first_sentence(text: str) -> str:
 
 
 def meaning(text: str) -> str:
-    """What a message says about a missing CUDA trace, empty for any other message."""
+    """The meaning of a message about a missing CUDA trace, empty for any other message."""
     return next((says for pattern, says in _NO_CUDA if pattern.search(text)), "")
 
 

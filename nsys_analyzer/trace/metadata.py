@@ -39,7 +39,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Recording:
-    """What nsys says that it was asked to record, as far as the export holds it; empty where it is silent.
+    """The recording that nsys was asked for, as far as the export tells it; fields are empty where it does not.
 
     Attributes:
         events: kinds of events, in nsys's words: "Cuda", "NvtxEvents".
@@ -87,7 +87,7 @@ class Metadata:
 
     @property
     def units(self) -> str:
-        """What the devices' multiprocessors are called: SMs, an AMD GPU's compute units (CUs)."""
+        """The name of the devices' multiprocessors: SMs, an AMD GPU's compute units (CUs)."""
         return _UNITS.get(self.platform, "units")
 
     def gpu(self, pid: int, device: int) -> Gpu | None:

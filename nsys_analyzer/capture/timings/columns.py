@@ -1,4 +1,4 @@
-"""What the columns of a timings table mean: the fields, the times, and what else may tell two runs apart."""
+"""The meaning of a timings table's columns: the fields, the times, and what else may tell two runs apart."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Columns:
 
 
 def understand(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Columns:
-    """What each header means, by its words and, where one word has several meanings, by the cells below it."""
+    """Finds the meaning of each header by its words and, where a word has several meanings, by the cells below it."""
     cells = [[row[index].strip() if index < len(row) else "" for row in rows] for index in range(len(headers))]
     found = [time for index, header in enumerate(headers) if (time := _time_column(index, header, cells[index]))]
     found = _with_totals(found)

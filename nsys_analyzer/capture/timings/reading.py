@@ -140,7 +140,7 @@ def _with_phase(path: Path, timings: list[Timing], asked: str | None) -> tuple[l
 
 
 def _left_out(rows: Sequence[Row], known: Sequence[Row], measured: Sequence[Row]) -> Iterator[str]:
-    """What to say of rows that are not read."""
+    """Notes on the rows that are not read."""
     unknown = [row for row in rows if has_unknown_model(row)]
     names = list(dict.fromkeys(row.text("model") or "" for row in unknown))
     if unknown:

@@ -74,7 +74,7 @@ class Timing:
 
     @property
     def setup(self) -> tuple[object, ...]:
-        """What makes two timings those of one run: the model's dimensions (or its name), and every condition."""
+        """Equal for two timings of one run: the model's dimensions (or its name), and every condition."""
         model = self.model.dimensions if self.model else self.model_name
         known = (self.attention, self.compile, self.cuda_graph, self.optimizer, self.device, self.gpu)
         return model, self.context_length, self.batch_size, self.precision, *known, self.conditions
@@ -115,14 +115,14 @@ def _phases(row: Row, says: tuple[tuple[str, str], ...]) -> list[tuple[Group, st
 
 
 def _phase_of(row: Row) -> str | None:
-    """What the row's one time is the time of: its phase, else what its flags say was run, else its mode."""
+    """The phase of the row's one time: the one it names, else what its flags say was run, else its mode."""
     if text := row.text("phase"):
         return phase_from_text(text) or text.lower()
     return _ran(row) or phase_from_text(row.text("mode") or "")
 
 
 def _ran(row: Row) -> str | None:
-    """What the flags say was timed: forward alone, with the backward pass, with the optimizer too."""
+    """The phases that were timed, by the flags: forward alone, with the backward pass, with the optimizer too."""
     only_forward, backward, optimizer = (row.flag(one) for one in ("only_forward", "with_backward", "with_optimizer"))
     if only_forward is None and backward is None:
         return None
@@ -288,7 +288,7 @@ def _complete(given: Sequence[int | None]) -> tuple[int, int, int, int] | None:
 
 
 def model_notes(row: Row) -> list[str]:
-    """What to say of a row that gives a known model's name to other dimensions."""
+    """Notes on a row that gives a known model's name to other dimensions."""
     if "model" not in row.columns.fields:
         return []
     model, name = model_of(row)

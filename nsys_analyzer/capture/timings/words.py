@@ -122,7 +122,7 @@ STATUSES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 FLAGS = {"true": True, "yes": True, "1": True, "1.0": True, "false": False, "no": False, "0": False, "0.0": False}
 COMPILED = {**FLAGS, "compiled": True, "compile": True, "eager": False, "vanilla": False, "none": False}
-"""What a cell of a column ``compile`` says."""
+"""The meaning of a cell in a column ``compile``."""
 MISSING = {"", "-", "--", "–", "—", "…", "...", "nan", "none", "null", "na", "n/a", "<na>"}
 
 # Words of headers whose columns tell no conditions apart: what a run is called and where it came from, ...
