@@ -69,6 +69,10 @@ class Columns:
         """The column of this group and statistic."""
         return next((time for time in self.times if (time.group, time.statistic) == (group, statistic)), None)
 
+    def center(self, group: Group) -> TimeColumn | None:
+        """The column of this group's mean, or of its median where it has that alone."""
+        return self.time(group, "mean") or self.time(group, "median")
+
     def listed(self) -> str:
         """The headers as a message names them, of many the first."""
         more = len(self.headers) - _MANY

@@ -168,15 +168,7 @@ def _half_in(text: str) -> str | None:
 def _timing(row: Row, group: Group, phase: str) -> Timing:
     model, name = model_of(row)
     status = _status(row, group)
-    columns = row.columns
-    main = columns.time(group, "mean") or columns.time(group, "median")
-    ms = {
-        statistic: row.milliseconds(column) if status == "ok" and column else None
-        for statistic in ("mean", "std", "min", "max", "median")
-        for column in [columns.time(group, statistic)]
-    }
-    if ms["std"] is None and status == "ok" and main:
-        ms["std"] = row.spread(main)
+    ms = _milliseconds(row, group) if status == "ok" else {}
     device, gpu = _device(row)
     compiled = row.text("compile")
     return Timing(
@@ -189,11 +181,11 @@ def _timing(row: Row, group: Group, phase: str) -> Timing:
         phase=phase,
         warmup_steps=row.integer("warmup_steps", least=0),
         steps=row.integer("steps", least=0),
-        mean_ms=ms["mean"],
-        std_ms=ms["std"],
-        min_ms=ms["min"],
-        max_ms=ms["max"],
-        median_ms=ms["median"],
+        mean_ms=ms.get("mean"),
+        std_ms=ms.get("std"),
+        min_ms=ms.get("min"),
+        max_ms=ms.get("max"),
+        median_ms=ms.get("median"),
         peak_memory_bytes=row.integer("peak_memory_bytes", least=0),
         status=status,
         line=row.line,
@@ -209,8 +201,18 @@ def _timing(row: Row, group: Group, phase: str) -> Timing:
         message=row.text("message"),
         iteration=row.integer("iteration", least=0),
         said=_said(row),
-        conditions=tuple((columns.headers[index].strip(), row.cell(index) or "") for index in columns.others),
+        conditions=tuple((row.columns.headers[i].strip(), row.cell(i) or "") for i in row.columns.others),
     )
+
+
+def _milliseconds(row: Row, group: Group) -> dict[str, float | None]:
+    """The row's times by statistic; a deviation may stand in the cell of the mean."""
+    columns = ((statistic, row.columns.time(group, statistic)) for statistic in ("mean", "std", "min", "max", "median"))
+    ms = {statistic: row.milliseconds(column) for statistic, column in columns if column}
+    main = row.columns.center(group)
+    if ms.get("std") is None and main:
+        ms["std"] = row.spread(main)
+    return ms
 
 
 def _device(row: Row) -> tuple[str | None, str | None]:
@@ -235,7 +237,7 @@ def _status(row: Row, group: Group) -> str:
     declared = "oom" if row.flag("oom") else status_from_text(text or "ok")
     if group.phase is None and declared not in ("ok", None):
         return str(declared)
-    main = row.columns.time(group, "mean") or row.columns.time(group, "median")
+    main = row.columns.center(group)
     if main and (in_cell := row.status_in(main)):
         return in_cell
     if main and row.milliseconds(main) is not None:
