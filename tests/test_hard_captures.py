@@ -53,7 +53,7 @@ def test_step_ranges_around_the_optimizer_alone_are_no_training_step(tmp_path: P
     summary = summary_of(export, tmp_path)
     text = report_of(summary)
     # Without the optimizer among the phases the sum is forward + backward: 300 of 360.
-    assert "whole training step 83.3 %" in text
+    assert "forward+backward 83.3 %" in text
     assert "--phase optimizer=step" in text
 
 

@@ -43,7 +43,7 @@ def test_an_optimizer_alone_does_not_hide_the_rest(tmp_path: Path) -> None:
     """1 of 10 ms lies in the optimizer: matmul is 0 % of it, and 90 % of the whole."""
     text = answers(optimizer_alone(), tmp_path)
     assert "matmul is 0.0 % of optimizer, 90.0 % of whole capture" in text
-    assert "hold 10.0% of the GPU time, and no forward is among them" in text
+    assert "hold 10.0 % of the GPU time (kernels, copies and fills), and no forward is among them" in text
     assert f"in whole capture `{GEMM}` (1 launch, 9.000 ms, 90.0 %)" in text
     assert "the whole capture: GPU busy 10.00 ms in 11.00 ms" in text
 
@@ -84,7 +84,9 @@ def test_warm_up_is_left_out_of_the_whole_and_counted(tmp_path: Path) -> None:
     assert summary.coverage is not None
     assert (summary.whole.kernels_per_instance, summary.whole.kernel_sum_ms.mean) == (1, 2)
     assert (summary.coverage.kernels, summary.coverage.in_warmup, summary.coverage.warmup_ms) == (3, 2, 3)
-    assert any("2 kernels (3.00 of 5.00 ms) were launched in warm-up" in warning for warning in summary.warnings)
+    assert any(
+        "Launched in warm-up and left out: 2 kernels, 3.00 of 5.00 ms." in warning for warning in summary.warnings
+    )
 
 
 def test_a_phase_around_the_warm_up_has_kernels_of_its_own(tmp_path: Path) -> None:

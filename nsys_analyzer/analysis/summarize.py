@@ -200,8 +200,13 @@ class _ProcessView:
 
     def whole(self) -> PhaseSummary:
         """The process's operations outside warm-up as one phase of one instance."""
-        everything = np.where(self.attributed.warm[self.mine], NONE, 0)
+        warm = self.attributed.warm[self.mine]
+        everything = np.where(warm, NONE, 0)
         clocks = gpu_clocks(self.operations, everything, 1)
+        figures = self._gpu_figures(0, np.zeros(1, np.int64), clocks, self._totals(everything, 1))
+        first, last = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
+        if (warm & (self.operations.start >= first) & (self.operations.end <= last)).any():
+            figures["gpu_span_ms"] = Stats(0)  # it holds warm-up, which the other figures do not
         return PhaseSummary(
             phase="whole capture",
             range="",
@@ -210,7 +215,7 @@ class _ProcessView:
             incomplete_instances=0,
             wall_ms=Stats(0),
             synchronized=False,
-            **self._gpu_figures(0, np.zeros(1, np.int64), clocks, self._totals(everything, 1)),
+            **figures,
         )
 
     def coverage(self) -> Coverage:

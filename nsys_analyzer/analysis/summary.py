@@ -192,7 +192,7 @@ class CaptureSummary:
 
         None where one of the two is unknown, or where the wall time is no measure of the phase (``is_timed``).
         """
-        profiled, python = self.phase(name), self.unprofiled.typical_ms(name) if self.unprofiled else None
+        profiled, python = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
         if not profiled or not self.is_timed(profiled) or not profiled.wall_ms.typical or not python:
             return None
         return profiled.wall_ms.typical / python - 1

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nsys_analyzer.analysis.instances import AttributedTrace
+from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import pid_of, process_of
@@ -18,9 +20,14 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary import CaptureSummary
     from nsys_analyzer.trace.trace import Trace
 
+_OR_NAME = "or name the ranges there are with `--phase forward=NAME`."
 HOW_TO_ANNOTATE = (
     'Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`, and the same '
-    "for backward and optimizer; or name the ranges there are with `--phase forward=NAME`."
+    f"for backward and optimizer; {_OR_NAME}"
+)
+_HOW_TO_RECORD = (
+    'Wrap the parts of the step, as in `with torch.profiler.record_function("forward"): ...`, and the same for '
+    f"backward and optimizer; {_OR_NAME}"
 )
 _RECORD_BOTH = "record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
 _MISSING_EVENTS = "events might be missing"
@@ -57,7 +64,10 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
         yield f"{attributed.trace.impossible:,} GPU operations end before they start and were left out."
     partial = sum(phase.incomplete_instances for phase in summary.phases)
     if partial:
-        yield f"{partial} instances of phases lack kernels that they launched, or end in a failed allocation: left out."
+        yield (
+            f"{partial} {plural(partial, 'instance')} of phases left out: kernels that were launched there are "
+            "missing, or an allocation failed at the end."
+        )
 
 
 def _missing_of_nsys(attributed: AttributedTrace, summary: CaptureSummary, process: int) -> Iterator[str]:
@@ -90,10 +100,7 @@ def _missing_of_torch(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
     elif "runtime" not in trace.tables and kernels:
         yield f"The trace has no {platform} API calls, so no kernel has a launch: {_RECORD_BOTH}."
     if "nvtx" not in trace.tables:
-        yield (
-            f"The trace has no ranges: {_RECORD_BOTH}, and wrap the parts of the step as in "
-            '`with torch.profiler.record_function("forward"): ...`, and the same for backward and optimizer.'
-        )
+        yield (f"The trace has no ranges: {_RECORD_BOTH}. {_HOW_TO_RECORD}")
 
 
 def _opaque(summary: CaptureSummary) -> bool:
@@ -115,7 +122,10 @@ def _launches(summary: CaptureSummary, attributed: AttributedTrace, process: int
     if coverage and coverage.without_launch and not attributed.trace.metadata.ranges_on_gpu:
         yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
     if coverage and coverage.lost_launches:
-        yield f"{coverage.lost_launches:,} kernel launches have no kernel: activity records were dropped or cut off."
+        yield (
+            f"Of {coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')} there is no kernel: "
+            "activity records were dropped or cut off."
+        )
 
 
 def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
@@ -130,10 +140,12 @@ def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
         count = np.bincount(ranges.name, minlength=1)
         named = ", ".join(f"`{ranges.names[i]}`" for i in np.argsort(-count, kind="stable")[:5] if count[i])
         found = f" The ranges seen most are {named}." if named else ""
-        yield f"No range names a phase.{found} {HOW_TO_ANNOTATE}"
+        how = _HOW_TO_RECORD if attributed.trace.metadata.profiler == "torch" else HOW_TO_ANNOTATE
+        yield f"No range names a phase.{found} {how}"
     for phase in summary.phases:
         if phase.instances and not phase.kernels_per_instance and not phase.memory and summary.status == "ok":
-            yield f"No GPU operation was launched inside `{phase.range}` ({phase.phase})."
+            none = "No operator ran" if summary.on_cpu else "No GPU operation was launched"
+            yield f"{none} inside `{phase.range}` ({phase.phase})."
         if not phase.instances and phase.warmup_instances:
             yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
 
@@ -146,25 +158,31 @@ def _inferred(summary: CaptureSummary, *_: object) -> Iterator[str]:
 
 
 def _part(summary: CaptureSummary, *_: object) -> Iterator[str]:
-    """The GPU time that phases, and warm-up, leave out."""
+    """The time that phases, and warm-up, leave out."""
     leaves = [phase.phase for phase in summary.phases if phase.instances and phase.phase not in (STEP, OTHER_STEP)]
     if leaves and not summary.phases_suffice and summary.share_in_phases is not None:
+        tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
+        time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
         yield (
-            f"The phases found ({', '.join(leaves)}) hold {summary.share_in_phases:.1%} of the GPU time"
+            f"The phases found ({', '.join(leaves)}) hold {tenths:.1f} % of the {time}"
             f"{'' if summary.phase('forward') else ', and no forward is among them'}: every question is answered for "
             "the whole capture, too."
         )
-    if summary.coverage and summary.coverage.in_warmup:
+    coverage = summary.coverage
+    if coverage and coverage.in_warmup:
         yield (
-            f"{summary.coverage.in_warmup:,} kernels ({summary.coverage.warmup_ms:,.2f} of "
-            f"{summary.coverage.kernel_ms:,.2f} ms) were launched in warm-up and are left out."
+            f"Launched in warm-up and left out: {coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}, "
+            f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms."
         )
 
 
 def _steps(summary: CaptureSummary, *_: object) -> Iterator[str]:
     other, step, backward = (summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
     if other:
-        yield f"{other.instances:,} steps hold no backward pass, as in evaluation: they are kept apart from the others."
+        yield (
+            f"{other.instances:,} {plural(other.instances, 'step')} without a backward pass, as in evaluation, kept "
+            "apart from the others."
+        )
     if step and backward and not step.holds_backward:
         yield (
             f"The `{step.range}` ranges hold no backward pass, so the training step is taken as the sum of its phases. "

@@ -51,7 +51,7 @@ def _lines(shared: Shared) -> Iterator[str]:
         yield f"Left out of tables that are kept: rows{_listed(left_out.rows)}"
     yield f"Environment: {left_out.variables:,} variables found, left out, and looked for in every text that is kept"
     yield f"Texts changed: {left_out.texts:,}"
-    yield f"Names of ranges and kernels are kept. See for yourself: nsys-analyze info {shared.path}"
+    yield f"Other names of ranges and kernels are kept. See for yourself: nsys-analyze info {shared.path}"
 
 
 def _listed(rows: dict[str, int]) -> str:

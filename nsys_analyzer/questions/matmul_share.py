@@ -50,6 +50,12 @@ def step_classes(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
     return class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
 
 
+def step_name(capture: CaptureSummary) -> str:
+    """What the classes of a step are of: a training step has an optimizer."""
+    whole = capture.phase("optimizer") or not capture.phase("forward")
+    return "training step" if whole else "forward+backward"
+
+
 def matmul_of_step(capture: CaptureSummary) -> float | None:
     """Matmul's share of a whole training step, None where the capture holds none."""
     step = step_classes(capture)
@@ -104,26 +110,27 @@ def _same_but_for_mode(capture: CaptureSummary, other: CaptureSummary) -> bool:
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     inference, step = _inference(capture, evidence), step_classes(capture)
     compared = compared_phases(capture)
-    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}{_of_computing(p)}" for p in compared]
-    of_step = step and capture.phase("step") not in compared
-    short = ", ".join(
-        [*parts, *([f"{percent(_share(step, _MATMUL))} of the training step"] if step and of_step else [])]
-    )
+    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}{_without(p.classes)}" for p in compared]
+    name, short = step_name(capture), ", ".join(parts)
+    if step and capture.phase("step") not in compared:
+        short += f", {percent(_share(step, _MATMUL))} of {'the ' if ' ' in name else ''}{name}{_without(step)}"
     text = f"matmul is {', '.join(parts)}"
     fused = [f"{percent(share)} of {p.phase}" for p in compared if (share := p.share_of(_FUSED))]
     if fused:
         text += f" (attention fused into one kernel, counted apart, is {', '.join(fused)})"
     if inference and step:
         before, after = inference[0].share_of(_MATMUL), _share(step, _MATMUL)
-        text += f". {inference[1]} {percent(before)}, whole training step {percent(after)}"
-        text += f": {_change(inference[0].classes, step)}"
+        text += f". {inference[1]} {percent(before)}{_without(inference[0].classes)}, "
+        text += f"{'whole ' if ' ' in name else ''}{name} {percent(after)}{_without(step)}"
+        text += f": {_change(without_communication(inference[0].classes), without_communication(step))}"
+        text += " (of what computes)" if _without(step) or _without(inference[0].classes) else ""
     return Answer(capture.title, f"{text}.", short)
 
 
-def _of_computing(phase: PhaseSummary) -> str:
-    """Matmul's share of what computes in a phase, in brackets; nothing where it does not communicate."""
-    computing = without_communication(phase.classes)
-    return f" ({percent(_share(computing, _MATMUL))} without communication)" if computing != phase.classes else ""
+def _without(classes: tuple[ClassRow, ...]) -> str:
+    """Matmul's share of what computes, in brackets; nothing where nothing communicates."""
+    computing = without_communication(classes)
+    return f" ({percent(_share(computing, _MATMUL))} without communication)" if computing != classes else ""
 
 
 def _change(inference: tuple[ClassRow, ...], step: tuple[ClassRow, ...]) -> str:
@@ -148,7 +155,7 @@ def _columns(capture: CaptureSummary) -> _Columns:
     columns = {phase.phase: (phase.classes, phase.kernel_sum_ms.mean) for phase in compared_phases(capture)}
     step = step_classes(capture)
     if step and "step" not in columns:
-        columns["training step"] = (step, sum(row.ms_per_instance for row in step))
+        columns[step_name(capture)] = (step, sum(row.ms_per_instance for row in step))
     return columns
 
 

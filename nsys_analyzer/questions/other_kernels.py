@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, figures_of, kernel_word, nothing_measured
 from nsys_analyzer.questions.matmul_share import classes_of_all
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
-from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.report.units import counted, milliseconds, percent
 
 _SHOWN = 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
@@ -55,10 +55,14 @@ def _answer(capture: CaptureSummary) -> Answer:
 
 def _tables(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     """The kernels of the phases; those of the step and of the whole capture in a table of their own."""
-    compared = compared_phases(capture)
-    around = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
-    parts = tuple(phase for phase in compared if phase not in around)
+    parts = _parts(capture)
+    around = tuple(phase for phase in compared_phases(capture) if phase not in parts)
     return (_table(capture, phases, labels) for phases in (parts, around) if phases)
+
+
+def _parts(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """The compared phases that no other one of them encloses: all but the step and the whole capture."""
+    return tuple(p for p in compared_phases(capture) if p.phase != STEP and p is not capture.whole)
 
 
 def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
@@ -78,7 +82,7 @@ def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: di
     )
     apart = " Copies and fills are GPU operations but no kernels: they have no share." if len(rows) > len(shown) else ""
     caption = (
-        f"**{capture.title}**: the {len(shown)} {kernel}s with the most time, of {total}. "
+        f"**{capture.title}**: the {counted(len(shown), kernel)} with the most time, of {total}. "
         f"Shares are of the phase's total {kernel} time: {sums}.{apart}"
     )
     return Table(tuple(columns), tuple(rows), caption)
@@ -110,7 +114,7 @@ def _cells(row: KernelRow, tables: list[dict[tuple[str, str], KernelRow]]) -> tu
 
 
 def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
-    phases = compared_phases(capture)
+    phases = _parts(capture) or compared_phases(capture)[-1:]
     shown = _most_important(phases)
     return Bars(
         key,

@@ -14,24 +14,27 @@ _COSTLY = 0.05
 def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
     """Profiled against unprofiled time of these phases in a sentence, and why they differ."""
     costs = _costs(capture, phases)
-    if not costs and any(phase.python_ms for phase in phases):
-        if capture.ranges_on_gpu:
-            return "The trace has ranges of the GPU alone, so the unprofiled timing has nothing to be compared with."
-        return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
-    if not costs:
+    if costs:
+        figures = ", ".join(f"{name} {signed_percent(cost)}" for name, cost in costs.items())
+        return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(capture, phases, costs)}."
+    if not any(phase.python_ms for phase in phases):
         return "The CSV has no timing, or no single one, for this configuration."
-    figures = ", ".join(f"{name} {signed_percent(cost)}" for name, cost in costs.items())
-    return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(capture, phases, costs)}."
+    if capture.unprofiled and capture.unprofiled.doubts:
+        return "The unprofiled timing cannot be right (see the warnings), so it is compared with nothing."
+    return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
 
 
 def _costs(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> dict[str, float]:
-    """Wall ÷ python − 1 of each phase that has both, and of forward and backward together."""
-    compared = [(phase.phase, phase.wall_ms.typical, phase.python_ms) for phase in phases if capture.is_timed(phase)]
+    """Wall ÷ python − 1 of each phase that has both, and of forward and backward together; no doubtful times."""
+    unprofiled = capture.unprofiled
+    if unprofiled is None:
+        return {}
+    compared = [(phase.phase, phase.wall_ms.typical) for phase in phases if phase.synchronized]
     both = [capture.phase(name) for name in ("forward", "loss", "backward")]
-    if both[-1] and capture.is_timed(both[-1]) and capture.unprofiled:
-        wall = sum(phase.wall_ms.typical or 0.0 for phase in both if phase)
-        compared.append(("forward+backward", wall, capture.unprofiled.phases.get("forward+backward")))
-    return {name: wall / python.typical - 1 for name, wall, python in compared if wall and python and python.typical}
+    if both[-1] and both[-1].synchronized:
+        compared.append(("forward+backward", sum(phase.wall_ms.typical or 0.0 for phase in both if phase)))
+    python = {name: unprofiled.trusted_ms(name) for name, _ in compared}
+    return {name: wall / time - 1 for name, wall in compared if wall and (time := python[name])}
 
 
 def _reason(capture: CaptureSummary, phases: Sequence[PhaseSummary], costs: dict[str, float]) -> str:
@@ -43,7 +46,7 @@ def _reason(capture: CaptureSummary, phases: Sequence[PhaseSummary], costs: dict
         return "tracing adds a cost to every operator"
     if max(costs.values()) <= _COSTLY:
         return "the GPU's work hides most of what tracing adds on the CPU"
-    return "tracing adds a cost to every API call and range, which shows where the GPU waits for the CPU"
+    return "tracing adds a cost to every API call and range, which a busy GPU hides and an idle one shows"
 
 
 def _exceeds_spread(phase: PhaseSummary) -> bool:

@@ -30,7 +30,7 @@ _LEGEND = (
     "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
     "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
     "kernels overlap. The median over n measured instances, and from the least to the most in brackets, python's over "
-    "those of its own run, *after the range*: how long GPU work goes on when its range has ended. "
+    "those of its own run, *GPU work after the range*: for how long it goes on when the range has ended. "
     "*Profiler's overhead*: wall ÷ python − 1, a dash where GPU work outlasts the range, which then is no measure of "
     "the phase."
 )
@@ -48,7 +48,7 @@ _LEGEND_ON_CPU = (
 #: A row of the tables: what it is of, then its figures by their place.
 _TEXTS = (Column("capture"), Column("phase"), Column("n", "count"))
 _PYTHON, _WALL, _OVERHEAD = 3, 4, 5
-_OF_DEVICE = (6, 7, 8, 9)
+_OF_DEVICE, _LATE = (6, 7, 8), 9
 #: A phase below this share of the longest one has no bar that can be seen.
 _VISIBLE = 0.01
 
@@ -95,12 +95,14 @@ def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
     rows = [row for capture in captures for row in _rows(capture)]
     profiled = [capture for capture in captures if _profiled(capture)]
     python, wall, *of_device = (Column(f"{clock} ms", "ms") for clock in _clock_names(profiled))
-    late = Column("after the range ms", "ms")
+    late = Column("GPU work after the range ms", "ms")
     columns = (*_TEXTS, python, wall, Column("profiler's overhead", "percent"), *of_device, late)
     if not profiled:
         return (_table(columns, rows, (_PYTHON,)),)
-    if any(row[_PYTHON] is not None for row in rows):
-        host = replace(_table(columns, rows, (_PYTHON, _WALL, _OVERHEAD)), caption="Without and under the profiler:")
+    timed = any(row[_PYTHON] is not None for row in rows)
+    if timed or any(row[_LATE] is not None for row in rows):
+        caption = "Without and under the profiler:" if timed else "On the CPU's clock:"
+        host = replace(_table(columns, rows, (_PYTHON, _WALL, _OVERHEAD, _LATE)), caption=caption)
         return host, replace(_table(columns, rows, _OF_DEVICE), caption="What ran in that time:")
     return (_table(columns, rows, (_WALL, *_OF_DEVICE)),)
 
@@ -173,21 +175,26 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
     shown = found if any(p.phase in TRAINING_PHASES for p in found) else _shown(capture)
     ranges = [p for p in shown if p is not capture.whole]
     times = "; ".join(_times(p, capture.on_cpu) for p in shown)
-    bound = verdicts(capture, [p for p in ranges if p.gpu_ms])
-    text = " ".join(part for part in (f"{times}.", bound, overhead(capture, ranges) if timed else "") if part)
+    step = capture.phase(STEP)
+    # Where the step alone was timed without the profiler, it is what a verdict and the overhead rest on.
+    judged = [*ranges, step] if step and step not in ranges and not any(p.python_ms for p in ranges) else ranges
+    bound = verdicts(capture, [p for p in judged if p.gpu_ms])
+    text = " ".join(part for part in (f"{times}.", bound, overhead(capture, judged) if timed else "") if part)
     short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in shown)
     clocks = "wall / operators busy on the CPU" if capture.on_cpu else "wall / GPU busy"
-    clocks += "; inferred phases" if any(p.inferred for p in ranges) else ""
+    clocks += "; inferred phases" if any(p.inferred and p.phase != STEP for p in ranges) else ""
     return Answer(capture.title, text, f"{short} ({clocks})")
 
 
 def _times(phase: PhaseSummary, on_cpu: bool) -> str:
     """Wall time and busy time of a phase, and how long its GPU work outlasts it, in a sentence's part."""
     if not phase.gpu_ms:
-        return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time and puts no work on a GPU"
+        none = "runs no operator" if on_cpu else "puts no work on a GPU"
+        return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time and {none}"
     busy = f"{'operators compute for' if on_cpu else 'GPU busy'} {_milliseconds(phase.gpu_busy_ms)}"
     if phase.wall_ms.mean is None:  # the whole capture, which has no range
-        return f"the {phase.label}: {busy} in {_milliseconds(phase.gpu_span_ms)}"
+        within = typical(phase.gpu_span_ms)
+        return f"the {phase.label}: {busy}{f' in {typical_milliseconds(within)}' if within else ''}"
     late = "" if phase.synchronized else f" (its GPU work ends {_lag_in_words(phase)} after the range)"
     return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time, {busy}{late}"
 
@@ -207,7 +214,7 @@ def _wall_and_busy(phase: PhaseSummary) -> str:
     if not phase.gpu_ms:
         return f"{wall} / no GPU work"
     if phase.wall_ms.median is None:
-        return busy
+        return f"busy {busy}"
     late = "" if phase.synchronized else f", ending {_lag_in_words(phase)} after the range"
     return f"{wall} / {busy}{late}"
 

@@ -6,7 +6,7 @@ from nsys_analyzer.analysis.attention import CAPTURE, FORWARD, AttentionSummary
 from nsys_analyzer.analysis.softmax_traffic import MEMORY_BOUND, SoftmaxTraffic
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.model import Answer, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
 
 _COLUMNS = (
@@ -16,13 +16,15 @@ _COLUMNS = (
     Column("products ms", "ms"),
     Column("time: products ÷ softmax", "factor"),
     Column("FLOPs: products ÷ softmax", "factor"),
-    Column("softmax", "flop/s"),
-    Column("products", "flop/s"),
-    Column("softmax", "bytes/s"),
+    Column("softmax FLOP/s", "flop/s"),
+    Column("products FLOP/s", "flop/s"),
+    Column("softmax B/s", "bytes/s"),
     Column("of peak bandwidth", "percent"),
     Column("fused ms", "ms"),
-    Column("fused", "flop/s"),
+    Column("fused FLOP/s", "flop/s"),
 )
+#: Where the columns of times end and those of rates begin.
+_RATES = 6
 _CONVENTION = (
     "Times of one forward pass, over all layers, or of what the column *of* says. Softmax is every kernel launched "
     "inside the softmax ranges (max, subtract, exp, sum, divide), or a softmax by name inside attention where there is "
@@ -52,15 +54,22 @@ def answer(evidence: Evidence) -> Section:
     )
     rows = tuple(_row(capture.title, capture.attention) for capture in evidence.measured if capture.attention)
     kept = [i for i in range(len(_COLUMNS)) if any(row[i] is not None for row in rows)]
-    filled = Table(tuple(_COLUMNS[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+    times, rates = [i for i in kept if i < _RATES], [i for i in kept if i == 0 or i >= _RATES]
     counted = any(capture.attention and capture.attention.softmax_traffic for capture in evidence.measured)
     conventions = f"{_CONVENTION} {_CONVENTION_OF_BYTES}" if counted else _CONVENTION
-    table = (filled, Paragraph(conventions)) if rows else ()
+    tables = [_table(columns, rows) for columns in (times, rates) if len(columns) > 1]
+    blocks: tuple[Block, ...] = (*tables, Paragraph(conventions)) if rows else ()
     unknown = any(capture.attention is None and _could_be_annotated(capture) for capture in evidence.measured)
     hint = (Paragraph(_HOW_TO_ANNOTATE),) if unknown else ()
     return Section(
-        "softmax", "(e) How does softmax compare with the attention products?", (*answers, *table, *hint), "softmax"
+        "softmax", "(e) How does softmax compare with the attention products?", (*answers, *blocks, *hint), "softmax"
     )
+
+
+def _table(columns: list[int], rows: tuple[tuple[Cell, ...], ...]) -> Table:
+    """Some of the columns, and the rows that have a figure in them."""
+    filled = (row for row in rows if any(row[i] is not None for i in columns[1:]))
+    return Table(tuple(_COLUMNS[i] for i in columns), tuple(tuple(row[i] for i in columns) for row in filled))
 
 
 def _row(title: str, attention: AttentionSummary) -> tuple[Cell, ...]:

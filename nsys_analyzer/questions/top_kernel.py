@@ -106,9 +106,11 @@ def _short(tops: _Tops, labels: dict[str, str]) -> str:
 
 
 def _sentence(tops: _Tops, evidence: Evidence) -> str:
-    parts = "; ".join(f"in {scope} {_named(kernels, evidence)}" for scope, kernels in tops)
     leaders = {scope: _leader(kernels).name for scope, kernels in tops}
-    return f"{parts}: {_verdict(leaders, evidence.kernel)}." if BOTH in leaders else f"{parts}."
+    said = {scope: f"in {scope} {_named(kernels, evidence)}" for scope, kernels in tops}
+    if BOTH in said:
+        said[BOTH] += f" ({_verdict(leaders, evidence.kernel)})"
+    return f"{'; '.join(said.values())}."
 
 
 def _named(kernels: tuple[KernelRow, ...], evidence: Evidence) -> str:
@@ -127,6 +129,8 @@ def _verdict(leaders: dict[str, str], kernel: str) -> str:
     if of_forward == of_backward == of_both:
         return f"the same {kernel} in all three"
     if of_forward == of_backward:
-        return f"the same {kernel} in forward and backward, another over both"
-    leads = "forward's" if of_both == of_forward else "backward's" if of_both == of_backward else "neither's"
-    return f"not the same {kernel}; over both together {leads} leads"
+        return f"forward and backward have the same {kernel} in front, both together another"
+    one = (
+        "that of forward" if of_both == of_forward else "that of backward" if of_both == of_backward else "a third one"
+    )
+    return f"{one}; forward and backward differ"

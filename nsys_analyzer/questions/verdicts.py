@@ -49,7 +49,8 @@ def _figures(share: BusyShare) -> str:
     idle_ms = share.wall_ms - share.busy_ms
     if share.unprofiled:
         return f"{percent(share.low)} busy of {milliseconds(share.wall_ms)}, {milliseconds(max(idle_ms, 0.0))} idle"
-    busy = percent(share.low) if share.low == share.high else f"{percent(share.low)} to {percent(share.high)}"
+    low, high = percent(share.low), percent(share.high)
+    busy = low if low == high else f"{low} to {high}"
     if share.verdict != "undecided":
         return f"{busy} busy, at most {milliseconds(idle_ms)} idle"
     if share.profiler_ms is None or share.profiler_cost is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
 
 ABSENT = "–"
@@ -77,8 +78,7 @@ def _scaled(value: float, unit: str) -> str:
 def counted(number: float, noun: str) -> str:
     """A number of things, for sentences: 1 launch, 0.5 launches, 644 launches."""
     written = format_number(number, "count")
-    plural = f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"
-    return f"{written}{_SPACE}{noun if written == '1' else plural}"
+    return f"{written}{_SPACE}{plural(1 if written == '1' else number, noun)}"
 
 
 def milliseconds(value: float | None) -> str:
