@@ -7,7 +7,7 @@ from nsys_analyzer.analysis.softmax_traffic import MEMORY_BOUND, SoftmaxTraffic
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Paragraph, Section, Table
-from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.report.units import counted, format_number, milliseconds, percent
 
 _COLUMNS = (
     Column("capture"),
@@ -97,7 +97,7 @@ def _of(attention: AttentionSummary) -> str:
 
 
 def _ranges(count: int) -> str:
-    return "1 attention range" if count == 1 else f"{count:,} attention ranges"
+    return counted(count, "attention range")
 
 
 def _short(attention: AttentionSummary | None) -> str:
@@ -124,7 +124,7 @@ def _sentence(capture: CaptureSummary) -> str:
     if attention is None:
         return _unknown(capture)
     if attention.softmax_ms is None or attention.matmul_ms is None or attention.runtime_ratio is None:
-        kernels = "1 kernel" if attention.fused_launches == 1 else f"{attention.fused_launches:,.0f} kernels"
+        kernels = counted(attention.fused_launches, "kernel")
         return (
             f"attention runs fused, {kernels} and {milliseconds(attention.fused_ms)} "
             f"{_per(attention, attention.fused_ms)}: softmax has no time of its own, it is computed in registers "

@@ -132,10 +132,10 @@ def _figure(captures: list[CaptureSummary]) -> tuple[Bars, ...]:
     others = variants(captures)
     names = {capture.title: f"{model_of(capture)} {others[capture.title]}".strip() for capture in captures}
     times = {
-        (names[capture.title], capture.configuration.context_length): mean
+        (names[capture.title], capture.configuration.context_length): ms
         for capture in captures
         if capture.configuration and capture.configuration.context_length and capture.unprofiled
-        if (mean := capture.unprofiled.typical_ms(phase))
+        if (ms := capture.unprofiled.typical_ms(phase))
     }
     contexts = sorted({context for _, context in times})
     if len(times) < 2:

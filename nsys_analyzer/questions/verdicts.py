@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from nsys_analyzer.analysis.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.verdicts import GPU_BOUND, IDLE, BusyShare, busy_share
-from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.report.units import counted, milliseconds, percent
 
 _BUSY, _IDLE = (f"{threshold:.0%}".replace("%", "\N{NO-BREAK SPACE}%") for threshold in (GPU_BOUND, IDLE))
 #: Launching is one cause of idle time among several, and a busy share tells none of them from the others.
@@ -64,10 +64,10 @@ def _figures(share: BusyShare) -> str:
 
 
 def _events(cost: ProfilerCost) -> str:
-    counted = (
+    events = (
         (API_CALL.event, cost.api_calls), (NVTX_RANGE.event, cost.nvtx_ranges), (OPERATOR.event, cost.operators),
     )  # fmt: skip
-    named = [f"{format_number(count, 'count')} {event}{'' if count == 1 else 's'}" for event, count in counted if count]
+    named = [counted(number, event) for event, number in events if number]
     return " and ".join((", ".join(named[:-1]), named[-1])) if len(named) > 1 else "".join(named)
 
 
