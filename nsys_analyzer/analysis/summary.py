@@ -102,7 +102,7 @@ class Coverage:
         kernels, kernel_ms: all kernels of the process and their summed duration.
         attributed, attributed_ms: those launched inside a range.
         in_phases: those in a phase (the step and warm-up included).
-        in_warmup, warmup_ms: those in a warm-up instance of a phase or in a warm-up range.
+        in_warmup, warmup_ms: those launched in a warm-up range.
         unattributed, unattributed_ms: those launched outside every range, or without a launch row.
         without_launch: those without a launch row.
         ambiguous: those launched while several threads had phases open.

@@ -154,7 +154,7 @@ def _inferred(summary: CaptureSummary, *_: object) -> Iterator[str]:
     leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
     if leaves and all(phase.inferred for phase in leaves):
         ranges = ", ".join(f"`{phase.range}`" for phase in leaves)
-        yield f"No range of the program's own names a phase. In their place stand {ranges}."
+        yield f"No range of the program's own names a phase. Used instead: {ranges}."
 
 
 def _part(summary: CaptureSummary, *_: object) -> Iterator[str]:

@@ -32,7 +32,7 @@ _TIMED_BY_EVENTS = (
     "CUDA events around it without the operators it calls, which is more than its kernels take where the GPU waits"
 )
 _WITHOUT_GPU = (
-    "The operators launched work on a GPU, and the autograd profiler wrote none of it down: the times are those of the "
+    "The operators launched work on a GPU, and the autograd profiler recorded none of it: the times are those of the "
     "CPU. Record with torch.profiler"
 )
 
