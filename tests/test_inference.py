@@ -157,6 +157,105 @@ def test_a_step_of_inference_has_no_inferred_forward(tmp_path: Path) -> None:
     assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"step": (1, 1)}
 
 
+def closure(trace: Kineto) -> Kineto:
+    """Two optimizer steps of 900 us whose closure runs the model: 2 kernels forward, 2 backward, 1 of the update."""
+    for step in range(2):
+        at = 2000 * step
+        trace.range("Optimizer.step#AdamW.step", at + 10, 890)
+        for i, (time, tid, name) in enumerate(
+            [(20, 500, "aten::mm"), (60, 500, "aten::mm"), (200, TORCH_AUTOGRAD, ENGINE), (240, TORCH_AUTOGRAD, ENGINE),
+             (500, 500, "aten::_fused_adamw_")], 10 * step + 1,
+        ):  # fmt: skip
+            trace.operator(name, at + time, 20, tid=tid).launch(i, at + time + 5, tid=tid)
+            trace.kernel(GEMM, i, at + time + 8, 4)
+    return trace
+
+
+def test_an_optimizer_that_runs_the_model_in_a_closure(tmp_path: Path) -> None:
+    summary = summary_of(closure(Kineto().gpu()).write(tmp_path / "t.json"))
+    assert kernels(summary) == {"forward": (2, 2), "backward": (2, 2), "optimizer": (2, 1)}
+
+
+def test_a_function_range_of_an_optimizer_around_a_step(tmp_path: Path) -> None:
+    """The optimizer's call at [0, 900) holds the model's at [20, 200), backward's at [300, 500) and its own kernel."""
+    export = Export().gpu().range("torch.optim.AdamW.step", 0, 900)
+    export.range("torch.nn.modules.Module.__call__", 20, 200).kernel(GEMM, 30, 40, 50)
+    export.range("torch.autograd.backward", 300, 500).kernel(GEMM, 350, 360, 370).kernel(ADD, 600, 610, 620)
+    summary = summary_of(export.write(tmp_path / "t.sqlite"))
+    assert kernels(summary) == {"forward": (1, 1), "backward": (1, 1), "optimizer": (1, 1)}
+
+
+def test_a_module_whose_call_trains_is_no_forward(tmp_path: Path) -> None:
+    call = "torch.nn.modules.Module.__call__"
+    export = Export().gpu().range(call, 0, 900).range(call, 20, 200).kernel(GEMM, 30, 40, 50)
+    export.range("torch.autograd.backward", 300, 500).kernel(GEMM, 350, 360, 370)
+    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"forward": (1, 1), "backward": (1, 1)}
+
+
+def test_what_the_engines_thread_launches_outside_its_operators_is_backward(tmp_path: Path) -> None:
+    """DDP copies buckets back to gradients when the engine is done, on the engine's thread: at 290 of [100, 300)."""
+    trace = torch_step(Kineto().gpu(), 0, 1)
+    trace.launch(99, 290, tid=TORCH_AUTOGRAD).kernel(ADD, 99, 295, 3)
+    assert kernels(summary_of(trace.write(tmp_path / "t.json")))["backward"] == (1, 4)
+
+
+def test_a_thread_that_launches_more_than_the_steps_does_not_run_them(tmp_path: Path) -> None:
+    """A prefetching thread: 12 copies while nothing of the step is open, so that they are in no phase."""
+    export = traced(1)
+    for i in range(12):
+        export.kernel(ADD, 2000 + i, 2100 + 10 * i, 2105 + 10 * i, tid=77)
+    summary = summary_of(export.write(tmp_path / "t.sqlite"))
+    assert kernels(summary) == {"forward": (1, 3), "backward": (1, 2), "optimizer": (1, 1)}
+
+
+def test_threads_of_autograd_without_a_name(tmp_path: Path) -> None:
+    export = Export().gpu()
+    functions(export, 0)
+    assert kernels(summary_of(export.write(tmp_path / "t.sqlite")))["backward"] == (1, 2)
+
+
+def test_calls_that_no_backward_follows_are_no_training_forward(tmp_path: Path) -> None:
+    call = "torch.nn.modules.Module.__call__"
+    export = traced(2).range(call, 5000, 5100).kernel(GEMM, 5010, 5020, 5030)
+    assert kernels(summary_of(export.write(tmp_path / "t.sqlite")))["forward"] == (2, 3)
+
+
+def test_forwards_that_differ_much_do_not_suffice(tmp_path: Path) -> None:
+    """An evaluation of 10 kernels between two steps of 3: forwards of 3 and 13."""
+    call = "torch.nn.modules.Module.__call__"
+    export = functions(functions(Export().thread(AUTOGRAD, "pt_autograd_0").gpu(), 0), 5000)
+    for i in range(10):
+        export.range(call, 2000 + 100 * i, 2050 + 100 * i).kernel(GEMM, 2010 + 100 * i, 2020 + 100 * i, 2030 + 100 * i)
+    summary = summary_of(export.write(tmp_path / "t.sqlite"))
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert (forward.kernels_least, forward.kernels_most) == (3, 14)  # the kernel of the data is inside, too
+    assert not summary.phases_suffice
+    assert any("The inferred forward launches 3 to 14 kernels" in warning for warning in summary.warnings)
+
+
+def test_a_capture_that_begins_inside_backward(tmp_path: Path) -> None:
+    trace = Kineto().gpu().operator(ENGINE, 10, 40, tid=TORCH_AUTOGRAD).launch(90, 20, tid=TORCH_AUTOGRAD)
+    summary = summary_of(torch_step(trace.kernel(GEMM, 90, 25, 4), 2000, 1).write(tmp_path / "t.json"))
+    assert kernels(summary)["backward"] == (1, 3)
+
+
+def test_gradients_set_to_zero_are_no_forward(tmp_path: Path) -> None:
+    trace = torch_step(Kineto().gpu(), 2000, 1).range("Optimizer.zero_grad#AdamW.zero_grad", 2010, 20)
+    summary = summary_of(trace.launch(90, 2015).kernel(ADD, 90, 2020, 4).write(tmp_path / "t.json"))
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert forward.wall_ms.mean == pytest.approx(0.138)  # from the copy at 50 to 188, not from 15
+
+
+def test_gradients_accumulated_by_an_early_engine(tmp_path: Path) -> None:
+    trace = Kineto().gpu().operator("aten::mm", 100, 20).launch(1, 110).kernel(GEMM, 1, 115, 4)
+    for i, name in enumerate(("MmBackward", "torch::autograd::AccumulateGrad"), 2):
+        trace.operator(name, 200 * i, 40, tid=TORCH_AUTOGRAD).launch(i, 200 * i + 5, tid=TORCH_AUTOGRAD)
+        trace.kernel(GEMM, i, 200 * i + 9, 4)
+    assert kernels(summary_of(trace.write(tmp_path / "t.json"))) == {"forward": (1, 1), "backward": (1, 2)}
+
+
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=5))
 def test_every_kernel_before_and_in_a_backward_has_its_phase(steps: list[tuple[int, int]]) -> None:
     """Passes of some kernels forward and some backward, one after the other: as many instances, and no kernel lost."""
@@ -201,14 +300,16 @@ def test_no_forward_goes_across_a_bound_of_warm_up(tmp_path: Path) -> None:
     assert [phase.warmup_instances for phase in summary.phases] == [1, 1, 1]
 
 
-def test_a_module_called_before_warm_up_is_a_forward_of_its_own(tmp_path: Path) -> None:
-    """A check of the model at [10, 50), then warm-up [500, 1900) around one step, then one step: 1 and 3 kernels."""
+def test_a_module_called_before_warm_up_is_no_training_forward(tmp_path: Path) -> None:
+    """A check of the model at [10, 50), then warm-up [500, 1900) around one step, then one step: no backward follows
+    the check, so it is no training forward.
+    """
     export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu().range("torch.nn.modules.Module.__call__", 10, 50)
     export.kernel(GEMM, 20, 30, 40).range("warmup", 500, 1900)
     summary = summary_of(functions(functions(export, 900), 2000).write(tmp_path / "t.sqlite"))
     forward = summary.phase("forward")
     assert forward is not None
-    assert (forward.instances, forward.warmup_instances, forward.kernels_per_instance) == (2, 1, 2)
+    assert (forward.instances, forward.warmup_instances, forward.kernels_per_instance) == (1, 1, 3)
 
 
 # --- one real program, both ways ---------------------------------------------------------------------------------

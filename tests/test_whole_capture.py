@@ -14,6 +14,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.cli import cli
+from nsys_analyzer.report.model import Bars
 from tests.export import ADD, GEMM, SOFTMAX, Export
 
 MS = 1_000_000
@@ -89,15 +90,14 @@ def test_warm_up_is_left_out_of_the_whole_and_counted(tmp_path: Path) -> None:
     )
 
 
-def test_a_phase_around_the_warm_up_has_kernels_of_its_own(tmp_path: Path) -> None:
-    """The step opens before warm-up, so it holds the softmax that the whole capture leaves out."""
+def test_a_step_around_the_warm_up_leaves_it_out(tmp_path: Path) -> None:
+    """The step opens before warm-up; the softmax launched in it is neither the step's nor the whole capture's."""
     export = Export().gpu().range("iteration", 0, 9 * MS).range("warmup", 1, 5 * MS)
     export.kernel(SOFTMAX, 10, 20, 20 + 2 * MS).kernel(GEMM, 6 * MS, 6 * MS, 7 * MS)
-    assert "softmax" in answers(export, tmp_path)
     path = export.write(tmp_path / "t.sqlite")
     done = CliRunner().invoke(cli, ["report", str(path), "--format", "json"], catch_exceptions=False)
     capture: dict[str, Any] = json.loads(done.stdout)["captures"][0]
-    assert [row["name"] for row in capture["phases"][0]["kernels"]] == [SOFTMAX, GEMM]
+    assert [row["name"] for row in capture["phases"][0]["kernels"]] == [GEMM]
     assert [row["name"] for row in capture["whole"]["kernels"]] == [GEMM]
 
 
@@ -148,3 +148,49 @@ def test_half_a_launch(tmp_path: Path) -> None:
     """One GEMM in two forwards: half a launch in each."""
     export = Export().gpu().range("forward", 0, 2 * MS).range("forward", 3 * MS, 5 * MS)
     assert "(0.5 launches, 0.500 ms, 100.0 %)" in answers(export.kernel(GEMM, 10, 20, 20 + MS), tmp_path)
+
+
+def test_a_warm_up_range_inside_a_phase_is_left_out_of_it(tmp_path: Path) -> None:
+    """A forward around a whole script: 3 ms of its 4 were launched in warm-up."""
+    export = Export().gpu().range("forward", 0, 9 * MS).range("warmup", 10, 5 * MS).kernel(GEMM, 20, 30, 30 + 3 * MS)
+    summary = summary_of(export.kernel(ADD, 6 * MS, 7 * MS, 8 * MS), tmp_path)
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert (forward.kernels_per_instance, forward.kernel_sum_ms.mean) == (1, 1)
+    assert summary.share_in_phases == 1
+    assert any("A warm-up range lies inside forward" in warning for warning in summary.warnings)
+
+
+def test_a_range_of_no_length_lies_in_no_phase(tmp_path: Path) -> None:
+    export = Export().gpu().range("loss", 50, 50).range("optimizer", 300, 400).kernel(ADD, 310, 320, 330)
+    assert not any("lie inside" in warning for warning in summary_of(export, tmp_path).warnings)
+
+
+def test_the_span_of_a_capture_with_warm_up_inside_is_not_known(tmp_path: Path) -> None:
+    """A copy before warm-up and a kernel after it: 2 ms of work, in a span that holds warm-up's."""
+    export = Export().gpu().memory("MEMCPY", 0, 10, 10 + MS).range("warmup", 2 * MS, 90 * MS)
+    export.kernel(GEMM, 3 * MS, 4 * MS, 80 * MS).kernel(ADD, 95 * MS, 96 * MS, 97 * MS)
+    text = answers(export, tmp_path)
+    assert "the whole capture: GPU busy 2.000 ms." in text
+
+
+def test_the_figure_of_kernels_counts_none_twice(tmp_path: Path) -> None:
+    """The optimizer's kernel stands in the figure of the optimizer; the whole capture has a table of its own."""
+    from nsys_analyzer.questions import build_report
+    from nsys_analyzer.questions.evidence import Evidence
+
+    summary = summary_of(optimizer_alone(), tmp_path)
+    figures = build_report(Evidence((summary,), "nsys-analyze report t.sqlite")).figures
+    (figure,) = (one for one in figures if one.key.endswith("top-kernels"))
+    assert isinstance(figure, Bars)
+    assert figure.series == (("ms", (1.0,)),)
+
+
+def test_a_step_that_alone_was_timed_has_a_verdict(tmp_path: Path) -> None:
+    export = Export().gpu().range("step", 0, 9 * MS).range("forward", 0, 8 * MS).kernel(GEMM, 10, 20, 20 + 2 * MS)
+    (tmp_path / "timings.csv").write_text("model,context_length,phase,mean_ms\nsmall,256,step,8.0\n", encoding="utf-8")
+    text = answers(
+        export, tmp_path, "--csv", str(tmp_path / "timings.csv"), "--model", "small", "--context-length", "256"
+    )
+    assert "step (25.0 % busy of 8.000 ms, 6.000 ms idle)" in text
+    assert "no timing" not in text

@@ -35,13 +35,13 @@ class RangeRoles:
     Args:
         ranges: the ranges of the trace.
         names: which names mean which phase.
-        inferred: the phase of each name that an inferred range has.
+        inferred: the phase of each name that an inferred range has; empty for a name that is no phase after all.
     """
 
     def __init__(self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None) -> None:
         self.names = names
         self.inferred = inferred or {}
-        self._key_of_name = [self.inferred.get(name) or names.key_of(name) for name in ranges.names]
+        self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
         self._ranges = ranges
 
     def mask(self, *keys: str, of: Ranges | None = None) -> Bools:

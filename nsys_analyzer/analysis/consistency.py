@@ -54,6 +54,8 @@ def check_conservation(summary: CaptureSummary) -> None:
         ),
         "phases hold no more than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
         and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
+        "phases hold no more than the whole capture": sum(phase.gpu_ms * phase.instances for phase in leaves)
+        <= whole.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
         "busy time fits into the span": all(_fits(p.gpu_busy_ms, p.gpu_span_ms) for p in (*summary.phases, whole)),
     }
     broken = [law for law, holds in laws.items() if not holds]

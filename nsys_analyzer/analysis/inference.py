@@ -1,16 +1,16 @@
 """Phases of a program without phase ranges of its own, from what PyTorch and nsys write by themselves.
 
 nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
-PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: those of autograd's engine are backward, and
-what is launched before them since the optimizer, the step's start, a bound of warm-up or the last backward is forward.
-Each inferred phase becomes a range of the thread that runs the step, so that everything else treats it like a range of
-the person's own. A process in which the person named a phase is left alone.
+PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: what autograd's engine and its threads run is
+backward, and what is launched before it since the optimizer, the step's start or the last backward is forward. Each
+inferred phase becomes a range of the thread that runs the step, so that everything else treats it like a range of the
+person's own. A process in which the person named a phase is left alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -18,7 +18,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution import RangeRoles, autograd_threads
 from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.phases import STEP, WARMUP, PhaseNames, is_framework_name
-from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, Timeline, contained, merged
+from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, Timeline, any_open, contained, count_within, merged
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
 from nsys_analyzer.trace.trace import Trace
@@ -31,26 +31,31 @@ _FUNCTIONS = {
 }
 #: What autograd's engine runs, and what it was called before PyTorch had a name for the engine.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
-_BACKWARD_OPERATOR = re.compile(r"\w*Backward\d*")
+_EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
 #: ``backward()`` makes the first gradient with it before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
+_OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
 _OF_FUNCTIONS, _OF_OPERATORS = "nsys's function ranges", "autograd's operators"
+
+_Spans = list[tuple[int, int]]
 
 
 @dataclass
 class _Found:
-    """Inferred ranges of one process: times in ns, the phase of each, and what it was inferred from."""
+    """Inferred ranges of one thread: times in ns, by phase, and what they were inferred from."""
 
     thread: int
     source: str
-    spans: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    spans: dict[str, _Spans] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()  # names of a framework's ranges that are no phase, since they hold a whole step
 
 
 def with_inferred_phases(trace: Trace, names: PhaseNames) -> tuple[Trace, Mapping[str, str]]:
     """Adds ranges for the phases that a framework's own ranges and operators tell.
 
     Returns:
-        The trace, and the phase that each name of an added range stands for; empty where nothing was added.
+        The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
+        phase after all; nothing where nothing was added.
     """
     if any(phase in names.leaf_phases for phase in names.extra) or not _may_tell(trace):
         return trace, {}
@@ -61,7 +66,7 @@ def with_inferred_phases(trace: Trace, names: PhaseNames) -> tuple[Trace, Mappin
         return trace, {}
     launched = np.unique(match_launches(trace.operations, trace.launches))
     launches = trace.launches.select(launched[launched != NONE])
-    found = [one for process in processes if (one := _infer(trace, roles, launches, int(process)))]
+    found = [one for process in processes for one in _Inference(trace, roles, launches, int(process)).found()]
     return _added(trace, found) if found else (trace, {})
 
 
@@ -72,140 +77,233 @@ def _may_tell(trace: Trace) -> bool:
 
 
 def _of_framework(ranges: Ranges) -> Bools:
-    framework = np.array([is_framework_name(name) for name in ranges.names], np.bool_)
-    return framework[ranges.name] if len(framework) else np.zeros(len(ranges), np.bool_)
+    return _named(ranges, is_framework_name)
 
 
-def _infer(trace: Trace, roles: RangeRoles, launches: Launches, process: int) -> _Found | None:
-    """The phases of one process; ``launches`` are the calls that put work on the GPU."""
-    engine = trace.operators.select(_engine(trace.operators, process))
-    running = Timeline(engine.thread, engine.start, engine.end, latest=False)
-    outside = launches.select(
-        (process_of(launches.thread) == process)
-        & (running.at(launches.thread, launches.start) == NONE)
-        & ~np.isin(launches.thread, autograd_threads(trace))
-    )
-    thread = _busiest(outside.thread if len(outside.thread) else engine.thread)
-    own = np.sort(outside.start[outside.thread == thread])
-    steps = [start for start, _ in _spans(trace.ranges, roles.mask(STEP) & (trace.ranges.thread == thread))]
-    cuts = [*steps, *_bounds_of_warmup(trace, roles, process)]
-    functions = _functions(trace.ranges, thread)
-    if functions:
-        forward = _joined(functions.get("forward", []), functions, cuts)
-        return _Found(thread, _OF_FUNCTIONS, {**functions, "forward": forward})
-    if not len(engine):
-        return None
-    backward = list(_backward(engine, _first_gradients(trace.operators, thread), own))
-    optimizer = [end for _, end in _spans(trace.ranges, roles.mask("optimizer") & (trace.ranges.thread == thread))]
-    mine = trace.operators.select(trace.operators.thread == thread)
-    forward = list(_forward(mine, own, backward, [*optimizer, *cuts]))
-    return _Found(thread, _OF_OPERATORS, {"forward": forward, "backward": backward})
+def _named(ranges: Ranges, is_it: Callable[[str], object]) -> Bools:
+    """Shape (ranges,): whether each one's name passes a test."""
+    test = np.array([bool(is_it(name)) for name in ranges.names], np.bool_)
+    return test[ranges.name] if len(test) else np.zeros(len(ranges), np.bool_)
 
 
-def _engine(operators: Ranges, process: int) -> Bools:
-    """The operators of a process that autograd's engine runs."""
-    mine = process_of(operators.thread) == process
-    chosen: Bools = np.zeros(len(operators), np.bool_)
-    for words in (_ENGINE.match, _BACKWARD_OPERATOR.fullmatch):
-        named = np.array([bool(words(name)) for name in operators.names], np.bool_)
-        if len(named) and not chosen.any():
-            chosen = mine & named[operators.name]
-    return chosen
-
-
-def _busiest(threads: Ints) -> int:
-    """The thread with the most launches, or operators: the one that runs the steps; -1 where there is none."""
-    values, counts = np.unique(threads, return_counts=True)
-    return int(values[np.argmax(counts)]) if len(values) else NONE
-
-
-def _spans(ranges: Ranges, chosen: Bools) -> list[tuple[int, int]]:
+def _spans(ranges: Ranges, chosen: Bools) -> _Spans:
     order = np.flatnonzero(chosen)
     order = order[np.argsort(ranges.start[order], kind="stable")]
     return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
 
 
-def _bounds_of_warmup(trace: Trace, roles: RangeRoles, process: int) -> list[int]:
-    """When warm-up starts and ends in a process: no forward is half in it."""
-    ranges, endless = trace.ranges, trace.open_ranges
-    ended = _spans(ranges, roles.mask(WARMUP) & (process_of(ranges.thread) == process))
-    mine = roles.mask(WARMUP, of=endless) & (process_of(endless.thread) == process)
-    return [*(time for span in ended for time in span), *endless.start[mine].tolist()]
-
-
-def _functions(ranges: Ranges, thread: int) -> dict[str, list[tuple[int, int]]]:
-    """The outermost function ranges of a thread by phase; a module called in backward is part of backward."""
-    found: dict[str, list[tuple[int, int]]] = {}
-    phase_of = [next((p for p, words in _FUNCTIONS.items() if words.fullmatch(name)), "") for name in ranges.names]
-    index = np.flatnonzero(np.array([bool(phase) for phase in phase_of])[ranges.name] & (ranges.thread == thread))
-    inside = contained(ranges.thread[index], ranges.start[index], ranges.end[index])
-    for i in index[~inside]:
-        found.setdefault(phase_of[int(ranges.name[i])], []).append((int(ranges.start[i]), int(ranges.end[i])))
-    return {phase: sorted(spans) for phase, spans in found.items()}
-
-
-def _joined(
-    calls: list[tuple[int, int]], functions: Mapping[str, list[tuple[int, int]]], cuts: list[int]
-) -> list[tuple[int, int]]:
-    """The calls before one backward as one forward: a model and its criterion are modules, each called by itself.
-
-    Without a backward every call is a forward of its own. ``cuts`` are other moments that no forward goes across.
-    """
-    if not functions.get("backward"):
-        return calls
-    ends = np.sort([*(end for phase in ("backward", "optimizer") for _, end in functions.get(phase, ())), *cuts])
-    passes: dict[int, list[tuple[int, int]]] = {}
-    for start, end in calls:
-        passes.setdefault(int(np.searchsorted(ends, start, side="right")), []).append((start, end))
-    return [(spans[0][0], spans[-1][1]) for spans in passes.values()]
-
-
-def _first_gradients(operators: Ranges, thread: int) -> Ranges:
-    named = [i for i, name in enumerate(operators.names) if name == _FIRST_GRADIENT]
-    return operators.select(np.isin(operators.name, named) & (operators.thread == thread))
-
-
-def _backward(engine: Ranges, first_gradients: Ranges, own: Ints) -> Iterator[tuple[int, int]]:
-    """The stretches in which autograd's engine runs and the step's thread launches nothing outside it.
+class _Inference:
+    """What one process tells of its phases.
 
     Args:
-        engine: its operators.
-        first_gradients: operators that may make a backward's first gradient, on the step's thread.
-        own: when that thread launches outside the engine, sorted.
+        trace: the trace.
+        roles: what its ranges are.
+        launches: the calls that put work on the GPU.
+        process: global process ID.
     """
-    _, starts, ends = merged(np.zeros(len(engine), np.int64), engine.start, engine.end)
-    launches_between = np.searchsorted(own, starts[1:]) > np.searchsorted(own, ends[:-1])
-    firsts = np.flatnonzero(np.concatenate([[True], launches_between]))
-    for first, following in zip(firsts, [*firsts[1:], len(starts)], strict=True):
-        start = int(starts[first])
-        made = np.flatnonzero(first_gradients.end <= start)
-        if len(made):
-            last = made[np.argmax(first_gradients.end[made])]
-            launched = own[(own >= first_gradients.end[last]) & (own < start)]
-            start = start if len(launched) else int(first_gradients.start[last])
-        yield start, int(ends[following - 1])
+
+    def __init__(self, trace: Trace, roles: RangeRoles, launches: Launches, process: int) -> None:
+        self.trace, self.ranges = trace, trace.ranges
+        self.mine = process_of(trace.ranges.thread) == process
+        self.operators = trace.operators.select(process_of(trace.operators.thread) == process)
+        self.launches = launches.select(process_of(launches.thread) == process)
+        steps = _spans(self.ranges, roles.mask(STEP) & self.mine)
+        warmups = _spans(self.ranges, roles.mask(WARMUP) & self.mine)
+        open_ranges = trace.open_ranges
+        endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
+        #: No pass goes across the start or the end of a step or of warm-up.
+        self.bounds = [*(t for span in (*steps, *warmups) for t in span), *open_ranges.start[endless].tolist()]
+
+    def found(self) -> Iterator[_Found]:
+        """The phases of each thread that trains: those of its function ranges, else those of the operators."""
+        threads = self._threads_with("backward", "optimizer") or self._threads_with("forward")[:1]
+        if threads:
+            for thread in threads:
+                yield _Found(thread, _OF_FUNCTIONS, self._of_functions(thread))
+        elif len(self.operators) and (one := self._of_operators()):
+            yield one
+
+    # --- nsys's function ranges
+
+    def _threads_with(self, *phases: str) -> list[int]:
+        """The threads that have function ranges of these phases, those with most first; autograd's own is none."""
+        chosen = self.mine & _named(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
+        chosen &= ~np.isin(self.ranges.thread, autograd_threads(self.trace))
+        return _by_frequency(self.ranges.thread[chosen])
+
+    def _of_functions(self, thread: int) -> dict[str, _Spans]:
+        here = self.mine & (self.ranges.thread == thread)
+        calls, backward, optimizer = (
+            _spans(self.ranges, here & _named(self.ranges, _FUNCTIONS[phase].fullmatch)) for phase in _FUNCTIONS
+        )
+        backward = _outermost(backward)
+        optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
+        calls = _outside(_outermost(_without_any_inside(calls, [*backward, *optimizer])), [*backward, *optimizer])
+        return {"forward": self._joined(calls, backward, optimizer), "backward": backward, "optimizer": optimizer}
+
+    def _joined(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
+        """The calls before one backward as one forward: a model and its criterion are modules, each called by itself.
+
+        Calls that no backward follows, as in evaluation, are none. Without any backward every call is a forward.
+        """
+        if not backward:
+            return calls
+        ends = {end for _, end in backward}
+        bounds = sorted({*ends, *(end for _, end in optimizer), *self.bounds})
+        passes: dict[int, _Spans] = {}
+        for call in calls:
+            passes.setdefault(int(np.searchsorted(bounds, call[0], side="right")), []).append(call)
+        kept = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in ends)
+        return [(spans[0][0], spans[-1][1]) for spans in kept]
+
+    # --- autograd's operators
+
+    def _of_operators(self) -> _Found | None:
+        engine, is_early = self._engine()
+        if not len(engine):
+            return None
+        thread = self._step_thread(engine)
+        own = self._own_launches(engine, thread)
+        backward = self._backward(engine, thread, own, by_gradients=is_early and bool((engine.thread == thread).any()))
+        if not backward:
+            return None
+        optimizer, replaced = self._optimizer(backward)
+        forward = list(self._forward(thread, own, backward, optimizer))
+        spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
+        return _Found(thread, _OF_OPERATORS, spans, replaced)
+
+    def _engine(self) -> tuple[Ranges, bool]:
+        """The operators that autograd's engine runs, and whether they have the names of an early PyTorch."""
+        for is_early, test in enumerate((_ENGINE.match, _EARLY_ENGINE.fullmatch)):
+            chosen = _named(self.operators, test)
+            if chosen.any():
+                return self.operators.select(chosen), bool(is_early)
+        return self.operators.select(np.zeros(len(self.operators), np.bool_)), False
+
+    def _step_thread(self, engine: Ranges) -> int:
+        """The thread that runs the steps: that of the optimizer, else the one that launches most outside the engine."""
+        optimizers = self.ranges.thread[self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))]
+        helpers = [*autograd_threads(self.trace), *engine.thread]
+        others = self.launches.thread[~np.isin(self.launches.thread, helpers)]
+        choices = (_by_frequency(threads) for threads in (optimizers, others, engine.thread))
+        return next(threads[0] for threads in choices if threads)
+
+    def _own_launches(self, engine: Ranges, thread: int) -> Ints:
+        """When the step's thread launches outside the engine, sorted."""
+        start = self.launches.start[self.launches.thread == thread]
+        here = engine.select(engine.thread == thread)
+        group = np.full(len(start), thread)
+        return np.sort(start[~any_open(here.thread, here.start, here.end, group, start)])
+
+    def _backward(self, engine: Ranges, thread: int, own: Ints, *, by_gradients: bool) -> _Spans:
+        """The stretches in which the engine, or a thread of its own, works.
+
+        A launch of the step's thread between two stretches parts them, and so does a bound. Where an early engine runs
+        on the step's thread, launches of its own lie between its operators: the first gradient of the next one parts.
+        What the capture begins in the middle of is no backward.
+        """
+        _, starts, ends = self._stretches(engine, thread)
+        operators = self.operators
+        first = _named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread)
+        gradients = operators.select(first)
+        if by_gradients and not len(gradients):
+            return []  # nothing tells one backward from the next
+        parting = [np.sort(gradients.start) if by_gradients else own, np.sort(np.array(self.bounds, np.int64))]
+        parted = np.zeros(max(len(starts) - 1, 0), np.bool_)
+        for times in parting:
+            parted |= np.searchsorted(times, starts[1:]) > np.searchsorted(times, ends[:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], parted]))
+        spans = [
+            (_with_first_gradient(int(starts[i]), gradients, own), int(ends[following - 1]))
+            for i, following in zip(firsts, [*firsts[1:], len(starts)], strict=True)
+        ]
+        return spans[1:] if len(own) and own[0] > spans[0][0] else spans
+
+    def _stretches(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
+        """The engine's operators, and all that runs on threads of its own, joined where they overlap."""
+        helpers = np.setdiff1d([*autograd_threads(self.trace), *engine.thread], [thread])
+        operators = self.operators.select(np.isin(self.operators.thread, helpers))
+        launches = self.launches.start[np.isin(self.launches.thread, helpers)]
+        start = np.concatenate([engine.start, operators.start, launches])
+        end = np.concatenate([engine.end, operators.end, launches + 1])
+        return merged(np.zeros(len(start), np.int64), start, end)
+
+    def _optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
+        """The optimizers by the framework's ranges; what of such a range lies behind a backward in it.
+
+        Returns:
+            The spans, and the names of the ranges that hold a backward: a closure runs the whole step in them.
+        """
+        chosen = self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))
+        spans = _spans(self.ranges, chosen)
+        behind = [_behind(span, backward) for span in spans]
+        if behind == spans:
+            return spans, ()
+        return behind, tuple({self.ranges.names[i] for i in self.ranges.name[chosen]})
+
+    def _forward(self, thread: int, own: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
+        """From the first launch before each backward to the backward, no earlier than what came last before it.
+
+        The operator that launches first is inside. Gradients that are set to zero are no forward.
+        """
+        zero_grad = self.mine & _named(self.ranges, lambda name: name.startswith(_ZERO_GRAD))
+        zeroing = self.ranges.select(zero_grad)
+        group = np.full(len(own), thread)
+        own = own[~any_open(zeroing.thread, zeroing.start, zeroing.end, group, own)]
+        bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
+        operators = self.operators.select(self.operators.thread == thread)
+        opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
+        for start, _ in backward:
+            before = np.searchsorted(bounds, start, side="right")
+            bound = int(bounds[before - 1]) if before else LONG_AGO
+            launched = own[np.searchsorted(own, bound) : np.searchsorted(own, start)]
+            if len(launched):
+                outermost = int(opened.at(np.array([thread]), launched[:1])[0])
+                yield (int(launched[0]) if outermost == NONE else max(int(operators.start[outermost]), bound)), start
 
 
-def _forward(
-    operators: Ranges, own: Ints, backward: Sequence[tuple[int, int]], others: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    """From the first launch before each backward to the backward, no earlier than what came last before it.
+def _by_frequency(threads: Ints) -> list[int]:
+    """The distinct threads, the most frequent first."""
+    values, counts = np.unique(threads, return_counts=True)
+    return [int(values[i]) for i in np.argsort(-counts, kind="stable")]
 
-    Args:
-        operators: those of the step's thread; the one that launches first is inside.
-        own: when that thread launches outside the engine, sorted.
-        backward: the backward passes.
-        others: the ends of optimizers, the starts of steps, the bounds of warm-up.
-    """
-    bounds = np.sort(np.array([*(end for _, end in backward), *others], np.int64))
-    opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
-    for start, _ in backward:
-        before = np.searchsorted(bounds, start, side="right")
-        bound = int(bounds[before - 1]) if before else LONG_AGO
-        launched = own[np.searchsorted(own, bound) : np.searchsorted(own, start)]
-        if len(launched):
-            outermost = int(opened.at(operators.thread[:1], launched[:1])[0]) if len(operators) else NONE
-            yield (int(launched[0]) if outermost == NONE else max(int(operators.start[outermost]), bound)), start
+
+def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
+    """Spans as groups (all 0), starts and ends, each of shape (spans,)."""
+    start, end = np.array(spans, np.int64).reshape(-1, 2).T
+    return np.zeros(len(spans), np.int64), start, end
+
+
+def _outermost(spans: _Spans) -> _Spans:
+    return [span for span, inside in zip(spans, contained(*_columns(spans)), strict=True) if not inside]
+
+
+def _without_any_inside(spans: _Spans, others: _Spans) -> _Spans:
+    """The spans in which none of the others starts."""
+    group, start, _ = _columns(others)
+    holds = count_within(group, start, *_columns(spans)) > 0 if others else np.zeros(len(spans), np.bool_)
+    return [span for span, held in zip(spans, holds, strict=True) if not held]
+
+
+def _outside(spans: _Spans, others: _Spans) -> _Spans:
+    """The spans that start in none of the others."""
+    group, start, _ = _columns(spans)
+    return [span for span, inside in zip(spans, any_open(*_columns(others), group, start), strict=True) if not inside]
+
+
+def _behind(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
+    """A range without what lies before the end of the last backward that starts in it."""
+    return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
+
+
+def _with_first_gradient(start: int, gradients: Ranges, own: Ints) -> int:
+    """When a backward begins: where its first gradient is made, if nothing else is launched in between."""
+    made = np.flatnonzero(gradients.end <= start)
+    if not len(made):
+        return start
+    last = made[np.argmax(gradients.end[made])]
+    launched = own[(own >= gradients.end[last]) & (own < start)]
+    return start if len(launched) else int(gradients.start[last])
 
 
 def _added(trace: Trace, found: Sequence[_Found]) -> tuple[Trace, Mapping[str, str]]:
@@ -222,7 +320,8 @@ def _added(trace: Trace, found: Sequence[_Found]) -> tuple[Trace, Mapping[str, s
     added = np.array(rows, np.int64).reshape(-1, 4).T
     own = (ranges.start, ranges.end, ranges.thread, ranges.name)
     start, end, thread, name = (np.concatenate(pair) for pair in zip(own, added, strict=True))
-    return replace(trace, ranges=Ranges(start, end, thread, name, (*ranges.names, *phases))), phases
+    replaced = {name: "" for one in found for name in one.replaced}
+    return replace(trace, ranges=Ranges(start, end, thread, name, (*ranges.names, *phases))), {**phases, **replaced}
 
 
 def _name(phase: str, found: _Found) -> str:

@@ -154,7 +154,10 @@ class AttributedTrace:
     def _instance_of(self, ranges: Ints) -> Ints:
         lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
         lookup[self.instances.range] = np.arange(len(self.instances.range))
-        return lookup[ranges]
+        found = lookup[ranges]
+        if self.warm.any():  # a measured instance may hold a warm-up range, whose work is not its own
+            found[self.warm & ~np.append(self.instances.warmup, True)[found]] = NONE
+        return found
 
     @cached_property
     def warm(self) -> Bools:
@@ -198,6 +201,15 @@ class AttributedTrace:
         mine = (process_of(ranges.thread) == process) & roles.mask(*roles.names.leaf_phases, STEP, of=ranges)
         return tuple(sorted({ranges.names[i] for i in ranges.name[mine]}))
 
+    def around_warmup(self, process: int) -> tuple[str, ...]:
+        """Phases of a process with a measured instance in which a warm-up range starts."""
+        instances, warmup = self.instances, self.trace.ranges.select(self.roles.mask(WARMUP))
+        mine = np.flatnonzero((instances.process == process) & instances.measured)
+        columns = (instances.process[mine], instances.start[mine], instances.end[mine])
+        holds = count_within(process_of(warmup.thread), warmup.start, *columns) > 0
+        codes = np.unique(instances.phase[mine][holds])
+        return tuple(instances.phases[code] for code in codes)
+
     def open_warmups(self, process: int) -> int:
         """How many warm-up ranges of a process have no end."""
         ranges = self.trace.open_ranges
@@ -216,18 +228,25 @@ class AttributedTrace:
         return tuple(found)
 
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count."""
+        """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count.
+
+        Inferred ranges are called by their phase.
+        """
         ranges = self.trace.ranges
         inner = np.flatnonzero(self.roles.leaf & (process_of(ranges.thread) == process))
         lines, index = timeline(ranges, self.roles.leaf, latest=False)
-        outer = index[lines.at(ranges.thread[inner], ranges.start[inner])] if len(index) else inner
+        around = lines.at(ranges.thread[inner], ranges.start[inner])
+        inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
         counts: dict[tuple[str, str], int] = {}
         for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
-            pair = (f"`{normalized_name(ranges.names[one])}`", f"`{normalized_name(ranges.names[other])}`")
+            pair = (self._called(ranges.names[one]), self._called(ranges.names[other]))
             counts[pair] = counts.get(pair, 0) + 1
         return counts
+
+    def _called(self, name: str) -> str:
+        return f"`{self.roles.inferred.get(name) or normalized_name(name)}`"
 
     def out_of_memory(self, process: int) -> bool:
         """Whether an allocation of a process failed and it launched no kernel afterwards."""

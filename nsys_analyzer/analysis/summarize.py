@@ -128,7 +128,15 @@ class _ProcessView:
         for code in codes:
             chosen = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(chosen):
-                yield self._phase(code, chosen, clocks, sums)
+                phase = self._phase(code, chosen, clocks, sums)
+                yield self._with_extremes(phase, chosen, instance) if phase.inferred and phase.instances else phase
+
+    def _with_extremes(self, phase: PhaseSummary, chosen: Ints, instance: Ints) -> PhaseSummary:
+        """An inferred phase with the fewest and the most kernels of its measured instances."""
+        of_kernel = instance[self.operations.kernels] + 1  # 0: of no instance
+        kernels = np.bincount(of_kernel, minlength=len(self.instances.range) + 1)[1:]
+        measured = kernels[chosen[self.instances.measured[chosen]]]
+        return replace(phase, kernels_least=int(measured.min()), kernels_most=int(measured.max()))
 
     def _totals(self, group: Ints, groups: int) -> Totals:
         kernel = self.kernels.code[self.mine]

@@ -18,6 +18,8 @@ STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_prof
 
 #: Phases with less of the GPU time than this hide too much to answer for a capture alone.
 _NEARLY_ALL = 0.9
+#: Passes of one program launch about as many kernels each.
+_EVEN = 1.5
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class PhaseSummary:
         classes, kernels, memory: per instance, longest first.
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
         inferred: whether a framework's own ranges or operators tell it, and no range of a person's.
+        kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
         gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
         profiler_cost: what the profiler can have added to its wall time, None without an instance.
 
@@ -73,6 +76,13 @@ class PhaseSummary:
     inferred: bool = False
     gpu_lag_ms: Stats = field(default_factory=lambda: Stats(0))
     profiler_cost: ProfilerCost | None = None
+    kernels_least: int = 0
+    kernels_most: int = 0
+
+    @property
+    def uneven(self) -> bool:
+        """Whether an inferred phase differs so much from instance to instance that some may hold other work, too."""
+        return self.inferred and self.kernels_most > _EVEN * max(self.kernels_least, 1)
 
     @property
     def label(self) -> str:
@@ -211,12 +221,18 @@ class CaptureSummary:
         """The share of the whole capture's GPU time that lies in phases other than the step; None without GPU time."""
         total = self.whole.gpu_ms if self.whole else 0.0
         leaves = (phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
-        return sum(phase.gpu_ms * phase.instances for phase in leaves) / total if total else None
+        held = sum(phase.gpu_ms * phase.instances for phase in leaves)
+        return min(held / total, 1.0) if total else None  # a sum of floats may pass the whole by its last digit
 
     @property
     def phases_suffice(self) -> bool:
-        """Whether the phases answer for the capture: a forward among them, and nearly all of its GPU time in them."""
-        return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL
+        """Whether the phases answer for the capture.
+
+        There is a forward among them, nearly all GPU time is in them, and no inferred one differs much from instance
+        to instance.
+        """
+        uneven = any(phase.uneven for phase in self.phases)
+        return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL and not uneven
 
     def phase(self, name: str) -> PhaseSummary | None:
         """A phase by name, if it has a measured instance."""

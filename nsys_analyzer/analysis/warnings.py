@@ -45,8 +45,8 @@ _ROUTINE = (
 def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[str, ...]:
     """The warnings of one process, the gravest first."""
     checks = (
-        _status, _graphs, _launches, _phases, _inferred, _part, _steps, _warmup, _threads, _synchronisation, _nested,
-        _ambiguous, _devices, _ranks, _precision, _diagnostics,
+        _status, _graphs, _launches, _phases, _inferred, _uneven, _part, _steps, _warmup, _threads, _synchronisation,
+        _nested, _ambiguous, _devices, _ranks, _precision, _diagnostics,
     )  # fmt: skip
     return tuple(warning for check in checks for warning in check(summary, attributed, process))
 
@@ -157,10 +157,28 @@ def _inferred(summary: CaptureSummary, *_: object) -> Iterator[str]:
         yield f"No range of the program's own names a phase. Used instead: {ranges}."
 
 
+def _uneven(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
+    """What the instances of a phase may hold besides it."""
+    for phase in summary.phases:
+        if phase.uneven and phase.phase not in (STEP, OTHER_STEP):
+            yield (
+                f"The inferred {phase.phase} launches {phase.kernels_least:,} to {phase.kernels_most:,} kernels: some "
+                "instances may hold other work, such as an evaluation. Every question is answered for the whole "
+                "capture, too; ranges of your own tell the parts apart."
+            )
+    around = attributed.around_warmup(process)
+    if around:
+        yield (
+            f"A warm-up range lies inside {', '.join(around)}: what was launched in it is left out, and the wall time "
+            "holds it."
+        )
+
+
 def _part(summary: CaptureSummary, *_: object) -> Iterator[str]:
     """The time that phases, and warm-up, leave out."""
     leaves = [phase.phase for phase in summary.phases if phase.instances and phase.phase not in (STEP, OTHER_STEP)]
-    if leaves and not summary.phases_suffice and summary.share_in_phases is not None:
+    told = any(phase.uneven for phase in summary.phases)
+    if leaves and not summary.phases_suffice and not told and summary.share_in_phases is not None:
         tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
         time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
         yield (

@@ -52,10 +52,9 @@ class Evidence:
 
     @property
     def kernel_rows(self) -> Iterator[KernelRow]:
-        """The rows of every kernel table: a phase around the warm-up has kernels that the whole capture leaves out."""
+        """The kernels of every whole capture, which no phase has more than."""
         for capture in self.measured:
-            for phase in (*capture.phases, capture.whole):
-                yield from phase.kernels if phase else ()
+            yield from capture.whole.kernels if capture.whole else ()
 
     @property
     def kernel(self) -> str:
