@@ -718,3 +718,14 @@ def test_a_phase_that_no_range_is_called(here: Path) -> None:
     two_steps().write(here / "train.sqlite")
     text = report("train.sqlite", "--phase", "forward=nosuch", "-o", "-")
     assert "No range is called `nosuch`" in section(text, "Warnings")
+
+
+def test_the_precision_of_the_kernels_decides_between_rows_that_fit_alike(tmp_path: Path) -> None:
+    """Nothing names the capture's precision, but its only GEMM is an sgemm."""
+    export = Export().gpu().range("forward", 0, 9_000_000).kernel(GEMM, 10, 20, 2_000_020)
+    trace = export.write(tmp_path / "small_ctx256.sqlite")
+    rows = "model,context_length,precision,phase,mean_ms\nsmall,256,bf16,forward,4\nsmall,256,fp32,forward,8\n"
+    (tmp_path / "t.csv").write_text(rows, encoding="utf-8")
+    words = (trace, "--csv", tmp_path / "t.csv")
+    capture = next(one for one in as_json(*words)["captures"] if one["name"] == "small_ctx256")
+    assert capture["unprofiled"]["phases"]["forward"]["mean"] == 8

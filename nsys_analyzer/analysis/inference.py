@@ -35,7 +35,8 @@ _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateG
 #: ``backward()`` makes the first gradient with it before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
-_OF_FUNCTIONS, _OF_OPERATORS = "nsys's function ranges", "autograd's operators"
+#: What phases are inferred from, as the names of their ranges say it.
+FUNCTION_RANGES, _OPERATORS = "nsys's function ranges", "autograd's operators"
 
 _Spans = list[tuple[int, int]]
 
@@ -119,7 +120,7 @@ class _Inference:
         threads = self._threads_with("backward", "optimizer") or self._threads_with("forward")[:1]
         if threads:
             for thread in threads:
-                yield _Found(thread, _OF_FUNCTIONS, self._of_functions(thread))
+                yield _Found(thread, FUNCTION_RANGES, self._of_functions(thread))
         elif len(self.operators) and (one := self._of_operators()):
             yield one
 
@@ -170,7 +171,7 @@ class _Inference:
         optimizer, replaced = self._optimizer(backward)
         forward = list(self._forward(thread, own, backward, optimizer))
         spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
-        return _Found(thread, _OF_OPERATORS, spans, replaced)
+        return _Found(thread, _OPERATORS, spans, replaced)
 
     def _engine(self) -> tuple[Ranges, bool]:
         """The operators that autograd's engine runs, and whether they have the names of an early PyTorch."""

@@ -86,6 +86,7 @@ def report(
     has_timings = csv_paths or any(trace.is_dir() for trace in traces)
     if not has_timings and (csv_where or csv_phase or csv_skip is not None):
         raise click.UsageError("--csv-where, --csv-phase and --csv-skip say how to read --csv: give it, too.")
+    from nsys_analyzer.analysis.nouns import plural
     from nsys_analyzer.analysis.phases import PhaseNames
     from nsys_analyzer.capture.timings import Selection
     from nsys_analyzer.commands.gather import Given
@@ -114,7 +115,9 @@ def report(
         print_markdown(evidence)
     else:
         print_answers(write_markdown(evidence, target, figures=not no_figures, force=force))
-        click.echo(f"\n{target}")
+        warnings = sum(len(capture.warnings) for capture in evidence.captures)
+        said = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
+        click.echo(f"\n{target}{said}")
 
 
 def _writable(path: Path) -> Path:

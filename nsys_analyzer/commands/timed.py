@@ -38,7 +38,18 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings) -> list[C
 
 
 def _timings_of(capture: CaptureSummary, timings: Timings, others: set[str]) -> dict[str, Timing]:
-    return timings.of_capture(capture.name, others, *_conditions(capture))
+    """The timings that fit; where rows fit alike, those of the precision that the kernels' names tell."""
+    configuration, run = _conditions(capture)
+    found = timings.of_capture(capture.name, others, configuration, run)
+    if found or configuration.precision:
+        return found
+    return timings.of_capture(capture.name, others, replace(configuration, precision=_precision(capture)), run)
+
+
+def _precision(capture: CaptureSummary) -> str | None:
+    """The precision of more than half of the matmul time whose precision is known."""
+    known = {name: share for name, share in capture.precisions.items() if name != "unknown"}
+    return next((name for name, share in known.items() if share > sum(known.values()) / 2), None)
 
 
 def _conditions(capture: CaptureSummary) -> tuple[Configuration, RunConditions]:

@@ -66,5 +66,5 @@ def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
         _gpu(capture),
         _steps(capture),
         capture.coverage.kernels if capture.coverage else None,
-        capture.coverage.kernel_ms if capture.coverage and capture.coverage.operations else None,
+        capture.coverage.kernel_ms if capture.coverage and capture.coverage.kernels else None,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from nsys_analyzer.analysis.inference import FUNCTION_RANGES
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.share_scrub import shown_command
 from nsys_analyzer.questions.evidence import Evidence
@@ -14,7 +15,7 @@ _NSYS = (
     "# capture the steps between cudaProfilerStart and cudaProfilerStop",
     "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none \\",
     "  --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node \\",
-    "  -o capture {program}",
+    "  {annotated}-o capture {program}",
     "nsys export --type sqlite capture.nsys-rep",
 )
 _TORCH = (
@@ -28,6 +29,7 @@ _TORCH = (
 )
 #: Kinds of events that nsys writes into its export, as its option calls them.
 _TRACE_OPTION = {"Cuda": "cuda", "NvtxEvents": "nvtx"}
+_ANNOTATED = "--pytorch=functions-trace"
 _SHOWN = 3
 _RUN = "nsys-analyze run"
 _WIDTH = 96
@@ -85,9 +87,16 @@ def _said(capture: CaptureSummary) -> str:
         f"`--trace={','.join(options)}`" if options else "",
         f"events {', '.join(others)}" if others else "",
         f"`--cuda-graph-trace={mode}`" if mode in ("graph", "node") else "",
+        f"`{_ANNOTATED}` (its ranges are there)" if _is_annotated(capture) else "",
         f"program `{shown_command(recording.program)}`" if recording.program else "",
     )
     return ", ".join(part for part in parts if part)
+
+
+def _is_annotated(capture: CaptureSummary) -> bool:
+    """Whether nsys itself wrote the ranges that the phases are inferred from."""
+    by_nsys = capture.metadata is not None and capture.metadata.profiler == "nsys"
+    return by_nsys and any(FUNCTION_RANGES in phase.range for phase in capture.phases)
 
 
 def _recipe(evidence: Evidence) -> tuple[Block, ...]:
@@ -95,11 +104,16 @@ def _recipe(evidence: Evidence) -> tuple[Block, ...]:
     profilers = {capture.metadata.profiler for capture in evidence.captures if capture.metadata} or {"nsys"}
     programs = [c.metadata.recording.program for c in evidence.captures if c.metadata and c.metadata.recording.program]
     program = shown_command(programs[0]) if programs else "python train.py"
+    annotated = f"{_ANNOTATED} " if any(map(_is_annotated, evidence.captures)) else ""
     on_gpu = any(not capture.on_cpu for capture in evidence.measured)
     activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))
     return (
         Paragraph("A recipe, not what was run:"),
-        *([Listing(tuple(line.format(program=program) for line in _NSYS), "commands")] if "nsys" in profilers else []),
+        *(
+            [Listing(tuple(line.format(program=program, annotated=annotated) for line in _NSYS), "commands")]
+            if "nsys" in profilers
+            else []
+        ),
         *(
             [Listing(tuple(line.format(activities=activities) for line in _TORCH), "python")]
             if "torch" in profilers
