@@ -126,7 +126,7 @@ def test_timings_spread_overhead_and_tokens(runs: Path) -> None:
     assert ["eager", "step", "10", "10.00 ± 0.10", "10.00", "9.000", "11.00"] in rows
     # the two steps of two_steps are equal, so that the profiled time has no range
     clocks = rows_of(section(as_text("--csv", csv), "(a)"))
-    assert ["eager", "step", "2", "10.0 (9.0–11.0)", "12.00", "20.0 %"] in clocks
+    assert ["eager", "step", "2", "10.0 (9.0 – 11.0)", "12.00", "20.0 %"] in clocks
 
 
 def test_no_timings_no_section(runs: Path) -> None:

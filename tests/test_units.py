@@ -87,12 +87,12 @@ def test_changes(value: float, text: str) -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (Typical(34.829, 33.76, 51.97), "35 (34–52)"),  # a range of 18 ms leaves whole milliseconds a meaning
-        (Typical(22.171, 22.14, 22.2), "22.17 (22.14–22.20)"),
+        (Typical(34.829, 33.76, 51.97), "35 (34 – 52)"),  # a range of 18 ms leaves whole milliseconds a meaning
+        (Typical(22.171, 22.14, 22.2), "22.17 (22.14 – 22.20)"),
         (Typical(9.0447, 9.0446, 9.0448), "9.045"),
-        (Typical(105.3, 102.5, 105.5), "105.3 (102.5–105.5)"),
+        (Typical(105.3, 102.5, 105.5), "105.3 (102.5 – 105.5)"),
         (Typical(4.0, 4.0, 4.0), "4.000"),
-        (Typical(3000.0, 1000.0, 9000.0), "3,000 (1,000–9,000)"),
+        (Typical(3000.0, 1000.0, 9000.0), "3,000 (1,000 – 9,000)"),
     ],
 )
 def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: str) -> None:
@@ -100,7 +100,7 @@ def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: s
 
 
 def test_a_typical_time_in_a_sentence() -> None:
-    assert typical_milliseconds(Typical(34.829, 33.76, 51.97)).replace(SPACE, " ") == "35 ms (34–52)"
+    assert typical_milliseconds(Typical(34.829, 33.76, 51.97)).replace(SPACE, " ") == "35 ms (34 – 52)"
     assert typical_milliseconds(None) == "an unknown time"
 
 

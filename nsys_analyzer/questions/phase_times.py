@@ -177,7 +177,7 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
     times = "; ".join(_times(p, capture.on_cpu) for p in shown)
     step = capture.phase(STEP)
     # Where the step alone was timed without the profiler, it is what a verdict and the overhead rest on.
-    judged = [*ranges, step] if step and step not in ranges and not any(p.python_ms for p in ranges) else ranges
+    judged = [*ranges, step] if step and step.python_ms and not any(p.python_ms for p in ranges) else ranges
     bound = verdicts(capture, [p for p in judged if p.gpu_ms])
     text = " ".join(part for part in (f"{times}.", bound, overhead(capture, judged) if timed else "") if part)
     short = ", ".join(f"{p.phase} {_wall_and_busy(p)}" for p in shown)

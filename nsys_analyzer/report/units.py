@@ -36,7 +36,8 @@ def _typical(value: Typical) -> str:
     fewest = max(0, 1 - math.floor(math.log10(spread))) if spread > 0 else _decimals(value.median)
     places = min(_decimals(value.median), fewest)
     median, least, most = (f"{one:,.{places}f}" for one in (value.median, value.least, value.most))
-    return median if least == most else f"{median}{_SPACE}({least}–{most})"
+    # No-break spaces around the dash: a line may break behind a bare one.
+    return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
 
 
 def format_number(value: float, unit: Unit) -> str:
@@ -87,11 +88,11 @@ def milliseconds(value: float | None) -> str:
 
 
 def typical_milliseconds(value: Typical | None, *, spread: bool = True) -> str:
-    """A time over its instances with its unit, for sentences: 35 ms (34–52), or without its spread 35 ms."""
+    """A time over its instances with its unit, for sentences: 35 ms (34 – 52), or without its spread 35 ms."""
     if value is None:
         return "an unknown time"
-    median, *extent = _typical(value).split(_SPACE)
-    return _SPACE.join((median, "ms", *(extent if spread else ())))
+    median, _, extent = _typical(value).partition(_SPACE)
+    return _SPACE.join((median, "ms", *([extent] if spread and extent else [])))
 
 
 def percent(value: float) -> str:
