@@ -729,3 +729,12 @@ def test_the_precision_of_the_kernels_decides_between_rows_that_fit_alike(tmp_pa
     words = (trace, "--csv", tmp_path / "t.csv")
     capture = next(one for one in as_json(*words)["captures"] if one["name"] == "small_ctx256")
     assert capture["unprofiled"]["phases"]["forward"]["mean"] == 8
+
+
+def test_a_table_of_iterations_without_a_model_takes_the_option(tmp_path: Path) -> None:
+    """Two iterations of 4 and 6 ms: a mean of 5."""
+    trace = Export().gpu().range("forward", 0, 9_000_000).kernel(GEMM, 10, 20, 2_000_020).write(tmp_path / "run.sqlite")
+    (tmp_path / "t.csv").write_text("iteration,phase,time_ms\n0,forward,4\n1,forward,6\n", encoding="utf-8")
+    words = (trace, "--csv", tmp_path / "t.csv", "--model", "small", "--context-length", "256")
+    (capture,) = as_json(*words)["captures"]
+    assert capture["unprofiled"]["phases"]["forward"]["mean"] == 5

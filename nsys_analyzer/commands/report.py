@@ -51,7 +51,8 @@ _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz
 @click.option(
     "--model",
     metavar="NAME",
-    help="The model of the captures, for FLOPs: small, medium, large, xl, 2.7B, xl-2026, 10B.",
+    help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, xl-2026, "
+    "10B.",
 )
 @click.option("--context-length", type=click.IntRange(1), metavar="TOKENS", help="Their context length.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Their batch size.")
@@ -107,7 +108,7 @@ def report(
         check_replaceable(target, "Name another file with -o, or replace it with --force", force=force)
     given = Given(model, context_length, batch_size, precision)
     beside = target.parent if target else None
-    names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip)
+    names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
     evidence = gather_evidence(traces, csv_paths, command_line(), names, given, beside, selection)
     if output_format == "json":
         write_json(evidence, target)

@@ -26,15 +26,17 @@ class Selection:
         phase: what was timed where no column says it.
         skip: how many iterations of each run to leave out, the first ones; None where rows are no iterations unless a
             column numbers them.
+        model: the model of every row of a table that names none.
     """
 
     where: tuple[tuple[str, str], ...] = ()
     phase: str | None = None
     skip: int | None = None
+    model: str | None = None
 
     @staticmethod
-    def parse(where: Sequence[str], phase: str | None, skip: int | None) -> Selection:
-        """The selection of the options ``--csv-where COLUMN=VALUE``, ``--csv-phase`` and ``--csv-skip``.
+    def parse(where: Sequence[str], phase: str | None, skip: int | None, model: str | None = None) -> Selection:
+        """The selection of ``--csv-where COLUMN=VALUE``, ``--csv-phase``, ``--csv-skip`` and ``--model``.
 
         Raises:
             TimingsError: not COLUMN=VALUE.
@@ -43,7 +45,7 @@ class Selection:
         if wrong := next((text for text, pair in zip(where, pairs, strict=True) if not pair[0] or not pair[1]), None):
             raise TimingsError(f"--csv-where {wrong!r} is not COLUMN=VALUE", "Write, for example, bfloat16=False")
         known = phase and (phase_from_text(phase) or phase.lower())
-        return Selection(tuple((name.strip(), value.strip()) for name, _, value in pairs), known, skip)
+        return Selection(tuple((name.strip(), value.strip()) for name, _, value in pairs), known, skip, model)
 
     def admits(self, row: Row) -> bool:
         """Whether the row has all that ``where`` asks for."""
@@ -77,7 +79,7 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
 
 
 def _read_file(path: Path, selection: Selection) -> tuple[list[Timing], list[str]]:
-    columns, rows = read_rows(path)
+    columns, rows = read_rows(path, selection.model)
     known = [row for row in rows if not has_unknown_model(row)]
     if not known:
         timings_of(rows[0])  # its error names the model and what can be given

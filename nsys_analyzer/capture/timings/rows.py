@@ -142,14 +142,23 @@ class Row:
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def read_rows(path: Path) -> tuple[Columns, list[Row]]:
+def read_rows(path: Path, model: str | None = None) -> tuple[Columns, list[Row]]:
     """The header and the rows of a timings table; the notes of the columns say what was assumed or left out.
+
+    Args:
+        path: the file.
+        model: the model of every row where no column names one.
 
     Raises:
         TimingsError: no table, or one without a column of times or of models.
     """
     table = read_table(path)
     columns = understand(table.headers, [cells for _, cells in table.rows])
+    if model and not _names_the_model(columns):
+        width = len(table.headers)
+        named = tuple((line, (*cells, *[""] * (width - len(cells)), model)) for line, cells in table.rows)
+        table = replace(table, headers=(*table.headers, "model"), rows=named)
+        columns = understand(table.headers, [cells for _, cells in table.rows])
     columns = replace(columns, notes=(*table.notes, *columns.notes))
     _check_header(path, table.header_line, columns)
     return columns, [Row(path, line, columns, cells, table.decimal_comma) for line, cells in table.rows]
@@ -163,7 +172,12 @@ def _check_header(path: Path, line: int, columns: Columns) -> None:
         if any(re.fullmatch(r"\d+\.\d+", header.strip()) for header in columns.headers):
             hint = "Its first line is data: put a header line above it, such as model,mode,mean,std"
         raise TimingsError(f"{path}, line {line}: no column of times among {listed}", hint)
-    said = all("model" in dict(group.says) for group in groups)
-    if not said and "model" not in columns.fields and not all(field in columns.fields for field in DIMENSIONS):
-        hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}"
+    if not _names_the_model(columns):
+        hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}, or give --model"
         raise TimingsError(f"{path}, line {line}: no column names the model among {listed}", hint)
+
+
+def _names_the_model(columns: Columns) -> bool:
+    """Whether columns, or the headers of times, say which model was timed."""
+    said = all("model" in dict(group.says) for group in columns.groups())
+    return said or "model" in columns.fields or all(field in columns.fields for field in DIMENSIONS)
