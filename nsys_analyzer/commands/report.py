@@ -51,8 +51,8 @@ _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz
 @click.option(
     "--model",
     metavar="NAME",
-    help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, xl-2026, "
-    "10B.",
+    help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, "
+    "xl-2026, 10B.",
 )
 @click.option("--context-length", type=click.IntRange(1), metavar="TOKENS", help="Their context length.")
 @click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Their batch size.")
