@@ -21,6 +21,8 @@ def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
         return "The CSV has no timing, or no single one, for this configuration."
     if capture.unprofiled and capture.unprofiled.doubts:
         return "The unprofiled timing cannot be right (see the warnings), so it is compared with nothing."
+    if capture.ranges_on_gpu:
+        return "The trace has ranges of the GPU alone, so the unprofiled timing has nothing to be compared with."
     return "Nothing synchronises under the profiler, so the unprofiled timing has nothing to be compared with."
 
 
@@ -29,9 +31,9 @@ def _costs(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> dict[str,
     unprofiled = capture.unprofiled
     if unprofiled is None:
         return {}
-    compared = [(phase.phase, phase.wall_ms.typical) for phase in phases if phase.synchronized]
+    compared = [(phase.phase, phase.wall_ms.typical) for phase in phases if capture.is_timed(phase)]
     both = [capture.phase(name) for name in ("forward", "loss", "backward")]
-    if both[-1] and both[-1].synchronized:
+    if both[-1] and capture.is_timed(both[-1]):
         compared.append(("forward+backward", sum(phase.wall_ms.typical or 0.0 for phase in both if phase)))
     python = {name: unprofiled.trusted_ms(name) for name, _ in compared}
     return {name: wall / time - 1 for name, wall in compared if wall and (time := python[name])}
