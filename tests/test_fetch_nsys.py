@@ -6,6 +6,7 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -109,13 +110,13 @@ def run_script(folder: Path, **commands: str) -> str:
     (folder / "bin").mkdir()
     for name in ("fetch_nsys.sh", "apt_sources.py"):
         shutil.copy(ROOT / "tests" / name, folder / "tests")
-    for name in ("bash", "cat", "dirname", "mkdir", "mktemp", "python3", "rm"):  # and no nsys of this machine
+    for name in ("bash", "cat", "dirname", "mkdir", "mktemp", "rm"):  # and no nsys of this machine
         (folder / "bin" / name).symlink_to(str(shutil.which(name)))
     for name, body in {"uname": "echo Linux x86_64", **commands}.items():
         command = folder / "bin" / name.replace("_", "-")
         command.write_text(f"#!/bin/sh\n{body}\n")
         command.chmod(command.stat().st_mode | stat.S_IXUSR)
-    here = {**os.environ, "PATH": str(folder / "bin")}
+    here = {**os.environ, "PATH": str(folder / "bin"), "PYTHON": sys.executable}
     finished = subprocess.run([folder / "tests/fetch_nsys.sh"], env=here, capture_output=True, text=True, check=True)
     return finished.stdout
 
