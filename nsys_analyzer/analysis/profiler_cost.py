@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import LAUNCH, process_of
+from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -57,8 +57,6 @@ OPERATOR = EventCost(
 #: The median duration of a kernel launch, µs, where ``API_CALL`` was measured. A slower CPU takes longer for a launch
 #: and, so it is assumed, as much longer for recording it. The limit is for launches that wait for room in their queue.
 _LAUNCH_US, _SLOWEST = 3.9, 3.0
-#: Of more API calls than this the median is that of a sample.
-_SAMPLED = 200_000
 
 
 @dataclass(frozen=True)
@@ -89,9 +87,7 @@ class RecordedEvents:
             _starts(events.start, events.thread, process) if events is not None else np.empty(0, np.int64)
             for events in (launches, ranges, operators)
         )
-        some = launches.select(slice(None, None, len(launches.start) // _SAMPLED + 1))
-        lasted = (some.end - some.start)[some.call == LAUNCH]
-        slower = float(np.median(lasted)) / 1e3 / _LAUNCH_US if len(lasted) else 1.0
+        slower = trace.launch_ns / 1e3 / _LAUNCH_US if trace.launch_ns else 1.0
         self._slower = min(max(slower, 1.0), _SLOWEST)
         self._known = bool(len(launches.start)) and not trace.costly_tables
 

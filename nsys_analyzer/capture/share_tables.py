@@ -10,7 +10,7 @@ from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.schema import Column, Table
 
 #: The tables that the package reads, each under its key.
-_TABLES = {table.key: table for table in vars(schema).values() if isinstance(table, Table)}
+_TABLES = {table.key: table for table in vars(schema).values() if isinstance(table, Table) and not table.limit}
 
 #: Columns of numbers that are kept beside those that the package reads.
 _MORE_COLUMNS = {
@@ -20,6 +20,7 @@ _MORE_COLUMNS = {
     ),
     "memcpy": ("bytes", "copyKind"),
     "memset": ("bytes",),
+    "runtime": ("end",),
     "nvtx": ("domainId",),
     "memory": ("deviceId", "address", "memKind", "correlationId", "streamId"),
     "gpus": ("clockRate", "computeMajor", "computeMinor"),

@@ -100,10 +100,9 @@ class Operations:
 
 @dataclass(frozen=True)
 class Launches:
-    """API calls: start and end in ns, global thread ID, correlation ID, and a code of what each does (``CALLS``)."""
+    """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
 
     start: Ints
-    end: Ints
     thread: Ints
     correlation: Ints
     call: SmallInts

@@ -110,7 +110,8 @@ class Reader:
                 )
         where = self._where(table, name)
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
-        return self._query(f'SELECT {selected} FROM "{name}"{where}', table.columns)
+        limit = f" LIMIT {table.limit}" if table.limit else ""
+        return self._query(f'SELECT {selected} FROM "{name}"{where}{limit}', table.columns)
 
     def _where(self, table: Table, name: str) -> str:
         wanted = table.filter

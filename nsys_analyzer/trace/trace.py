@@ -74,6 +74,7 @@ class Trace:
         memory: allocations and frees of device memory, None where they were not recorded.
         costly_tables: those of ``schema.COSTLY_TABLES`` that the file has.
         ranks: the ranks that the export tells, by global process ID, or by 0 that of the process launched.
+        launch_ns: the median duration of the first kernel launches, ns; None without any.
     """
 
     path: Path
@@ -90,6 +91,7 @@ class Trace:
     memory: MemoryUses | None = None
     costly_tables: tuple[str, ...] = ()
     ranks: Mapping[int, Rank] = field(default_factory=dict)
+    launch_ns: float | None = None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -107,7 +109,7 @@ class Trace:
     def read(cls, reader: Reader, path: Path) -> Self:
         """Reads everything the analysis needs from an open export."""
         check_recorded(reader, path)
-        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
+        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.FIRST_CALLS))
         strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
         ranges, is_operator = _ranges(frames["nvtx"], strings)
         ended = ranges.end > schema.NO_END
@@ -132,6 +134,7 @@ class Trace:
             _memory(frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
             read_ranks(reader),
+            _launch_ns(frames["first_calls"], strings),
         )
 
 
@@ -199,9 +202,17 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Launches
     call = calls[codes] if len(names) else np.empty(0, np.int32)
     result = join(frame["result"], dtype=np.int32)
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
-    start, end, thread, correlation = (join(frame[key]) for key in ("start", "end", "thread", "correlation"))
-    launches = Launches(start, end, thread, correlation, call)
+    launches = Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
     return launches, launches.select((call == ALLOCATE) & (result == _OUT_OF_MEMORY))
+
+
+def _launch_ns(frame: Frame, strings: dict[int, str]) -> float | None:
+    """The median duration of the kernel launches among the first API calls, ns; None without any."""
+    names, codes = dense_codes(join(frame["name"]))
+    launches = np.array([_call(strings.get(i, "")) == LAUNCH for i in names.tolist()], np.bool_)
+    lasted = join(frame["end"]) - join(frame["start"])
+    lasted = lasted[launches[codes] & (lasted > 0)] if len(names) else lasted
+    return float(np.median(lasted)) if len(lasted) else None
 
 
 def _call(api: str) -> int:

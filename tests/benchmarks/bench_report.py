@@ -42,7 +42,7 @@ FLOOR_COLUMNS = {
     "CUPTI_ACTIVITY_KIND_KERNEL": (*GPU_COLUMNS, "demangledName", "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (*GPU_COLUMNS, "graphNodeId"),
     "CUPTI_ACTIVITY_KIND_MEMSET": (*GPU_COLUMNS, "graphNodeId"),
-    "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "end", "globalTid", "correlationId", "nameId", "returnValue"),
+    "CUPTI_ACTIVITY_KIND_RUNTIME": ("start", "globalTid", "correlationId", "nameId", "returnValue"),
     "NVTX_EVENTS": ("start", "end", "eventType", "globalTid", "textId", "text"),
     "StringIds": ("id", "value"),
 }
