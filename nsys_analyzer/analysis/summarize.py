@@ -145,16 +145,17 @@ class _ProcessView:
     def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
         ranges, instances = self.attributed.trace.ranges, self.instances
+        names = distinct(np.sort(ranges.name[instances.range[chosen]]))
         return PhaseSummary(
             phase=instances.phases[code],
-            range=_listed([ranges.names[i] for i in distinct(np.sort(ranges.name[instances.range[chosen]]))]),
+            range=_listed([ranges.names[i] for i in names]),
             instances=len(measured),
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
             synchronized=self._synchronized(measured, clocks),
             holds_backward=self._holds_backward(measured),
-            inferred=all(self._is_inferred(i) for i in distinct(np.sort(ranges.name[instances.range[chosen]]))),
+            inferred=all(self._is_inferred(i) for i in names),
             gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
             **self._gpu_figures(code, measured, clocks, sums),

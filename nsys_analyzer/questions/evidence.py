@@ -92,10 +92,17 @@ def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     if parts and capture.phases_suffice:
         return parts
     steps = tuple(phase for phase in seen if phase.phase == STEP)
-    return (*parts, *steps, *whole_of(capture))
+    return (*parts, *steps, *_whole_of(capture))
 
 
-def whole_of(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
+    """The compared phases in two: those that enclose no other one, then the step and the whole capture."""
+    compared = compared_phases(capture)
+    enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
+    return tuple(phase for phase in compared if phase not in enclosing), enclosing
+
+
+def _whole_of(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
     """The whole capture as a phase, if the phases do not suffice and no opaque graph hides kernels of it."""
     whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
     shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice

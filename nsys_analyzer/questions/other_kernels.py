@@ -5,10 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.classes import CLASSES
-from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.questions.evidence import (
+    FEW,
+    Evidence,
+    compared_phases,
+    figures_of,
+    kernel_word,
+    nothing_measured,
+    parts_and_enclosing,
+)
 from nsys_analyzer.questions.matmul_share import classes_of_all
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
 from nsys_analyzer.report.units import counted, milliseconds, percent
@@ -55,14 +62,7 @@ def _answer(capture: CaptureSummary) -> Answer:
 
 def _tables(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     """The kernels of the phases; those of the step and of the whole capture in a table of their own."""
-    parts = _parts(capture)
-    around = tuple(phase for phase in compared_phases(capture) if phase not in parts)
-    return (_table(capture, phases, labels) for phases in (parts, around) if phases)
-
-
-def _parts(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """The compared phases that no other one of them encloses: all but the step and the whole capture."""
-    return tuple(p for p in compared_phases(capture) if p.phase != STEP and p is not capture.whole)
+    return (_table(capture, phases, labels) for phases in parts_and_enclosing(capture) if phases)
 
 
 def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
@@ -114,7 +114,8 @@ def _cells(row: KernelRow, tables: list[dict[tuple[str, str], KernelRow]]) -> tu
 
 
 def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
-    phases = _parts(capture) or compared_phases(capture)[-1:]
+    parts, enclosing = parts_and_enclosing(capture)
+    phases = parts or enclosing[-1:]
     shown = _most_important(phases)
     return Bars(
         key,

@@ -20,7 +20,7 @@ from nsys_analyzer.questions.evidence import (
 )
 from nsys_analyzer.questions.overhead import overhead
 from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table, Typical
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, typical_milliseconds
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
@@ -127,14 +127,10 @@ def _rows(capture: CaptureSummary) -> list[tuple[Cell, ...]]:
         python, wall, *of_device = (typical(clock) or spread(clock) for clock in _clocks(phase))
         if not phase.gpu_ms:
             of_device = [None] * len(of_device)
-        overhead, late = capture.profiler_overhead(phase.phase), None if phase.synchronized else _lag(phase)
+        overhead = capture.profiler_overhead(phase.phase)
+        late = None if phase.synchronized else typical(phase.gpu_lag_ms)
         rows.append((capture.title, phase.label, phase.instances, python, wall, overhead, *of_device, late))
     return rows
-
-
-def _lag(phase: PhaseSummary) -> Typical | None:
-    """How long GPU work goes on after the range; None for the whole capture, which has no range."""
-    return typical(phase.gpu_lag_ms)
 
 
 def _grid(captures: Sequence[CaptureSummary]) -> Table:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nsys_analyzer.analysis.classes import COMMUNICATION
-from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import FEW, Evidence, compared_phases, nothing_measured
+from nsys_analyzer.questions.evidence import FEW, Evidence, nothing_measured, parts_and_enclosing
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Details, Section, Table
 from nsys_analyzer.report.units import counted, milliseconds, percent
 
@@ -72,16 +71,15 @@ def _table(rows: tuple[tuple[Cell, ...], ...], evidence: Evidence) -> Table:
 
 def _tops(capture: CaptureSummary) -> Iterator[tuple[str, tuple[KernelRow, ...]]]:
     """Each scope with its kernels: forward, backward and both, or whatever else there is, then step and whole."""
-    compared = compared_phases(capture)
-    phases = {phase.phase: phase for phase in compared}
+    parts, enclosing = parts_and_enclosing(capture)
+    phases = {phase.phase: phase for phase in parts}
     forward, backward = phases.get("forward"), phases.get("backward")
     passes = [phase for phase in (forward, backward) if phase]
-    around = [phase for phase in compared if phase.phase == STEP or phase is capture.whole]
-    for phase in passes or [phase for phase in compared if phase not in around][:1]:
+    for phase in passes or parts[:1]:
         yield phase.phase, phase.kernels
     if forward and backward:
         yield BOTH, merge_kernels(forward.kernels, backward.kernels)
-    yield from ((phase.phase, phase.kernels) for phase in around)
+    yield from ((phase.phase, phase.kernels) for phase in enclosing)
 
 
 def _leader(kernels: tuple[KernelRow, ...]) -> KernelRow:
