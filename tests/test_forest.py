@@ -88,3 +88,12 @@ def test_times_far_apart_in_many_groups_stay_exact() -> None:
     forest = forest_of([(thread << 24, epoch + thread, epoch + thread + 3_600_000_000_000) for thread in range(50)])
     assert stack(forest, 7 << 24, epoch + 7) == [7]
     assert stack(forest, 7 << 24, epoch + 6) == []
+
+
+@given(ranges_strategy, st.lists(st.integers(-(2**62), 2**62), min_size=40, max_size=40, unique=True).map(sorted))
+def test_the_stack_depends_on_the_order_of_times_alone(ranges: list[Range], far: list[int]) -> None:
+    near = forest_of(ranges)
+    distant = forest_of([(group, far[start + 10], far[end + 10]) for group, start, end in ranges])
+    for group in (0, 1000, -7, 5):
+        for time in range(-6, 27):
+            assert stack(distant, group, far[time + 10]) == stack(near, group, time)

@@ -39,3 +39,28 @@ def test_overlap_across_streams_is_counted_once() -> None:
     assert busy.tolist() == [12, 15, 0]
     assert (first.tolist(), last.tolist()) == ([0, 100, 0], [12, 125, 0])
     assert group_sum(group, end - start, 3).tolist() == [17, 15, 0]
+
+
+far = st.integers(-(2**62) + 1, 2**62 - 1)
+
+
+@given(st.lists(st.tuples(st.integers(0, GROUPS - 1), far, far), max_size=20))
+def test_a_union_is_exact_however_far_its_intervals_lie(rows: list[tuple[int, int, int]]) -> None:
+    rows = [(group, min(one, other), max(one, other)) for group, one, other in rows]
+    group, start, end = np.array(rows, np.int64).reshape(-1, 3).T
+    busy, first, last = unions(group, start, end, GROUPS)
+    for wanted in range(GROUPS):
+        mine = sorted((s, e) for g, s, e in rows if g == wanted)
+        covered, reached = 0, -(2**63)
+        for s, e in mine:
+            covered += max(e - max(s, reached), 0)
+            reached = max(reached, e)
+        assert busy[wanted] == covered
+        assert (first[wanted], last[wanted]) == ((mine[0][0], reached) if mine else (0, 0))
+
+
+def test_one_operation_of_a_broken_time_changes_no_other_group() -> None:
+    # Groups 0 and 1 hold [10, 20) and [12, 30) each: 20. Group 2's ends at 2^62.
+    rows = [(0, 10, 20), (0, 12, 30), (1, 10, 20), (1, 12, 30), (2, 40, 2**62)]
+    group, start, end = np.array(rows, np.int64).T
+    assert unions(group, start, end, 3)[0].tolist() == [20, 20, 2**62 - 40]

@@ -102,3 +102,29 @@ def test_moments_within_intervals_and_before_their_end(rows: list[Range], moment
         times = [time for g, time in moments_ if g == wanted]
         assert count[position] == sum(first <= time < stop for time in times)
         assert last[position] == max((time for time in times if time < stop), default=LONG_AGO)
+
+
+far_times = st.lists(st.integers(-(2**62), 2**62), min_size=40, max_size=40, unique=True).map(sorted)
+
+
+@given(some_ranges, far_times)
+def test_answers_depend_on_the_order_of_times_alone(rows: list[Range], far: list[int]) -> None:
+    # Times 20 years apart leave no room for a second group in 64 bits, were they added to an offset for each group.
+    def moved(time: Ints) -> Ints:
+        return np.array(far, np.int64)[time + 10]
+
+    group, start, end = columns(rows)
+    at_group, at_time = moments()
+    near, distant = (group, start, end), (group, moved(start), moved(end))
+    points, far_points = (at_group, at_time), (at_group, moved(at_time))
+    for latest in (False, True):
+        expected = Timeline(*near, latest=latest).at(*points)
+        assert Timeline(*distant, latest=latest).at(*far_points).tolist() == expected.tolist()
+    assert open_count(*distant, *far_points).tolist() == open_count(*near, *points).tolist()
+    assert contained(*distant).tolist() == contained(*near).tolist()
+    assert merged(*distant)[1].tolist() == moved(merged(*near)[1]).tolist()
+    assert merged(*distant)[2].tolist() == moved(merged(*near)[2]).tolist()
+    assert count_within(*far_points, *distant).tolist() == count_within(*points, *near).tolist()
+    last = last_before(*points, group, end)
+    expected = [int(moved(np.array([one]))[0]) if one != LONG_AGO else LONG_AGO for one in last.tolist()]
+    assert last_before(*far_points, group, moved(end)).tolist() == expected

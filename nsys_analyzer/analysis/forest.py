@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nsys_analyzer.analysis.axis import Axis
 from nsys_analyzer.analysis.timeline import NONE
 from nsys_analyzer.trace.arrays import Bools, Ints
 
@@ -40,13 +41,11 @@ class Forest:
         """The innermost node open at each (group, time): ``start <= time < end``; -1 where none is."""
         if not len(self.times) or not len(time):
             return np.full(len(time), NONE, np.int64)
-        code = np.searchsorted(self.groups, group).clip(max=len(self.groups) - 1)
-        known = self.groups[code] == group
-        origin, span = _frame(self.times)
-        boundaries = self.segment_group * span + (self.times - origin)
-        query = code * span + (time - origin).clip(0, span - 1)
-        segment = np.searchsorted(boundaries, query, side="right") - 1
-        inside = known & (segment >= 0) & (time >= origin) & (self.segment_group[segment] == code)
+        boundary_group = self.groups[self.segment_group]
+        axis = Axis(boundary_group, self.times)
+        place = axis.place(group, time)
+        segment = np.searchsorted(axis.place(boundary_group, self.times), place, side="right") - 1
+        inside = (segment >= 0) & (boundary_group[segment] == group)
         return np.where(inside, self.innermost[segment], NONE)
 
     def by_level(self) -> list[Ints]:
@@ -81,11 +80,6 @@ def build_forest(group: Ints, start: Ints, end: Ints) -> Forest:
         )
         order, push, partner = _match(*pieces)
     return _assemble(range_of, groups, pieces, order, push, partner)
-
-
-def _frame(times: Ints) -> tuple[int, int]:
-    """Origin and span, so that ``group * span + (time - origin)`` sorts by group, then by time."""
-    return int(times.min()), int(times.max() - times.min()) + 2
 
 
 def _match(code: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:

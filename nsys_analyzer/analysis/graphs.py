@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nsys_analyzer.analysis.axis import OFF_AXIS, Axis
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.trace import Trace
@@ -33,22 +34,17 @@ def find_captures(trace: Trace) -> Captures:
     replayed = np.flatnonzero(operations.graph_node != 0)
     if not len(nodes.node) or not len(replayed):
         return Captures(*(np.empty(0, np.int64) for _ in range(3)))
-    processes = np.unique(process_of(nodes.thread))
-    key = _key(processes, process_of(nodes.thread), nodes.node)
-    original = _key(processes, process_of(nodes.thread), nodes.original)
+    process = process_of(nodes.thread)
+    axis = Axis(process, nodes.node)
+    key = axis.place(process, nodes.node)
+    original = np.where(nodes.original != 0, axis.place(process, nodes.original), OFF_AXIS)
     # A node cloned by instantiation has a row for its creation and one that names its original: that one first.
-    order = np.lexsort((nodes.start, original == -1, key))
+    order = np.lexsort((nodes.start, original == OFF_AXIS, key))
     source = _follow(key[order], original[order])
-    wanted = _key(processes, operations.process[replayed], operations.graph_node[replayed])
+    wanted = axis.place(operations.process[replayed], operations.graph_node[replayed])
     found, hit = _find(key[order], wanted)
     created = order[source[found[hit]]]
     return Captures(replayed[hit], nodes.thread[created], nodes.start[created])
-
-
-def _key(processes: Ints, process: Ints, node: Ints) -> Ints:
-    """One integer for (process, graph node ID); node IDs are graph ID times 2**32 plus a small index."""
-    code = np.searchsorted(processes, process).clip(max=len(processes) - 1)
-    return np.where((processes[code] == process) & (node != 0), (code << 52) | (node & ((1 << 52) - 1)), -1)
 
 
 def _find(keys: Ints, wanted: Ints) -> tuple[Ints, Bools]:
@@ -61,7 +57,7 @@ def _follow(key: Ints, original: Ints) -> Ints:
     position = np.arange(len(key))
     for _ in range(_INSTANTIATIONS):
         source, hit = _find(key, original[position])
-        follows = hit & (original[position] != -1)
+        follows = hit & (original[position] != OFF_AXIS)
         if not follows.any():
             break
         position = np.where(follows, source, position)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nsys_analyzer.analysis.axis import Axis
 from nsys_analyzer.trace.arrays import Ints
 
 
@@ -12,7 +13,7 @@ def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints
 
     Args:
         group: shape (n,), from 0 to ``groups - 1``.
-        start, end: shape (n,), ns.
+        start, end: shape (n,), ns; any whose differences fit 64 bits.
         groups: how many groups there are.
 
     Returns:
@@ -21,6 +22,21 @@ def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints
     covered, first, last = (np.zeros(groups, np.int64) for _ in range(3))
     if not len(start):
         return covered, first, last
+    # Groups lie one behind the other on the axis, so that one sort and one running maximum serve all.
+    axis = Axis(group, start, end)
+    begin = axis.place(group, start)
+    order = np.argsort(begin, kind="stable")
+    begin, start, end, ordered = begin[order], start[order], end[order], group[order]
+    reached = np.maximum.accumulate(axis.place(ordered, end))
+    ends = axis.value(reached)
+    overlaps = reached[:-1] > begin[1:]  # with what began before it, which then is of its group
+    fresh = np.maximum(end - np.append(start[:1], np.where(overlaps, ends[:-1], start[1:])), 0)
+    at = np.flatnonzero(np.diff(ordered, prepend=-1))
+    seen = ordered[at]
+    covered[seen] = np.add.reduceat(fresh, at)
+    first[seen] = start[at]
+    last[seen] = ends[np.append(at[1:], len(order)) - 1]
+    return covered, first, last
     # Each group is shifted beyond the one before it, so that one sort and one running maximum serve all.
     low = int(start.min())
     span = int(end.max()) - low + 1

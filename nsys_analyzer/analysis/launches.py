@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from nsys_analyzer.analysis.axis import Axis
 from nsys_analyzer.analysis.timeline import any_open
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
@@ -21,14 +22,13 @@ def match_launches(operations: Operations, launches: Launches) -> Ints:
     """
     if not len(launches.start):
         return np.full(len(operations), -1, np.int64)
-    processes = distinct(process_of(launches.thread))
-    keys = _key(processes, process_of(launches.thread), launches.correlation)
+    axis, keys = _axis(launches)
     order = np.lexsort((launches.start, keys)) if not _is_sorted(keys, launches.start) else np.arange(len(keys))
     ordered = keys[order]
-    wanted = _key(processes, operations.process, operations.correlation)
+    wanted = axis.place(operations.process, operations.correlation)
     found = np.searchsorted(ordered, wanted)  # the first of equals is the earliest
     found[found == len(ordered)] = 0
-    return np.where((ordered[found] == wanted) & (wanted >= 0), order[found], -1)
+    return np.where(ordered[found] == wanted, order[found], -1)
 
 
 def dropped_launches(launches: Launches, launch: Ints) -> Bools:
@@ -48,7 +48,7 @@ def dropped_launches(launches: Launches, launch: Ints) -> Bools:
     matched[launch[launch >= 0]] = True
     dropped: Bools = (launches.call == LAUNCH) & ~matched
     if dropped.any():
-        keys = _key(distinct(process_of(launches.thread)), process_of(launches.thread), launches.correlation)
+        _, keys = _axis(launches)
         dropped[dropped] = ~np.isin(keys[dropped], keys[matched])
         dropped &= ~_in_capture(launches)
     return dropped
@@ -73,13 +73,11 @@ def _in_capture(launches: Launches) -> Bools:
     return any_open(np.concatenate(group), np.concatenate(start), np.concatenate(end), process, launches.start)
 
 
-def _key(processes: Ints, process: Ints, correlation: Ints) -> Ints:
-    """One integer for (process, correlation ID), which is 32 bits wide; -1 for a process that launches nothing."""
-    if len(processes) == 1:
-        return np.where(process == processes[0], correlation & 0xFFFFFFFF, -1)
-    code = np.searchsorted(processes, process).clip(max=max(len(processes) - 1, 0))
-    known = processes[code] == process if len(processes) else np.zeros(len(process), np.bool_)
-    return np.where(known, (code << 32) | (correlation & 0xFFFFFFFF), -1)
+def _axis(launches: Launches) -> tuple[Axis, Ints]:
+    """The axis of (process, correlation ID), and the place of each launch on it."""
+    process = process_of(launches.thread)
+    axis = Axis(process, launches.correlation)
+    return axis, axis.place(process, launches.correlation)
 
 
 def _is_sorted(keys: Ints, starts: Ints) -> bool:

@@ -8,30 +8,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.analysis.axis import Axis
+from nsys_analyzer.trace.arrays import Bools, Ints
 
 NONE = -1
 #: Before every moment of a trace.
 LONG_AGO = -(2**62)
-
-
-class _Axis:
-    """Moments of several groups on one axis of integers, group after group."""
-
-    def __init__(self, group: Ints, time: Ints) -> None:
-        self._groups = distinct(np.sort(group))
-        self._origin = int(time.min()) if len(time) else 0
-        self._span = int(time.max()) - self._origin + 2 if len(time) else 2
-
-    def place(self, group: Ints, time: Ints) -> Ints:
-        """Where (group, time) lies; -1 for a group that is not on the axis."""
-        if not len(self._groups):
-            return np.full(len(group), NONE, np.int64)
-        inside = (time - self._origin + 1).clip(0, self._span)
-        if len(self._groups) == 1:
-            return np.where(group == self._groups[0], inside, NONE)
-        code = np.searchsorted(self._groups, group).clip(max=len(self._groups) - 1)
-        return np.where(self._groups[code] == group, code * (self._span + 1) + inside, NONE)
 
 
 class Timeline:
@@ -47,7 +29,7 @@ class Timeline:
     def __init__(self, group: Ints, start: Ints, end: Ints, *, latest: bool) -> None:
         ranges = np.flatnonzero(end > start)
         group, start, end = group[ranges], start[ranges], end[ranges]
-        self._axis = _Axis(group, np.concatenate([start, end]))
+        self._axis = Axis(group, start, end)
         opened = np.lexsort((-end, start))
         # What is painted later lies on top.
         order = opened if latest else opened[::-1]
@@ -98,7 +80,7 @@ def open_count(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Int
     """How many of the ranges are open at each (group, time): those started less those ended."""
     ranges = np.flatnonzero(end > start)
     group, start, end = group[ranges], start[ranges], end[ranges]
-    axis = _Axis(group, np.concatenate([start, end]))
+    axis = Axis(group, start, end)
     place = axis.place(at_group, at_time)
     started = np.searchsorted(np.sort(axis.place(group, start)), place, side="right")
     ended = np.searchsorted(np.sort(axis.place(group, end)), place, side="right")
@@ -111,7 +93,7 @@ def contained(group: Ints, start: Ints, end: Ints) -> Bools:
     ordered_end, ordered_group = end[order], group[order]
     inside = np.zeros(len(order), np.bool_)
     if len(order):
-        axis = _Axis(group, np.concatenate([start, end]))
+        axis = Axis(group, start, end)
         place = axis.place(ordered_group, ordered_end)
         reached = np.concatenate([[NONE], np.maximum.accumulate(place)[:-1]])
         first = np.concatenate([[True], ordered_group[1:] != ordered_group[:-1]])
@@ -125,7 +107,7 @@ def merged(group: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     group, start, end = group[order], start[order], end[order]
     if not len(order):
         return group, start, end
-    axis = _Axis(group, np.concatenate([start, end]))
+    axis = Axis(group, start, end)
     reached = np.maximum.accumulate(axis.place(group, end))
     fresh = np.concatenate([[True], (axis.place(group, start)[1:] > reached[:-1]) | (group[1:] != group[:-1])])
     first = np.flatnonzero(fresh)
@@ -134,14 +116,14 @@ def merged(group: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
 
 def count_within(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
     """How many of the moments lie in each interval of their group: ``start <= time < end``."""
-    axis = _Axis(group, time)
+    axis = Axis(group, time)
     moments = np.sort(axis.place(group, time))
     return np.searchsorted(moments, axis.place(at_group, end)) - np.searchsorted(moments, axis.place(at_group, start))
 
 
 def last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
     """The last of the moments of each group before an end; far in the past where there is none."""
-    axis = _Axis(group, time)
+    axis = Axis(group, time)
     place = axis.place(group, time)
     order = np.argsort(place, kind="stable")
     found = np.searchsorted(place[order], axis.place(at_group, end)) - 1

@@ -45,7 +45,7 @@ def distinct(values: Ints) -> Ints:
     """The distinct values, sorted; fast where equal values come in runs, as the IDs of threads do."""
     if not len(values):
         return values
-    return np.unique(values[np.flatnonzero(np.diff(values, prepend=values[0] - 1))])
+    return np.unique(values[np.append(True, values[1:] != values[:-1])])
 
 
 def dense_codes(values: Ints) -> tuple[Ints, Ints]:
