@@ -167,7 +167,11 @@ def test_a_kernel_without_an_end_is_left_out_and_said(tmp_path: Path) -> None:
     (summary,) = summarize(Trace.load(path), "t")
     assert summary.coverage is not None
     assert (summary.coverage.kernels, summary.coverage.kernel_ms) == (1, pytest.approx(10 * MS))
-    assert any("end before they start" in warning for warning in summary.warnings)
+    (said,) = [warning for warning in summary.warnings if "Left out of every figure" in warning]
+    assert said == (
+        "Left out of every figure: 1 row of CUPTI_ACTIVITY_KIND_KERNEL with no times, such as "
+        f"`{ADD}`, 50 to unknown ns."
+    )
 
 
 def test_several_threads_in_one_phase_are_said(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.graphs import Captures, find_captures
-from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.phases import STEP, PhaseNames
 from nsys_analyzer.analysis.timeline import NONE, Timeline, any_open, merged, open_count
 from nsys_analyzer.trace.arrays import Bools, Ints
@@ -137,10 +136,15 @@ def _named(index: Ints, found: Ints) -> Ints:
     return np.where(found == NONE, NONE, index[found]) if len(index) else found
 
 
-def attribute(trace: Trace, roles: RangeRoles) -> Attribution:
-    """Attributes every operation of a trace to the ranges open when it was launched."""
+def attribute(trace: Trace, roles: RangeRoles, launch: Ints) -> Attribution:
+    """Attributes every operation of a trace to the ranges open when it was launched.
+
+    Args:
+        trace: the trace.
+        roles: the roles of its ranges.
+        launch: shape (operations,), the launch of each operation, -1 where it has none.
+    """
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
-    launch = match_launches(operations, launches)
     # The last entry serves operations without a launch.
     thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
     if trace.metadata.ranges_on_gpu:

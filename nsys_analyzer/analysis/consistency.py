@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from nsys_analyzer.analysis.causality import CLOCK_ERROR_NS
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.statistics import Stats
@@ -33,7 +34,7 @@ def contradiction(configuration: Configuration | None, phases: Sequence[PhaseSum
 
 
 def check_conservation(summary: CaptureSummary) -> None:
-    """Checks that every kernel is counted once and that no part holds more than its whole.
+    """Checks that every kernel is counted once, that no part holds more than its whole, and that times can be true.
 
     Raises:
         NsysAnalyzerError: a law is broken: the figures cannot be believed.
@@ -57,6 +58,12 @@ def check_conservation(summary: CaptureSummary) -> None:
         "phases hold no more than the whole capture": sum(phase.gpu_ms * phase.instances for phase in leaves)
         <= whole.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
         "busy time fits into the span": all(_fits(p.gpu_busy_ms, p.gpu_span_ms) for p in (*summary.phases, whole)),
+        "spans and wall times fit into the capture": all(
+            clock.max is None or clock.max <= coverage.extent_ms + _ROUNDING
+            for phase in (*summary.phases, whole)
+            for clock in (phase.gpu_span_ms, phase.wall_ms)
+        ),
+        "no operation starts before its launch": (coverage.shortest_wait_ms or 0.0) >= -CLOCK_ERROR_NS / 1e6,
     }
     broken = [law for law, holds in laws.items() if not holds]
     if broken:

@@ -51,6 +51,8 @@ COLUMNS = {
 def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     """The kernels of a trace, in the order of the file; the columns are those of ``COLUMNS``.
 
+    A kernel whose times cannot be true has no row.
+
     Raises:
         MissingTableError: the export has no GPU activity table at all.
     """
@@ -60,6 +62,7 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
         why = explained(trace.metadata.diagnostics)
         raise MissingTableError(f"{trace.path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
     attributed = AttributedTrace(trace, names)
+    trace = attributed.trace  # without what contradicts it
     kernel = trace.operations.kind == KERNEL
     operations = trace.operations.select(kernel)
     attribution = attributed.attribution
@@ -67,7 +70,7 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     class_of_kernel = np.array([classes.index(one) for one in attributed.kernels.classes], np.int64)
     operator = launching_operators(trace, attribution, np.flatnonzero(kernel))
     phase, instance, warmup = _phase_columns(attributed, kernel)
-    paths, path_names = range_paths(attributed.trace, attribution)
+    paths, path_names = range_paths(trace, attribution)
     launch = attribution.launch[kernel]
     columns: dict[str, Any] = {
         "name": _categorical(operations.name, list(operations.names)),

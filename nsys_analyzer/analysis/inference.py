@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from nsys_analyzer.analysis.attribution import RangeRoles, autograd_threads
-from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, Timeline, any_open, contained, count_within, merged
 from nsys_analyzer.trace.arrays import Bools, Ints
@@ -51,8 +50,13 @@ class _Found:
     replaced: tuple[str, ...] = ()  # names of a framework's ranges that are no phase, since they hold a whole step
 
 
-def with_inferred_phases(trace: Trace, names: PhaseNames) -> tuple[Trace, Mapping[str, str]]:
+def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple[Trace, Mapping[str, str]]:
     """Adds ranges for the phases that a framework's own ranges and operators tell.
+
+    Args:
+        trace: the trace.
+        names: which range names mean which phase.
+        launch: shape (operations,), the launch of each operation, -1 where it has none.
 
     Returns:
         The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
@@ -65,7 +69,7 @@ def with_inferred_phases(trace: Trace, names: PhaseNames) -> tuple[Trace, Mappin
     processes = np.setdiff1d(process_of(trace.launches.thread), process_of(trace.ranges.thread[named]))
     if not len(processes):
         return trace, {}
-    launched = np.unique(match_launches(trace.operations, trace.launches))
+    launched = np.unique(launch)
     launches = trace.launches.select(launched[launched != NONE])
     found = [one for process in processes for one in _Inference(trace, roles, launches, int(process)).found()]
     return _added(trace, found) if found else (trace, {})

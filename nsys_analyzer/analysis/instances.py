@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.attribution import (
     timeline,
     waiting_range,
 )
+from nsys_analyzer.analysis.causality import consistent
 from nsys_analyzer.analysis.incomplete import incomplete_instances
 from nsys_analyzer.analysis.inference import with_inferred_phases
 from nsys_analyzer.analysis.kernels import Kernels, find_kernels
@@ -36,8 +37,8 @@ class Instances:
         process: global process ID.
         start, end: ns, on the CPU's clock.
         warmup: True inside a warm-up range of the process.
-        incomplete: True where the capture lacks GPU activity of the instance: launches without a kernel, or
-            an allocation that failed inside.
+        incomplete: True where the capture lacks GPU activity of the instance: launches without a kernel, an
+            operation whose times cannot be true, or an allocation that failed inside.
         phases: the phases' names, in the order of a step.
 
     """
@@ -67,16 +68,20 @@ class AttributedTrace:
 
     Attributes:
         as_recorded: the trace as it was given.
-        trace: the trace with a range for each phase that was inferred, where no range of a person's names one.
+        trace: the trace without the operations that contradict it, and with a range for each phase that was inferred,
+            where no range of a person's names one.
+        unmeasured: the launches of the operations that were left out: indices into ``trace.launches``.
 
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
         names = names or PhaseNames()
         self.as_recorded = trace
-        self.trace, inferred = with_inferred_phases(trace, names)
+        sound = consistent(trace)
+        self.trace, inferred = with_inferred_phases(sound.trace, names, sound.launch)
+        self.unmeasured = sound.unmeasured
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
-        self.attribution: Attribution = attribute(self.trace, self.roles)
+        self.attribution: Attribution = attribute(self.trace, self.roles, sound.launch)
 
     @cached_property
     def instances(self) -> Instances:
@@ -92,7 +97,8 @@ class AttributedTrace:
         picked = ranges.select(index)
         process = process_of(picked.thread)
         phase[self._without_backward(picked, phases, phase)] = phases.index(OTHER_STEP)
-        incomplete = incomplete_instances(self.trace, self.lost, process, picked)
+        lacking = np.concatenate([self.lost, self.unmeasured])
+        incomplete = incomplete_instances(self.trace, lacking, process, picked)
         return Instances(
             index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
         )
@@ -139,7 +145,8 @@ class AttributedTrace:
     @cached_property
     def lost(self) -> Ints:
         """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
-        return np.flatnonzero(dropped_launches(self.trace.launches, self.attribution.launch))
+        known = np.concatenate([self.attribution.launch, self.unmeasured])
+        return np.flatnonzero(dropped_launches(self.trace.launches, known))
 
     @cached_property
     def phase_instance(self) -> Ints:

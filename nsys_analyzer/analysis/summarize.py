@@ -33,7 +33,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary, Coverage, PhaseSummar
 from nsys_analyzer.analysis.timeline import NONE, count_within
 from nsys_analyzer.analysis.warnings import capture_warnings
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.columns import KERNEL
+from nsys_analyzer.trace.columns import KERNEL, process_of
 from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
@@ -252,7 +252,26 @@ class _ProcessView:
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
             warmup_ms=int(duration[warm].sum()) / 1e6,
+            extent_ms=self._extent_ns() / 1e6,
+            shortest_wait_ms=self._shortest_wait_ms(),
         )
+
+    def _extent_ns(self) -> int:
+        """From the first to the last moment of anything of the process."""
+        trace = self.attributed.trace
+        calls = trace.launches.start[process_of(trace.launches.thread) == self.process.global_pid]
+        ranges = trace.ranges.select(process_of(trace.ranges.thread) == self.process.global_pid)
+        moments = (self.operations.start, self.operations.end, calls, ranges.start, ranges.end)
+        known = [some for some in moments if len(some)]
+        return max(int(some.max()) for some in known) - min(int(some.min()) for some in known) if known else 0
+
+    def _shortest_wait_ms(self) -> float | None:
+        """The shortest time from a launch to the start of its operation, the clocks' common error taken off."""
+        launched = self.launch != NONE
+        if not launched.any():
+            return None
+        wait = self.operations.start[launched] - self.attributed.trace.launches.start[self.launch[launched]]
+        return (int(wait.min()) - min(float(np.median(wait)), 0.0)) / 1e6
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -106,7 +106,7 @@ class PhaseSummary:
 
 @dataclass(frozen=True)
 class Coverage:
-    """Conservation: attributed + unattributed = all, in count and in time.
+    """Conservation: attributed + unattributed = all, in count and in time, and all of it within the capture.
 
     Attributes:
         kernels, kernel_ms: all kernels of the process and their summed duration.
@@ -119,6 +119,9 @@ class Coverage:
         how: kernels by how they were attributed.
         lost_launches: kernel launches whose kernel the capture lacks.
         operations: all GPU operations (copies, fills and graphs too).
+        extent_ms: from the first to the last moment of anything of the process: operations, API calls, ranges.
+        shortest_wait_ms: the shortest time from a launch to its operation's start, below 0 by the clocks' error at
+            most; None without a launch.
 
     """
 
@@ -136,6 +139,8 @@ class Coverage:
     lost_launches: int
     operations: int
     warmup_ms: float = 0.0
+    extent_ms: float = 0.0
+    shortest_wait_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -60,14 +60,21 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
         yield from _missing_of_nsys(attributed, summary, process)
     for name in attributed.open_phases(process):
         yield f"A range `{name}` has no end: that occurrence is partial and left out."
-    if attributed.trace.impossible:
-        yield f"{attributed.trace.impossible:,} GPU operations end before they start and were left out."
+    yield from _left_out(attributed, process)
     partial = sum(phase.incomplete_instances for phase in summary.phases)
     if partial:
         yield (
             f"{partial} {plural(partial, 'instance')} of phases left out: kernels that were launched there are "
-            "missing, or an allocation failed at the end."
+            "missing or have no true times, or an allocation failed at the end."
         )
+
+
+def _left_out(attributed: AttributedTrace, process: int) -> Iterator[str]:
+    """The rows of a process whose times cannot be true."""
+    for one in attributed.trace.left_out:
+        if one.process == process:
+            rows = f"{one.rows:,} {plural(one.rows, 'row')}"
+            yield f"Left out of every figure: {rows} of {one.table} with {one.why}, such as {one.example}."
 
 
 def _missing_of_nsys(attributed: AttributedTrace, summary: CaptureSummary, process: int) -> Iterator[str]:

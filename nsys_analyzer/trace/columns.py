@@ -90,7 +90,16 @@ class Operations:
     @property
     def kernels(self) -> slice:
         """Where the kernels are: they come first."""
-        return slice(0, int(np.searchsorted(self.kind, KERNEL, side="right")))
+        return self.of_kind(KERNEL)
+
+    def of_kind(self, kind: int) -> slice:
+        """Where the operations of a kind are: the kinds lie one behind the other."""
+        first, last = np.searchsorted(self.kind, [kind, kind + 1]).tolist()
+        return slice(first, last)
+
+    def called(self, index: int) -> str:
+        """An operation in words: the kernel's name, or its kind."""
+        return f"`{self.names[self.name[index]]}`" if self.name[index] >= 0 else KINDS[self.kind[index]]
 
     def select(self, mask: Any) -> Operations:
         """The operations that a boolean mask or an index array picks."""

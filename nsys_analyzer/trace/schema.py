@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: Stands for the end of a range that has none.
-NO_END = -(2**62)
+#: Stands for a time that the file does not hold, such as the end of a range that has none.
+NO_TIME = -(2**62)
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Colum
     return Column(name, aliases or (name,), default, doc)
 
 
-_START = _column("start", doc="start, ns since the start of the session")
-_END = _column("end", doc="end, ns since the start of the session")
+_START = _column("start", default=NO_TIME, doc="start, ns since the start of the session")
+_END = _column("end", default=NO_TIME, doc="end, ns since the start of the session")
 _GPU = (
     _START,
     _END,
@@ -103,7 +103,7 @@ NVTX = Table(
     ("NVTX_EVENTS",),
     (
         _START,
-        _column("end", default=NO_END, doc="end, ns; the default marks a range without an end"),
+        _END,
         _column("kind", "eventType", default=59, doc="59/70 push-pop, 60/71 start-end; others are no ranges"),
         _column("thread", "globalTid", doc="global thread ID that opened the range"),
         _column("text_id", "textId", default=-1, doc="StringIds ID of the name"),
@@ -239,6 +239,12 @@ EXPORT = Table(
     ),
     "cuda",
     ("name", "value"),
+)
+SESSION = Table(
+    "session",
+    ("ANALYSIS_DETAILS",),
+    (_column("duration", doc="from the start of the session to its end, ns"),),
+    "cuda",
 )
 #: How nsys was asked to record. The table holds every environment variable, too: the rows that are read are named.
 CAPTURE = Table(

@@ -29,6 +29,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
+from nsys_analyzer.trace.possible import FAR, Bounds, LeftOut, Sieve
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 
@@ -52,6 +53,7 @@ _SMALL_TABLES = (
     schema.ENVIRONMENT,
     schema.EXPORT,
     schema.CAPTURE,
+    schema.SESSION,
 )
 #: A range of ``--pytorch=autograd-nvtx`` is an operator, with IDs behind its name.
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
@@ -70,7 +72,8 @@ class Trace:
             its profiler, or those of the ranges that ``--pytorch=autograd-nvtx`` wrote.
         metadata: the capture's conditions.
         tables: keys (``trace.schema``) of the tables that the file has.
-        impossible: how many operations end before they start, which were left out.
+        left_out: the rows whose times cannot be true, which are in none of the columns.
+        untimed: the operations among them.
         memory: allocations and frees of device memory, None where they were not recorded.
         costly_tables: those of ``schema.COSTLY_TABLES`` that the file has.
         ranks: the ranks that the export tells, by global process ID, or by 0 that of the process launched.
@@ -87,7 +90,8 @@ class Trace:
     graph_nodes: GraphNodes
     metadata: Metadata
     tables: frozenset[str]
-    impossible: int = 0
+    left_out: tuple[LeftOut, ...] = ()
+    untimed: Operations | None = None
     memory: MemoryUses | None = None
     costly_tables: tuple[str, ...] = ()
     ranks: Mapping[int, Rank] = field(default_factory=dict)
@@ -111,27 +115,28 @@ class Trace:
         check_recorded(reader, path)
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.FIRST_CALLS))
         strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
+        operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, is_operator = _ranges(frames["nvtx"], strings)
-        ended = ranges.end > schema.NO_END
-        operations = _operations(frames, strings)
-        possible = operations.end >= operations.start
+        sieve = Sieve(_bounds(join(frames["session"]["duration"]), operations, launches, ranges))
+        timed, called = _timed(sieve, operations), _called(sieve, launches)
+        sound, ended = _sound(sieve, schema.NVTX, ranges), ranges.end != schema.NO_TIME
         nodes = frames["graph_nodes"]
-        launches, failed_allocations = _launches(frames["runtime"], strings)
         return cls(
             path,
-            operations if possible.all() else operations.select(possible),
-            launches,
-            failed_allocations,
-            ranges.select(ended),
-            ranges.select(~ended),
-            _operators(frames["operators"], strings)
+            operations if timed.all() else operations.select(timed),
+            launches if called.all() else launches.select(called),
+            launches.select(called & out_of_memory),
+            ranges.select(sound & ended),
+            ranges.select(sound & ~ended),
+            _operators(sieve, frames["operators"], strings)
             if reader.name_of(schema.OPERATORS)
-            else ranges.select(ended & is_operator),
+            else ranges.select(sound & ended & is_operator),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
             read_metadata(frames, strings),
             frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
-            int((~possible).sum()),
-            _memory(frames["memory"]) if reader.name_of(schema.MEMORY) else None,
+            tuple(sieve.left_out),
+            operations.select(~timed),
+            _memory(sieve, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
             read_ranks(reader),
             _launch_ns(frames["first_calls"], strings),
@@ -195,15 +200,15 @@ def _known_process(process: Ints, runtime: Frame) -> Ints:
     return np.full_like(process, launching[0]) if len(launching) == 1 else process
 
 
-def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Launches]:
-    """The API calls, and those of them that are allocations for which there was no memory."""
+def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
+    """The API calls, and which of them are allocations for which there was no memory."""
     names, codes = dense_codes(join(frame["name"]))
     calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
     call = calls[codes] if len(names) else np.empty(0, np.int32)
     result = join(frame["result"], dtype=np.int32)
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
     launches = Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
-    return launches, launches.select((call == ALLOCATE) & (result == _OUT_OF_MEMORY))
+    return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
 
 
 def _launch_ns(frame: Frame, strings: dict[int, str]) -> float | None:
@@ -211,7 +216,7 @@ def _launch_ns(frame: Frame, strings: dict[int, str]) -> float | None:
     names, codes = dense_codes(join(frame["name"]))
     launches = np.array([_call(strings.get(i, "")) == LAUNCH for i in names.tolist()], np.bool_)
     lasted = join(frame["end"]) - join(frame["start"])
-    lasted = lasted[launches[codes] & (lasted > 0)] if len(names) else lasted
+    lasted = lasted[launches[codes] & (lasted > 0) & (lasted < FAR)] if len(names) else lasted
     return float(np.median(lasted)) if len(lasted) else None
 
 
@@ -219,9 +224,10 @@ def _call(api: str) -> int:
     return next((code for code, (_, prefixes) in enumerate(CALLS) if api.startswith(prefixes)), OTHER_CALL)
 
 
-def _memory(frame: Frame) -> MemoryUses:
+def _memory(sieve: Sieve, frame: Frame) -> MemoryUses:
     start, process, size, operation, alive = (join(column) for column in frame.values())
-    return MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
+    uses = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
+    return uses.select(sieve.sound(schema.MEMORY, start, start, process, lambda i: f"{size[i]:,} bytes"))
 
 
 def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
@@ -248,7 +254,41 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
     return ranges, is_operator[ranges.name]
 
 
-def _operators(frame: Frame, strings: dict[int, str]) -> Ranges:
+def _operators(sieve: Sieve, frame: Frame, strings: dict[int, str]) -> Ranges:
     ids, codes = dense_codes(join(frame["name"]))
     start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
-    return Ranges(start, end, thread, codes, tuple(strings.get(i, "") for i in ids.tolist()))
+    operators = Ranges(start, end, thread, codes, tuple(strings.get(i, "") for i in ids.tolist()))
+    return operators.select(_sound(sieve, schema.OPERATORS, operators))
+
+
+def _bounds(durations: Ints, operations: Operations, launches: Launches, ranges: Ranges) -> Bounds:
+    """Between what times the rows of a trace can lie: within the session, as far as the export tells it."""
+    told = int(durations.max(initial=0))
+    on_cpu = len(launches.start) or len(ranges)
+    return Bounds.of(told or None, *((launches.start, ranges.start) if on_cpu else (operations.start,)))
+
+
+def _timed(sieve: Sieve, operations: Operations) -> Bools:
+    """Which operations have times that can be true."""
+    kept = np.ones(len(operations), np.bool_)
+    for kind, table in enumerate((schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)):
+        of_kind = operations.of_kind(kind)
+        part = operations.select(of_kind)
+        kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, on_gpu=True)
+    return kept
+
+
+def _called(sieve: Sieve, launches: Launches) -> Bools:
+    """Which API calls have a time that can be true."""
+    return sieve.sound(
+        schema.RUNTIME, launches.start, launches.start, process_of(launches.thread),
+        lambda i: f"correlation ID {launches.correlation[i]}",
+    )  # fmt: skip
+
+
+def _sound(sieve: Sieve, table: schema.Table, ranges: Ranges) -> Bools:
+    """Which ranges have times that can be true; one without an end has none that is wrong."""
+    end = np.where(ranges.end == schema.NO_TIME, ranges.start, ranges.end)
+    return sieve.sound(
+        table, ranges.start, end, process_of(ranges.thread), lambda i: f"`{ranges.names[ranges.name[i]]}`"
+    )
