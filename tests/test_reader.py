@@ -10,10 +10,13 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.cli import cli
 from nsys_analyzer.errors import MissingTableError, TraceError
+from nsys_analyzer.trace.reader import Reader
 from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
 
 RealCapture = Callable[[str], Path]
@@ -358,3 +361,110 @@ def test_operators_are_the_ranges_that_autograd_annotated(tmp_path: Path) -> Non
     trace = Trace.load(export.write(tmp_path / "t.sqlite"))
     assert [trace.operators.names[name] for name in trace.operators.name] == ["aten::mm", "MmBackward0", "aten::add_"]
     assert len(trace.ranges) == 4
+
+
+def names_of(path: Path) -> list[str]:
+    return [row.name for summary in summarize(Trace.load(path), "t") if summary.whole for row in summary.whole.kernels]
+
+
+def test_an_empty_newer_table_hides_no_older_one(tmp_path: Path) -> None:
+    path = training_step(Export(rename={"StringIds": "StringIds_V2"})).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute('CREATE TABLE "StringIds_V10" (id INTEGER, value TEXT)')
+        assert sorted(names_of(path)) == sorted({GEMM, ADD})
+        # Once it holds the names, it is the newer one: 10 is above 2.
+        connection.execute("INSERT INTO StringIds_V10 SELECT id, value || '_new' FROM StringIds_V2")
+    assert sorted(names_of(path)) == sorted({f"{GEMM}_new", f"{ADD}_new"})
+    connection.close()
+
+
+@pytest.mark.parametrize("lost", ["DROP TABLE StringIds", "DELETE FROM StringIds", "ALTER TABLE StringIds RENAME TO s"])
+def test_without_names_the_share_of_matmul_is_not_known(tmp_path: Path, lost: str) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute(lost)
+        if lost.startswith("ALTER"):
+            connection.execute("CREATE VIEW StringIds AS SELECT * FROM s")
+    connection.close()
+    (summary,) = summarize(Trace.load(path), "t")
+    assert summary.whole is not None
+    assert {row.kernel_class for row in summary.whole.classes} == {"unknown"}
+    assert any(
+        "does not hold the names of 2 kernels (100.0% of the kernel time)" in warning for warning in summary.warnings
+    )
+    written = CliRunner().invoke(cli, ["report", str(path), "-o", str(tmp_path / "report.md"), "--no-figures"])
+    assert written.exit_code == 0, written.output
+    report = (tmp_path / "report.md").read_text(encoding="utf-8")
+    assert "matmul: not known: the capture lacks names of kernels" in report
+    assert "0.0 %" not in report.partition("(d) What share")[2].partition("##")[0]
+
+
+def test_one_lost_name_is_one_unknown_kernel(tmp_path: Path) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("DELETE FROM StringIds WHERE value = ?", [ADD])
+    connection.close()
+    (summary,) = summarize(Trace.load(path), "t")
+    forward = summary.phase("forward")
+    assert forward is not None
+    # GEMM 100 of 120 ns, ADD 20: between 83 and 100 % are matmul.
+    assert {row.kernel_class: row.share for row in forward.classes} == pytest.approx(
+        {"matmul": 5 / 6, "unknown": 1 / 6}
+    )
+    assert forward.share_of("matmul") is None
+
+
+def test_changes_beside_the_file_are_not_passed_over(tmp_path: Path) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    writer = sqlite3.connect(path)
+    writer.execute("PRAGMA journal_mode = WAL")
+    writer.execute("PRAGMA wal_autocheckpoint = 0")
+    writer.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    writer.commit()
+    with pytest.raises(TraceError, match=r"t\.sqlite-wal holds changes that are not in t\.sqlite yet.*wal_checkpoint"):
+        Trace.load(path)
+    writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert len(Trace.load(path).operations) == 0
+    writer.close()
+
+
+def test_an_unfinished_write_is_not_passed_over(tmp_path: Path) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    (tmp_path / "t.sqlite-journal").write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(504))
+    with pytest.raises(TraceError, match=r"t\.sqlite-journal holds changes"):
+        Trace.load(path)
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "t.sqlite")
+    with pytest.raises(TraceError, match="is no regular file"):
+        Trace.load(tmp_path / "t.sqlite")
+
+
+def test_a_path_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9 100%#?.sqlite")
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite").rename(path)
+    assert len(Trace.load(path).operations) == 5
+
+
+def test_a_table_whose_name_is_no_text_is_passed_over(tmp_path: Path) -> None:
+    path = training_step(Export().gpu().add("ThreadNames", nameId=1)).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE zzzz (a INTEGER)")
+    connection.close()
+    path.write_bytes(path.read_bytes().replace(b"zzzz", b"zz\xff\xfe"))
+    assert len(Trace.load(path).operations) == 5
+    result = CliRunner().invoke(cli, ["info", str(path)])
+    assert result.exit_code == 0, result.output
+
+
+def test_many_tables_are_counted_in_one_go(tmp_path: Path) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        for number in range(1_200):
+            connection.execute(f"CREATE TABLE t{number} (a INTEGER)")
+            connection.execute(f"INSERT INTO t{number} VALUES (1)")
+    connection.close()
+    counts = Reader(path).counts([f"t{number}" for number in range(1_200)])
+    assert set(counts.values()) == {1}
+    assert len(counts) == 1_200

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from functools import cache
 
 from nsys_analyzer.analysis.class_rules import RULES, Rule
+from nsys_analyzer.trace.columns import UNNAMED
 
-__all__ = ["CLASSES", "OTHER", "RULES", "Rule", "classify", "first_rule", "open_classes", "readable"]
+__all__ = ["CLASSES", "OTHER", "RULES", "UNKNOWN", "Rule", "classify", "first_rule", "open_classes", "readable"]
 
 OTHER = "other"
+#: A share of any class is known to this one's only.
+UNKNOWN = "unknown"
 #: Its time is mostly waiting for the slowest rank, which is no work.
 COMMUNICATION = "communication"
 
@@ -34,6 +37,7 @@ CLASSES: dict[str, str] = {
     "random": "Random numbers and dropout masks.",
     COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
     "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
+    UNKNOWN: "Kernels whose name the capture does not hold.",
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
@@ -99,7 +103,7 @@ def classify(name: str, operator: str = "") -> str:
             and where the name's rule leaves it open (``Rule.part_of``); a telling name stays what it is.
     """
     rule = first_rule(name)
-    by_name = rule.kernel_class if rule else OTHER
+    by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED) else OTHER
     if not operator:
         return by_name
     by_operator = classify(operator)

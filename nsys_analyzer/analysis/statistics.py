@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.classes import COMMUNICATION
+from nsys_analyzer.analysis.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.intervals import group_sum, unions
 from nsys_analyzer.analysis.kernels import Kernels
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
 
 _NS_PER_MS = 1e6
+#: A share that is shown as 0.0 %.
+_NO_DIGIT = 0.0005
 
 
 @dataclass(frozen=True)
@@ -225,6 +227,12 @@ def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
         for name, members in classes.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.ms_per_instance, row.kernel_class)))
+
+
+def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
+    """The share of a class, 0 where it has no kernel; None where kernels without a name may change its digits."""
+    shares = {row.kernel_class: row.share for row in classes}
+    return None if shares.get(UNKNOWN, 0.0) > _NO_DIGIT else shares.get(kernel_class, 0.0)
 
 
 def without_communication(classes: Sequence[ClassRow]) -> tuple[ClassRow, ...]:

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
-from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats
+from nsys_analyzer.analysis.statistics import ClassRow, KernelRow, MemoryRow, Stats, share_of
 from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 #: What can be said of a capture as a whole.
@@ -99,9 +99,9 @@ class PhaseSummary:
         """Whether an opaque graph hides kernels of the phase: shares of those that are seen mean nothing then."""
         return any(row.kind == "graph" for row in self.memory)
 
-    def share_of(self, kernel_class: str) -> float:
-        """The share of a class in the kernel sum, 0 where it has no kernel."""
-        return sum(row.share for row in self.classes if row.kernel_class == kernel_class)
+    def share_of(self, kernel_class: str) -> float | None:
+        """The share of a class in the kernel sum, 0 where it has no kernel; None where it is not known."""
+        return share_of(self.classes, kernel_class)
 
 
 @dataclass(frozen=True)

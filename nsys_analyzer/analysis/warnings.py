@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import distinct
-from nsys_analyzer.trace.columns import pid_of, process_of
+from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
 from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
 from nsys_analyzer.trace.ranks import MAKES_COMMUNICATOR
 
@@ -45,8 +45,8 @@ _ROUTINE = (
 def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[str, ...]:
     """The warnings of one process, the gravest first."""
     checks = (
-        _status, _graphs, _launches, _phases, _inferred, _uneven, _part, _steps, _warmup, _threads, _synchronisation,
-        _nested, _ambiguous, _devices, _ranks, _precision, _diagnostics,
+        _status, _names, _graphs, _launches, _phases, _inferred, _uneven, _part, _steps, _warmup, _threads,
+        _synchronisation, _nested, _ambiguous, _devices, _ranks, _precision, _diagnostics,
     )  # fmt: skip
     return tuple(warning for check in checks for warning in check(summary, attributed, process))
 
@@ -112,6 +112,18 @@ def _missing_of_torch(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
 
 def _opaque(summary: CaptureSummary) -> bool:
     return bool(summary.whole and summary.whole.opaque)
+
+
+def _names(summary: CaptureSummary, *_: object) -> Iterator[str]:
+    """The kernels whose names the file does not hold."""
+    whole = summary.whole
+    unnamed = [row for row in whole.kernels if row.name.startswith(UNNAMED)] if whole else []
+    if unnamed:
+        share = sum(row.share for row in unnamed)
+        yield (
+            f"The capture does not hold the names of {len(unnamed):,} {plural(len(unnamed), 'kernel')} "
+            f"({share:.1%} of the kernel time): which class they are of is not known. Export the report again."
+        )
 
 
 def _graphs(summary: CaptureSummary, *_: object) -> Iterator[str]:

@@ -55,8 +55,7 @@ def _versions(trace: Trace) -> Iterator[str]:
 
 
 def _tables(reader: Reader) -> Iterator[str]:
-    for name in sorted(reader.columns_of):
-        rows = 0 if name.startswith("ENUM_") else reader.count(name)
+    for name, rows in reader.counts(sorted(n for n in reader.columns_of if not n.startswith("ENUM_"))).items():
         if rows:
             yield f"{name}: {rows:,}"
 

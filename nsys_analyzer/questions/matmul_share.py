@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from nsys_analyzer.analysis.phases import LEAF_PHASES
-from nsys_analyzer.analysis.statistics import ClassRow, class_rows, merge_kernels, without_communication
+from nsys_analyzer.analysis.statistics import (
+    ClassRow,
+    class_rows,
+    merge_kernels,
+    share_of,
+    without_communication,
+)
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import (
     FEW,
@@ -23,6 +29,7 @@ from nsys_analyzer.report.units import milliseconds, percent
 _Columns = dict[str, tuple[tuple[ClassRow, ...], "float | None"]]
 _MATMUL = "matmul"
 _FUSED = "fused attention"
+_NOT_KNOWN = "not known: the capture lacks names of kernels"
 #: A change of a share that its digits do not show, one that is not worth a word, a share too thin to see in a figure.
 _NOTHING, _SMALL, _THIN = 0.0005, 0.005, 0.5
 
@@ -59,7 +66,7 @@ def step_name(capture: CaptureSummary) -> str:
 def matmul_of_step(capture: CaptureSummary) -> float | None:
     """Matmul's share of a whole training step, None where the capture holds none."""
     step = step_classes(capture)
-    return _share(step, _MATMUL) if step else None
+    return share_of(step, _MATMUL) if step else None
 
 
 def classes_of_all(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
@@ -72,7 +79,7 @@ def classes_of_all(capture: CaptureSummary) -> tuple[ClassRow, ...] | None:
 def matmul_of_all(capture: CaptureSummary) -> float | None:
     """Matmul's share of a whole training step, else of a forward pass alone; None where there is neither."""
     rows = classes_of_all(capture)
-    return _share(rows, _MATMUL) if rows else None
+    return share_of(rows, _MATMUL) if rows else None
 
 
 def _grid(captures: list[CaptureSummary], kernel: str) -> Table:
@@ -110,16 +117,18 @@ def _same_but_for_mode(capture: CaptureSummary, other: CaptureSummary) -> bool:
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     inference, step = _inference(capture, evidence), step_classes(capture)
     compared = compared_phases(capture)
-    parts = [f"{percent(p.share_of(_MATMUL))} of {p.phase}{_without(p.classes)}" for p in compared]
+    if any(p.share_of(_MATMUL) is None for p in (*compared, *(inference or ())[:1])):
+        return Answer(capture.title, f"matmul's share is {_NOT_KNOWN}.", _NOT_KNOWN)
+    parts = [f"{percent(_share(p.classes, _MATMUL))} of {p.phase}{_without(p.classes)}" for p in compared]
     name, short = step_name(capture), ", ".join(parts)
     if step and capture.phase("step") not in compared:
         short += f", {percent(_share(step, _MATMUL))} of {'the ' if ' ' in name else ''}{name}{_without(step)}"
     text = f"matmul is {', '.join(parts)}"
-    fused = [f"{percent(share)} of {p.phase}" for p in compared if (share := p.share_of(_FUSED))]
+    fused = [f"{percent(share)} of {p.phase}" for p in compared if (share := _share(p.classes, _FUSED))]
     if fused:
         text += f" (attention fused into one kernel, counted apart, is {', '.join(fused)})"
     if inference and step:
-        before, after = inference[0].share_of(_MATMUL), _share(step, _MATMUL)
+        before, after = _share(inference[0].classes, _MATMUL), _share(step, _MATMUL)
         text += f". {inference[1]} {percent(before)}{_without(inference[0].classes)}, "
         text += f"{'whole ' if ' ' in name else ''}{name} {percent(after)}{_without(step)}"
         text += f": {_change(without_communication(inference[0].classes), without_communication(step))}"

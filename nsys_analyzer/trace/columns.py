@@ -37,6 +37,9 @@ CALLS = (
 )  # fmt: skip
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
 
+#: How a kernel is called whose name the file does not hold, with its string ID behind it: no symbol reads like this.
+UNNAMED = "unknown kernel"
+
 PROCESS_MASK = ~0xFFFFFF
 
 

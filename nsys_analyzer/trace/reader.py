@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -20,6 +22,9 @@ if TYPE_CHECKING:
 
 
 _BATCH_ROWS = 65_536  # the driver's 1,024 costs three times as long on a million rows
+_COUNTED_AT_ONCE = 500
+_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
+_HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
 
 
@@ -35,31 +40,32 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
         _check_header(path)
+        self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
         self.columns_of = self._catalog()
         if not any(name in self.columns_of for name in SIGNATURE_TABLES):
             raise TraceError(f"{path} is a SQLite file, but not an nsys export", f"To make one, {_NOT_SQLITE}")
 
     def _catalog(self) -> dict[str, tuple[str, ...]]:
-        """The columns of every table of the file."""
+        """The columns of every table of the file whose name is text."""
         query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
-        columns: dict[str, tuple[str, ...]] = {}
-        try:
-            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
-                for table, column in connection.execute(query):
-                    columns[table] = (*columns.get(table, ()), column)
-        except sqlite3.Error as error:
-            raise self._damaged(error) from error
-        return columns
+        columns: dict[str, list[str]] = {}
+        for table, column in self.rows(query):
+            columns.setdefault(table, []).append(column)
+        return {table: tuple(names) for table, names in columns.items() if _NO_TEXT not in table}
 
     def _damaged(self, error: Exception) -> TraceError:
         reason = str(error).splitlines()[0]
         return TraceError(f"{self.path} is damaged or truncated ({reason})", "Export the report again")
 
-    def count(self, table: str) -> int:
-        """Rows of a table, by its name in the file."""
-        return int(self.rows(f'SELECT count(*) FROM "{table}"')[0][0])
+    def counts(self, tables: Sequence[str]) -> dict[str, int]:
+        """Rows of some tables, by their names in the file."""
+        found: dict[str, int] = {}
+        for first in range(0, len(tables), _COUNTED_AT_ONCE):
+            some = tables[first : first + _COUNTED_AT_ONCE]
+            (counted,) = self.rows("SELECT " + ", ".join(f"(SELECT count(*) FROM {_quoted(name)})" for name in some))
+            found |= dict(zip(some, counted, strict=True))
+        return found
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
         """The few rows that a query finds; large tables are read as columns.
@@ -77,13 +83,20 @@ class Reader:
     def name_of(self, table: Table) -> str | None:
         """The name a table has in this file, or None where it is absent.
 
-        Some versions of nsys number a table whose columns changed: ``NVTX_EVENTS_V2``.
+        Some versions of nsys number a table whose columns changed: ``NVTX_EVENTS_V2``. Of several the newest that
+        holds a row counts.
         """
         for alias in table.aliases:
-            named = [name for name in self.columns_of if re.fullmatch(rf"{alias}(_V\d+)?", name)]
-            if named:
-                return max(named)
+            found = (re.fullmatch(rf"{alias}(?:_V(\d+))?", name) for name in self.columns_of)
+            versions = {int(match[1] or 0): match[0] for match in found if match}
+            if len(versions) > 1:
+                versions = {number: name for number, name in versions.items() if self._has_rows(name)} or versions
+            if versions:
+                return versions[max(versions)]
         return None
+
+    def _has_rows(self, name: str) -> bool:
+        return bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {_quoted(name)})")[0][0])
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -111,7 +124,7 @@ class Reader:
         where = self._where(table, name)
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
         limit = f" LIMIT {table.limit}" if table.limit else ""
-        return self._query(f'SELECT {selected} FROM "{name}"{where}{limit}', table.columns)
+        return self._query(f"SELECT {selected} FROM {_quoted(name)}{where}{limit}", table.columns)
 
     def _where(self, table: Table, name: str) -> str:
         wanted = table.filter
@@ -138,6 +151,8 @@ class Reader:
 
 
 def _check_header(path: Path) -> None:
+    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
+        raise TraceError(f"{path} is no regular file", "Give the path of a .sqlite or .nsys-rep file")
     try:
         with path.open("rb") as file:
             header = file.read(100)
@@ -150,6 +165,20 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
     if size < _size_in_header(header):  # SQLite reads what a half-written last page lacks as zeros
         raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
+    _check_journals(path, in_wal_mode=2 in header[18:20])
+
+
+def _check_journals(path: Path, *, in_wal_mode: bool) -> None:
+    """Makes sure that no change waits beside the file, which is read as it is."""
+    wal, journal = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")
+    unfinished = journal.is_file() and journal.read_bytes()[: len(_HOT_JOURNAL)] == _HOT_JOURNAL
+    if unfinished or (in_wal_mode and wal.is_file() and wal.stat().st_size):
+        waiting = journal if unfinished else wal
+        raise TraceError(
+            f"{waiting} holds changes that are not in {path.name} yet",
+            "Once whatever writes it has ended, open it once to take them in: "
+            f"sqlite3 {shlex.quote(str(path))} 'PRAGMA wal_checkpoint(TRUNCATE)'",
+        )
 
 
 def _size_in_header(header: bytes) -> int:
@@ -165,12 +194,18 @@ def _alias(column: Column, columns: tuple[str, ...]) -> str | None:
 
 def _expression(column: Column, alias: str | None) -> str:
     literal = f"'{column.default}'" if isinstance(column.default, str) else str(column.default)
-    source = literal if alias is None else f'"{alias}"'
+    source = literal if alias is None else _quoted(alias)
     if isinstance(column.default, str):
         # The driver takes a column's type from its first batch: a text that is NULL there must not be. As bytes,
         # since a name cut in the middle of a character is no valid text.
         source = f"CAST(coalesce({source}, {literal}) AS BLOB)"
     return f"{source} AS {column.name}_"
+
+
+def _quoted(identifier: str) -> str:
+    """A name of a table or column as SQL takes it, whatever is in it."""
+    escaped = identifier.replace('"', '""')
+    return f'"{escaped}"'
 
 
 def _empty(column: Column) -> Any:

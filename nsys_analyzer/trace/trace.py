@@ -20,6 +20,7 @@ from nsys_analyzer.trace.columns import (
     KINDS,
     LAUNCH,
     OTHER_CALL,
+    UNNAMED,
     GraphNodes,
     Launches,
     MemoryUses,
@@ -188,7 +189,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         process=_known_process(column("process"), frames["runtime"]),
         name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
         graph_node=column("graph_node"),
-        names=tuple(strings.get(i, f"unknown kernel {i}") for i in ids.tolist()),
+        names=tuple(strings.get(i) or f"{UNNAMED} {i}" for i in ids.tolist()),
     )
 
 
