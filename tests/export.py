@@ -79,6 +79,11 @@ class Export:
         self._rows.setdefault(table, []).append(row)
         return self
 
+    def drop(self, table: str) -> Export:
+        """Leaves a table out."""
+        self._drop = (*self._drop, table)
+        return self
+
     def string(self, text: str) -> int:
         """The StringIds ID of a text."""
         return self._strings.setdefault(text, len(self._strings) + 1)
