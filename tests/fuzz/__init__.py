@@ -1,0 +1,1 @@
+"""Broken, hostile and odd inputs for every command: ``python -m tests.fuzz``."""
