@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+_LONGEST = 1_000
+
 
 class NsysAnalyzerError(Exception):
-    """An error for the user: one line of ``message`` and one line of remedy, ``hint``."""
+    """An error for the user: one line of ``message`` and one line of remedy, ``hint``.
+
+    A message that quotes a long text of a file loses the middle.
+    """
 
     def __init__(self, message: str, hint: str = "") -> None:
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST // 2]} … {message[-_LONGEST // 4 :]}"
         super().__init__(message)
         self.message = message
         self.hint = hint

@@ -15,11 +15,16 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
+
+import msgspec
 
 from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.progress import Progress
+from nsys_analyzer.capture.strict_json import check_numbers, decoded
 from nsys_analyzer.errors import ConfigurationError
+
+Scalar: TypeAlias = str | int | float | bool | None
 
 NAME = "bench.jsonl"
 #: Names the bench's folder to its targets, for what they keep beside the rows.
@@ -116,21 +121,41 @@ def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row, ...]]:
         ConfigurationError: the file is none of a bench's.
     """
     try:
-        *lines, rest = path.read_text(encoding="utf-8").split("\n")
-        header, *found = (json.loads(line) for line in (lines or [rest]))
+        *lines, rest = path.read_bytes().split(b"\n")
+        header, *found = (decoded(line) for line in (lines or [rest]))
         rows = {(row := _row(one)).key: row for one in found if "module" in one}
         commands = [one["run"] for one in (header, *found) if one.get("run") and "module" not in one]
     except (ValueError, TypeError, AttributeError) as error:
         raise ConfigurationError(
             f"{path} is no file of a bench ({error})", "Make it anew: nsys-analyze bench"
         ) from error
-    if not isinstance(header, dict) or header.get("schema_version") != SCHEMA_VERSION or "bench" not in header:
+    known = isinstance(header, dict) and header.get("schema_version") == SCHEMA_VERSION
+    if not known or not all(isinstance(text, str) for text in (header.get("bench"), *commands)):
         raise ConfigurationError(f"{path} is no file of a bench of this version", "Make it anew: nsys-analyze bench")
     return {**header, "runs": list(dict.fromkeys(commands))}, tuple(rows.values())
 
 
 def _row(values: Mapping[str, Any]) -> Row:
-    return Row(**{**values, "message": values.get("message") or ""})
+    """The row of a line.
+
+    Raises:
+        ValueError: a value of another type, or a number beyond any figure.
+    """
+    check_numbers(values)
+    line = msgspec.convert(values, _Line)
+    return Row(line.module, line.case, line.status, line.message or "", line.figures, line.machine, line.environment)
+
+
+class _Line(msgspec.Struct):
+    """A row as a line of ``bench.jsonl`` holds it."""
+
+    module: str
+    case: dict[str, Scalar]
+    status: Literal["ok", "oom", "unsupported", "failed", "timeout"]
+    message: str | None = None
+    figures: dict[str, Scalar | list[Any] | dict[str, Any]] = {}
+    machine: dict[str, Scalar] = {}
+    environment: dict[str, str] = {}
 
 
 def remaining_cases(cases: Sequence[Case], rows: Sequence[Row]) -> list[Case]:

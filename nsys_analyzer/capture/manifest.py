@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import types
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, get_args, get_type_hints
 
 from nsys_analyzer.analysis.models import Configuration, mode_from_text, precision_from_text, resolve_model
 from nsys_analyzer.capture.placement import TRACE_SUFFIXES, trace_stem
+from nsys_analyzer.capture.strict_json import LARGEST, decoded
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 
 SCHEMA_VERSION = 1
@@ -118,7 +118,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        values = decoded(path.read_bytes())
     except OSError as error:
         raise ManifestError(f"{path}: cannot be read ({error.strerror})", "Check the path") from error
     except ValueError as error:
@@ -134,7 +134,7 @@ def _check_type(path: Path, key: str, value: object, declared: object) -> None:
         kind = next(kind for one, kind in _KINDS.items() if one in allowed)
         raise ManifestError(f"{path}: {key!r} is {value!r} where {kind} is due", _REMEDY)
     least = _LEAST.get(key, 1)
-    if type(value) is int and least is not None and value < least:
+    if type(value) is int and ((least is not None and value < least) or abs(value) > LARGEST):
         raise ManifestError(f"{path}: {key!r} is {value}, which is impossible", _REMEDY)
 
 
@@ -195,7 +195,7 @@ def manifests_without_trace(folder: Path) -> list[Manifest]:
 def _tells_a_status(path: Path) -> bool:
     """Whether a ``manifest.json`` is a run's: web applications and model checkpoints have such a file too."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8-sig"))
+        values = decoded(path.read_bytes())
     except (OSError, ValueError):
         return True  # reading it says what is wrong
     return isinstance(values, dict) and "status" in values

@@ -41,30 +41,30 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
     header, rows = read_file(folder / NAME)
     bench = find_bench(header["bench"])
     captures = folder / CAPTURES
-    results = Results(
-        tuple(row for row in rows if row.module != CEILINGS),
-        {row.case["precision"]: row for row in rows if row.module == CEILINGS and row.ok},
+    summaries = (
         gather([captures], PhaseNames.parse(()), Given(), None)
         if captures.is_dir() and holds_captures(captures)
-        else (),
-        tuple(header["runs"]),
-        seen_as,
+        else ()
     )
-    return Finished(bench.name, results, _with_commands(_section(bench, results, folder), results.commands))
-
-
-def _section(bench: Bench, results: Results, folder: Path) -> Section:
-    """The bench's section; rows that its targets never write (edited by hand, of another version) have none."""
-    if not results.rows:
-        text = "Nothing was measured yet: the same command with `--resume` goes on."
-        return Section(f"bench-{bench.name}", f"Bench: {bench.name}", (Paragraph(text),))
     try:
-        return bench.section(results)
+        measured = tuple(row for row in rows if row.module != CEILINGS)
+        ceilings = {str(row.case["precision"]): row for row in rows if row.module == CEILINGS and row.ok}
+        results = Results(measured, ceilings, summaries, tuple(header["runs"]), seen_as)
+        section = _section(bench, results)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        # Its targets never write such rows: they were edited, or are another version's.
         raise ConfigurationError(
             f"{folder / NAME} has rows that this version cannot read ({type(error).__name__}: {error})",
             f"Rows of this version come from nsys-analyze bench {bench.name} --output-dir ANOTHER",
         ) from error
+    return Finished(bench.name, results, _with_commands(section, results.commands))
+
+
+def _section(bench: Bench, results: Results) -> Section:
+    if not results.rows:
+        text = "Nothing was measured yet: the same command with `--resume` goes on."
+        return Section(f"bench-{bench.name}", f"Bench: {bench.name}", (Paragraph(text),))
+    return bench.section(results)
 
 
 def _with_commands(section: Section, commands: tuple[str, ...]) -> Section:

@@ -7,10 +7,20 @@ from urllib.parse import quote
 
 from tabulate import tabulate
 
-from nsys_analyzer.report.model import Answer, Bars, Details, Lines, Listing, Paragraph, Report, Section, Table
+from nsys_analyzer.report.model import (
+    TEXT_UNITS,
+    Answer,
+    Bars,
+    Details,
+    Lines,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+)
 from nsys_analyzer.report.units import format_cell
 
-_TEXT_UNITS = ("text", "code")
 #: A table with a longer cell or more rows, or a folded one, is not padded: nobody reads it unrendered, and padding
 #: would double it.
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
@@ -67,7 +77,7 @@ def _(block: Table, figures: dict[str, str]) -> str:
 def _table(block: Table, padded: bool) -> str:
     units = [column.unit for column in block.columns]
     rows = [[_escape(format_cell(cell, unit)) for cell, unit in zip(row, units, strict=True)] for row in block.rows]
-    alignment = ["left" if unit in _TEXT_UNITS else "right" for unit in units]
+    alignment = ["left" if unit in TEXT_UNITS else "right" for unit in units]
     headers = [_escape(column.title) for column in block.columns]
     narrow = all(len(cell) <= _WIDEST_PADDED for row in rows for cell in row)
     text = (_padded_table if padded and narrow else _plain_table)(headers, rows, alignment)

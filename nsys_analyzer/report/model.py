@@ -9,6 +9,8 @@ from typing import Literal, TypeAlias
 #: What the cells of a column are; ``report.units`` says how each is written.
 Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
 
+TEXT_UNITS = ("text", "code")
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -45,6 +47,18 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+
+    def __post_init__(self) -> None:
+        """Makes sure that every cell can be written as its column's unit says, before any renderer meets it.
+
+        Raises:
+            TypeError: a number in a column of texts, or what is neither anywhere.
+        """
+        for row in self.rows:
+            for cell, column in zip(row, self.columns, strict=True):
+                wanted = (str,) if column.unit in TEXT_UNITS else (str, int, float, Spread, Typical)
+                if cell is not None and not isinstance(cell, wanted):
+                    raise TypeError(f"column {column.title!r} ({column.unit}) cannot hold {str(cell)[:50]!r}")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from nsys_analyzer.errors import TimingsError
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 """The fields that describe a model without its name."""
+_SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _DATE = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)(?:[_T -]?(\d\d)[-:]?(\d\d)[-:]?(\d\d)?)?")
 
 
@@ -90,7 +91,7 @@ class Row:
         """The time in this column, in milliseconds; ``None`` where it is missing or a status, such as OOM.
 
         Raises:
-            TimingsError: not a number, negative, or zero where it is no deviation.
+            TimingsError: not a number, negative, above a year, or below a picosecond where it is no deviation.
         """
         return self._milliseconds(column, "value", deviation=column.statistic == "std")
 
@@ -107,10 +108,11 @@ class Row:
         if number is None:
             return None
         value = self._number(column.header, number)
-        if value < 0 or (value == 0 and not deviation):
-            raise self.error(column.header, f"{text!r} is no time that can pass", "Time the run again")
         unit = (cell["last"] or cell["unit"] if part == "spread" else cell["unit"] or cell["last"]) if cell else None
-        return value * (MS_PER_UNIT[re.sub("[µμ]", "u", unit)] if unit else column.ms_per_unit)
+        ms = value * (MS_PER_UNIT[re.sub("[µμ]", "u", unit)] if unit else column.ms_per_unit)
+        if not (0 if deviation else _SHORTEST_MS) <= ms <= _LONGEST_MS:
+            raise self.error(column.header, f"{text!r} is no time that can pass", "Time the run again")
+        return ms
 
     def status_in(self, column: TimeColumn) -> str | None:
         """The status that a cell of times holds in place of a time: ``oom``, ``failed``, ``timeout``."""
