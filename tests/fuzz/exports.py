@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
@@ -51,7 +51,8 @@ def values(path: Path, random: Random) -> str:
         one = value(random)
         for row in chosen:
             each = one if random.random() < 0.7 else value(random)
-            connection.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ? WHERE rowid = ?', [each, row])
+            with suppress(sqlite3.IntegrityError):  # a key takes integers alone
+                connection.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ? WHERE rowid = ?', [each, row])
         connection.commit()
         return f"{table}.{column} of {len(chosen)} rows"
 
@@ -77,7 +78,10 @@ def structure(path: Path, random: Random) -> str:
         )
         try:
             connection.execute(change)
-        except sqlite3.OperationalError:  # a column that cannot be dropped: the capture stays as it is
+        except (
+            sqlite3.OperationalError,
+            sqlite3.IntegrityError,
+        ):  # a column that cannot be dropped: the capture stays as it is
             return "nothing"
         if random.random() < 0.2:
             connection.execute(f'CREATE VIEW IF NOT EXISTS "{table}" AS SELECT * FROM sqlite_master')
@@ -111,7 +115,7 @@ def causality(path: Path, random: Random) -> str:
     with closing(sqlite3.connect(path)) as connection:
         try:
             connection.execute(change)
-        except sqlite3.OperationalError:  # a capture without the table
+        except (sqlite3.OperationalError, sqlite3.IntegrityError):  # a capture without the table
             return "nothing"
         connection.commit()
     return change
@@ -136,7 +140,7 @@ def names(path: Path, random: Random) -> str:
                 for row in random.sample(rows, min(len(rows), random.choice((1, 5, 200)))):
                     connection.execute(query, [text(random), row])
                 changes.append(query.split()[1])
-            except sqlite3.OperationalError:
+            except (sqlite3.OperationalError, sqlite3.IntegrityError):
                 continue  # a capture without the table
         connection.commit()
     return f"names in {', '.join(changes)}"
