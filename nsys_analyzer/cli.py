@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 
@@ -17,6 +16,7 @@ from nsys_analyzer.commands.report import report
 from nsys_analyzer.commands.run import run
 from nsys_analyzer.commands.share import share
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.screen import use_screens
 
 
 @click.group(
@@ -39,9 +39,7 @@ def main() -> None:
     """Runs the command line; an error of the package or the system is one line and exit code 1."""
     # Arrow's own allocator returns memory in a way that costs a tenth of a long report in page faults.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # a terminal that lacks a letter shows a question mark
-            stream.reconfigure(errors="replace")
+    use_screens()
     try:
         cli()
     except NsysAnalyzerError as error:

@@ -13,6 +13,7 @@ from nsys_analyzer.report.model import (
     Spread,
     Table,
 )
+from nsys_analyzer.text import strong
 
 FIGURE = Bars("one", "Time by phase", ("forward",), (("wall", (1.0,)),), "ms")
 TABLE = Table(
@@ -21,7 +22,7 @@ TABLE = Table(
         ("small", "gemm<4>", 1300, Spread(20.9, 0.25)),
         ("medium", None, None, None),
     ),
-    "**Times** of one instance:",
+    f"{strong('Times')} of one instance:",
 )
 REPORT = Report(
     "Where the time goes",
@@ -33,7 +34,7 @@ REPORT = Report(
             "Lists",
             (
                 Listing(("nsys profile python train.py", "# then", "nsys-analyze report"), "commands"),
-                Listing(("**small:** one", "two")),
+                Listing((f"{strong('small:')} one", "two")),
                 Details("1 kernel", (Paragraph("Folded."), Listing(("a",)))),
             ),
         ),

@@ -10,6 +10,7 @@ from nsys_analyzer.report.units import (
     signed_percent,
     typical_milliseconds,
 )
+from nsys_analyzer.text import code
 
 SPACE = "\N{NO-BREAK SPACE}"
 
@@ -57,7 +58,7 @@ def test_numbers(value: float, unit: Unit, text: str) -> None:
         (None, "text", "–"),
         ("forward", "text", "forward"),
         ("", "text", ""),
-        ("gemm<4>", "code", "`gemm<4>`"),
+        ("gemm<4>", "code", code("gemm<4>")),
         ("", "code", ""),
         (Spread(21.0, None), "ms", "21.00"),
         (Spread(9.036, 0.021), "ms", "9.036 ± 0.021"),

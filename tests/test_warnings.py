@@ -9,6 +9,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.cli import cli
 from nsys_analyzer.errors import MissingTableError
+from nsys_analyzer.text import plain
 from nsys_analyzer.trace.diagnostics import touches_no_figure
 from tests.export import PID, Export, global_pid, training_step
 
@@ -18,7 +19,7 @@ NOT_STARTED = "CUDA profiling might have not been started correctly."
 
 def warnings_of(export: Export, tmp_path: Path) -> list[str]:
     summaries = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
-    return [warning for summary in summaries for warning in summary.warnings]
+    return [plain(warning, "`") for summary in summaries for warning in summary.warnings]
 
 
 def step_with(process: int, text: str = NOT_STARTED) -> Export:

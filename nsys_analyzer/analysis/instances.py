@@ -253,7 +253,7 @@ class AttributedTrace:
         return counts
 
     def _called(self, name: str) -> str:
-        return f"`{self.roles.inferred.get(name) or normalized_name(name)}`"
+        return self.roles.inferred.get(name) or normalized_name(name)
 
     def out_of_memory(self, process: int) -> bool:
         """Whether an allocation of a process failed and it launched no kernel afterwards."""

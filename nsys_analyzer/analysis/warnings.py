@@ -11,6 +11,7 @@ import numpy as np
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
+from nsys_analyzer.text import code, marked
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
 from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
@@ -20,16 +21,13 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary import CaptureSummary
     from nsys_analyzer.trace.trace import Trace
 
-_OR_NAME = "or name the ranges there are with `--phase forward=NAME`."
-HOW_TO_ANNOTATE = (
-    'Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`, and the same '
-    f"for backward and optimizer; {_OR_NAME}"
-)
-_HOW_TO_RECORD = (
-    'Wrap the parts of the step, as in `with torch.profiler.record_function("forward"): ...`, and the same for '
-    f"backward and optimizer; {_OR_NAME}"
-)
-_RECORD_BOTH = "record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`"
+_OR_NAME = marked("or name the ranges there are with `--phase forward=NAME`.")
+_REST = f"and the same for backward and optimizer; {_OR_NAME}"
+_IN_NVTX = marked('Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`')
+_IN_TORCH = marked('Wrap the parts of the step, as in `with torch.profiler.record_function("forward"): ...`')
+HOW_TO_ANNOTATE = f"{_IN_NVTX}, {_REST}"
+_HOW_TO_RECORD = f"{_IN_TORCH}, {_REST}"
+_RECORD_BOTH = marked("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 _MISSING_EVENTS = "events might be missing"
 #: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
 _MINOR = 0.02
@@ -59,7 +57,7 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
     else:
         yield from _missing_of_nsys(attributed, summary, process)
     for name in attributed.open_phases(process):
-        yield f"A range `{name}` has no end: that occurrence is partial and left out."
+        yield f"A range {code(name)} has no end: that occurrence is partial and left out."
     yield from _left_out(attributed, process)
     partial = sum(phase.incomplete_instances for phase in summary.phases)
     if partial:
@@ -85,12 +83,12 @@ def _missing_of_nsys(attributed: AttributedTrace, summary: CaptureSummary, proce
         yield (
             f"The capture has no kernel. {_quoted(summary, reason)}"
             if reason
-            else "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
+            else marked("The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
         )
     if "nvtx" not in trace.tables:
-        yield f"The export has no NVTX table (capture with `--trace=cuda,nvtx`). {HOW_TO_ANNOTATE}"
+        yield f"The export has no NVTX table (capture with {code('--trace=cuda,nvtx')}). {HOW_TO_ANNOTATE}"
     if "runtime" not in trace.tables and kernels:
-        yield "The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`."
+        yield marked("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
 
 
 def _missing_of_torch(trace: Trace, summary: CaptureSummary) -> Iterator[str]:
@@ -131,7 +129,7 @@ def _graphs(summary: CaptureSummary, *_: object) -> Iterator[str]:
         replays = sum(row.operations_per_instance for row in summary.whole.memory if row.kind == "graph")
         yield (
             f"{replays:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown. "
-            "Capture with `--cuda-graph-trace=node` to see them."
+            f"Capture with {code('--cuda-graph-trace=node')} to see them."
         )
 
 
@@ -153,18 +151,18 @@ def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
     for key, names in attributed.roles.names.extra.items():
         for name in names:
             if name not in known:
-                yield f"No range is called `{name}`, which was to be {key}."
+                yield f"No range is called {code(name)}, which was to be {key}."
     if "nvtx" in attributed.trace.tables and not summary.phases:
         ranges = attributed.trace.ranges
         count = np.bincount(ranges.name, minlength=1)
-        named = ", ".join(f"`{ranges.names[i]}`" for i in np.argsort(-count, kind="stable")[:5] if count[i])
+        named = ", ".join(code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i])
         found = f" The ranges seen most are {named}." if named else ""
         how = _HOW_TO_RECORD if attributed.trace.metadata.profiler == "torch" else HOW_TO_ANNOTATE
         yield f"No range names a phase.{found} {how}"
     for phase in summary.phases:
         if phase.instances and not phase.kernels_per_instance and not phase.memory and summary.status == "ok":
             none = "No operator ran" if summary.on_cpu else "No GPU operation was launched"
-            yield f"{none} inside `{phase.range}` ({phase.phase})."
+            yield f"{none} inside {code(phase.range)} ({phase.phase})."
         if not phase.instances and phase.warmup_instances:
             yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
 
@@ -172,7 +170,7 @@ def _phases(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
 def _inferred(summary: CaptureSummary, *_: object) -> Iterator[str]:
     leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
     if leaves and all(phase.inferred for phase in leaves):
-        ranges = ", ".join(f"`{phase.range}`" for phase in leaves)
+        ranges = ", ".join(code(phase.range) for phase in leaves)
         yield f"No range of the program's own names a phase. Used instead: {ranges}."
 
 
@@ -222,8 +220,8 @@ def _steps(summary: CaptureSummary, *_: object) -> Iterator[str]:
         )
     if step and backward and not step.holds_backward:
         yield (
-            f"The `{step.range}` ranges hold no backward pass, so the training step is taken as the sum of its phases. "
-            f"If they are the optimizer's, say `--phase optimizer={step.range}`."
+            f"The {code(step.range)} ranges hold no backward pass, so the training step is taken as the sum of its "
+            f"phases. If they are the optimizer's, say {code(f'--phase optimizer={step.range}')}."
         )
 
 
@@ -241,7 +239,7 @@ def _threads(summary: CaptureSummary, attributed: AttributedTrace, process: int)
     elif crowded:
         yield (
             f"Several threads have {', '.join(crowded)} open at once; each thread's occurrence counts as an instance. "
-            "If they work on one pass together, name the range around them alone, with `--phase`."
+            f"If they work on one pass together, name the range around them alone, with {code('--phase')}."
         )
 
 
@@ -260,7 +258,7 @@ def _ranks(summary: CaptureSummary, attributed: AttributedTrace, process: int) -
     del process
     names = attributed.trace.ranges.names
     if summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in names):
-        yield (
+        yield marked(
             "The export does not tell the rank, which NCCL notes when it makes a communicator: "
             "export the report again with `nsys export --type sqlite --include-blobs=true`."
         )
@@ -279,7 +277,7 @@ def _synchronisation(summary: CaptureSummary, *_: object) -> Iterator[str]:
 def _nested(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> Iterator[str]:
     del summary
     for (inner, outer), count in attributed.nested_phases(process).items():
-        yield f"{count:,} {inner} ranges lie inside {outer} and are counted there."
+        yield f"{count:,} {code(inner)} ranges lie inside {code(outer)} and are counted there."
 
 
 def _ambiguous(summary: CaptureSummary, *_: object) -> Iterator[str]:

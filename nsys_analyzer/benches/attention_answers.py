@@ -10,6 +10,7 @@ from nsys_analyzer.benches.attention_bytes import shape_name
 from nsys_analyzer.benches.endings import endings
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.text import code, strong
 
 PHASES = ("forward", "backward")
 #: Width, context length, and the eager and the compiled row of a shape.
@@ -53,9 +54,9 @@ def _of_compiling(pairs: Sequence[Pair]) -> Iterator[str]:
     )
     if len(faster) > 1:
         ends = " to ".join(f"{speed_up:.2f} ({of})" for speed_up, of in (faster[0], faster[-1]))
-        yield f"`torch.compile` makes steady passes (CV of {percent(_UNSTEADY)} at most) {ends} times as fast."
+        yield f"{code('torch.compile')} makes steady passes (CV of {percent(_UNSTEADY)} at most) {ends} times as fast."
     elif faster:
-        yield f"`torch.compile` makes a pass {faster[0][0]:.2f} times as fast ({faster[0][1]})."
+        yield f"{code('torch.compile')} makes a pass {faster[0][0]:.2f} times as fast ({faster[0][1]})."
     elif any(eager and compiled and eager.ok and compiled.ok for _, _, eager, compiled in pairs):
         yield f"No pass was steady both eager and compiled (CV of {percent(_UNSTEADY)} at most): no span is given."
 
@@ -70,8 +71,8 @@ def _unsteady(rows: Sequence[Row]) -> Iterator[str]:
     if far := [(row, phase) for row, phase in passes if not _is_steady(row, phase)]:
         lengths = " and ".join(f"{length:,}" for length in sorted({row.case["context_length"] for row, _ in far}))
         yield (
-            f"**Unsteady passes**, CV above {percent(_UNSTEADY)}: {len(far)} of {len(passes)}, at context {lengths}. "
-            "Their speed-ups in the tables may be noise, and the sentence above leaves them out."
+            f"{strong('Unsteady passes')}, CV above {percent(_UNSTEADY)}: {len(far)} of {len(passes)}, at context "
+            f"{lengths}. Their speed-ups in the tables may be noise, and the sentence above leaves them out."
         )
 
 
@@ -95,9 +96,10 @@ def flags(results: Results, pairs: Sequence[Pair]) -> Iterator[str]:
     yield from _unsteady(results.rows)
     for _, _, eager, compiled in pairs:
         if compiled and compiled.ok and compiled.figures.get("compiled_graphs") == 0:
-            yield f"**Nothing was compiled**: {shape_name(compiled)} fell back to eager."
+            yield f"{strong('Nothing was compiled')}: {shape_name(compiled)} fell back to eager."
         if eager and compiled and eager.ok and compiled.ok and _are_equal(eager, compiled):
-            yield f"**Equal to the last digit**: {shape_name(compiled)} has the {' and '.join(PHASES)} of eager."
+            passes = " and ".join(PHASES)
+            yield f"{strong('Equal to the last digit')}: {shape_name(compiled)} has the {passes} of eager."
 
 
 def _are_equal(eager: Row, compiled: Row) -> bool:

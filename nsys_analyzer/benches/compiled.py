@@ -14,6 +14,7 @@ from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.benches.steps import SHARED, each, endings, flags, messages, rates, residences, step_case
 from nsys_analyzer.capture.targets import Sweep, Target
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
+from nsys_analyzer.text import marked
 
 _COMPILED = {"eager": False, "compiled": True}
 #: On a CPU one narrow layer, its attention PyTorch's: the C++ compiler needs seconds for each kernel.
@@ -33,7 +34,7 @@ _DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 _MOST_PROFILED = 5
 #: Lets PyTorch find nothing that an earlier run compiled. On a CPU it may: the traces would wait for the C++ compiler.
 _COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*Speed-up* is the eager time ÷ the compiled one, each the median of unprofiled steps (of backward + optimizer the "
     "sum of their medians). `torch.compile(model)` compiles forward and backward; loss and optimizer stay eager. "
     "*Compile s* is the first compiled step without the median of the measured ones: the start of PyTorch's libraries "

@@ -12,6 +12,7 @@ from nsys_analyzer.benches.model import Row
 from nsys_analyzer.benches.steps import PHASES, model_name, size_of, spread
 from nsys_analyzer.report.model import Bars, Cell, Column, Details, Table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.text import code, marked, strong
 
 #: Parts of a step that are compared, with the phases they consist of.
 PARTS = {"forward": ("forward",), "backward + optimizer": ("backward", "optimizer"), "step": ("step",)}
@@ -115,7 +116,7 @@ def answers(pairs: Sequence[Pair]) -> Iterator[str]:
         gains = [(gain, pair.name) for pair in pairs if pair.mode == mode and (gain := pair.speed_up("step"))]
         said = [f"{format_number(gain, 'factor')} ({name})" for gain, name in sorted(gains)[:: max(len(gains) - 1, 1)]]
         if said:
-            yield f"`torch.compile` makes a {mode} step {' to '.join(dict.fromkeys(said))} as fast."
+            yield f"{code('torch.compile')} makes a {mode} step {' to '.join(dict.fromkeys(said))} as fast."
     yield from _parts_answer(pairs)
     yield from _cost_answer(pairs)
 
@@ -155,7 +156,8 @@ def flags(pairs: Sequence[Pair]) -> Iterator[str]:
     """What makes a comparison suspect: nothing compiled, an unsteady phase, steps that were not warm."""
     for pair in pairs:
         if pair.compile_s is not None and pair.compile_s < _TOO_FAST_S:
-            yield f"**Was anything compiled?** The first step of {pair.title} took little more than a later one."
+            first = f"The first step of {pair.title} took little more than a later one."
+            yield f"{strong('Was anything compiled?')} {first}"
     rows = {f"{pair.title}, {word}": row for pair in pairs for word, row in pair.measured().items()}
     unsteady = [
         f"{phase} of {name} {percent(cv)}"
@@ -164,11 +166,11 @@ def flags(pairs: Sequence[Pair]) -> Iterator[str]:
         if (cv := row.figures.get(f"{phase}_cv", 0)) > _UNSTEADY
     ]
     if unsteady:
-        yield f"**Unsteady phases**, CV above {percent(_UNSTEADY)}: {named(unsteady)}."
+        yield f"{strong('Unsteady phases')}, CV above {percent(_UNSTEADY)}: {named(unsteady)}."
     if cold := [f"{name} ({text})" for name, row in rows.items() if (text := _still_warming(row.figures["times_ms"]))]:
         yield (
-            f"**Not warm yet**: the first third of the measured steps is over {percent(_WARM)} slower than the last: "
-            f"{named(cold)}. Warm steps may take less than their median."
+            f"{strong('Not warm yet')}: the first third of the measured steps is over {percent(_WARM)} slower than the "
+            f"last: {named(cold)}. Warm steps may take less than their median."
         )
 
 
@@ -191,7 +193,7 @@ def speed_ups(pairs: Sequence[Pair]) -> Table:
         (pair.name, pair.mode, *(pair.speed_up(part) for part in PARTS), pair.compile_s, _whole(pair), pair.status)
         for pair in pairs
     )
-    return Table(columns, rows, "Speed-up by `torch.compile`, and what compiling costs:")
+    return Table(columns, rows, marked("Speed-up by `torch.compile`, and what compiling costs:"))
 
 
 def _whole(pair: Pair) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from nsys_analyzer.analysis.mantissa import MANTISSA_BITS, precision_title
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Paragraph
+from nsys_analyzer.text import emphasis, strong
 
 
 def conditions(results: Results, *, warmup: str, steps: str, synchronized: str, grad: str) -> Paragraph:
@@ -27,7 +28,7 @@ def conditions(results: Results, *, warmup: str, steps: str, synchronized: str, 
         ("synchronized", synchronized),
         ("gradients", grad),
     )
-    return Paragraph("*Conditions.* " + "; ".join(f"{name}: {text}" for name, text in parts if text) + ".")
+    return Paragraph(emphasis("Conditions.") + " " + "; ".join(f"{name}: {text}" for name, text in parts if text) + ".")
 
 
 def _device(results: Results) -> str:
@@ -48,10 +49,12 @@ def precision_warnings(results: Results) -> tuple[str, ...]:
         asked, bits = row.case.get("precision"), row.figures.get("product_bits")
         if asked == "fp32" and bits is not None and bits < MANTISSA_BITS["fp32"]:
             lines.append(
-                f"**Products called fp32 ran as {precision_title(bits)}**: a speed-up over them "
+                f"{strong(f'Products called fp32 ran as {precision_title(bits)}')}: a speed-up over them "
                 "understates, and their error is TF32's. Look for NVIDIA_TF32_OVERRIDE and "
                 "torch.backends.cuda.matmul settings."
             )
         if asked == "tf32" and bits == MANTISSA_BITS["fp32"]:
-            lines.append("**Products called tf32 ran as fp32**: this device has no TF32, or a setting forbids it.")
+            lines.append(
+                f"{strong('Products called tf32 ran as fp32')}: this device has no TF32, or a setting forbids it."
+            )
     return tuple(lines)

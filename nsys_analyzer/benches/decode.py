@@ -44,6 +44,7 @@ from nsys_analyzer.report.model import (
     Table,
 )
 from nsys_analyzer.report.units import format_number
+from nsys_analyzer.text import marked, strong
 
 _TARGET = "profiling_targets.decoding"
 _OPTIONS = (
@@ -62,7 +63,7 @@ _OPTIONS = (
 #: A 95th percentile so often the median says that something else was at work.
 _FAR = 1.5
 _SHARED = ("num_layers", "batch_size", "prompt_length", "cache_length", "tokens", "seed")
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*First token* is the pass over the prompt and the choice of the likeliest token; *next* is the time from one "
     "token to the one after it, by Python's clock, of a whole generation. *tokens/s* counts those after the first, of "
     "all sequences. With the cache a token is a pass over that token alone, which reads the keys and values of those "
@@ -130,7 +131,7 @@ def _unsteady(rows: Sequence[Row]) -> Iterator[str]:
     if far:
         worst = max(far, key=lambda name: far[name])
         yield (
-            f"**Unsteady tokens** in {len(far)} of {len(rows)} rows: the 95th percentile is up to "
+            f"{strong('Unsteady tokens')} in {len(far)} of {len(rows)} rows: the 95th percentile is up to "
             f"{format_number(far[worst], 'factor')} the median ({worst}). Was the machine busy?"
         )
 

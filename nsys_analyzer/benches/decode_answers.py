@@ -10,6 +10,7 @@ from nsys_analyzer.benches.endings import endings
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Unit
 from nsys_analyzer.report.units import format_number, milliseconds
+from nsys_analyzer.text import strong
 
 ATTENTIONS = ("unfused", "sdpa")
 #: The rows of one model and precision by attention, and whether there is a cache.
@@ -91,10 +92,10 @@ def cold_lengths(groups: Mapping[str, Group]) -> Iterator[str]:
             cached = next_ms(group[attention, True]) if _measured(group, (attention, True)) else None
             then = f", over which the cache would gain {format_number(cold / cached, 'factor')}" if cached else ""
             yield (
-                f"**Lengths seen for the first time**, {name_of(row)}: each token is a new length there, which takes "
-                f"{milliseconds(cold)}{then}; it takes {milliseconds(statistics.median(warm))} where the warm-up of "
-                f"{row.case['warmup_tokens']} tokens had seen the length. Next ms, tokens/s and speed-ups are of the "
-                f"{len(warm)} warm lengths. As many --warmup-tokens as tokens make all of them warm."
+                f"{strong('Lengths seen for the first time')}, {name_of(row)}: each token is a new length there, which "
+                f"takes {milliseconds(cold)}{then}; it takes {milliseconds(statistics.median(warm))} where the warm-up "
+                f"of {row.case['warmup_tokens']} tokens had seen the length. Next ms, tokens/s and speed-ups are of "
+                f"the {len(warm)} warm lengths. As many --warmup-tokens as tokens make all of them warm."
             )
 
 

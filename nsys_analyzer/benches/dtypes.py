@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from nsys_analyzer.benches.model import Case, Option, Row, Settings
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Table
 from nsys_analyzer.report.units import ABSENT
+from nsys_analyzer.text import emphasis, marked
 
 TARGET = "profiling_targets.dtypes"
 OPTIONS = (
@@ -29,6 +30,13 @@ _SUMS = {
     "sum_fp32_of_fp16": ("fp32", "fp16"),
     "sum_fp32_of_fp16_converted": ("fp32", "fp16, converted to fp32 first"),
 }
+#: What the columns of the products say.
+_HOW_ROUNDED = marked(
+    "*Rounded once* is the error of the exact result in the dtype of the product: what is above it comes from the "
+    "accumulation, and for TF32 from operands that lose 13 bits on the way in. *Reduced*: a product that is split "
+    "along its sum may join the parts in the operands' precision (`allow_fp16_reduced_precision_reduction`, "
+    "`allow_bf16_reduced_precision_reduction`: on by default in PyTorch); *fp16*: `allow_fp16_accumulation`."
+)
 
 
 def cases(settings: Settings) -> Iterator[Case]:
@@ -60,7 +68,7 @@ def blocks(rows: Sequence[Row]) -> Iterator[Block]:
     for model, title in (("toy", "fc1, ReLU, LayerNorm, fc2"), ("transformer", "one block of the transformer")):
         if own := [row for row in found if row.case["model"] == model]:
             table = _dtypes(own)
-            caption = f"*Dtypes under autocast*: {title}; cross entropy; parameters in fp32."
+            caption = f"{emphasis('Dtypes under autocast')}: {title}; cross entropy; parameters in fp32."
             yield (
                 Table(table.columns, table.rows, caption)
                 if model == "toy"
@@ -109,7 +117,7 @@ def _error(figures: Mapping[str, float], key: str) -> float:
 def _sums(rows: Sequence[Row]) -> Iterator[Block]:
     columns = (Column("accumulator"), Column("terms"), Column("sum"), Column("error, relative"))
     for row in rows:
-        caption = f"*Accumulation*: 0.01 added {row.case['terms']:,} times, one by one."
+        caption = f"{emphasis('Accumulation')}: 0.01 added {row.case['terms']:,} times, one by one."
         if row.ok:
             lines = tuple(
                 (total, terms, f"{row.figures[key]:.7g}", f"{_error(row.figures, key):+.1e}")
@@ -134,13 +142,9 @@ def _products(rows: Sequence[Row]) -> Iterator[Block]:
     )  # fmt: skip
     lines = tuple(_product(row) for row in rows)
     length = ", ".join(dict.fromkeys(f"{row.case['length']:,}" for row in rows))
-    yield Table(columns, lines, f"*Accumulation in products*: sums of {length} terms between 0 and 1, against fp64.")
-    yield Paragraph(
-        "*Rounded once* is the error of the exact result in the dtype of the product: what is above it comes from the "
-        "accumulation, and for TF32 from operands that lose 13 bits on the way in. *Reduced*: a product that is split "
-        "along its sum may join the parts in the operands' precision (`allow_fp16_reduced_precision_reduction`, "
-        "`allow_bf16_reduced_precision_reduction`: on by default in PyTorch); *fp16*: `allow_fp16_accumulation`."
-    )
+    caption = f"{emphasis('Accumulation in products')}: sums of {length} terms between 0 and 1, against fp64."
+    yield Table(columns, lines, caption)
+    yield Paragraph(_HOW_ROUNDED)
 
 
 def _product(row: Row) -> tuple[Cell, ...]:

@@ -25,6 +25,7 @@ from nsys_analyzer.benches.model import Bench, Case, Option, Results, Row, Setti
 from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.report.model import Block, Figure, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.text import marked, strong
 
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
 _SAME = ("batch_size", "heads", "fp32_products", "warmup_ms", "measured_ms", "warmup_steps", "steps")
@@ -47,7 +48,7 @@ _OPTIONS = (
     Option("warmup_steps", int, (1,), (1,), "Calls before those measured without do_bench.", several=False, least=0),
     Option("steps", int, (3,), (3,), "Measured calls on a CPU, and of what takes over 100 ms.", several=False),
 )  # fmt: skip
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*Definitions.* Latency is the median; *end to end* is forward and backward measured as one. *÷ faster peer*: our "
     "time ÷ the least of the others', below 1 is faster. The *roofline* is the least time for the products of the "
     "scores that a token may see, 4·d_head FLOPs each forward and 10·d_head backward (five products, since the scores "
@@ -202,7 +203,7 @@ def _counted(number: int, word: str) -> str:
 def _failed(results: Results) -> tuple[str, ...]:
     """What failed: a wrong result among it."""
     broken = (row for row in results.rows if row.status in ("failed", "timeout"))
-    return tuple(f"**Not measured**: {shape_name(row)}: {row.message}" for row in broken)
+    return tuple(f"{strong('Not measured')}: {shape_name(row)}: {row.message}" for row in broken)
 
 
 def _figures(results: Results, precisions: Sequence[str]) -> Iterator[Figure]:

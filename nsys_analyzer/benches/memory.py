@@ -25,6 +25,7 @@ from nsys_analyzer.benches.physics import physics
 from nsys_analyzer.capture.targets import Sweep
 from nsys_analyzer.report.model import Block, Details, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.units import format_number
+from nsys_analyzer.text import link, marked
 
 _TARGET = "profiling_targets.memory_history"
 _OPTIONS = (
@@ -49,7 +50,7 @@ _IN_GIB = 2**31
 _UNFOLDED = 2
 #: How many times faster memory must rise at first than at last for the queue to have been full.
 _SLOWER = 1.5
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*Definitions.* Memory is what tensors asked for, before the allocator rounds it up. A peak is the most at any "
     "moment of a phase. A layer keeps what its lines made in forward and what is alive at forward's end; parameters "
     "are none of it. 1 GiB is 2³⁰ bytes, 1 GB/s 10⁹ bytes a second."
@@ -219,7 +220,7 @@ def _source(results: Results) -> str:
             "are no snapshots. Recording slows the step down; the times in tables are of steps without it."
         )
     paths = [str(row.case["snapshot"]) for row in results.rows if row.ok and row.case["snapshot"]]
-    links = [f"[{path.rpartition('/')[2]}]({f'{results.folder}/{path}'.lstrip('/')})" for path in paths]
+    links = [link(path.rpartition("/")[2], f"{results.folder}/{path}".lstrip("/")) for path in paths]
     found = f" Snapshots for its viewer at https://pytorch.org/memory_viz: {', '.join(links)}." if links else ""
     return f"{drop}The timelines are the history of PyTorch's allocator.{found}"
 

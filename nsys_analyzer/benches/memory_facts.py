@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.models import ModelSize, find_model
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.benches.physics import Rate, Residence
 from nsys_analyzer.report.units import format_number, milliseconds
+from nsys_analyzer.text import strong
 
 #: The phases whose slopes are looked at; the loss is too short for one, and the optimizer keeps nothing.
 SLOPED = ("forward", "backward")
@@ -100,7 +101,8 @@ def flags(results: Results) -> tuple[str, ...]:
     """What should not be: calls to the driver in a warm step, and counts of the same bytes that differ."""
     lines = [line for row in results.rows if row.ok for line in _row_flags(row)]
     lines += [
-        f"**cudaMalloc while measuring**: {one.title} allocates {_times(memory.allocations)} in its measured steps."
+        f"{strong('cudaMalloc while measuring')}: {one.title} allocates {_times(memory.allocations)} in its measured "
+        "steps."
         for one in results.captures
         if (memory := one.device_memory) and not memory.of_tensors and memory.allocations
     ]
@@ -113,9 +115,9 @@ def _row_flags(row: Row) -> Iterator[str]:
     if calls:
         took = milliseconds(sum(phase["device_calls_ms"] for phase in phases))
         yield (
-            f"**cudaMalloc in the recorded step**: {run_name(row)} calls the driver {_times(calls)}, in {took} at "
-            "most. Its allocator's cache had not settled, which takes some steps, anew after it was emptied to time a "
-            "step without it."
+            f"{strong('cudaMalloc in the recorded step')}: {run_name(row)} calls the driver {_times(calls)}, in {took} "
+            "at most. Its allocator's cache had not settled, which takes some steps, anew after it was emptied to time "
+            "a step without it."
         )
     for one in phases:
         yield from _differ(row, f"peak of {one['name']}", one["peak_bytes"], one["counted_peak_bytes"], "allocator")
@@ -128,7 +130,7 @@ def _row_flags(row: Row) -> Iterator[str]:
 def _differ(row: Row, what: str, seen: float | None, expected: float | None, source: str) -> Iterator[str]:
     if seen and expected and abs(seen / expected - 1) > _TOLERANCE:
         sizes = f"{format_number(seen, 'bytes')} recorded, {format_number(expected, 'bytes')} by its {source}"
-        yield f"**Two counts differ**: {run_name(row)}, {what}: {sizes}."
+        yield f"{strong('Two counts differ')}: {run_name(row)}, {what}: {sizes}."
 
 
 def rates(results: Results) -> list[Rate]:

@@ -10,6 +10,7 @@ from nsys_analyzer.benches.memory_facts import Phase, limit_of, paces_of, phases
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Table
 from nsys_analyzer.report.units import percent
+from nsys_analyzer.text import marked
 
 _PHASES = ("forward", "loss", "backward", "optimizer")
 _AUTOGRAD = "autograd"
@@ -224,7 +225,7 @@ def captured(results: Results) -> tuple[Block, ...]:
          memory.allocations, memory.frees)
         for one, memory in seen
     ]  # fmt: skip
-    caption = (
+    caption = marked(
         "Memory events of the profiler, over the measured steps. nsys sees cudaMalloc and cudaFree: the segments that "
         "PyTorch's allocator reserves, never the tensors in them. Compare its peak with *reserved* above; without "
         "nsys the PyTorch profiler records tensors instead:"

@@ -9,6 +9,7 @@ from nsys_analyzer.analysis.peaks import Peaks, find_peaks
 from nsys_analyzer.benches.model import Results
 from nsys_analyzer.report.model import Block, Cell, Column, Listing, Paragraph, Table, Unit
 from nsys_analyzer.report.units import format_number
+from nsys_analyzer.text import emphasis, strong
 
 #: What a measured figure may lie above a limit for the clock's and the ceiling's own spread.
 _TOLERANCE = 1.02
@@ -67,16 +68,17 @@ def physics(results: Results, rates: Sequence[Rate], residences: Sequence[Reside
             Column("highest rate in"), Column("of"), Column("reached"), Column("measured ceiling"), Column("peak"),
             Column("of the limit", "percent"),
         )  # fmt: skip
-        caption = f"*Physics.* {source} The ceilings are a large product and a large copy, measured in the same run."
+        measured = "The ceilings are a large product and a large copy, measured in the same run."
+        caption = f"{emphasis('Physics.')} {source} {measured}"
         blocks.append(Table(columns, tuple(rows), caption))
     if residences:
         blocks.append(_residence_table(residences))
-    beyond = "**Impossible rate**" if peaks else "Above the measured ceiling"
+    beyond = strong("Impossible rate") if peaks else "Above the measured ceiling"
     broken = [
         *(f"{beyond}: {row[0]} is {format_number(_share(row), 'percent')} of its limit." for row in rows
           if _share(row) > _TOLERANCE),
-        *(f"**Impossible memory**: {one.label} shows less than what must live ({one.why})." for one in residences
-          if one.measured_bytes * _TOLERANCE < one.must_live_bytes),
+        *(f"{strong('Impossible memory')}: {one.label} shows less than what must live ({one.why})."
+          for one in residences if one.measured_bytes * _TOLERANCE < one.must_live_bytes),
     ]  # fmt: skip
     if broken:
         blocks.append(Listing(tuple(broken)))
@@ -131,4 +133,4 @@ def _residence_table(residences: Sequence[Residence]) -> Table:
         (one.label, one.measured_bytes, one.must_live_bytes, one.measured_bytes / one.must_live_bytes, one.why)
         for one in residences
     )
-    return Table(columns, rows, "*Physics of memory.*")
+    return Table(columns, rows, emphasis("Physics of memory."))

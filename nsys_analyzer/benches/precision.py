@@ -27,6 +27,7 @@ from nsys_analyzer.benches.steps import (
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import format_number
+from nsys_analyzer.text import emphasis, marked
 
 _PRECISIONS = ("fp32", "tf32", "bf16")
 _NAMES = {"tf32": "TF32", "bf16": "bf16 autocast"}
@@ -38,7 +39,7 @@ _OPTIONS = (
     *SHARED,
     *dtypes.OPTIONS,
 )
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*Speed-up* and *memory* are against fp32 of the same configuration: its step time ÷ this one's, and this peak of "
     "allocated memory ÷ its; on a CPU memory is not counted. *tf32* lets products of fp32 tensors keep 10 bits of "
     "their operands; *bf16* is autocast: products in bf16, parameters, gradients and what autocast leaves alone in "
@@ -148,9 +149,9 @@ def _casts(rows: Sequence[Row]) -> Iterator[Paragraph]:
             more.append(f"{name} {times} ({format_number(casts, 'bytes')} of casts)")
     if more:
         yield Paragraph(
-            f"*More memory in bf16 than in fp32*: {'; '.join(more)}. Autocast keeps its bf16 cast of every weight "
-            "until its block ends, or until backward has used it, beside the weight in fp32: more than it saves where "
-            "activations are small beside the weights."
+            f"{emphasis('More memory in bf16 than in fp32')}: {'; '.join(more)}. Autocast keeps its bf16 cast of "
+            "every weight until its block ends, or until backward has used it, beside the weight in fp32: more than "
+            "it saves where activations are small beside the weights."
         )
 
 

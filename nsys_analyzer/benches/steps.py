@@ -17,6 +17,7 @@ from nsys_analyzer.benches.model import Case, Option, Results, Row, Settings
 from nsys_analyzer.benches.physics import Rate, Residence
 from nsys_analyzer.report.model import Block, Listing, Spread
 from nsys_analyzer.report.units import percent
+from nsys_analyzer.text import strong
 
 TARGET = "profiling_targets.training_steps"
 MODES = ("forward", "forward-backward", "train")
@@ -74,13 +75,12 @@ def flags(results: Results, rows: Sequence[Row]) -> Iterator[Block]:
     other = [row for row in rows if row.figures.get("product_bits") not in (None, MANTISSA_BITS[row.case["precision"]])]
     if other:
         kept = dict.fromkeys(f"{row.case['precision']} kept {row.figures['product_bits']} bits" for row in other)
-        lines.append(
-            f"**Products in another precision than asked for**, in {len(other)} of {len(rows)} rows: {named(kept)}."
-        )
+        words = strong("Products in another precision than asked for")
+        lines.append(f"{words}, in {len(other)} of {len(rows)} rows: {named(kept)}.")
     unsteady = [row for row in rows if row.figures.get("step_cv", 0) > _UNSTEADY]
     if unsteady:
         which = [f"{title(row, rows)}: {percent(row.figures['step_cv'])}" for row in unsteady]
-        lines.append(f"**Unsteady steps**, CV above {percent(_UNSTEADY)}: {named(which)}.")
+        lines.append(f"{strong('Unsteady steps')}, CV above {percent(_UNSTEADY)}: {named(which)}.")
     if lines:
         yield Listing(tuple(lines))
 

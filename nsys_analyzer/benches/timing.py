@@ -39,6 +39,7 @@ from nsys_analyzer.report.model import (
     Unit,
 )
 from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.text import marked
 
 _OPTIONS = (
     Option("model", str, ("small", "medium", "large", "xl", "2.7B"), ("small",), "Sizes."),
@@ -50,7 +51,7 @@ _OPTIONS = (
     *SHARED,
     *warmup.OPTIONS,
 )
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*A step* is the phases of its mode, by Python's clock, the device waited for at the end of each phase: *forward* "
     "is the forward pass alone, *forward-backward* adds loss and backward, *train* the optimizer. *CV* is the standard "
     "deviation ÷ mean of the measured steps. *Allocated* is the most memory that tensors took at once, *reserved* what "

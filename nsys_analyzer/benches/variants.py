@@ -25,6 +25,7 @@ from nsys_analyzer.benches.variants_tables import (
 )
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
+from nsys_analyzer.text import marked
 
 _VARIANTS = ("naive", "blocked", "fused", "tiled", "flash", "torch")
 _IN_CPP = ("naive", "blocked", "fused", "flash", "torch")
@@ -43,18 +44,18 @@ _OPTIONS = (
     Option("warmup_steps", int, (3,), (1,), "Calls before the measured ones.", several=False, least=0),
     Option("steps", int, (10,), (5,), "Measured calls.", several=False),
 )  # fmt: skip
-_ON_CPU = (
+_ON_CPU = marked(
     "*Variants.* naive, blocked, fused and flash are C++ on all threads, without a library's products: naive makes all "
     "N² scores in three passes of plain loops, blocked makes both products tile by tile, fused goes query by query and "
     "takes four keys at a time, flash keeps one tile of scores with an online softmax. Blocked and flash share their "
     "products, so that between these two memory makes the difference; torch is PyTorch's scaled_dot_product_attention."
 )
-_ON_GPU = (
+_ON_GPU = marked(
     "*Variants.* naive is product, mask, softmax, product over all N² scores; blocked makes the products in tiles of "
     "256; fused goes by blocks of 128 queries, whose scores backward makes anew; tiled is FlashAttention-2 in "
     "PyTorch's operators, flash the same as Triton kernels; torch is PyTorch's scaled_dot_product_attention."
 )
-_DEFINITIONS = (
+_DEFINITIONS = marked(
     "*Error* is the largest difference from PyTorch's attention in fp64 of the same inputs, ÷ the largest value, over "
     "all heads or some of them; *‖error‖*, where it is shown, is the largest ‖difference‖ ÷ ‖exact‖ of any one tensor, "
     "so that small gradients count as much as large ones. A variant above a tolerance is not timed. *Peak* is the most "
@@ -65,7 +66,7 @@ _DEFINITIONS = (
     "lengths alone, with it."
 )
 _MASK_ON_GPU = "On a GPU naive, blocked and fused make their mask in each call, as one writes it down."
-_UNLIKE = (
+_UNLIKE = marked(
     "*Products in fp32* are unlike ones: flash makes true fp32 products, which only CUDA cores do; the kernel that "
     "PyTorch takes for fp32 makes each of three in TF32 on tensor cores; the others are cuBLAS's in true fp32."
 )

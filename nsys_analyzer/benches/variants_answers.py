@@ -19,6 +19,7 @@ from nsys_analyzer.benches.variants_tables import (
     status,
 )
 from nsys_analyzer.report.units import format_number
+from nsys_analyzer.text import strong
 
 #: The shapes that people ask for, (B, H, N, d): a short and a long context of a d_model of 4,096 in 32 heads.
 _ASKED = ((4, 32, 128, 128), (64, 32, 4096, 128))
@@ -76,7 +77,7 @@ def at_asked_shapes(results: Results) -> Iterator[str]:
             said = [text for prefix in _PASSES if (text := _pass(results, shape, causal, prefix))]
             mask = _mask_said(results, shape) if causal and results.on_gpu else ""
             if said:
-                where = f"**{shape.name}** ({d_model}, {'causal' if causal else 'not causal'}{mask})"
+                where = f"{strong(shape.name)} ({d_model}, {'causal' if causal else 'not causal'}{mask})"
                 yield f"{where}: {'; '.join(said)}."
 
 
@@ -129,7 +130,7 @@ def flags(results: Results) -> Iterator[str]:
     """What went wrong, what cannot run here, a fused variant that gains no time, and times that are the same."""
     for row in results.rows:
         if row.status in ("failed", "unsupported", "timeout"):
-            yield f"**{row.status.capitalize()}**: {label(row)}: {row.message}"
+            yield f"{strong(row.status.capitalize())}: {label(row)}: {row.message}"
     yield from _no_gain(results)
     yield from _same(results)
 
@@ -148,7 +149,7 @@ def _no_gain(results: Results) -> Iterator[str]:
             "blocks go through the same passes over the scores, in more launches."
         )
     elif slower:
-        yield f"**No gain**: at least as long as naive, forward: {'; '.join(slower)}."
+        yield f"{strong('No gain')}: at least as long as naive, forward: {'; '.join(slower)}."
 
 
 def _same(results: Results) -> Iterator[str]:
@@ -157,5 +158,5 @@ def _same(results: Results) -> Iterator[str]:
         digits = ("forward_ms", "forward_min_ms", "forward_max_ms")
         key = (shape_of(row), row.case["causal"], " ".join(format_number(row.figures[d], "ms") for d in digits))
         if key in printed:
-            yield f"**Equal to the last digit**: {label(row)} has the times of {printed[key]}."
+            yield f"{strong('Equal to the last digit')}: {label(row)} has the times of {printed[key]}."
         printed[key] = row.case["implementation"]

@@ -10,6 +10,7 @@ from nsys_analyzer.benches.model import Case, Option, Row, Settings
 from nsys_analyzer.benches.steps import MODES, spread, step_case
 from nsys_analyzer.report.model import Block, Column, Lines, Paragraph, Table
 from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.text import emphasis, strong
 
 #: Set for the cases of the study, to its warm-up: cases of other variables run in processes of their own.
 VARIABLE = "NSYS_ANALYZE_WARMUP_STUDY"
@@ -58,9 +59,13 @@ def study(rows: Sequence[Row]) -> Iterator[Block]:
         )
         for row in measured
     )  # fmt: skip
-    yield Table(columns, table, f"*Warm-up study*: {case['steps']} measured {about}; a fresh process for each warm-up.")
+    yield Table(
+        columns,
+        table,
+        f"{emphasis('Warm-up study')}: {case['steps']} measured {about}; a fresh process for each warm-up.",
+    )
     last = len(_last(measured[-1]))
-    steady = f"*Steady step*: the median of the last {last} measured steps of the same process."
+    steady = f"{emphasis('Steady step')}: the median of the last {last} measured steps of the same process."
     yield Paragraph(" ".join([steady, *_apart(measured), _slow_steps(measured), _WHY]))
     yield _figure(measured, about)
 
@@ -88,7 +93,7 @@ def _apart(measured: Sequence[Row]) -> Iterator[str]:
     low, high = (pick(map(_steady_ms, measured)) for pick in (min, max))
     if high > low * (1 + _APART):
         yield (
-            f"**Processes differ** by {percent(high / low - 1)} in their steady steps ({milliseconds(low)} to "
+            f"{strong('Processes differ')} by {percent(high / low - 1)} in their steady steps ({milliseconds(low)} to "
             f"{milliseconds(high)}): that is not warm-up, so each mean stands against its own process's steady step."
         )
 

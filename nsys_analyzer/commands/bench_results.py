@@ -17,6 +17,7 @@ from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
+from nsys_analyzer.text import marked
 
 CAPTURES = "captures"
 
@@ -62,7 +63,7 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
 
 def _section(bench: Bench, results: Results) -> Section:
     if not results.rows:
-        text = "Nothing was measured yet: the same command with `--resume` goes on."
+        text = marked("Nothing was measured yet: the same command with `--resume` goes on.")
         return Section(f"bench-{bench.name}", f"Bench: {bench.name}", (Paragraph(text),))
     return bench.section(results)
 

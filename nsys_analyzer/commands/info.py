@@ -23,6 +23,7 @@ _RANGES_SHOWN = 40
 def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summarize import summarize
+    from nsys_analyzer.text import plain
     from nsys_analyzer.trace.reader import Reader
     from nsys_analyzer.trace.trace import Trace, sqlite_of
 
@@ -35,7 +36,7 @@ def info(trace: Path) -> None:
         ("Threads", _threads(loaded)),
         ("Ranges (count, total ms)", _ranges(loaded)),
         ("Messages of the profiler", _messages(loaded)),
-        ("Warnings", _unique(w for capture in summarize(loaded, trace.name) for w in capture.warnings)),
+        ("Warnings", _unique(plain(w, "`") for capture in summarize(loaded, trace.name) for w in capture.warnings)),
     ):
         click.echo(f"{title}:")
         for line in lines:

@@ -43,13 +43,14 @@ def kernels(
     """
     from nsys_analyzer.analysis.phases import PhaseNames
     from nsys_analyzer.analysis.summarize import summarize
+    from nsys_analyzer.text import plain
     from nsys_analyzer.trace.diagnostics import explained
     from nsys_analyzer.trace.trace import Trace
 
     loaded = Trace.load(trace)
     if "kernel" not in loaded.tables:
         hint = "--cuda-graph-trace=node" if "graph" in loaded.tables else "--trace=cuda,nvtx"
-        why = "" if "graph" in loaded.tables else explained(loaded.metadata.diagnostics)
+        why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
         raise MissingTableError(f"{trace} holds no kernels", why or f"Capture again with {hint}")
     captures = summarize(loaded, trace.name, PhaseNames.parse(phase_names))
     rows = [row for capture in captures for row in _rows(capture, _phase(captures, capture, phase), kernel_class, top)]
@@ -95,10 +96,10 @@ def _rows(
 
 
 def _print_table(rows: list[dict[str, Any]], several: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from nsys_analyzer.analysis.labels import short_labels
+    from nsys_analyzer.report.screen import console
     from nsys_analyzer.report.units import format_number
 
     labels = short_labels(sorted({row["name"] for row in rows}))
@@ -115,15 +116,16 @@ def _print_table(rows: list[dict[str, Any]], several: bool) -> None:
             format_number(row["share"], "percent"),
         )
         table.add_row(*([row["process"]] if several else []), labels[row["name"]], row["class"], *figures)
-    Console(highlight=False, markup=False).print(table)
+    console().print(table)
 
 
 def _print_csv(rows: list[dict[str, Any]], several: bool) -> None:
     import csv
-    import sys
+
+    from nsys_analyzer.report.screen import data_stream
 
     columns = [column for column in (rows[0] if rows else ()) if several or column != "process"]
-    writer = csv.DictWriter(sys.stdout, columns, extrasaction="ignore", lineterminator="\n")
+    writer = csv.DictWriter(data_stream(), columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
 
@@ -131,8 +133,10 @@ def _print_csv(rows: list[dict[str, Any]], several: bool) -> None:
 def _print_json(rows: list[dict[str, Any]], several: bool) -> None:
     import json
 
+    from nsys_analyzer.report.screen import data_stream
+
     del several
-    click.echo(json.dumps(rows, indent=1))
+    click.echo(json.dumps(rows, indent=1), file=data_stream())
 
 
 _PRINTERS = {"table": _print_table, "csv": _print_csv, "json": _print_json}

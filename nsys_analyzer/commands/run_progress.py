@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from nsys_analyzer.capture.progress import Progress
+from nsys_analyzer.report.screen import console
 
 if TYPE_CHECKING:
     from nsys_analyzer.capture.process import Ended
@@ -21,15 +22,14 @@ _MESSAGE = 300
 @contextmanager
 def shown(total: int, done: int) -> Iterator[Progress]:
     """A bar of ``total`` configurations, of which ``done`` are there already; a terminal alone shows it."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 
-    console = Console(stderr=True, highlight=False)
-    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    screen = console(stderr=True)
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
     if done:
         click.echo(f"{done} of {total} configurations are finished already.")
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Bar(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
         task = bar.add_task("", total=total, completed=done)
 
         def started(name: str, work: str) -> None:
@@ -37,7 +37,7 @@ def shown(total: int, done: int) -> Iterator[Progress]:
 
         def ended(name: str, end: Ended, seconds: float) -> None:
             message = f", {shorten(end.message, _MESSAGE, placeholder='…')}" if end.message else ""
-            console.print(f"{name}: {end.status} after {seconds:.0f} s{message}", markup=False, soft_wrap=True)
+            screen.print(f"{name}: {end.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
 
         yield Progress(started, ended)

@@ -26,6 +26,8 @@ from nsys_analyzer.report.data import GENERATOR, report_data
 from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.plots import SOFTWARE
+from nsys_analyzer.report.screen import data_stream
+from nsys_analyzer.text import marked
 
 #: The last line of a report.
 MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->"
@@ -81,7 +83,7 @@ def gather_evidence(
         captures = gather(with_traces, names or PhaseNames.parse(()), given or Given(), timings)
     notes = timings.notes if timings else ()
     if beside_them:
-        notes = (*notes, "Found in the captures' folder and used; `--csv` names another.")
+        notes = (*notes, marked("Found in the captures' folder and used; `--csv` names another."))
     return Evidence(captures, command, timings.source if timings else "", notes, benches)
 
 
@@ -153,7 +155,7 @@ def write_json(evidence: Evidence, path: Path | None) -> None:
     if path:
         _replace(path, text + "\n")
     else:
-        click.echo(text)
+        click.echo(text, file=data_stream())
 
 
 def print_markdown(evidence: Evidence) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from nsys_analyzer.analysis.summary import Coverage
 from nsys_analyzer.questions.evidence import FEW, Evidence
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Section, Table, Unit
+from nsys_analyzer.text import marked
 
 _COUNTS = ("kernels", "same thread", "other thread", "graph", "no range", "attributed ms", "no range ms")
 _ALWAYS = ("kernels", "same thread", "other thread", "no range")
 _PHASES = ("in phases", "warm-up", "dropped")
-_TEXT = (
+_TEXT = marked(
     "Same thread + other thread + graph + no range = kernels, each kernel once, and so in time. *Same thread*: a range "
     "was open on the thread that launched it; *other thread*: it inherited the ranges of the thread that waits for it; "
     "*graph*: launched by the replay of a CUDA graph inside a range; *no range*: unattributed, launched outside every "

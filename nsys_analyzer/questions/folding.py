@@ -32,10 +32,10 @@ def _folded(blocks: tuple[Block, ...]) -> Iterator[Block]:
 
 
 def _kind(block: Block) -> str:
-    """What a block is one of, where there is one for each capture: their captions start with its name."""
+    """What a block is one of, where there is one for each capture."""
     if isinstance(block, Answer):
         return "answers"
-    return "tables" if isinstance(block, Table) and block.caption.startswith("**") else ""
+    return "tables" if isinstance(block, Table) and block.capture else ""
 
 
 def _shorter(block: Block) -> Iterator[Block]:
@@ -79,4 +79,4 @@ def _without_shared(table: Table) -> Table:
         before = f"{caption.removesuffix(':')}. " if caption else ""
         caption = f"{before}The same in every row: {', '.join(said)}."
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
-    return Table(tuple(table.columns[i] for i in kept), rows, caption)
+    return replace(table, columns=tuple(table.columns[i] for i in kept), rows=rows, caption=caption)

@@ -9,6 +9,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.capture.share_scrub import shown_command
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
+from nsys_analyzer.text import code, marked
 from nsys_analyzer.trace.metadata import Recording
 
 _NSYS = (
@@ -33,7 +34,7 @@ _ANNOTATED = "--pytorch=functions-trace"
 _SHOWN = 3
 _RUN = "nsys-analyze run"
 _WIDTH = 96
-_HOW_TO_READ = (
+_HOW_TO_READ = marked(
     "Every figure is of one measured instance of a phase, unless it says otherwise; instances inside a warm-up range "
     "are left out and counted. A kernel belongs to the NVTX ranges that were open when it was *launched*: those of its "
     "own thread, and for PyTorch's autograd threads those of the thread that waits for the backward pass."
@@ -69,7 +70,7 @@ def _recorded(evidence: Evidence) -> tuple[Paragraph, ...]:
     opaque = dict.fromkeys(capture.name for capture in evidence.captures if capture.whole and capture.whole.opaque)
     change = (
         f"To change: {', '.join(opaque)} traced each CUDA graph as a whole, so that its kernels are unknown. "
-        "`--cuda-graph-trace=node`, as below, traces them one by one."
+        f"{code('--cuda-graph-trace=node')}, as below, traces them one by one."
     )
     return (
         *([Paragraph(f"What was run, as far as the captures say: {'; '.join(said[:_SHOWN])}{more}.")] if said else []),
@@ -84,11 +85,11 @@ def _said(capture: CaptureSummary) -> str:
     others = [event for event in recording.events if event not in _TRACE_OPTION]
     mode = recording.graph_trace or ("graph" if capture.whole and capture.whole.opaque else "")
     parts = (
-        f"`--trace={','.join(options)}`" if options else "",
+        code(f"--trace={','.join(options)}") if options else "",
         f"events {', '.join(others)}" if others else "",
-        f"`--cuda-graph-trace={mode}`" if mode in ("graph", "node") else "",
-        f"`{_ANNOTATED}` (its ranges are there)" if _is_annotated(capture) else "",
-        f"program `{shown_command(recording.program)}`" if recording.program else "",
+        code(f"--cuda-graph-trace={mode}") if mode in ("graph", "node") else "",
+        f"{code(_ANNOTATED)} (its ranges are there)" if _is_annotated(capture) else "",
+        f"program {code(shown_command(recording.program))}" if recording.program else "",
     )
     return ", ".join(part for part in parts if part)
 

@@ -7,6 +7,7 @@ from nsys_analyzer.analysis.verdicts import busy_share
 from nsys_analyzer.questions.evidence import FEW, Evidence, status_of
 from nsys_analyzer.questions.matmul_share import matmul_of_all
 from nsys_analyzer.report.model import Block, Cell, Column, Listing, Paragraph, Section, Table
+from nsys_analyzer.text import marked, strong
 
 _STATUS, _BUSY, _BUSY_PROFILED = "status", "busy", "busy, profiled"
 _COLUMNS = (
@@ -21,7 +22,7 @@ _COLUMNS = (
 )
 #: Columns that are left out where they say nothing.
 _OPTIONAL = (_STATUS, _BUSY, _BUSY_PROFILED)
-_LEGEND = (
+_LEGEND = marked(
     "*Step ms, no profiler*: Python's clock; *step ms, profiled*: the wall time of the step's range; *busy*: the share "
     "of the unprofiled step in which the {device} works, or of the profiled one where no other is known (*busy, "
     "profiled*), which is lower wherever the profiler makes the step slower; *matmul*: its share of the {kernel} sum "
@@ -42,7 +43,7 @@ def _words(evidence: Evidence, sections: tuple[Section, ...]) -> tuple[Block, ..
         for answer in section.answers:
             lines.setdefault(answer.capture, []).append(f"{section.topic}: {answer.short}")
     titles = dict.fromkeys(capture.title for capture in evidence.captures if capture.title in lines)
-    return tuple(block for title in titles for block in (Paragraph(f"**{title}**"), Listing(tuple(lines[title]))))
+    return tuple(block for title in titles for block in (Paragraph(strong(title)), Listing(tuple(lines[title]))))
 
 
 def _rows(evidence: Evidence) -> tuple[Block, ...]:

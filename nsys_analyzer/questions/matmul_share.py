@@ -173,21 +173,21 @@ def _tables(capture: CaptureSummary) -> tuple[Table, ...]:
     columns = _columns(capture)
     sums = ", ".join(f"{title} {milliseconds(total)}" for title, (_, total) in columns.items() if total is not None)
     kernel = kernel_word(capture)
-    every = _table(columns, f"**{capture.title}**: shares of the total {kernel} time, which is {sums}.")
+    every = _table(columns, f"shares of the total {kernel} time, which is {sums}.", capture)
     computing = {title: (without_communication(rows), total) for title, (rows, total) in columns.items()}
     if all(computing[title][0] == rows for title, (rows, _) in columns.items()):
         return (every,)
-    text = f"**{capture.title}**: the same without communication, whose time is mostly waiting for the slowest rank."
-    return every, _table(computing, text)
+    text = "the same without communication, whose time is mostly waiting for the slowest rank."
+    return every, _table(computing, text, capture)
 
 
-def _table(columns: _Columns, caption: str) -> Table:
+def _table(columns: _Columns, caption: str, capture: CaptureSummary) -> Table:
     heaviest: dict[str, float] = {}
     for row in (row for rows, _ in columns.values() for row in rows):
         heaviest[row.kernel_class] = max(heaviest.get(row.kernel_class, 0.0), row.ms_per_instance)
     classes = sorted(heaviest, key=lambda name: -heaviest[name])
     body = tuple((name, *(_share(rows, name) or None for rows, _ in columns.values())) for name in classes)
-    return Table((Column("class"), *(Column(title, "percent") for title in columns)), body, caption)
+    return Table((Column("class"), *(Column(title, "percent") for title in columns)), body, caption, capture.title)
 
 
 def _figure(capture: CaptureSummary, key: str) -> Bars:

@@ -9,6 +9,7 @@ from nsys_analyzer.analysis.models import ModelSize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Section, Table
+from nsys_analyzer.text import marked
 
 _MODEL_COLUMNS = (
     Column("model"),
@@ -30,13 +31,15 @@ _CAPTURE_COLUMNS = (
     Column("backward", "flop"),
     Column("known from"),
 )
+#: What a row says that has no FLOPs.
+_DASH = marked("A dash: the batch size or context length is unknown. Give `--batch-size`, `--context-length`.")
 
 
 def answer(evidence: Evidence) -> Section:
     """One row for each model, and one for each capture whose configuration is known."""
     models = {c.configuration.model for c in evidence.captures if c.configuration and c.configuration.model}
     if not models:
-        text = (
+        text = marked(
             "The captures do not say which model they ran. Give `--model small --context-length 256 --batch-size 4` "
             "for FLOPs; every measured time stands without it."
         )
@@ -52,11 +55,7 @@ def answer(evidence: Evidence) -> Section:
             "FLOPs of one forward: projections 8·B·S·d²·L, attention products 4·B·S²·d·L, feed-forward "
             "6·B·S·d·d_ff·L, head 2·B·S·d·V; a multiplication and an addition count as two. Backward is twice that."
         ),
-        *(
-            [Paragraph("A dash: the batch size or context length is unknown. Give `--batch-size`, `--context-length`.")]
-            if any(_capture_row(capture)[5] is None for capture in known)
-            else []
-        ),
+        *([Paragraph(_DASH)] if any(_capture_row(capture)[5] is None for capture in known) else []),
     )
     return Section("models", "Model specifications", blocks)
 

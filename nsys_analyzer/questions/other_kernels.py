@@ -82,10 +82,10 @@ def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: di
     )
     apart = " Copies and fills are GPU operations but no kernels: they have no share." if len(rows) > len(shown) else ""
     caption = (
-        f"**{capture.title}**: the {counted(len(shown), kernel)} with the most time, of {total}. "
+        f"the {counted(len(shown), kernel)} with the most time, of {total}. "
         f"Shares are of the phase's total {kernel} time: {sums}.{apart}"
     )
-    return Table(tuple(columns), tuple(rows), caption)
+    return Table(tuple(columns), tuple(rows), caption, capture.title)
 
 
 def _memory_kinds(phases: Sequence[PhaseSummary]) -> list[str]:

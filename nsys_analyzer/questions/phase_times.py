@@ -22,10 +22,11 @@ from nsys_analyzer.questions.overhead import overhead
 from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import milliseconds, typical_milliseconds
+from nsys_analyzer.text import marked
 
 _CLOCKS = ("python", "wall", "GPU span", "GPU busy", "kernel sum")
 _CLOCKS_ON_CPU = ("python", "wall", "operator span", "operators busy", "operator sum")
-_LEGEND = (
+_LEGEND = marked(
     "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
     "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
     "of their intervals (kernels, copies, fills); *kernel sum*: the sum of kernel durations, above busy where "
@@ -34,14 +35,14 @@ _LEGEND = (
     "*Profiler's overhead*: wall ÷ python − 1, a dash where GPU work outlasts the range, which then is no measure of "
     "the phase."
 )
-_LEGEND_OF_CPU = (
+_LEGEND_OF_CPU = marked(
     "*python*: timed by the target around a phase, without the profiler (`--csv`); *wall*: the range's own duration "
     "under the profiler; *operator span*: first start to last end of its operators; *operators busy*: the union of "
     "their intervals, in which they compute on the CPU, the rest of the wall time being Python's and PyTorch's own; "
     "*operator sum*: the sum of their own times. The median over n measured instances, and from the least to the most "
     "in brackets, python's over those of its own run. *Profiler's overhead*: wall ÷ python − 1."
 )
-_LEGEND_ON_CPU = (
+_LEGEND_ON_CPU = marked(
     " Of a capture without a GPU, *GPU busy* is the time in which operators compute on the CPU, and the rest of the "
     "wall time is Python's and PyTorch's own."
 )

@@ -8,6 +8,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Paragraph, Section, Table
 from nsys_analyzer.report.units import counted, format_number, milliseconds, percent
+from nsys_analyzer.text import marked
 
 _COLUMNS = (
     Column("capture"),
@@ -25,7 +26,7 @@ _COLUMNS = (
 )
 #: Where the columns of times end and those of rates begin.
 _RATES = 6
-_CONVENTION = (
+_CONVENTION = marked(
     "Times of one forward pass, over all layers, or of what the column *of* says. Softmax is every kernel launched "
     "inside the softmax ranges (max, subtract, exp, sum, divide), or a softmax by name inside attention where there is "
     "no such range; the products are the matmul kernels inside the attention ranges. Softmax counts 5 operations per "
@@ -40,7 +41,7 @@ _CONVENTION_OF_BYTES = (
     "hold."
 )
 
-_HOW_TO_ANNOTATE = (
+_HOW_TO_ANNOTATE = marked(
     "To tell attention from the rest, wrap it in an NVTX range `scaled dot product attention`, and its parts in "
     "`computing attention scores`, `computing softmax` and `final matmul`; or name the ranges there are with "
     "`--phase attention=NAME --phase scores=NAME --phase softmax=NAME --phase values=NAME`."
@@ -158,7 +159,7 @@ def _warmup(attention: AttentionSummary) -> str:
 def _flops(attention: AttentionSummary) -> str:
     """What the FLOPs say, where the dimensions are known."""
     if attention.flop_ratio is None:
-        return "; give `--model` for the FLOP ratio"
+        return marked("; give `--model` for the FLOP ratio")
     text = f", and do {attention.flop_ratio:.1f}× its FLOPs"
     softmax = _rate(attention.softmax_flops, attention.softmax_ms)
     products = _rate(attention.matmul_flops, attention.matmul_ms)
@@ -193,7 +194,7 @@ def _bound(traffic: SoftmaxTraffic) -> str:
 
 def _unknown(capture: CaptureSummary) -> str:
     if capture.whole and capture.whole.opaque:
-        return "the kernels of the graph are not in the capture; capture with `--cuda-graph-trace=node`."
+        return marked("the kernels of the graph are not in the capture; capture with `--cuda-graph-trace=node`.")
     if _compiled(capture):
         return "the compiled model opens no ranges inside itself: nothing tells attention from the rest of the forward."
     if not capture.phase("forward"):

@@ -8,6 +8,7 @@ from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, mod
 from nsys_analyzer.questions.sweep_times import sweep_times
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Details, Paragraph, Section, Table
 from nsys_analyzer.report.units import format_number, milliseconds, signed_percent
+from nsys_analyzer.text import code, marked
 
 _TITLE = "Timings of unprofiled runs"
 _STEP = "step"
@@ -20,6 +21,10 @@ _SPREAD_COLUMNS = (
     Column("median ms", "ms"),
     Column("min ms", "ms"),
     Column("max ms", "ms"),
+)
+_WHAT_TIMES_HOLD = marked(
+    "the device is synchronised at the end of each phase, so that a phase's time holds its work. *tokens/s*: batch "
+    "size × context length ÷ the time of a step. *Peak memory*: the most that was allocated on the device."
 )
 
 
@@ -116,9 +121,8 @@ def _conditions(captures: list[CaptureSummary]) -> str:
     ]
     conditions = f": {' '.join(known)}" if known else ""
     return (
-        f"Timed by the target with `time.perf_counter()` in a run of its own without the profiler{conditions}; the "
-        "device is synchronised at the end of each phase, so that a phase's time holds its work. *tokens/s*: batch "
-        "size × context length ÷ the time of a step. *Peak memory*: the most that was allocated on the device."
+        f"Timed by the target with {code('time.perf_counter()')} in a run of its own without the "
+        f"profiler{conditions}; {_WHAT_TIMES_HOLD}"
     )
 
 

@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence, nothing_measured, parts_and_enclosing
 from nsys_analyzer.report.model import Answer, Block, Cell, Column, Details, Section, Table
 from nsys_analyzer.report.units import counted, milliseconds, percent
+from nsys_analyzer.text import code
 
 BOTH = "forward+backward"
 _Tops = tuple[tuple[str, tuple[KernelRow, ...]], ...]
@@ -100,7 +101,7 @@ def _row(title: str, scope: str, row: KernelRow, evidence: Evidence) -> tuple[Ce
 
 def _short(tops: _Tops, labels: dict[str, str]) -> str:
     leaders = ((scope, _leader(kernels)) for scope, kernels in tops)
-    return "; ".join(f"{scope} `{labels[row.name]}` {percent(row.share)}" for scope, row in leaders)
+    return "; ".join(f"{scope} {code(labels[row.name])} {percent(row.share)}" for scope, row in leaders)
 
 
 def _sentence(tops: _Tops, evidence: Evidence) -> str:
@@ -118,7 +119,7 @@ def _named(kernels: tuple[KernelRow, ...], evidence: Evidence) -> str:
 
 def _figures(row: KernelRow, evidence: Evidence) -> str:
     launches = counted(row.launches_per_instance, "launch")
-    return f"`{evidence.labels[row.name]}` ({launches}, {milliseconds(row.ms_per_instance)}, {percent(row.share)})"
+    return f"{code(evidence.labels[row.name])} ({launches}, {milliseconds(row.ms_per_instance)}, {percent(row.share)})"
 
 
 def _verdict(leaders: dict[str, str], kernel: str) -> str:

@@ -8,6 +8,7 @@ from nsys_analyzer.analysis.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR,
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.verdicts import GPU_BOUND, IDLE, BusyShare, busy_share
 from nsys_analyzer.report.units import counted, milliseconds, percent
+from nsys_analyzer.text import code, emphasis
 
 _BUSY, _IDLE = (f"{threshold:.0%}".replace("%", "\N{NO-BREAK SPACE}%") for threshold in (GPU_BOUND, IDLE))
 #: Launching is one cause of idle time among several, and a busy share tells none of them from the others.
@@ -27,6 +28,7 @@ _PROFILED = {
     "undecided": f"A time under the profiler does not tell whether the GPU is busy for {_BUSY} of the time, idle for "
     f"{_IDLE} of it, or neither",
 }
+_ESTIMATED = emphasis("The profiler's estimated cost")
 
 
 def verdicts(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
@@ -80,8 +82,8 @@ def how_costs_are_estimated(captures: Iterable[CaptureSummary]) -> tuple[str, ..
         f"{one.low_us} to {one.high_us} µs for each {one.event}" for one in (API_CALL, NVTX_RANGE, OPERATOR)
     )
     return (
-        f"*The profiler's estimated cost*: {costs} of PyTorch's profiler, as measured elsewhere (API calls: more where "
-        "launches take longer than there). The GPU hides it where it has work left, so that it is what the profiler "
-        "can have added at most: the first share is GPU busy ÷ wall time under the profiler, the second leaves this "
-        "cost out of the wall time. Profiled wall time is not a benchmark; unprofiled times (`--csv`) decide.",
+        f"{_ESTIMATED}: {costs} of PyTorch's profiler, as measured elsewhere (API calls: more where launches take "
+        "longer than there). The GPU hides it where it has work left, so that it is what the profiler can have added "
+        "at most: the first share is GPU busy ÷ wall time under the profiler, the second leaves this cost out of the "
+        f"wall time. Profiled wall time is not a benchmark; unprofiled times ({code('--csv')}) decide.",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from nsys_analyzer.questions.evidence import Evidence, shortened
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
+from nsys_analyzer.text import strong
 from nsys_analyzer.trace.diagnostics import first_sentence, touches_no_figure
 
 
@@ -15,8 +16,8 @@ def answer(evidence: Evidence) -> Section:
         cut = [capture.message] if shortened(capture.message) != capture.message else []
         for warning in dict.fromkeys((*capture.warnings, *(" ".join(message.split()) for message in cut))):
             captures_of.setdefault(warning, []).append(capture.title)
-    lines = [f"**{', '.join(names)}:** {warning}" for warning, names in captures_of.items()]
-    lines += [f"**{evidence.timings}:** {note}" for note in evidence.notes]
+    lines = [f"{strong(', '.join(names) + ':')} {warning}" for warning, names in captures_of.items()]
+    lines += [f"{strong(evidence.timings + ':')} {note}" for note in evidence.notes]
     block: Block = Listing(tuple(lines)) if lines else Paragraph("None.")
     return Section("warnings", "Warnings", (block, *_folded(evidence)))
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nsys_analyzer.analysis.statistics import Stats, without_communication
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.verdicts import busy_share
+from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.benches.model import Finished
@@ -54,7 +55,7 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         "rank": capture.rank,
         "source": capture.source,
         "status": capture.status,
-        "message": capture.message or None,
+        "message": plain(capture.message, "`") or None,
         "gpu": capture.gpu.name if capture.gpu else None,
         **_profiler(capture),
         "configuration": _configuration(configuration) if configuration else None,
@@ -67,7 +68,7 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         "coverage": asdict(capture.coverage) if capture.coverage else None,
         "run": asdict(capture.run) if capture.run else None,
         "unprofiled": _unprofiled(capture),
-        "warnings": list(capture.warnings),
+        "warnings": [plain(warning, "`") for warning in capture.warnings],
     }
 
 

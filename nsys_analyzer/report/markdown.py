@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import singledispatch
-from urllib.parse import quote
 
 from tabulate import tabulate
 
+from nsys_analyzer.report.inline import alternative, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.model import (
     TEXT_UNITS,
     Answer,
@@ -20,6 +20,7 @@ from nsys_analyzer.report.model import (
     Table,
 )
 from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.text import strong
 
 #: A table with a longer cell or more rows, or a folded one, is not padded: nobody reads it unrendered, and padding
 #: would double it.
@@ -33,13 +34,13 @@ def render_markdown(report: Report, figures: dict[str, str]) -> str:
         report: the report.
         figures: figure key to its path as the markdown file sees it; a figure without one is left out.
     """
-    parts = [f"# {report.title}", *(_section(section, figures) for section in report.sections)]
+    parts = [f"# {heading(report.title)}", *(_section(section, figures) for section in report.sections)]
     return "\n\n".join(parts) + "\n"
 
 
 def _section(section: Section, figures: dict[str, str]) -> str:
     blocks = [render_block(block, figures) for block in section.blocks]
-    return "\n\n".join([f"## {section.title}", *(block for block in blocks if block)])
+    return "\n\n".join([f"## {heading(section.title)}", *(block for block in blocks if block)])
 
 
 @singledispatch
@@ -51,21 +52,21 @@ def render_block(block: object, figures: dict[str, str]) -> str:
 @render_block.register
 def _(block: Paragraph, figures: dict[str, str]) -> str:
     del figures
-    return block.text
+    return line(block.text)
 
 
 @render_block.register
 def _(block: Answer, figures: dict[str, str]) -> str:
     del figures
-    return f"**{block.capture}:** {block.text}"
+    return line(f"{strong(f'{block.capture}:')} {block.text}")
 
 
 @render_block.register
 def _(block: Listing, figures: dict[str, str]) -> str:
     del figures
     if block.kind != "bullets":
-        return "\n".join(["```sh" if block.kind == "commands" else "```python", *block.lines, "```"])
-    return "\n".join(f"- {line}" for line in block.lines)
+        return fence(block.lines, "sh" if block.kind == "commands" else "python")
+    return "\n".join(f"- {line(one)}" for one in block.lines)
 
 
 @render_block.register
@@ -76,12 +77,13 @@ def _(block: Table, figures: dict[str, str]) -> str:
 
 def _table(block: Table, padded: bool) -> str:
     units = [column.unit for column in block.columns]
-    rows = [[_escape(format_cell(cell, unit)) for cell, unit in zip(row, units, strict=True)] for row in block.rows]
+    rows = [[cell(format_cell(value, unit)) for value, unit in zip(row, units, strict=True)] for row in block.rows]
     alignment = ["left" if unit in TEXT_UNITS else "right" for unit in units]
-    headers = [_escape(column.title) for column in block.columns]
-    narrow = all(len(cell) <= _WIDEST_PADDED for row in rows for cell in row)
+    headers = [cell(column.title) for column in block.columns]
+    narrow = all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
     text = (_padded_table if padded and narrow else _plain_table)(headers, rows, alignment)
-    return f"{block.caption}\n\n{text}" if block.caption else text
+    caption = f"{strong(block.capture)}: {block.caption}" if block.capture else block.caption
+    return f"{line(caption)}\n\n{text}" if caption else text
 
 
 def _padded_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:
@@ -99,16 +101,11 @@ def _plain_table(headers: list[str], rows: list[list[str]], alignment: list[str]
 def _(block: Details, figures: dict[str, str]) -> str:
     blocks = (_table(one, False) if isinstance(one, Table) else render_block(one, figures) for one in block.blocks)
     inner = "\n\n".join(blocks)
-    return f"<details><summary>{block.title}</summary>\n\n{inner}\n\n</details>"
+    return f"<details><summary>{summary(block.title)}</summary>\n\n{inner}\n\n</details>"
 
 
 @render_block.register(Bars)
 @render_block.register(Lines)
 def _(block: Bars | Lines, figures: dict[str, str]) -> str:
     path = figures.get(block.key)
-    title = block.title.replace("[", "\\[").replace("]", "\\]")
-    return f"![{title}]({quote(path)})" if path else ""
-
-
-def _escape(cell: str) -> str:
-    return cell.replace("|", "\\|").replace("\n", " ")
+    return f"![{alternative(block.title)}]({target(path)})" if path else ""

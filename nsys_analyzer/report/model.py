@@ -1,4 +1,7 @@
-"""The report as data: sections of paragraphs, tables and figures, without a word of formatting."""
+"""The report as data: sections of paragraphs, tables and figures, without a word of formatting.
+
+Every string is text as ``nsys_analyzer.text`` has it: plain, but for stretches that are marked.
+"""
 
 from __future__ import annotations
 
@@ -42,11 +45,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a cell of None is a figure that does not exist."""
+    """A table; a cell of None is a figure that does not exist.
+
+    Attributes:
+        columns, rows: what it holds.
+        caption: what it shows.
+        capture: the one capture that it is of, empty where it is of several.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: str = ""
+    capture: str = ""
 
     def __post_init__(self) -> None:
         """Makes sure that every cell can be written as its column's unit says, before any renderer meets it.
@@ -63,7 +73,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of markdown text."""
+    """A paragraph of text."""
 
     text: str
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.report.model import Bars, Figure, Lines
+from nsys_analyzer.text import plain, visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,22 +31,28 @@ SOFTWARE = "nsys-analyze"
 
 def draw(figure: Figure, path: Path) -> None:
     """Draws one figure into a PNG file, which bears the name of ``SOFTWARE``."""
-    plain: Figure
+    shown: Figure
     if isinstance(figure, Bars):
-        bars = tuple((_plain(name, 60), values) for name, values in figure.series)
-        groups = tuple(_plain(group, 60) for group in figure.groups)
-        plain = replace(figure, title=_plain(figure.title, 160), groups=groups, series=bars)
+        bars = tuple((_letters(name, 60), values) for name, values in figure.series)
+        groups = tuple(_letters(group, 60) for group in figure.groups)
+        shown = replace(
+            figure, title=_letters(figure.title, 160), groups=groups, series=bars, axis=_letters(figure.axis, 160)
+        )
     else:
-        curves = tuple((_plain(name, 60), points) for name, points in figure.series)
-        plain = replace(figure, title=_plain(figure.title, 160), series=curves)
+        curves = tuple((_letters(name, 60), points) for name, points in figure.series)
+        spans = tuple((_letters(name, 60), start, end) for name, start, end in figure.spans)
+        x_axis, y_axis = _letters(figure.x_axis, 160), _letters(figure.y_axis, 160)
+        title = _letters(figure.title, 160)
+        shown = replace(figure, title=title, series=curves, spans=spans, x_axis=x_axis, y_axis=y_axis)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box stands for the letter
-        _draw(plain, path)
+        _draw(shown, path)
 
 
-def _plain(text: str, limit: int) -> str:
+def _letters(text: str, limit: int) -> str:
     """A text that leaves room for the bars, its dollars themselves and no TeX."""
-    short = text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 2 + 1 :]}"
+    whole = visible(plain(text))
+    short = whole if len(whole) <= limit else f"{whole[: limit // 2]}…{whole[-limit // 2 + 1 :]}"
     return short.replace("$", r"\$")
 
 

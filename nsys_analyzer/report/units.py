@@ -6,6 +6,7 @@ import math
 
 from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
+from nsys_analyzer.text import code
 
 ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
@@ -21,7 +22,7 @@ def format_cell(value: Cell, unit: Unit) -> str:
     if value is None:
         return ABSENT
     if isinstance(value, str):
-        return f"`{value}`" if unit == "code" and value else value
+        return code(value) if unit == "code" and value else value
     if isinstance(value, Spread):
         std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimals(value.mean)}f}"
         return format_number(value.mean, unit) + std

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nsys_analyzer.text import marked
+
 #: The severities of a message, as nsys numbers them.
 SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
 
@@ -15,10 +17,12 @@ SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
 _NO_CUDA = (
     (
         re.compile(r"CUDA (?:profiling might have not been started correctly|injection initialization failed)"),
-        "nsys got no CUDA trace of the process. Either it made no CUDA call, as a launcher or a data loader; or CUPTI "
-        "could not start in it, because another profiler was attached (torch.profiler, a debugger), nsys is older than "
-        "the driver, a virtual GPU allows no tracing, or the process was forked without exec "
-        "(`--trace-fork-before-exec=true`); or it was killed before it wrote its records.",
+        marked(
+            "nsys got no CUDA trace of the process. Either it made no CUDA call, as a launcher or a data loader; or "
+            "CUPTI could not start in it, because another profiler was attached (torch.profiler, a debugger), nsys is "
+            "older than the driver, a virtual GPU allows no tracing, or the process was forked without exec "
+            "(`--trace-fork-before-exec=true`); or it was killed before it wrote its records."
+        ),
     ),
     (
         re.compile(r"Installed CUDA driver version .* is not supported by this build"),

@@ -1,0 +1,153 @@
+"""Marks in text, and that nothing but these acts on a page."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import (
+    Answer,
+    Bars,
+    Block,
+    Cell,
+    Column,
+    Details,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+)
+from nsys_analyzer.text import Span, code, emphasis, link, marked, plain, spans, strong, visible_lines
+from tests.conftest import ROOT
+from tests.hostile import TEXTS, WORST, controls
+from tests.page import tree, tree_of
+
+MARKED = st.one_of(TEXTS, TEXTS.map(code), TEXTS.map(strong), TEXTS.map(emphasis), st.builds(link, TEXTS, TEXTS))
+SENTENCES = st.lists(MARKED, max_size=4).map(" and ".join)
+
+
+def test_spans() -> None:
+    text = f"a {code('b')}{strong('c')} {emphasis('d')}, {link('e', 'f/g')}."
+    assert list(spans(text)) == [
+        Span("plain", "a "), Span("code", "b"), Span("strong", "c"), Span("plain", " "), Span("emphasis", "d"),
+        Span("plain", ", "), Span("link", "e", "f/g"), Span("plain", "."),
+    ]  # fmt: skip
+    assert plain(text) == "a bc d, e."
+    assert plain(text, "`") == "a `b`c d, e."
+
+
+def test_a_sentence_of_ours() -> None:
+    assert list(spans(marked("*busy*: a **great** share, `--csv`."))) == [
+        Span("emphasis", "busy"), Span("plain", ": a "), Span("strong", "great"), Span("plain", " share, "),
+        Span("code", "--csv"), Span("plain", "."),
+    ]  # fmt: skip
+
+
+def test_a_mark_around_a_mark_is_one() -> None:
+    assert list(spans(strong(f"a {code('b')}"))) == [Span("strong", "a b")]
+
+
+@given(TEXTS)
+def test_no_text_holds_a_mark(text: str) -> None:
+    assert plain(text) == text
+    assert [span.kind for span in spans(text)] == ["plain"] * bool(text)
+    assert list(spans(code(text))) == [Span("code", text)]
+
+
+@given(TEXTS)
+def test_what_a_terminal_is_given(text: str) -> None:
+    shown = visible_lines(text)
+    assert not controls(shown)
+    assert shown.count("\n") == text.count("\n")
+    shown.encode()  # no half of a surrogate pair
+
+
+def test_what_may_be_seen_stays() -> None:
+    text = "f<float*>(int&) – ±20\N{NO-BREAK SPACE}% ÷ µs 训练 \N{ROCKET}\nline two"
+    assert visible_lines(text) == text
+
+
+def a_report(texts: Iterator[str]) -> Report:
+    """A report with one of the texts in every place that holds one."""
+
+    def table() -> Table:
+        columns = (Column(next(texts)), Column(next(texts), "code"), Column(next(texts), "count"))
+        row: tuple[Cell, ...] = (next(texts), next(texts), 1)
+        return Table(columns, (row, (next(texts), None, None)), next(texts), next(texts))
+
+    blocks: tuple[Block, ...] = (
+        Paragraph(next(texts)),
+        Answer(next(texts), next(texts), next(texts)),
+        table(),
+        Paragraph(next(texts)),
+        Listing((next(texts), next(texts))),
+        Listing((next(texts), next(texts)), "commands"),
+        Bars("drawn", next(texts), (next(texts),), ((next(texts), (1.0,)),), next(texts)),
+        Details(next(texts), (Paragraph(next(texts)), table(), Listing((next(texts),), "python"))),
+    )
+    return Report(next(texts), (Section("key", next(texts), blocks, next(texts)), Section("end", next(texts), ())))
+
+
+def checked(report: Report) -> str:
+    """The page of a report, after its tree was found to be that of the report."""
+    drawn = {figure.key: f"report_figures/{figure.key}.png" for figure in report.figures}
+    page = render_markdown(report, drawn)
+    assert tree(page) == tree_of(report, drawn)
+    assert not controls(page)
+    page.encode()
+    return page
+
+
+@given(st.lists(SENTENCES, min_size=36, max_size=36))
+def test_no_text_changes_a_page(texts: list[str]) -> None:
+    checked(a_report(iter(texts)))
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n", "\xa0", "\ud800", "`", "|", "\\", WORST, *map(chr, range(0x80))])
+def test_no_character_changes_a_page(text: str) -> None:
+    for one in (text, f"a{text}b", f"{text}{text} b", code(text), strong(text), emphasis(text), link(text, text)):
+        checked(a_report(iter([one] * 36)))
+
+
+def test_ordinary_names_are_not_touched() -> None:
+    """What people call captures, kernels and files is as easily read before it is rendered."""
+    names = "small_ctx256_train_fp32, aten::mm, d_model 4,096, 1 < 2 & 3 > 2, 20 % (a; b) ~ÿ – C:\\x, 2 * 3".replace(
+        "~", ""
+    )
+    assert f"\n\n{names}\n" in checked(Report("t", (Section("k", "s", (Paragraph(names),)),)))
+
+
+def test_a_link_leads_to_the_bytes_of_a_path() -> None:
+    path = b"a b/\xff(1).pickle".decode("utf-8", "surrogateescape")
+    page = checked(Report("t", (Section("k", "s", (Paragraph(link("x", path)),)),)))
+    assert "[x](a%20b/%FF%281%29.pickle)" in page
+
+
+# --- how sentences are written ---
+
+PACKAGE = ROOT / "nsys_analyzer"
+MARKUP = re.compile(r"(?<!`)`[^`\s][^`]*`(?!`)|\*\*?[^\W_][^*\n]*\*")
+ROOMS = ("questions", "benches", "analysis/warnings.py", "trace/diagnostics.py", "commands", "report/terminal.py")
+MODULES = sorted(path for room in ROOMS for path in (PACKAGE / room, *(PACKAGE / room).glob("*.py")) if path.is_file())
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_markup_stands_in_literals_that_are_marked(path: Path) -> None:
+    """``marked`` takes no value, and no sentence has asterisks or backticks for marks without it."""
+    parsed = ast.parse(path.read_text(encoding="utf-8"))
+    calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call) and node.args]
+    ours = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "marked"]
+    assert all(isinstance(one, ast.Constant) for one in ours)
+    patterns = [call.args[0] for call in calls if ast.unparse(call.func).startswith("re.")]
+    docstrings = [node.value for node in ast.walk(parsed) if isinstance(node, ast.Expr)]
+    other = {id(part) for node in (*ours, *patterns, *docstrings) for part in ast.walk(node)}
+    texts = [node.value for node in ast.walk(parsed) if isinstance(node, ast.Constant) and id(node) not in other]
+    assert [text for text in texts if isinstance(text, str) and MARKUP.search(text)] == []
