@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import click
 
@@ -17,6 +18,7 @@ from nsys_analyzer.commands.run import run
 from nsys_analyzer.commands.share import share
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.screen import use_screens
+from nsys_analyzer.text import plain, visible
 
 
 @click.group(
@@ -43,12 +45,15 @@ def main() -> None:
     try:
         cli()
     except NsysAnalyzerError as error:
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(1)
+        _fail(str(error))
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has gone: nothing is left to say
             sys.stderr.close()
             sys.exit(1)
         where = f"{error.filename}: " if error.filename else ""
-        click.echo(f"Error: {where}{error.strerror or error}", err=True)
-        sys.exit(1)
+        _fail(f"{where}{error.strerror or error}")
+
+
+def _fail(message: str) -> NoReturn:
+    click.echo(f"Error: {visible(plain(message))}", err=True)
+    sys.exit(1)

@@ -10,6 +10,7 @@ from nsys_analyzer.benches.conditions import conditions, precision_warnings
 from nsys_analyzer.benches.model import Results, Row
 from nsys_analyzer.benches.physics import Rate, Residence, physics
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Table
+from nsys_analyzer.text import strong
 
 GPU = {"gpu": "NVIDIA H200", "torch": "2.11.0", "python": "3.12.3"}
 GIB = 2**30
@@ -45,7 +46,7 @@ def test_the_highest_rate_beside_its_limits() -> None:
     rows = table(found).rows
     assert [(row[0], plain(row[2])) for row in rows] == [("fast", "50 TFLOP/s"), ("fast", "5 TB/s")]
     assert rows[0][-1] == pytest.approx(50 / 67)
-    assert broken(found) == ["**Impossible rate**: fast is 104.2\N{NO-BREAK SPACE}% of its limit."]  # 5 ÷ 4.8
+    assert broken(found) == [f"{strong('Impossible rate')}: fast is 104.2\N{NO-BREAK SPACE}% of its limit."]  # 5 ÷ 4.8
 
 
 def test_nothing_beyond_a_limit_is_said_so() -> None:
@@ -71,7 +72,7 @@ def test_memory_below_what_must_live() -> None:
         results(), [], [Residence("good", 3 * GIB, 2 * GIB, "x"), Residence("bad", 1 * GIB, 2 * GIB, "weights")]
     )
     assert [row[3] for row in table(found).rows] == [1.5, 0.5]
-    assert broken(found) == ["**Impossible memory**: bad shows less than what must live (weights)."]
+    assert broken(found) == [f"{strong('Impossible memory')}: bad shows less than what must live (weights)."]
 
 
 def test_fp32_that_ran_as_tf32_is_a_warning() -> None:

@@ -1,15 +1,19 @@
 """Figures of every kind, of the sizes and names that captures have."""
 
 import struct
+import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Literal
 
 import matplotlib.image
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from nsys_analyzer.report.model import Bars, Figure, Lines
 from nsys_analyzer.report.plots import draw
+from tests.hostile import TEXTS
 
 Kind = Literal["grouped", "stacked", "horizontal"]
 Series = tuple[tuple[str, tuple[float | None, ...]], ...]
@@ -132,3 +136,22 @@ def test_shaded_stretches_stand_in_the_legend_once(tmp_path: Path) -> None:
     spans = tuple((f"phase {i % 5}", float(i), float(i + 1)) for i in range(10))
     figure = Lines("f", "memory", (("bytes", ((0.0, 1.0), (10.0, 2.0))),), "ms", "MiB", spans=spans, steps=True)
     assert size(figure, tmp_path)[1] == 530  # a curve and five names are six entries, a second row of 0.22 in
+
+
+@given(TEXTS)
+@settings(max_examples=12, deadline=None)
+def test_no_name_breaks_a_figure(name: str) -> None:
+    """No name is a formula, breaks a line, or lets the plotting library say something of its own."""
+    points = ((name, (1.0, 2.0)), (f"{name} too", (None, 3.0)))
+    curves = ((name, ((1.0, 2.0), (2.0, None))), (f"{name} too", ((1.0, 3.0), (4.0, 5.0))))
+    spans = ((name, 1.0, 2.0), ("forward", 2.0, 3.0))
+    figures: tuple[Figure, ...] = (
+        Bars("f", name, (name, "b"), points, name),
+        Bars("f", name, (name, "b"), points, name, "stacked"),
+        Bars("f", name, (name, "b"), points[:1], name, "horizontal"),
+        Lines("f", name, curves, name, name, spans=spans),
+    )
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in figures:
+            assert size(figure, Path(folder))[0] == 960

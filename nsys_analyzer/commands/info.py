@@ -23,7 +23,7 @@ _RANGES_SHOWN = 40
 def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summarize import summarize
-    from nsys_analyzer.text import plain
+    from nsys_analyzer.text import plain, visible
     from nsys_analyzer.trace.reader import Reader
     from nsys_analyzer.trace.trace import Trace, sqlite_of
 
@@ -40,7 +40,7 @@ def info(trace: Path) -> None:
     ):
         click.echo(f"{title}:")
         for line in lines:
-            click.echo(f"  {line}")
+            click.echo(f"  {visible(line)}")
 
 
 def _unique(lines: Iterator[str]) -> list[str]:

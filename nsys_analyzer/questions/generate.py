@@ -127,8 +127,12 @@ def _wrapped(command: str) -> list[str]:
     """A command in lines that a page is wide enough for; comments and what is broken already stay."""
     if command.startswith("#") or command.endswith("\\") or len(command) <= _WIDTH:
         return [command]
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation mark without its other: no shell has run this, but a manifest may say so
+        return [command]
     lines = [""]
-    for word in map(shlex.quote, shlex.split(command)):
+    for word in map(shlex.quote, words):
         if len(lines[-1]) + len(word) > _WIDTH:
             lines.append(" ")
         lines[-1] += f" {word}" if lines[-1] else word

@@ -1,0 +1,162 @@
+"""Reports of captures and experiments whose every name was chosen by somebody hostile."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.models import Configuration, find_model
+from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
+from nsys_analyzer.analysis.statistics import Stats
+from nsys_analyzer.analysis.summarize import summarize
+from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.benches import BENCHES, find_bench
+from nsys_analyzer.benches.model import Finished
+from nsys_analyzer.commands.bench_results import read_finished
+from nsys_analyzer.questions import build_report
+from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.report.data import report_data
+from nsys_analyzer.report.model import Report, Section
+from nsys_analyzer.trace.metadata import Recording
+from tests.conftest import ROOT
+from tests.export import AUTOGRAD, Export, training_step
+from tests.hostile import TEXTS, WORST
+from tests.test_text import checked
+
+T = TypeVar("T")
+
+#: What is one of our own words, whatever a capture holds: no name from outside gets there.
+OURS = ("status", "kernel_class", "kind", "per", "profiler", "platform", "phase", "severity", "verdict", "graph_trace")
+
+
+def poisoned(value: T, poison: str, ours: tuple[str, ...] = OURS) -> T:
+    """The value with a text put before every text in it, but for the fields and keys that hold words of ours."""
+    if isinstance(value, str):
+        return poison + value  # type: ignore[return-value]
+    if is_dataclass(value) and not isinstance(value, type):
+        held = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
+        changed = {name: one if name in ours else poisoned(one, poison, ours) for name, one in held.items()}
+        return replace(value, **changed)  # type: ignore[type-var]
+    if isinstance(value, Mapping):
+        return {  # type: ignore[return-value]
+            key: one if key in ours else poisoned(one, poison, ours) for key, one in value.items()
+        }
+    if isinstance(value, tuple | list):
+        return type(value)(poisoned(one, poison, ours) for one in value)  # type: ignore[call-arg]
+    return value
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
+    """A capture of a training step with all that can be said of one: run, timings, messages, warnings."""
+    export = training_step(Export().thread(AUTOGRAD, "pt_autograd_0").gpu())
+    export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text="No Vulkan events collected. Does it?", globalPid=0)
+    export.range("my work", 900, None)
+    (summary,) = summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture")
+    assert summary.metadata
+    recording = Recording(("Cuda", "GpuCtxSw"), "node", ("python", "train.py"))
+    run = RunConditions(
+        *("cuda", "nsys", "H200", "2.9", "fp32", "sdpa", False, False, "AdamW", 0, 1, 2),
+        *("python a.py", "nsys profile python a.py", "nsys-analyze run"),
+    )
+    return replace(
+        summary, status="failed", message="RuntimeError: it broke", process="rank 0", run=run,
+        metadata=replace(summary.metadata, recording=recording),
+        configuration=Configuration(find_model("small"), 256, 4, "fp32", "train", "sdpa", source="file name"),
+        unprofiled=Unprofiled("failed", "why", {"step": Stats(3, 1.0, 0.1, 0.9, 1.0, 1.2)}, 1, "cuda", 1 << 30),
+        warnings=(*summary.warnings, "timings.csv, line 2: step 1.000 ms is not trusted"),
+    )  # fmt: skip
+
+
+def evidence_of(capture: CaptureSummary, poison: str, count: int) -> Evidence:
+    """As many captures as are wanted, each with a text in all of its names."""
+    own = replace(capture.phases[0], phase=f"{poison}mine")  # of a range that the command line calls so
+    whole = replace(capture, phases=(*capture.phases, own))
+    captures = tuple(poisoned(replace(whole, name=f"capture {i}"), poison) for i in range(count))
+    return Evidence(captures, f"nsys-analyze report {poison}", f"{poison}timings.csv", (f"{poison}a note",))
+
+
+@pytest.mark.parametrize("count", [1, 7])
+@given(poison=TEXTS)
+@example(poison=WORST)
+@example(poison=f"it's {'long ' * 30}")
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_name_of_a_capture_changes_the_report(capture: CaptureSummary, count: int, poison: str) -> None:
+    evidence = evidence_of(capture, poison, count)
+    checked(build_report(evidence))
+    json.loads(json.dumps(report_data(evidence.captures, evidence.labels)))
+
+
+def test_every_name_is_there(capture: CaptureSummary) -> None:
+    """The test above poisons what the report shows: in clear letters each of these names would be in it."""
+    page = checked(build_report(evidence_of(capture, "zz", 1)))
+    for name in (
+        "H200",
+        "zzcapture 0",
+        "zznsys profile python a.py",
+        "zzmine",
+        "it broke",
+        "zztimings.csv",
+        "zza note",
+    ):
+        assert name in page
+    assert "zzampere_sgemm" in page.replace("`", "")
+
+
+def test_names_are_shown_letter_by_letter(capture: CaptureSummary) -> None:
+    name = "void f<float *, (anonymous namespace)::g<4>, _a__b_*|&>(T<int>&&)"
+    assert capture.whole
+    whole = replace(capture.whole, kernels=tuple(replace(row, name=name) for row in capture.whole.kernels[:1]))
+    phases = tuple(replace(phase, kernels=whole.kernels) for phase in capture.phases)
+    page = checked(build_report(Evidence((replace(capture, whole=whole, phases=phases),), "report")))
+    assert f"`{name}`".replace("|", "\\|") in page
+
+
+@pytest.mark.parametrize("name", [bench.name for bench in BENCHES])
+@given(poison=TEXTS)
+@example(poison=WORST)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_word_of_an_experiment_changes_its_section(name: str, poison: str) -> None:
+    section = hostile_section(finished(name), poison)
+    checked(Report("Experiments", (section,)))
+
+
+FINISHED: dict[str, Finished] = {}
+
+
+def finished(name: str) -> Finished:
+    """A committed experiment, read once."""
+    if name not in FINISHED:
+        FINISHED[name] = read_finished(ROOT / "examples" / "benches" / name, name)
+    return FINISHED[name]
+
+
+def hostile_section(bench: Finished, poison: str) -> Section:
+    """The section of rows whose machines, messages and texts among the figures are hostile; one of them failed."""
+    rows = [
+        replace(
+            row,
+            machine=poisoned(row.machine, poison),
+            message=poison,
+            figures=figures(row.figures, poison),
+            case=figures(row.case, poison),
+        )
+        for row in bench.results.rows
+    ]
+    broken = replace(rows[-1], status="failed", message=f"{poison}Error: it broke", figures={})
+    results = replace(
+        bench.results, rows=(*rows[:-1], broken), captures=poisoned(bench.results.captures, poison),
+        folder=f"{poison}folder",
+    )  # fmt: skip
+    return find_bench(bench.name).section(results)
+
+
+def figures(row: Mapping[str, Any], poison: str) -> Mapping[str, Any]:
+    """The figures with hostile lines of code, which a target reads from the program, and paths of what it left."""
+    return {**row, **poisoned({key: row[key] for key in ("largest", "snapshot") if row.get(key)}, poison)}
