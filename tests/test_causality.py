@@ -10,6 +10,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.text import plain
 from tests.export import Export, training_step
 
 KERNEL, RANGE = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
@@ -40,7 +41,8 @@ def figures(summary: CaptureSummary, phase: str) -> object:
 
 
 def left_out(summary: CaptureSummary) -> list[str]:
-    return [warning for warning in summary.warnings if warning.startswith("Left out of every figure: ")]
+    said = [plain(warning, "`") for warning in summary.warnings]
+    return [warning for warning in said if warning.startswith("Left out of every figure: ")]
 
 
 #: The second step's ADD kernel of forward runs from 130 to 150.

@@ -14,6 +14,7 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.text import plain
 from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
 
 MS = 1e-6
@@ -167,7 +168,7 @@ def test_a_kernel_without_an_end_is_left_out_and_said(tmp_path: Path) -> None:
     (summary,) = summarize(Trace.load(path), "t")
     assert summary.coverage is not None
     assert (summary.coverage.kernels, summary.coverage.kernel_ms) == (1, pytest.approx(10 * MS))
-    (said,) = [warning for warning in summary.warnings if "Left out of every figure" in warning]
+    (said,) = [plain(warning, "`") for warning in summary.warnings if "Left out of every figure" in warning]
     assert said == (
         "Left out of every figure: 1 row of CUPTI_ACTIVITY_KIND_KERNEL with no times, such as "
         f"`{ADD}`, 50 to unknown ns."

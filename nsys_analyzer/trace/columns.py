@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from nsys_analyzer.text import code
 from nsys_analyzer.trace.arrays import Ints, SmallInts
 
 #: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
@@ -40,6 +41,8 @@ OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
 #: How a kernel is called whose name the file does not hold, with its string ID behind it: no symbol reads like this.
 UNNAMED = "unknown kernel"
 
+_LONGEST = 120  # letters of a name in a sentence
+
 PROCESS_MASK = ~0xFFFFFF
 
 
@@ -59,6 +62,11 @@ def stream_thread(process: Any, device: Any, stream: Any) -> Any:
     Bit 23 marks it; the device has the 7 bits below, the stream the low 16. Of ints or arrays.
     """
     return process | 1 << 23 | (device & 0x7F) << 16 | stream & 0xFFFF
+
+
+def named(name: str) -> str:
+    """The name of a kernel or a range in a sentence, the start of a long one."""
+    return code(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")
 
 
 @dataclass(frozen=True)
@@ -102,7 +110,7 @@ class Operations:
 
     def called(self, index: int) -> str:
         """An operation in words: the kernel's name, or its kind."""
-        return f"`{self.names[self.name[index]]}`" if self.name[index] >= 0 else KINDS[self.kind[index]]
+        return named(self.names[self.name[index]]) if self.name[index] >= 0 else KINDS[self.kind[index]]
 
     def select(self, mask: Any) -> Operations:
         """The operations that a boolean mask or an index array picks."""

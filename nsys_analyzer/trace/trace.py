@@ -26,6 +26,7 @@ from nsys_analyzer.trace.columns import (
     MemoryUses,
     Operations,
     Ranges,
+    named,
     process_of,
 )
 from nsys_analyzer.trace.diagnostics import explained
@@ -291,5 +292,5 @@ def _sound(sieve: Sieve, table: schema.Table, ranges: Ranges) -> Bools:
     """Which ranges have times that can be true; one without an end has none that is wrong."""
     end = np.where(ranges.end == schema.NO_TIME, ranges.start, ranges.end)
     return sieve.sound(
-        table, ranges.start, end, process_of(ranges.thread), lambda i: f"`{ranges.names[ranges.name[i]]}`"
+        table, ranges.start, end, process_of(ranges.thread), lambda i: named(ranges.names[ranges.name[i]])
     )
