@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,15 +26,17 @@ class Shared:
     left_out: LeftOut
 
 
-def share(trace: Path, output: Path, *, force: bool = False) -> Shared:
+def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
     """Copies what analysis needs of a trace, scrubbed, into a new export.
 
-    The copy gives the same report as the trace, but for the program's command line. It appears whole or not at all.
+    The copy gives the same figures as the trace; the program's command line and names that read as none are not in
+    its report. It appears whole or not at all.
 
     Args:
         trace: a ``.sqlite`` export, or anything else that ``Trace.load`` takes.
         output: the copy, ``.sqlite``; its folder is made as needed.
         force: whether a file that is there already is replaced. The trace itself never is.
+        keep: names that match one of these as a whole stay as they are, whether they read as names or not.
 
     Raises:
         TraceError: the trace is absent, damaged, or not an nsys export.
@@ -51,7 +55,7 @@ def share(trace: Path, output: Path, *, force: bool = False) -> Shared:
     with _folder_beside(output) as folder:
         unfinished = Path(folder) / "copy.sqlite"
         try:
-            left_out = copy_export(reader, unfinished)
+            left_out = copy_export(reader, unfinished, keep)
         except sqlite3.Error as error:
             raise _failed(reader.path, output, error) from error
         sizes = reader.path.stat().st_size, unfinished.stat().st_size

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from nsys_analyzer.capture.share_private import find_private
-from nsys_analyzer.capture.share_scrub import Scrubber
+from nsys_analyzer.capture.share_scrub import Renamed, Scrubber
 from nsys_analyzer.capture.share_tables import KeptTable, kept_tables
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.ranks import Rank, read_ranks
@@ -25,7 +26,8 @@ class LeftOut:
         tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
         rows: rows that a table of the copy has no more, by the table's name.
         strings: rows of ``StringIds`` to which nothing refers any more.
-        texts: texts that were scrubbed.
+        texts: texts that lost a private value or a word.
+        renamed: names that have an alias in the copy.
         variables: environment variables that the export held.
     """
 
@@ -33,19 +35,21 @@ class LeftOut:
     rows: dict[str, int]
     strings: int
     texts: int
+    renamed: tuple[Renamed, ...]
     variables: int
 
 
-def copy_export(reader: Reader, output: Path) -> LeftOut:
-    """Writes the copy: the export is only read, the output must not be there yet.
+def copy_export(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]] = ()) -> LeftOut:
+    """Writes the copy: the export is only read, the output must not be there yet. Names that match ``keep`` stay.
 
     Raises:
         sqlite3.Error: the export is damaged, or the output cannot be written.
     """
     with closing(sqlite3.connect(f"file:{quote(str(reader.path.resolve()))}?mode=ro&immutable=1", uri=True)) as source:
         private = find_private(source, reader.columns_of)
-        scrubber = Scrubber(private)
-        source.create_function("scrub", 1, scrubber.scrub)
+        scrubber = Scrubber(private, keep)
+        source.create_function("scrub_name", 1, scrubber.name)
+        source.create_function("scrub_message", 1, scrubber.message)
         _attach(source, output)
         tables = kept_tables(reader)
         for table in tables:
@@ -56,7 +60,7 @@ def copy_export(reader: Reader, output: Path) -> LeftOut:
             _write_ranks(source, read_ranks(reader))
         _note_costly_tables(source, reader)
         source.commit()
-        return _left_out(source, reader, tables, texts=len(scrubber.changed), variables=private.variables)
+        return _left_out(source, reader, tables, scrubber, variables=private.variables)
 
 
 def _attach(source: sqlite3.Connection, output: Path) -> None:
@@ -110,11 +114,13 @@ def _filled(source: sqlite3.Connection, table: KeptTable) -> list[str]:
 
 def _expression(table: KeptTable, name: str) -> str:
     """A column on its way: what is not a number stays behind in a column of numbers."""
-    return f'scrub(CAST("{name}" AS BLOB))' if name in table.texts else f'CAST("{name}" AS INTEGER)'
+    if name in table.exact or name not in table.texts:
+        return f'CAST("{name}" AS {"TEXT" if name in table.exact else "INTEGER"})'
+    return f'scrub_{"name" if name in table.names else "message"}(CAST("{name}" AS BLOB))'
 
 
 def _left_out(
-    source: sqlite3.Connection, reader: Reader, tables: Iterable[KeptTable], *, texts: int, variables: int
+    source: sqlite3.Connection, reader: Reader, tables: Iterable[KeptTable], scrubber: Scrubber, *, variables: int
 ) -> LeftOut:
     kept = {table.name for table in tables}
     before = {name: _count(source, f'main."{name}"') for name in reader.columns_of if not name.startswith("ENUM_")}
@@ -123,7 +129,8 @@ def _left_out(
         tables={name: rows for name, rows in before.items() if rows and name not in kept},
         rows={name: rows for name, rows in fewer.items() if rows and name not in schema.STRINGS.aliases},
         strings=sum(fewer.get(name, 0) for name in schema.STRINGS.aliases),
-        texts=texts,
+        texts=len(scrubber.changed),
+        renamed=tuple(scrubber.renamed),
         variables=variables,
     )
 

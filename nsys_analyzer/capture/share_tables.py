@@ -43,6 +43,11 @@ _ROWS = {
     "strings": "id IN (SELECT id FROM temp.used_strings)",
 }
 
+#: The columns, by our names, that hold names; other texts are messages or properties of the machine.
+_NAMES = {("strings", "value"), ("nvtx", "text")}
+#: The tables of properties, of which the rows above are kept.
+_PROPERTIES = ("environment", "export", "capture")
+
 #: The columns, by our names, that hold IDs of strings.
 _STRING_IDS = ("name", "text_id")
 
@@ -55,6 +60,8 @@ class KeptTable:
         key: the table's key in ``trace.schema``.
         name: its name in the file.
         numbers, texts: its columns.
+        names: those of the texts that are names of ranges, kernels, functions and threads.
+        exact: those of the texts that the rows are chosen by: they hold nothing else.
         string_ids: those of the numbers that are IDs of strings.
         required: those that a reader cannot do without.
         thread: the column with global thread IDs, empty where there is none.
@@ -65,6 +72,8 @@ class KeptTable:
     name: str
     numbers: tuple[str, ...]
     texts: tuple[str, ...]
+    names: tuple[str, ...]
+    exact: tuple[str, ...]
     string_ids: tuple[str, ...]
     required: tuple[str, ...]
     thread: str
@@ -90,6 +99,8 @@ def _kept(reader: Reader, table: Table, name: str) -> KeptTable:
         name,
         tuple(numbers),
         tuple(alias for column, alias in chosen if isinstance(column.default, str)),
+        tuple(alias for column, alias in chosen if (table.key, column.name) in _NAMES),
+        tuple(alias for column, alias in chosen if column.name == "name" and table.key in _PROPERTIES),
         tuple(alias for column, alias in chosen if column.name in _STRING_IDS and isinstance(column.default, int)),
         tuple(alias for column, alias in chosen if column.name in table.required),
         next((alias for column, alias in chosen if column.name == "thread"), ""),
