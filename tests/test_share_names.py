@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.phases import DEFAULT_NAMES
 from nsys_analyzer.capture.share_names import is_name, readable_words
@@ -194,3 +196,15 @@ def test_the_time_grows_with_the_text_and_no_faster(unit: str) -> None:
         return best
 
     assert seconds(200_000) < 40 * max(seconds(20_000), 0.002)
+
+
+@given(st.one_of(st.text(), st.text("=/~…-_Z9aE0.:<>() ,#\\\"'", max_size=40)))
+@example("=5")
+@example("a =1")
+def test_any_text_is_judged(text: str) -> None:
+    """A message of words that are kept is kept again, as is an alias."""
+    readable = readable_words(text)
+    assert readable_words(readable) == readable
+    shown = Scrubber(PrivateValues()).name(text.encode("utf-8", errors="replace"))
+    assert shown is not None
+    assert is_name(shown) or ", " in shown  # a phase before an alias, or numbers behind a name

@@ -229,7 +229,7 @@ def _is_small(value: str) -> bool:
 
 def _are_words(core: str) -> bool:
     """Whether what one writes together is words, numbers and codes: ``forward/backward``, ``layer1.0``, ``bf16``."""
-    if core[0] in "/~" or "//" in core or _is_address(core):
+    if core[:1] in ("", "/", "~") or "//" in core or _is_address(core):
         return False
     parts = [part for part in re.split(r"[-_/+.#&()\[\]{}…]", core) if part]
     return all(_FIGURE.fullmatch(part) or is_field_word(part) or _CODE.fullmatch(part) for part in parts)
