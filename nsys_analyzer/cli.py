@@ -42,10 +42,14 @@ def main() -> None:
     # Arrow's own allocator returns memory in a way that costs a tenth of a long report in page faults.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     use_screens()
+    if sys.stdout is None:  # closed by whoever started this: what a command prints has nowhere to go
+        _fail("Standard output is closed. Send it to a file or to /dev/null")
     try:
         cli()
     except NsysAnalyzerError as error:
         _fail(str(error))
+    except MemoryError:
+        _fail("There is not enough memory for this. Give fewer captures at once, or a machine with more")
     except OSError as error:
         if isinstance(error, BrokenPipeError):  # the reader of a pipe has gone: nothing is left to say
             sys.stderr.close()
@@ -55,5 +59,6 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    click.echo(f"Error: {visible(plain(message))}", err=True)
+    if sys.stderr is not None:
+        click.echo(f"Error: {visible(plain(message))}", err=True)
     sys.exit(1)

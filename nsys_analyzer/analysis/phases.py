@@ -53,6 +53,7 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+_LONGEST_NAME = 500
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 
 
@@ -68,8 +69,9 @@ def is_framework_name(name: str) -> bool:
 def normalized_name(name: str) -> str:
     """A range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
 
-    PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``.
+    PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``. Of an endless name the start counts.
     """
+    name = name[:_LONGEST_NAME]
     text = name.split("#", 1)[0] if name.startswith("Optimizer.") else name.split(",", 1)[0]
     text = re.sub(r"([a-z])([A-Z])", r"\1 \2", _COUNTER.sub("", text)).lower()
     return re.sub(r"[\W_]+", " ", text).strip()

@@ -146,6 +146,8 @@ class Reader:
                 statement.set_sql_query(sql)
                 stream, _ = statement.execute_query()
                 return _to_frame(pa.RecordBatchReader.from_stream(stream).read_all(), columns)
+        except MemoryError:
+            raise  # Arrow's is an ArrowException, too, and says nothing of the file
         except (Error, pa.ArrowException, OSError) as error:
             raise self._damaged(error) from error
 
