@@ -44,3 +44,7 @@ class ConfigurationError(NsysAnalyzerError):
 
 class CaptureError(NsysAnalyzerError):
     """``nsys profile`` is missing, too old for what was asked, or left no report."""
+
+
+class NoSpaceError(NsysAnalyzerError):
+    """A file for which the disk has no room."""

@@ -26,7 +26,7 @@ from nsys_analyzer.capture.kineto_operators import is_operator, stretches
 from nsys_analyzer.capture.kineto_origin import CONVERTER
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.gather import find_traces
-from nsys_analyzer.errors import ExportError, NsysAnalyzerError, TraceError
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from tests.conftest import DATA
 from tests.export import Export
 from tests.kineto import AUTOGRAD, MAIN, PID, Kineto
@@ -451,7 +451,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, own_cache: Path, monkey
 def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     output = tmp_path / "folder"
     (output / "t.sqlite").mkdir(parents=True)
-    with pytest.raises(ExportError, match="cannot be written"):
+    with pytest.raises(NsysAnalyzerError, match=r"t\.sqlite is a folder, not a file"):
         convert_trace(gpu_step().write(tmp_path / "t.json"), output / "t.sqlite")
     assert [path.name for path in output.iterdir()] == ["t.sqlite"]
 

@@ -482,6 +482,27 @@ def test_force_replaces(step_trace: Path, tmp_path: Path) -> None:
     assert len(Trace.load(share(step_trace, output, force=True).path).operations) == 5
 
 
+def test_what_an_export_was_made_from_is_not_replaced(step_trace: Path, tmp_path: Path) -> None:
+    report, outside = tmp_path / "step.nsys-rep", tmp_path / "outside.sqlite"
+    report.write_bytes(b"report")
+    outside.symlink_to(report)
+    with pytest.raises(NsysAnalyzerError, match=r"outside\.sqlite is .*step\.nsys-rep, which is read"):
+        share(step_trace, outside, force=True)
+    assert report.read_bytes() == b"report"
+
+
+def test_a_link_stays_and_its_file_keeps_its_permissions(step_trace: Path, tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    real, link = tmp_path / "far/real.sqlite", tmp_path / "link.sqlite"
+    real.write_text("mine")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    assert len(Trace.load(share(step_trace, link, force=True).path).operations) == 5
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in real.parent.iterdir()] == ["real.sqlite"]
+
+
 def test_a_damaged_export_leaves_nothing(real_capture: RealCapture, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged.sqlite"
     content = bytearray(real_capture("graphcapture_fp32").read_bytes())

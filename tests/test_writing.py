@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -10,7 +13,9 @@ from click.testing import CliRunner, Result
 
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.writing import MARK, is_ours
+from nsys_analyzer.errors import NoSpaceError
 from nsys_analyzer.report.plots import SOFTWARE
+from tests.kineto import Kineto
 from tests.test_bench_command import Run, case
 from tests.test_bench_command import run as run
 from tests.test_report_command import HEADER, two_steps
@@ -115,10 +120,105 @@ def test_a_bench_is_refused_before_it_runs(run: Run, tmp_path: Path) -> None:
     assert run(case("ok"), resume=True) == ("ok ok", True)  # its own section it replaces
 
 
-def test_what_is_no_file_is_not_replaced(here: Path) -> None:
-    (here / "pipe.md").symlink_to("/dev/null")
-    assert "pipe.md is no file" in str(report("small_ctx256.sqlite", "-o", "pipe.md").exception)
-    assert (here / "pipe.md").is_symlink()
+@pytest.mark.parametrize("options", [(), ("--force",), ("--format", "json", "--force")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("null.md", "null.md is a device, not a file. Name a file with -o, or print with -o -"),
+        ("pipe.md", "pipe.md is a pipe, not a file"),
+        ("/dev/stdout", "/dev/stdout is a stream, not a file"),
+        ("/dev/fd/1", "/dev/fd/1 is a stream, not a file"),
+        ("circle.md", "circle.md is a symbolic link that leads in a circle"),
+        (".", "Name a file in it: -o report.md"),
+    ],
+)
+def test_what_is_no_file_is_not_replaced(here: Path, name: str, said: str, options: tuple[str, ...]) -> None:
+    (here / "null.md").symlink_to("/dev/null")
+    os.mkfifo(here / "pipe.md")
+    (here / "circle.md").symlink_to("circle.md")
+    before = {path.name: path.lstat().st_mode for path in here.iterdir()}
+    assert said in str(report("small_ctx256.sqlite", "-o", name, *options).exception)
+    assert {path.name: path.lstat().st_mode for path in here.iterdir()} == before
+    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
+
+
+def spellings(here: Path) -> dict[str, Path]:
+    """Names under which no suffix says that an input lies there: output, input."""
+    (here / "sub").mkdir()
+    pairs = {
+        "hard.md": here / "small_ctx256.sqlite",
+        "report_behind.md": here / "small_ctx256.nsys-rep",
+        "times.md": here / "times.txt",
+        "said.md": here / "small_ctx256.manifest.json",
+        "shared.md": here / "manifest.json",
+    }
+    for name, source in pairs.items():
+        (here / name).hardlink_to(source)
+    for name, source in {"soft.md": "small_ctx256.sqlite", "sub/far.md": "../soft.md"}.items():
+        (here / name).symlink_to(source)
+    return pairs | {"sub/../hard.md": here / "small_ctx256.sqlite", "soft.md": here / "small_ctx256.sqlite",
+                    "sub/far.md": here / "small_ctx256.sqlite"}  # fmt: skip
+
+
+@pytest.mark.parametrize("source", ["small_ctx256.sqlite", "."])
+@pytest.mark.parametrize("kind", ["markdown", "json"])
+def test_no_input_is_written_over_in_any_spelling(here: Path, source: str, kind: str) -> None:
+    manifest = json.dumps({"capture": "small_ctx256.sqlite", "status": "ok"})
+    for name in ("manifest.json", "small_ctx256.manifest.json"):
+        (here / name).write_text(manifest, encoding="utf-8")
+    (here / "small_ctx256.nsys-rep").write_bytes(b"report")
+    os.utime(here / "small_ctx256.nsys-rep", (0, 0))  # older than its export, which is read
+    (here / "times.txt").write_text(HEADER + "small,256,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
+    for name, path in spellings(here).items():
+        before = path.read_bytes()
+        refused = report(source, "--csv", "times.txt", "--force", "--format", kind, "-o", name)
+        assert str(refused.exception).startswith(name)
+        assert any(said in str(refused.exception) for said in ("which is read", "the input itself", "has the name of"))
+        assert path.read_bytes() == before
+
+
+def test_an_export_made_while_reading_is_not_written_over(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link leads to nothing until the report is read."""
+    (here / "made").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(here / "made"))
+    trace = Kineto().launch(1, 0).kernel("gemm", 1, 5, 1).write(here / "trace.json")
+    (here / "out.md").symlink_to("trace.sqlite")
+    refused = report("trace.json", "--force", "-o", "out.md")
+    assert "has the name of an input" in str(refused.exception)
+    (here / "out.md").unlink()
+    (here / "trace.md").hardlink_to(trace)
+    assert report("trace.json", "--no-figures", "-o", "report.md").exit_code == 0
+    refused = report("trace.sqlite", "--force", "-o", "trace.md")  # the text behind the export
+    assert f"{Path('trace.json')}, which is read" in str(refused.exception)
+
+
+def test_a_report_behind_a_link(here: Path) -> None:
+    """The link stays, its file is replaced, and keeps its permissions."""
+    (here / "elsewhere").mkdir()
+    (here / "elsewhere/real.md").touch(mode=0o640)
+    (here / "elsewhere/real.md").chmod(0o640)
+    (here / "report.md").symlink_to("elsewhere/real.md")
+    assert report("small_ctx256.sqlite", "--no-figures").exit_code == 0
+    assert (here / "report.md").is_symlink()
+    assert is_ours(here / "elsewhere/real.md")
+    assert (here / "elsewhere/real.md").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in (here / "elsewhere").iterdir()] == ["real.md"]
+
+
+def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report("small_ctx256.sqlite")
+    before = {path: path.read_bytes() for path in (here / "report_figures").iterdir()}
+
+    def full(_figure: object, path: Path) -> None:
+        path.write_bytes(b"half a figure")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("nsys_analyzer.report.plots.draw", full)
+    error = report("small_ctx256.sqlite").exception
+    assert isinstance(error, NoSpaceError)
+    assert str(error).startswith("report_figures/")
+    assert ".png cannot be written (No space left on device): it needs more than " in str(error)
+    assert {path: path.read_bytes() for path in (here / "report_figures").iterdir()} == before
 
 
 # --- timings ---

@@ -11,9 +11,10 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from nsys_analyzer.capture.atomic_write import made_whole
 from nsys_analyzer.capture.kineto_origin import is_current, is_made_from
 from nsys_analyzer.capture.nsys import find_nsys, nsys_version
-from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_sqlite, made_whole, places, writable_place
+from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_sqlite, places, writable_place
 from nsys_analyzer.errors import ExportError
 
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from nsys_analyzer.capture.atomic_write import made_whole
 from nsys_analyzer.capture.kineto_devices import environment_rows
 from nsys_analyzer.capture.kineto_events import KinetoTrace
 from nsys_analyzer.capture.kineto_file import read_kineto
@@ -22,7 +23,7 @@ from nsys_analyzer.capture.kineto_rows import (
     warning_row,
 )
 from nsys_analyzer.capture.kineto_tables import Rows, write_tables
-from nsys_analyzer.capture.placement import made_whole, places, trace_stem, writable_place
+from nsys_analyzer.capture.placement import places, trace_stem, writable_place
 from nsys_analyzer.errors import ExportError
 
 

@@ -1,12 +1,10 @@
-"""Where a SQLite file made from a capture lies: beside it, or in the cache; made once, whole or not at all."""
+"""Where a SQLite file made from a capture lies: beside it, or in the cache."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from nsys_analyzer.errors import ExportError
@@ -39,7 +37,7 @@ def places(source: Path, stem: str) -> tuple[Path, Path]:
     """
     root = os.environ.get("XDG_CACHE_HOME")
     cache = Path(root) if root else Path("~/.cache").expanduser()
-    digest = hashlib.sha256(os.fsencode(source.resolve())).hexdigest()[:16]
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
     name = f"{stem}.sqlite"
     return source.with_name(name), cache / "nsys-analyze" / digest / name
 
@@ -75,18 +73,6 @@ def is_sqlite(path: Path) -> bool:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:
         return False
-
-
-@contextmanager
-def made_whole(target: Path) -> Iterator[Path]:
-    """Give a path to write to, which becomes ``target`` when the block ends without an error.
-
-    It lies in a folder of its own, on the target's file system, so that a journal goes with an unfinished file.
-    """
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.stem}-export-") as folder:
-        unfinished = Path(folder) / target.name
-        yield unfinished
-        unfinished.replace(target)
 
 
 def _is_writable(folder: Path) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from nsys_analyzer.capture.atomic_write import made_whole
 from nsys_analyzer.capture.export import finished_command, last_words
 from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries
 from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.capture.process import last_lines
 from nsys_analyzer.errors import CaptureError
 

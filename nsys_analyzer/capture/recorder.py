@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.capture.placement import made_whole
+from nsys_analyzer.capture.atomic_write import made_whole
 from nsys_analyzer.capture.recorder_conditions import conditions
 from nsys_analyzer.capture.recorder_hooks import Ranges, install
 from nsys_analyzer.errors import ExportError, NsysAnalyzerError

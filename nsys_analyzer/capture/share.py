@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import sqlite3
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nsys_analyzer.capture.atomic_write import check_regular, made_whole
+from nsys_analyzer.capture.inputs import check_no_input
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 
 if TYPE_CHECKING:
@@ -52,14 +53,16 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     reader = Reader(sqlite_of(trace))
     _check_output(reader.path, output, force=force)
     check_recorded(reader, reader.path)
-    with _folder_beside(output) as folder:
-        unfinished = Path(folder) / "copy.sqlite"
-        try:
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with made_whole(output) as unfinished:
             left_out = copy_export(reader, unfinished, keep)
-        except sqlite3.Error as error:
-            raise _failed(reader.path, output, error) from error
-        sizes = reader.path.stat().st_size, unfinished.stat().st_size
-        unfinished.replace(output)
+            sizes = reader.path.stat().st_size, unfinished.stat().st_size
+    except sqlite3.Error as error:
+        raise _failed(reader.path, output, error) from error
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
     return Shared(output, *sizes, left_out)
 
 
@@ -70,18 +73,10 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"{output} is a folder", f"Name a file in it: -o {output / 'small.sqlite'}")
     if output.exists() and trace.exists() and output.samefile(trace):
         raise NsysAnalyzerError(f"{output} is the trace itself", "Name another file with -o")
+    check_regular(output, "Name a file with -o")
+    check_no_input(output, [trace])
     if output.exists() and not force:
         raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
-
-
-def _folder_beside(output: Path) -> tempfile.TemporaryDirectory[str]:
-    """A folder on the output's file system: a copy broken off goes with it."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.stem}-share-")
-    except OSError as error:
-        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
 
 
 def _failed(source: Path, output: Path, error: sqlite3.Error) -> NsysAnalyzerError:

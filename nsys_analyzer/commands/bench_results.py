@@ -12,8 +12,8 @@ from typing import Any
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.benches import find_bench
 from nsys_analyzer.benches.model import CEILINGS, Bench, Finished, Results
+from nsys_analyzer.capture.atomic_write import write_whole
 from nsys_analyzer.capture.cases import NAME, Row, read_file
-from nsys_analyzer.capture.placement import made_whole
 from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
@@ -84,8 +84,7 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
     writer = csv.DictWriter(text, [*columns, "message"], restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows({**row, "message": one.message} for row, one in zip(flat, rows, strict=True))
-    with made_whole(path) as unfinished:
-        unfinished.write_text(text.getvalue(), encoding="utf-8")
+    write_whole(path, text.getvalue())
 
 
 def _flat(row: Row) -> Mapping[str, Any]:

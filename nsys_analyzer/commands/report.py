@@ -7,10 +7,6 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.commands.options import phase_names_option
-from nsys_analyzer.errors import NsysAnalyzerError
-
-#: A report is never written over a capture, its export or the timings.
-_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
 
 
 @click.command(
@@ -92,7 +88,7 @@ def report(
     from nsys_analyzer.capture.timings import Selection
     from nsys_analyzer.commands.gather import Given
     from nsys_analyzer.commands.writing import (
-        check_replaceable,
+        check_target,
         command_line,
         gather_evidence,
         print_markdown,
@@ -103,13 +99,15 @@ def report(
 
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or output_format == "markdown")
-    target = _writable(Path(output or "report.md")) if to_file else None
+    target = Path(output or "report.md") if to_file else None
     if target:
-        check_replaceable(target, "Name another file with -o, or replace it with --force", force=force)
+        check_target(target, (*traces, *csv_paths), force=force)
     given = Given(model, context_length, batch_size, precision)
     beside = target.parent if target else None
     names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
     evidence = gather_evidence(traces, csv_paths, command_line(), names, given, beside, selection)
+    if target:  # reading has made exports
+        check_target(target, (*traces, *csv_paths), force=force)
     if output_format == "json":
         write_json(evidence, target)
     elif target is None:
@@ -119,24 +117,3 @@ def report(
         warnings = sum(len(capture.warnings) for capture in evidence.captures)
         said = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
         click.echo(f"\n{target}{said}")
-
-
-def _writable(path: Path) -> Path:
-    """The path, once a file can be made beside it.
-
-    Raises:
-        NsysAnalyzerError: a folder stands there, or its folder cannot be made or written.
-    """
-    import tempfile
-
-    if path.is_dir():
-        raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
-    if path.name.lower().endswith(_INPUT_SUFFIXES):
-        raise NsysAnalyzerError(f"{path} has the name of an input, not of a report", "Name another file with -o")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=path.parent):
-            return path
-    except OSError as error:
-        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
-        raise NsysAnalyzerError(f"{path} cannot be written ({reason})", "Name another file with -o") from error

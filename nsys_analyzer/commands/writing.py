@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import click
 
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.capture.placement import made_whole
+from nsys_analyzer.capture.atomic_write import check_regular, followed, made_whole, write_whole
+from nsys_analyzer.capture.inputs import check_no_input
 from nsys_analyzer.capture.timings import Selection, Timings, read_timings
 from nsys_analyzer.capture.timings.table import has_rows
 from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
@@ -35,6 +37,8 @@ MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line o
 #: so many bytes of the start or the end.
 _MARKS = (MARK.encode(), f'"generator": "{GENERATOR}"'.encode(), f"Software\0{SOFTWARE}".encode())
 _NEAR = 512
+#: What captures, their exports and timings are called.
+_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
 #: What to do where no option replaces a file.
 ELSEWHERE = "Move it away, or name another --output-dir"
 
@@ -104,14 +108,38 @@ def timings_beside(places: Sequence[Path], selection: Selection | None = None) -
     return read
 
 
+def check_target(path: Path, sources: Sequence[Path], *, force: bool) -> None:
+    """Makes sure that a report can be written where ``-o`` says, and that nothing is lost there.
+
+    Raises:
+        NsysAnalyzerError: it cannot be written, it is one of the ``sources`` or has the name of one, something else
+            than a file stands there, or a file that was not written here and that ``force`` does not say to replace.
+    """
+    if path.is_dir():
+        raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
+    check_regular(path, "Name a file with -o, or print with -o -")
+    place = followed(path)
+    if any(name.lower().endswith(_INPUT_SUFFIXES) for name in (path.name, place.name)):
+        raise NsysAnalyzerError(f"{path} has the name of an input, not of a report", "Name another file with -o")
+    check_no_input(path, sources)
+    check_replaceable(path, "Name another file with -o, or replace it with --force", force=force)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place.parent):
+            return
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise NsysAnalyzerError(f"{path} cannot be written ({reason})", "Name another file with -o") from error
+
+
 def check_replaceable(path: Path, remedy: str, *, force: bool = False) -> None:
     """Makes sure that nothing of anybody else's is lost where a report goes.
 
     Raises:
-        NsysAnalyzerError: what is there was not written here, and ``force`` does not say to replace it.
+        NsysAnalyzerError: what is there was not written here, and ``force`` does not say to replace it; or it is
+            no file, which nothing replaces.
     """
-    if path.exists() and not path.is_file():
-        raise NsysAnalyzerError(f"{path} is no file", remedy)
+    check_regular(path, "Name a file in its place")
     if path.exists() and not force and not is_ours(path):
         raise NsysAnalyzerError(f"{path} was not written by nsys-analyze, and would be replaced", remedy)
 
@@ -145,7 +173,7 @@ def write_markdown_of(built: Report, path: Path, *, figures: bool = True, force:
         NsysAnalyzerError: a figure would replace a file that was not drawn here, and ``force`` is not given.
     """
     text = render_markdown(built, _draw(built, path, figures=figures, force=force))
-    _replace(path, f"{text}\n{MARK}\n")
+    write_whole(path, f"{text}\n{MARK}\n")
     return built
 
 
@@ -153,7 +181,7 @@ def write_json(evidence: Evidence, path: Path | None) -> None:
     """Writes the captures as JSON, whole or not at all; prints them where there is no path."""
     text = json.dumps(report_data(evidence.captures, evidence.labels, evidence.benches), indent=1, allow_nan=False)
     if path:
-        _replace(path, text + "\n")
+        write_whole(path, text + "\n")
     else:
         click.echo(text, file=data_stream())
 
@@ -180,11 +208,6 @@ def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str,
     if places:
         folder.mkdir(parents=True, exist_ok=True)
     for figure in built.figures if figures else ():
-        draw(figure, places[figure.key])
+        with made_whole(places[figure.key]) as unfinished:
+            draw(figure, unfinished)
     return {key: f"{folder.name}/{place.name}" for key, place in places.items()}
-
-
-def _replace(path: Path, text: str) -> None:
-    """Writes a file whole or not at all: what stood there stays until the new text is complete."""
-    with made_whole(path) as unfinished:
-        unfinished.write_text(text, encoding="utf-8")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.models import mode_from_text
-from nsys_analyzer.capture.placement import made_whole
+from nsys_analyzer.capture.atomic_write import write_whole
 from nsys_analyzer.capture.targets import PHASES
 
 NAME = "timings.csv"
@@ -36,8 +36,7 @@ def write_timings(folder: Path) -> Path:
     writer.writeheader()
     for path in sorted(folder.glob("[!.]*/manifest.json")):  # what is hidden is not finished
         writer.writerows(_rows(path.parent.name, _manifest(path)))
-    with made_whole(folder / NAME) as unfinished:
-        unfinished.write_text(text.getvalue(), encoding="utf-8")
+    write_whole(folder / NAME, text.getvalue())
     return folder / NAME
 
 

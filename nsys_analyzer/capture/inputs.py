@@ -1,0 +1,66 @@
+"""Keeps what is read from being written over, by whatever name it is called."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from nsys_analyzer.capture.kineto_origin import is_made_from
+from nsys_analyzer.capture.placement import TRACE_SUFFIXES, places, trace_stem
+from nsys_analyzer.errors import NsysAnalyzerError
+
+_MANIFEST = "manifest.json"
+_READ_IN_FOLDERS = (_MANIFEST, ".csv", ".jsonl")
+
+
+def check_no_input(output: Path, sources: Iterable[Path]) -> None:
+    """Makes sure that a file to write is none of those that are read: hard links, symbolic links and spellings count.
+
+    Args:
+        output: where something is going to be written.
+        sources: traces, files of timings, and folders that hold them.
+
+    Raises:
+        NsysAnalyzerError: it is one of the sources, a manifest of theirs, or what a source was made from.
+    """
+    if not output.exists():
+        return
+    for source in sources:
+        for one in _files_in(source) if source.is_dir() else _files_behind(source):
+            if _is_same(output, one):
+                named = "the input itself" if one == source else f"{one}, which is read"
+                raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
+
+
+def _is_same(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:  # the other is not there, or cannot be looked at: then it is not read, either
+        return False
+
+
+def _files_in(folder: Path) -> Iterator[Path]:
+    """The files that a folder stands for, its own and those one level below."""
+    for inside, subfolders, names in os.walk(folder, followlinks=True):
+        for name in names:
+            if name.endswith(TRACE_SUFFIXES):
+                yield from _files_behind(Path(inside, name))
+            elif name.endswith(_READ_IN_FOLDERS):
+                yield Path(inside, name)
+        if Path(inside) != folder:
+            subfolders.clear()
+
+
+def _files_behind(source: Path) -> Iterator[Path]:
+    """A file, its manifests, and the other forms of the same capture: report, trace, export, beside it or cached."""
+    yield source
+    for one in dict.fromkeys((source, Path(os.path.realpath(source)))):
+        stem = trace_stem(one)
+        yield from (one.with_name(name) for name in (_MANIFEST, f"{stem}.{_MANIFEST}"))
+        yield from (one.with_name(f"{stem}{suffix}") for suffix in TRACE_SUFFIXES)
+        export, cached = places(one, stem)
+        yield cached
+        trace = one.with_name(f"{stem}.json")  # such a name may be anything's
+        if is_made_from(export, trace):
+            yield trace

@@ -1,0 +1,179 @@
+"""What a file that is written whole replaces, what it leaves alone, and what is left of it after a kill."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.capture.atomic_write import append_whole, followed, made_whole, remove_unfinished, write_whole
+from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o027, 0o640), (0o077, 0o600)])
+def test_a_new_file_has_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
+    before = os.umask(umask)
+    try:
+        write_whole(tmp_path / "new.md", "text")
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "new.md") == mode
+
+
+def test_a_file_that_is_replaced_keeps_its_permissions_and_owner(tmp_path: Path) -> None:
+    path = tmp_path / "old.md"
+    path.write_text("old")
+    if os.getuid() == 0:
+        os.chown(path, 12345, 23456)
+    path.chmod(0o604)
+    before = path.stat()
+    write_whole(path, "new")
+    assert (mode_of(path), path.stat().st_uid, path.stat().st_gid) == (0o604, before.st_uid, before.st_gid)
+    assert path.read_text() == "new"
+
+
+def test_links_are_followed_and_stay(tmp_path: Path) -> None:
+    (tmp_path / "far").mkdir()
+    (tmp_path / "near").mkdir()
+    (tmp_path / "near/one").symlink_to("../far/two")
+    (tmp_path / "far/two").symlink_to(tmp_path / "far/new.md")  # nothing is there yet
+    seen = []
+    with made_whole(tmp_path / "near/one") as unfinished:
+        seen = [path.name for path in (tmp_path / "near").iterdir()]
+        unfinished.write_text("text")
+    assert seen == ["one"]  # it was made beside what the links lead to
+    assert (tmp_path / "near/one").is_symlink()
+    assert (tmp_path / "far/two").is_symlink()
+    assert (tmp_path / "far/new.md").read_text() == "text"
+
+
+def test_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    for name, said in {
+        "folder": "is a folder", "pipe": "is a pipe", "circle": "leads in a circle", "/dev/null": "is a device",
+        "/dev/stdout": "is a stream", "/proc/self/fd/1": "is a stream",
+    }.items():  # fmt: skip
+        with pytest.raises(NsysAnalyzerError, match=said):
+            write_whole(tmp_path / name, "text")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "folder", "pipe"]
+    assert followed(Path("/dev/shm/x.md")) == Path(os.path.realpath("/dev/shm"), "x.md")
+
+
+def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "old.md").write_text("old")
+
+    def interrupted() -> None:
+        with made_whole(tmp_path / "old.md") as unfinished:
+            unfinished.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("old.md", "old")]
+
+
+HALF = """
+import os, sys
+from pathlib import Path
+from nsys_analyzer.capture.atomic_write import made_whole
+with made_whole(Path(sys.argv[1])) as unfinished:
+    unfinished.write_text("half")
+    print("half", flush=True)
+    sys.stdin.read()
+"""
+
+
+def half_written(path: Path) -> subprocess.Popen[str]:
+    """A process that has written half of a file, and waits."""
+    writing = subprocess.Popen(
+        [sys.executable, "-c", HALF, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert writing.stdout
+    assert writing.stdout.readline() == "half\n"
+    return writing
+
+
+def test_what_a_killed_process_left_goes_at_the_next_write(tmp_path: Path) -> None:
+    killed, other, at_work = (half_written(tmp_path / name) for name in ("a.md", "b.md", "a.md"))
+    killed.send_signal(signal.SIGKILL)
+    other.send_signal(signal.SIGKILL)
+    killed.communicate()
+    other.communicate()
+    mine = tmp_path / ".a-export-notes"
+    mine.mkdir()
+    assert len(list(tmp_path.iterdir())) == 4
+    write_whole(tmp_path / "a.md", "whole")
+    left = {path.name[:10] for path in tmp_path.iterdir() if path != mine}
+    assert left == {"a.md", ".a-export-", ".b-export-"}  # of the one at work, and of another file
+    assert at_work.communicate("")[0] == ""
+    assert (tmp_path / "a.md").read_text() == "half"  # it was the last to finish
+    remove_unfinished(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [mine.name, "a.md"]
+
+
+def test_a_long_name(tmp_path: Path) -> None:
+    name = "é" * 126 + ".md"  # 255 bytes, the longest that there is
+    write_whole(tmp_path / name, "text")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+# --- full disks ---
+
+
+def test_a_full_disk_says_the_file_and_its_need(tmp_path: Path) -> None:
+    write_whole(tmp_path / "a.md", "old")
+    with pytest.raises(NoSpaceError) as known, made_whole(tmp_path / "a.md", 3_000_000):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert known.value.message.startswith(
+        f"{tmp_path}/a.md cannot be written (No space left on device): it needs 3.0 MB, and "
+    )
+    assert known.value.hint == f"Make room there, or name another place: df -h {tmp_path}"
+    with pytest.raises(NoSpaceError, match=r"it needs more than [\d,.]+ MB"), made_whole(tmp_path / "a.md"):
+        raise sqlite3.OperationalError("database or disk is full")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+def test_an_error_of_another_kind_stays_itself(tmp_path: Path) -> None:
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"), made_whole(tmp_path / "a.md"):
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+
+@pytest.fixture
+def limited() -> object:
+    """Files of more than 1,000 bytes are refused, as by a quota."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_file_that_may_not_become_so_large(tmp_path: Path) -> None:
+    with pytest.raises(NoSpaceError, match=r"a\.md cannot be written \(File too large\): it needs 5\.0 kB, and"):
+        write_whole(tmp_path / "a.md", "x" * 5000)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("limited")
+def test_a_line_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "rows"
+    append_whole(path, "x" * 899 + "\n")
+    with pytest.raises(NoSpaceError, match=r"rows cannot be written \(File too large\): it needs 0\.2 kB"):
+        append_whole(path, "y" * 199 + "\n")
+    assert path.read_text() == "x" * 899 + "\n"
+    append_whole(path, "z\n")
+    assert path.read_text().endswith("x\nz\n")
