@@ -153,7 +153,7 @@ def test_manifests_without_trace(tmp_path: Path) -> None:
     write(tmp_path / "deep" / "er" / "manifest.json", status="oom")
     write(tmp_path / ".hidden" / "manifest.json", status="oom")
     write(tmp_path / "flat.manifest.json", model="large", status="oom")
-    found = manifests_without_trace(tmp_path)
+    found = manifests_without_trace(tmp_path).manifests
     assert [(manifest.model, manifest.status) for manifest in found] == [("large", "oom"), ("xl", "oom")]
     assert found[1].message == "CUDA out of memory"
 
@@ -164,23 +164,29 @@ def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
     write(tmp_path / "c.manifest.json")
     write(tmp_path / "gone.manifest.json", status="failed")
     write(tmp_path / "manifest.json", capture="b.nsys-rep")
-    assert [manifest.path.name for manifest in manifests_without_trace(tmp_path)] == ["gone.manifest.json"]
+    assert [manifest.path.name for manifest in manifests_without_trace(tmp_path).manifests] == ["gone.manifest.json"]
     write(tmp_path / "manifest.json", capture="d.nsys-rep", status="oom")
-    assert [manifest.status for manifest in manifests_without_trace(tmp_path)] == ["failed", "oom"]
+    assert [manifest.status for manifest in manifests_without_trace(tmp_path).manifests] == ["failed", "oom"]
 
 
 def test_manifests_without_a_folder(tmp_path: Path) -> None:
-    assert manifests_without_trace(tmp_path / "nowhere") == []
+    assert not manifests_without_trace(tmp_path / "nowhere")
 
 
 def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ManifestError, match="not JSON"):
-        manifests_without_trace(tmp_path)
+    write(tmp_path / "xl" / "manifest.json", status="oom")
+    found = manifests_without_trace(tmp_path)
+    assert [manifest.status for manifest in found.manifests] == ["oom"]
+    ((path, error),) = found.refused.items()
+    assert path == tmp_path / "manifest.json"
+    assert "not JSON" in str(error)
+    touch(tmp_path / "a.sqlite")  # its own row says what is wrong with the folder's manifest
+    assert not manifests_without_trace(tmp_path).refused
 
 
 @pytest.mark.parametrize("text", ['{"name": "a web application", "icons": []}', '["model-00001.safetensors"]'])
 def test_a_manifest_of_another_program_is_passed_over(tmp_path: Path, text: str) -> None:
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "manifest.json").write_text(text, encoding="utf-8")
-    assert manifests_without_trace(tmp_path) == []
+    assert not manifests_without_trace(tmp_path)

@@ -1,6 +1,8 @@
 """The report of a folder of runs: manifests, timings by capture, statuses, recorders, and many captures at once."""
 
+import errno
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -211,6 +213,47 @@ def test_a_torn_trace_of_a_run_that_failed(runs: Path) -> None:
     capture = as_json(runs)["a"]
     assert (capture["status"], capture["message"]) == ("failed", "killed")
     assert "is not a SQLite file" in capture["warnings"][0]
+
+
+@pytest.mark.parametrize("what", ["its list", "a file in it"])
+def test_a_subfolder_that_cannot_be_read_costs_itself(what: str, runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b"):
+        run_of(runs, name, two_steps())
+    iterdir, is_file = Path.iterdir, Path.is_file
+
+    def denied(path: Path) -> None:
+        if path.is_relative_to(runs / "b"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    if what == "its list":
+        monkeypatch.setattr(Path, "iterdir", lambda path: denied(path) or iterdir(path))
+    monkeypatch.setattr(Path, "is_file", lambda path: denied(path) or is_file(path))
+    assert captures_table(as_text(runs)) == [("a", "ok"), ("b", "failed")]
+    message = as_json(runs)["b"]["message"]
+    assert message == f"{runs}/b cannot be read (Permission denied). Make it readable: chmod u+rx {runs}/b"
+    (runs / "a/capture.sqlite").unlink()
+    (runs / "a/manifest.json").unlink()
+    with pytest.raises(TraceError, match=r"None of 1 captures could be read; the first: .*/b cannot be read"):
+        as_text(runs)
+
+
+def test_links_that_lead_nowhere_cost_themselves(runs: Path) -> None:
+    run_of(runs, "a", two_steps())
+    (runs / "circle.sqlite").symlink_to("circle.sqlite")
+    (runs / "gone.sqlite").symlink_to("/no/such/place.sqlite")
+    (runs / "circle").symlink_to("circle")
+    rows = captures_table(as_text(runs))
+    assert [name for name, _ in rows] == ["a", "circle", "gone"]
+    assert [status.partition(":")[0] for _, status in rows] == ["ok", "failed", "failed"]
+
+
+def test_a_malformed_manifest_costs_itself(runs: Path) -> None:
+    run_of(runs, "a", two_steps())
+    run_of(runs, "b", status="oom", message="CUDA out of memory")
+    (runs / "b/manifest.json").write_text("{", encoding="utf-8")
+    rows = dict(captures_table(as_text(runs)))
+    assert rows["a"] == "ok"
+    assert "not JSON" in as_json(runs)["b"]["message"]
 
 
 def test_timings_alone(tmp_path: Path) -> None:

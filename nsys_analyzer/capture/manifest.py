@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import types
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -107,7 +108,7 @@ def read_manifest(path: Path) -> Manifest:
     """
     values = _read_object(path)
     types_by_key = get_type_hints(Manifest)
-    known = {field.name: types_by_key[field.name] for field in fields(Manifest) if field.name != "path"}
+    known = {one.name: types_by_key[one.name] for one in fields(Manifest) if one.name != "path"}
     given = {key: values[key] for key in known if values.get(key) is not None}
     for key, value in given.items():
         _check_type(path, key, value, known[key])
@@ -174,22 +175,47 @@ def find_manifest(trace: Path) -> Manifest | None:
     return manifest if named or _trace_stems(trace.parent) <= {stem} else None
 
 
-def manifests_without_trace(folder: Path) -> list[Manifest]:
+@dataclass(frozen=True)
+class Traceless:
+    """The manifests of runs that left no trace, and why others beside no trace cannot be read, by their paths."""
+
+    manifests: tuple[Manifest, ...] = ()
+    refused: Mapping[Path, ManifestError] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.manifests or self.refused)
+
+
+def manifests_without_trace(folder: Path) -> Traceless:
     """The manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
 
-    In order of folder and file name. A folder that does not exist holds none; a ``manifest.json`` without a status
-    is somebody else's.
-
-    Raises:
-        ManifestError: one of the manifests is malformed.
+    In order of folder and file name. A folder that does not exist, or that cannot be read, holds none; a
+    ``manifest.json`` without a status is somebody else's.
     """
     if not folder.is_dir():
-        return []
+        return Traceless()
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    found = [path for place in (folder, *subfolders) for path in sorted(place.glob(f"*{_NAME}"))]
+    manifests, refused = [], {}
+    for path in (path for place in (folder, *subfolders) for path in _manifests_in(place)):
+        try:
+            manifest = read_manifest(path)
+        except ManifestError as error:
+            if not _trace_stems(path.parent):  # else its trace's row says it
+                refused[path] = error
+        else:
+            if not _has_trace(manifest):
+                manifests.append(manifest)
+    return Traceless(tuple(manifests), refused)
+
+
+def _manifests_in(folder: Path) -> list[Path]:
+    """The manifests of a folder, none where it cannot be read."""
+    try:
+        found = sorted(path for path in folder.iterdir() if path.name.endswith(_NAME))
+    except OSError:  # its captures' row says it
+        return []
     named = [path for path in found if path.name == _NAME or path.name.endswith(_SUFFIX)]
-    manifests = [read_manifest(path) for path in named if path.name != _NAME or _tells_a_status(path)]
-    return [manifest for manifest in manifests if not _has_trace(manifest)]
+    return [path for path in named if path.name != _NAME or _tells_a_status(path)]
 
 
 def _tells_a_status(path: Path) -> bool:

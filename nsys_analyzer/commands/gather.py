@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -72,7 +73,7 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
             found.append(path)
     first: dict[Path, Path] = {}
     for path in found:
-        first.setdefault(path.resolve(), path)
+        first.setdefault(Path(os.path.realpath(path)), path)
     return list(first.values())
 
 
@@ -83,16 +84,31 @@ def holds_captures(path: Path) -> bool:
 
 def _traces_in(folder: Path) -> list[Path]:
     """A trace and the SQLite file made from it are one capture; where the trace is newer, it stands for both."""
-    places = [folder, *sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))]
-    files = [p for place in places for p in sorted(place.iterdir()) if _is_trace(p)]
+    files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
     made = {path.with_name(trace_stem(path)): path for path in files if path.suffix == ".sqlite"}
     pairs = [(made.get(p.with_name(trace_stem(p))), p) for p in files if p.suffix != ".sqlite"]
     replaced = {trace if is_current(one, trace) else one for one, trace in pairs if one and is_made_from(one, trace)}
     return [path for path in files if path not in replaced]
 
 
+def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
+    """The traces of a folder and of each of its subfolders, or why a subfolder cannot be read."""
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return {place: _files_in(place, must=place == folder) for place in (folder, *subfolders)}
+
+
+def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
+    try:
+        return [path for path in sorted(folder.iterdir()) if _is_trace(path)]
+    except OSError as error:
+        if must:
+            raise
+        return error
+
+
 def _is_trace(path: Path) -> bool:
-    return path.name.endswith(TRACE_SUFFIXES) and path.is_file()
+    """Whether a path is a trace by its name; a link that leads nowhere is one that cannot be read."""
+    return path.name.endswith(TRACE_SUFFIXES) and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
 def gather(
@@ -106,25 +122,41 @@ def gather(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    traces = find_traces(paths, may_lack=timings is not None)
+    folders = [path for path in paths if path.is_dir()]
+    unread = [row for folder in folders for row in _unread(folder)]
+    traces = find_traces(paths, may_lack=timings is not None or bool(unread))
     titles = _titles(traces)
     # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
-    must_read = timings is None or not any(path.is_dir() for path in paths)
-    alone = must_read and len(traces) == 1
-    rows = [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=alone)]
+    must_read = timings is None or not folders
+    alone = must_read and len(traces) == 1 and not unread
+    rows = unread + [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=alone)]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
-    for folder in (path for path in paths if path.is_dir()):
-        rows += [_without_trace(manifest) for manifest in manifests_without_trace(folder)]
+    for folder in folders:
+        rows += [_without_trace(manifest) for manifest in manifests_without_trace(folder).manifests]
     if timings:
         rows = with_timings(rows, timings)
     return tuple(sorted(rows, key=_order))
 
 
+def _unread(folder: Path) -> Iterator[CaptureSummary]:
+    """A row for each subfolder, and for each manifest of a run without a trace, that cannot be read."""
+    for place, files in _files_of(folder).items():
+        if isinstance(files, OSError):
+            error = TraceError(f"{place} cannot be read ({files.strerror})", f"Make it readable: chmod u+rx {place}")
+            yield _failed(place.name, place, str(error))
+    for path, refused in manifests_without_trace(folder).refused.items():
+        yield _failed(_name_by(path), path, str(refused))
+
+
+def _failed(name: str, path: Path, message: str) -> CaptureSummary:
+    return CaptureSummary(name, "", path.name, "failed", message, warnings=(message,))
+
+
 def _titles(traces: Sequence[Path]) -> dict[Path, str]:
     """What each capture is called: after its file, with its folder where several files have one name."""
     titles = {trace: _name(trace) for trace in traces}
-    for longer in (lambda path: f"{path.resolve().parent.name}/{_name(path)}", str):
+    for longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{_name(path)}", str):
         times = Counter(titles.values())
         titles = {trace: title if times[title] == 1 else longer(trace) for trace, title in titles.items()}
     return titles
@@ -134,6 +166,8 @@ def _read(path: Path, title: str, names: PhaseNames, given: Given, *, alone: boo
     configuration = given.over(configuration_from_name(_name(path)))
     manifest = None
     try:
+        if path.is_symlink() and not path.exists():
+            raise TraceError(f"{path} is a link that leads nowhere", f"See where: readlink {path}")
         manifest = find_manifest(path) if path.exists() else None
         configuration = given.over(manifest.configuration()) if manifest else configuration
         for summary in summarize(Trace.load(path), title, names, configuration):
@@ -151,7 +185,7 @@ def _read(path: Path, title: str, names: PhaseNames, given: Given, *, alone: boo
 def _name(path: Path) -> str:
     known = trace_stem(path)
     stem = known if known != path.name else path.name.removesuffix(path.suffix)
-    return path.resolve().parent.name if stem == _GENERIC_STEM else stem
+    return Path(os.path.realpath(path)).parent.name if stem == _GENERIC_STEM else stem
 
 
 def _with_manifest(summary: CaptureSummary, manifest: Manifest | None) -> CaptureSummary:
@@ -171,12 +205,17 @@ def _with_manifest(summary: CaptureSummary, manifest: Manifest | None) -> Captur
 
 
 def _without_trace(manifest: Manifest) -> CaptureSummary:
-    own = manifest.path.name.removesuffix(".json").removesuffix(".manifest")
-    name = manifest.path.resolve().parent.name if own == "manifest" else own
+    name = _name_by(manifest.path)
     intended = manifest.profiler == "none"
     status, message = ("not_profiled", "") if intended else ("failed", "no trace was written")
     row = CaptureSummary(name, "", manifest.path.name, status, message, configuration=manifest.configuration())
     return _with_manifest(row, manifest)
+
+
+def _name_by(manifest: Path) -> str:
+    """What a run is called that has left a manifest alone."""
+    own = manifest.name.removesuffix(".json").removesuffix(".manifest")
+    return Path(os.path.realpath(manifest)).parent.name if own == "manifest" else own
 
 
 def _order(summary: CaptureSummary) -> tuple[object, ...]:

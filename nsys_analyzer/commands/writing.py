@@ -93,7 +93,7 @@ def gather_evidence(
 
 def timings_beside(places: Sequence[Path], selection: Selection | None = None) -> Timings | None:
     """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several."""
-    found = [path for place in places if (path := place / TIMINGS).is_file()]
+    found = [path for place in places if os.path.isfile(path := place / TIMINGS)]  # noqa: PTH113 - pathlib raises
     if len(found) > 1:
         click.echo(f"Several folders have a {TIMINGS}, and none is used: name one with --csv.", err=True)
     if len(found) != 1:
