@@ -90,6 +90,17 @@ def test_results_that_are_there_are_not_touched_unasked(run: Run, tmp_path: Path
     assert [row.case["number"] for row in read_file(tmp_path / "b" / NAME)[1]] == [7]
 
 
+def test_a_table_of_somebody_else_is_not_replaced(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/test.csv").write_text("mine,yours\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"test\.csv was not written by nsys-analyze bench, and would be"):
+        run(case("ok"))
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["test.csv"]
+    (tmp_path / "b/test.csv").unlink()
+    run(case("ok"))
+    assert run(case("ok"), resume=True) == ("ok ok", True)  # its own it replaces
+
+
 def test_report_takes_the_sections_in(run: Run, tmp_path: Path) -> None:
     run(case("ok"), case("oom"))
     for place in (tmp_path, tmp_path / "b"):

@@ -1,6 +1,7 @@
 """Running cases in processes of their own: what survives an out-of-memory, a crash, a time-out, an interrupt."""
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from nsys_analyzer.capture.cases import NAME, Case, Row, go_on, read_file, remaining_cases, run_cases, start_file
 from nsys_analyzer.capture.process import Ended
 from nsys_analyzer.capture.progress import Progress
-from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.errors import ConfigurationError, NoSpaceError
 
 
 def case(ends: str, number: int = 0, **more: Any) -> Case:
@@ -96,6 +97,27 @@ def test_a_line_that_was_cut_off_is_passed_over_and_cut(runner: Runner) -> None:
     go_on(runner.folder, "nsys-analyze bench test --resume")
     assert len(runner.run(case("ok", 2))) == 2
     assert read_file(runner.folder / NAME)[0]["runs"] == ["nsys-analyze bench test --resume"]
+
+
+def test_what_a_killed_run_gave_its_process_goes(runner: Runner) -> None:
+    (runner.folder / f".{'a1' * 16}.cases.json").write_text("[]")
+    (runner.folder / f".{'b2' * 16}.rows.jsonl").write_text("")
+    (runner.folder / ".mine.cases.json").write_text("mine")
+    runner.run(case("ok", 1))
+    assert sorted(path.name for path in runner.folder.iterdir()) == [".mine.cases.json", NAME, "target.log"]
+
+
+def test_a_full_disk_keeps_whole_rows_and_names_the_file(runner: Runner) -> None:
+    runner.run(case("ok", 1))
+    before = (runner.folder / NAME).read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 20, limit[1]))
+    try:
+        with pytest.raises(NoSpaceError, match=rf"{NAME} cannot be written \(File too large\): it needs 0\.\d kB"):
+            runner.run(case("ok", 2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert (runner.folder / NAME).read_bytes() == before
 
 
 @pytest.mark.parametrize("text", ["", "no JSON\n", '{"schema_version": 1}\n', '{"bench": "x"}\n', "[]\n"])

@@ -14,7 +14,7 @@ import pytest
 from nsys_analyzer.capture import export, placement
 from nsys_analyzer.capture.export import exported_sqlite
 from nsys_analyzer.capture.kineto import converted_sqlite
-from nsys_analyzer.errors import ExportError
+from nsys_analyzer.errors import ExportError, NoSpaceError
 from tests.kineto import Kineto
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
@@ -329,6 +329,34 @@ def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.nsys-rep").mkdir()
     with pytest.raises(ExportError, match="does not exist or is not a file"):
         exported_sqlite(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["--output=evil.nsys-rep", "-o.nsys-rep"])
+def test_a_report_that_is_called_like_an_option(
+    name: str, tmp_path: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nsys = fake_nsys()
+    (tmp_path / "captures").mkdir()
+    monkeypatch.chdir(tmp_path / "captures")
+    Path(name).write_bytes(b"first capture")
+    assert made_from(exported_sqlite(Path(name))) == b"first capture"
+    assert nsys.with_name("calls").read_text() == f"{tmp_path}/captures/{name}\n"
+    fake_nsys("sys.exit(1)")
+    Path(name).touch()
+    os.utime(name, (4e9, 4e9))
+    with pytest.raises(ExportError, match=rf"by hand: nsys export --type sqlite '?\./{name}"):
+        exported_sqlite(Path(name))
+
+
+@pytest.mark.parametrize("said", ["database or disk is full", ""])
+def test_a_full_disk(said: str, report: Path, fake_nsys: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """nsys says so in words of its own, or in none."""
+    fake_nsys(f"sys.exit({said!r} or 1)")
+    usage = type("Usage", (), {"free": 1000})
+    monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
+    with pytest.raises(NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): it needs more"):
+        exported_sqlite(report)
+    assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
 def test_a_file_of_another_name(tmp_path: Path) -> None:

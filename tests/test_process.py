@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.process import Ended, last_lines, run_logged
+from nsys_analyzer.capture.process import Ended, end_left_in, last_lines, run_captured, run_logged
+from nsys_analyzer.errors import CaptureError
+from tests.sweeping import wait_for
 
 
 def python(code: str) -> list[str]:
@@ -112,6 +115,99 @@ time.sleep(60)
 """
     assert run_logged(python(code), log, 1.5).status == "timeout"
     assert gone(int(log.read_text()))
+
+
+#: Runs a command with the log, as a tool of its own that can be killed.
+TOOL = """
+import sys
+from pathlib import Path
+from nsys_analyzer.capture.process import run_logged
+run_logged(sys.argv[2:], Path(sys.argv[1]), None)
+"""
+#: Leaves the group, and the session, as nsys's target does, and listens to no signal.
+DEAF = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); "
+DETACHED = f"""
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", {DEAF + "time.sleep(60)"!r}], start_new_session=True)
+time.sleep(60)
+"""
+
+
+def tool_with(code: str, log: Path) -> tuple[subprocess.Popen[bytes], int]:
+    """A tool that runs the code, and the process whose number the code has printed."""
+    tool = subprocess.Popen([sys.executable, "-c", TOOL, str(log), *python(code)], stderr=subprocess.DEVNULL)
+    wait_for(lambda: log.is_file() and log.read_text().endswith("\n"))
+    return tool, int(log.read_text().split()[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP, signal.SIGSEGV])
+@pytest.mark.parametrize("code", [DEAF + "time.sleep(60)", DETACHED])
+def test_nothing_outlives_the_tool_however_it_ends(number: signal.Signals, code: str, tmp_path: Path) -> None:
+    tool, pid = tool_with(code, tmp_path / "log")
+    tool.send_signal(number)
+    tool.wait(20)
+    assert gone(pid)
+
+
+def test_a_profiler_that_is_killed_takes_its_target_along(tmp_path: Path) -> None:
+    """nsys dies, and its target lives on in a session of its own."""
+    code = DETACHED.replace("\ntime.sleep(60)", "\ntime.sleep(0.5); import os; os.kill(os.getpid(), 9)")
+    assert run_logged(python(code), tmp_path / "log", None).status == "failed"
+    assert gone(int((tmp_path / "log").read_text()))
+
+
+def watchers_of(pid: int) -> list[int]:
+    """The watchers that a process has started."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(child) for child in children if b"watcher.py" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_what_outlived_its_watcher_is_ended_by_the_next_run_there(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here2").mkdir()
+    tool, pid = tool_with(DETACHED, tmp_path / "here/log")
+    other, other_pid = tool_with(DETACHED, tmp_path / "here2/log")
+    for one in (tool, other):
+        (watcher,) = watchers_of(one.pid)
+        os.kill(watcher, signal.SIGKILL)
+        one.kill()
+        one.wait(20)
+    assert alive(pid)
+    (tmp_path / "link").symlink_to("here")
+    end_left_in(tmp_path / "link")
+    assert gone(pid)
+    assert alive(other_pid)  # another folder's
+    end_left_in(tmp_path / "here2")
+    assert gone(other_pid)
+
+
+def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nsys_analyzer.capture.watcher.end_carriers", lambda _: {7, 41})
+    with pytest.raises(CaptureError, match=r"A program of an earlier run into .* is still running") as caught:
+        end_left_in(tmp_path)
+    assert "(process 7, 41)" in caught.value.message
+
+
+def test_the_caller_is_never_ended() -> None:
+    """A resume may be typed in a terminal that a target has started."""
+    code = (
+        "import os; from nsys_analyzer.capture.watcher import end_carriers; print(end_carriers(b'MINE=1'), flush=True)"
+    )
+    shell = f"{sys.executable} -c {shlex.quote(code)}; echo alive"
+    done = subprocess.run(["sh", "-c", shell], env={**os.environ, "MINE": "1"}, capture_output=True, text=True)
+    assert done.stdout == "set()\nalive\n"
+
+
+def test_a_run_that_ends_well_leaves_no_watcher(tmp_path: Path) -> None:
+    assert run_logged(["true"], tmp_path / "log", None) == Ended("ok")
+    assert watchers_of(os.getpid()) == []
+
+
+def test_output_that_is_captured() -> None:
+    done = run_captured(python("import sys; print('ä'); print('no', file=sys.stderr); sys.exit(3)"), None)
+    assert (done.stdout, done.stderr, done.returncode) == ("ä\n", "no\n", 3)
+    with pytest.raises(FileNotFoundError):
+        run_captured(["/no/such/program"], None)
 
 
 @pytest.mark.parametrize(("code", "status"), [("import os; os.kill(os.getpid(), 9)", "oom"), ("exit(1)", "failed")])

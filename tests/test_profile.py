@@ -8,7 +8,7 @@ import pytest
 from nsys_analyzer.capture import profile
 from nsys_analyzer.capture.nsys import Nsys
 from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
-from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.errors import CaptureError, NsysAnalyzerError
 from tests.test_nsys import make_command
 
 PROGRAM = ("python", "train.py", "--steps", "3")
@@ -226,13 +226,22 @@ def test_no_report_for_another_reason(run: Path, tmp_path: Path) -> None:
         finished(make_nsys(tmp_path), run)
 
 
-@pytest.mark.parametrize("left", [[], ["capture.qdstrm"]])
-def test_a_full_disk(left: list[str], run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("left", "said"),
+    [
+        ([], r"The disk of {run} is full\. Free some space"),
+        (
+            ["capture.qdstrm"],
+            r"{run}/capture\.nsys-rep cannot be written \(No space left on device\): it needs more than",
+        ),
+    ],
+)
+def test_a_full_disk(left: list[str], said: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real importer dies there of a "ProtobufSerializeException", and nsys itself says nothing."""
     make_command(tmp_path / IMPORTER, "echo 'ProtobufSerializeException' >&2; exit 2")
     for name in left:
         (run / name).write_bytes(b"stream")
     usage = type("Usage", (), {"free": (1 << 20) - 1})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
-    with pytest.raises(CaptureError, match=rf"The disk of {run} is full\. Free some space"):
+    with pytest.raises(NsysAnalyzerError, match=said.format(run=run)):
         finished(make_nsys(tmp_path), run)

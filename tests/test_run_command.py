@@ -49,7 +49,7 @@ def nothing_around(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(run_plan, "gpu_count", lambda: 0)
     monkeypatch.setattr(run_plan, "torch_version", lambda: "2.13.0")
     monkeypatch.delenv("NSYS", raising=False)
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -632,7 +632,7 @@ def at_medium(desk: Desk) -> bool:
     return log.is_file() and log.read_text() == "at work\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_an_interrupt_in_the_middle(number: signal.Signals, desk: Desk, run: Run) -> None:
     sweep = desk.start(*WORDS, BEHAVIOUR=SLOW)
     wait_for(lambda: at_medium(desk))
@@ -672,11 +672,44 @@ def test_killed_in_the_middle(desk: Desk, run: Run) -> None:
     wait_for(lambda: at_medium(desk))
     sweep.kill()
     sweep.communicate(timeout=20)
-    os.kill(desk.pids()[-1], signal.SIGKILL)  # nobody was left to do it
+    assert gone(desk.pids()[-1])
     assert f".{MEDIUM}.part" in desk.left()
     assert run(*WORDS, "--resume").code == 0
     assert desk.left() == {SMALL, MEDIUM, LARGE, "timings.csv", "report.md", ".lock"}
     assert desk.ran() == ["small timed", "medium timed", "medium timed", "large timed"]
+
+
+@pytest.mark.usefixtures("nsys")
+def test_a_killed_nsys_leaves_no_target_beside_the_next(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
+    """Its target has a session of its own, and would run on."""
+    behave(small="timed or (os.setsid(), os.kill(os.getppid(), 9), time.sleep(60))")
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "nsys")
+    assert ended.code == 1
+    assert [desk.manifest(name)["status"] for name in (SMALL, MEDIUM)] == ["failed", "ok"]
+    assert all(gone(pid) for pid in desk.pids())
+
+
+@pytest.mark.parametrize("text", ["my notes", "12 34"])
+def test_a_lock_of_somebody_else(text: str, desk: Desk, run: Run) -> None:
+    desk.runs.mkdir()
+    (desk.runs / ".lock").write_text(text)
+    assert "runs/.lock is none of a sweep's, and would be replaced" in run(*WORDS).error()
+    assert (desk.runs / ".lock").read_text() == text
+    (desk.runs / ".lock").unlink()
+    (desk.runs / ".lock").symlink_to("/dev/null")
+    assert "runs/.lock is a device, not a file" in run(*WORDS).error()
+    assert desk.ran() == []
+
+
+@pytest.mark.usefixtures("nsys")
+def test_an_output_folder_that_is_called_like_an_option(desk: Desk, run: Run) -> None:
+    place = desk.folder / "--output=evil"
+    ended = run("--model", "small", *FORWARD, "--profiler", "nsys", "--output-dir=--output=evil")
+    assert ended.code == 0, ended.err
+    assert (place / SMALL / "capture.sqlite").is_file()
+    assert {path.name for path in desk.folder.iterdir()} == {"profiling_targets", "ran", place.name}
+    error = run("--profiler", "nsys", "--", "--output=evil.nsys-rep").error()
+    assert "'--output=evil.nsys-rep' looks like an option, and is no program" in error
 
 
 def test_two_sweeps_at_once(desk: Desk, run: Run) -> None:

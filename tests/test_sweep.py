@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ import pytest
 from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.progress import Progress
-from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
+from nsys_analyzer.capture.sweep import locked, recover, remaining, run_sweep
 from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.errors import ConfigurationError
 from tests.export import Export, training_step
@@ -188,6 +189,34 @@ def test_an_interrupt_leaves_whole_folders_only(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"one", "timings.csv", ".lock"}
     sweep([target("two")], tmp_path, FakeProfiler())
     assert {row["capture"] for row in timings(tmp_path)} == {"one", "two"}
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "after"])
+def test_a_kill_while_a_result_is_put_in_place(moment: str, tmp_path: Path) -> None:
+    """The older result is back, or the new one is there; nothing hidden stays."""
+    sweep([target("one")], tmp_path, FakeProfiler())
+    part, old, place = tmp_path / ".one.part", tmp_path / ".one.old", tmp_path / "one"
+    shutil.copytree(place, part)
+    if moment == "between":
+        place.rename(old)
+    elif moment == "after":
+        part.rename(old)
+    recover([target("one"), target("two")], tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"one", "timings.csv", ".lock"}
+    assert manifest(tmp_path, "one")["status"] == "ok"
+    assert remaining([target("one")], tmp_path, FakeProfiler(), resume=True) == []
+
+
+def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None:
+    class Killed(FakeProfiler):
+        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+            del program, log, timeout_s
+            (folder / ".capture-export-abcd_123").mkdir()
+            (folder / ".capture-export-abcd_123/plain.json").write_text("half")
+            return Ended("failed", "killed by SIGKILL")
+
+    sweep([target("one")], tmp_path, Killed())
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {"manifest.json", "target.log"}
 
 
 def test_two_sweeps_in_one_folder(tmp_path: Path) -> None:

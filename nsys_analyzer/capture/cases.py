@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
+import re
 import sys
 import time
 import uuid
@@ -19,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from nsys_analyzer.capture.atomic_write import append_whole, write_whole
 from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.capture.strict_json import check_numbers, decoded
@@ -35,6 +36,8 @@ _LOG = "target.log"
 _FINAL = ("ok", "oom")
 #: Rows after which a target ends by itself, its other cases left to a fresh process.
 _STOPPING = ("oom", "failed")
+#: What a process is given, and the rows that it gives back.
+_HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ def _key(module: str, values: Mapping[str, Any], environment: Mapping[str, str])
 def start_file(folder: Path, header: Mapping[str, Any]) -> None:
     """Makes ``bench.jsonl`` anew, with a first line that says what it is of."""
     line = json.dumps({"schema_version": SCHEMA_VERSION, **header})
-    (folder / NAME).write_text(line + "\n", encoding="utf-8")
+    write_whole(folder / NAME, line + "\n")
 
 
 def go_on(folder: Path, command: str) -> None:
@@ -108,8 +111,7 @@ def go_on(folder: Path, command: str) -> None:
     whole = path.read_bytes().rpartition(b"\n")[0] + b"\n"
     with path.open("r+b") as file:
         file.truncate(len(whole))
-        file.seek(0, os.SEEK_END)
-        file.write(json.dumps({"run": command}).encode() + b"\n")
+    append_whole(path, json.dumps({"run": command}) + "\n")
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row, ...]]:
@@ -175,8 +177,12 @@ def run_cases(cases: Sequence[Case], folder: Path, timeout_s: float | None, prog
 
     Raises:
         KeyboardInterrupt: the rows that were finished are kept.
+        NoSpaceError: the disk is full.
         OSError: the folder cannot be written.
     """
+    for path in folder.iterdir():  # of a run that was killed
+        if _HIDDEN.fullmatch(path.name):
+            path.unlink()
     for _, group in itertools.groupby(cases, lambda case: (case.module, tuple(case.environment.items()))):
         todo = list(group)
         while todo:
@@ -196,7 +202,7 @@ class _Process:
 
     def run(self, timeout_s: float | None) -> list[Case]:
         """Runs it to its end and returns the cases that it left."""
-        self._given.write_text(json.dumps([dict(case.values) for case in self._todo]), encoding="utf-8")
+        write_whole(self._given, json.dumps([dict(case.values) for case in self._todo]))
         self._taken.write_text("", encoding="utf-8")
         first = self._todo[0]
         command = [sys.executable, "-m", first.module, "--cases", str(self._given), "--rows", str(self._taken)]
@@ -235,8 +241,7 @@ class _Process:
             "status": result["status"], "message": result.get("message"),
             "figures": result.get("figures", {}), "machine": result.get("machine", {}),
         }  # fmt: skip
-        with (self._folder / NAME).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_whole(self._folder / NAME, json.dumps(row) + "\n")
         self._last = row["status"]
         ended = Ended(row["status"], row["message"])
         self._progress.ended(case.label, ended, time.monotonic() - self._since)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import shlex
-import signal
 import subprocess
-from collections.abc import Sequence
 from pathlib import Path
 
 from nsys_analyzer.capture.atomic_write import made_whole
 from nsys_analyzer.capture.kineto_origin import is_current, is_made_from
 from nsys_analyzer.capture.nsys import find_nsys, nsys_version
 from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_sqlite, places, writable_place
+from nsys_analyzer.capture.process import run_captured
 from nsys_analyzer.errors import ExportError
 
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
@@ -68,9 +65,9 @@ def _export(nsys: Path, report: Path, target: Path, timeout_s: float | None) -> 
 
 
 def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output)]
-    try:
-        return finished_command([str(nsys), "export", *options, str(report)], timeout_s)
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
+    try:  # an absolute path is never taken for an option
+        return run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
     except OSError as error:
         raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that runs here") from error
     except subprocess.TimeoutExpired as error:
@@ -78,27 +75,6 @@ def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None)
             f"nsys export of {report} was stopped after {timeout_s:g} s",
             f"Give it more time by hand: {_export_command(str(report))}",
         ) from error
-
-
-def finished_command(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end and return what it said; nothing that it started outlives a time-out or an interrupt.
-
-    Raises:
-        OSError: it cannot be run.
-        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
-    """
-    process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        errors="replace", start_new_session=True,
-    )  # fmt: skip
-    with process:
-        try:
-            out, err = process.communicate(timeout=timeout_s)
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def _missing_nsys(report: Path, stale: Path | None) -> ExportError:
@@ -144,4 +120,5 @@ def _as_numbers(version: str) -> tuple[int, ...]:
 
 
 def _export_command(report: str) -> str:
-    return f"nsys export --type sqlite {shlex.quote(report)}"
+    path = f"./{report}" if report.startswith("-") else report  # not to be taken for an option
+    return f"nsys export --type sqlite {shlex.quote(path)}"

@@ -63,7 +63,7 @@ def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
     Raises ``ExportError`` as ``find_nsys`` does.
     """
     override = os.environ.get("NSYS")
-    chosen = [_checked_override(Path(override).expanduser())] if override else []
+    chosen = [_checked_override(Path(override).expanduser().absolute())] if override else []
     on_path = shutil.which("nsys")
     candidates = [*chosen, *([Path(on_path)] if on_path else []), *_installed(root)]
     first_name: dict[Path, Path] = {}

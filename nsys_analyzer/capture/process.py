@@ -1,4 +1,9 @@
-"""Running one program to its end, its time-out or an interrupt, and telling how it ended."""
+"""Runs a program to its end, its time-out or an interrupt, and tells how it ended; nothing of it outlives this process.
+
+A program and all that it starts carry a mark in their environment. A watcher beside it (:mod:`.watcher`) ends what
+bears the mark when this process is gone, however it went; a second variable names the log, by which the next run
+into the same folder finds what a watcher that was killed, too, has left.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +13,22 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+from nsys_analyzer.capture import watcher
+from nsys_analyzer.errors import CaptureError
 
 _GRACE_S = 5
 _TICK_S = 0.2
 _MARK = "NSYS_ANALYZE_PROCESS"
+_LOG = "NSYS_ANALYZE_LOG"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
@@ -40,7 +52,8 @@ def run_logged(
 ) -> Ended:  # fmt: skip
     """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
 
-    When the time is up, or on an interrupt, all that it started is ended, a profiler's target too.
+    When the time is up, on an interrupt, or where the command fails, all that it started is ended, a profiler's
+    target too; and so it is when this process is killed.
 
     Args:
         command: the command line.
@@ -53,25 +66,97 @@ def run_logged(
         KeyboardInterrupt: after all of it is gone.
         OSError: the log cannot be written.
     """
-    killed_before, mark = _oom_kills(), str(uuid.uuid4())
+    killed_before = _oom_kills()
+    marked = {**(environment or {}), _LOG: os.path.realpath(log)}
     with log.open("ab") as output:
         start = output.tell()
         try:
+            with _watched(command, marked, stdout=output, stderr=subprocess.STDOUT) as process:
+                code = _wait(process, timeout_s, is_ahead)
+        except _NotRunError as error:
+            return Ended("failed", f"{command[0]} cannot be run ({error})")
+        except subprocess.TimeoutExpired:
+            return Ended("timeout", f"stopped after {timeout_s:g} s")
+    return _ended(code, log, start, starved=_oom_kills() > killed_before)
+
+
+def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end and returns what it said; nothing that it started outlives a time-out or an interrupt.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
+    """
+    try:
+        with _watched(command, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            out, err = process.communicate(timeout=timeout_s)
+    except _NotRunError as error:
+        raise error.reason from error
+    said = [text.decode(errors="replace") for text in (out, err)]
+    return subprocess.CompletedProcess(process.args, process.returncode, *said)
+
+
+def end_left_in(folder: Path) -> None:
+    """Ends what an earlier run into a folder has left running: its process and its watcher were killed.
+
+    Raises:
+        CaptureError: a process does not end.
+    """
+    name = os.fsencode(f"{_LOG}={os.path.realpath(folder)}{os.sep}")
+    if left := watcher.end_carriers(name):
+        pids = ", ".join(map(str, sorted(left)))
+        raise CaptureError(
+            f"A program of an earlier run into {folder} is still running (process {pids}), and does not end",
+            "Wait for it, or name another --output-dir",
+        )
+
+
+class _NotRunError(Exception):
+    """A command that could not be started."""
+
+    def __init__(self, reason: OSError) -> None:
+        super().__init__(reason.strerror)
+        self.reason = reason
+
+
+@contextmanager
+def _watched(
+    command: Sequence[str | Path], environment: Mapping[str, str], stdout: IO[bytes] | int, stderr: int
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Starts a command in a session of its own; it ends, with all it started, where the block does before it."""
+    mark = f"{_MARK}={uuid.uuid4()}"
+    with _watcher(mark):
+        try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {}), _MARK: mark}, start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
+                env={**os.environ, **environment, _MARK: mark.partition("=")[2]},
             )  # fmt: skip
         except OSError as error:
-            return Ended("failed", f"{command[0]} cannot be run ({error.strerror})")
-        try:
-            code = _wait(process, timeout_s, is_ahead)
-        except subprocess.TimeoutExpired:
-            _end(process, mark)
-            return Ended("timeout", f"stopped after {timeout_s:g} s")
-        except BaseException:  # an interrupt: what was started must not outlive it
-            _end(process, mark)
-            raise
-    return _ended(code, log, start, starved=_oom_kills() > killed_before)
+            raise _NotRunError(error) from error
+        with process:
+            try:
+                yield process
+            except BaseException:  # a time-out or an interrupt: what was started must not outlive it
+                _end(process, mark)
+                raise
+            if process.returncode:  # a profiler that was killed leaves its target behind
+                watcher.end_carriers(os.fsencode(mark))
+
+
+@contextmanager
+def _watcher(mark: str) -> Iterator[None]:
+    """A process that ends what bears the mark, unless the block ends well before this process does."""
+    command = [sys.executable, "-I", "-S", watcher.__file__, mark]
+    unmarked = {name: value for name, value in os.environ.items() if name not in (_MARK, _LOG)}  # of a run around ours
+    watching = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        bufsize=0, cwd="/", env=unmarked,
+    )  # fmt: skip
+    with watching:
+        yield
+        if watching.stdin:
+            with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+                watching.stdin.write(watcher.DONE)
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, is_ahead: Callable[[], bool]) -> int:
@@ -93,7 +178,7 @@ def last_lines(log: Path, lines: int = 3) -> str:
     return " | ".join([line.strip() for line in _tail(log, 0).splitlines() if line.strip()][-lines:])
 
 
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+def _end(process: subprocess.Popen[Any], mark: str) -> None:
     """Terminates the process's group, and kills what does not listen; a second interrupt kills at once.
 
     nsys puts its target into a session of its own: what carries the mark in its environment is killed, too.
@@ -102,19 +187,7 @@ def _end(process: subprocess.Popen[bytes], mark: str) -> None:
         _signal_group(process, signal.SIGTERM)
     finally:
         _signal_group(process, signal.SIGKILL)
-        for pid in _marked(mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-def _marked(mark: str) -> list[int]:
-    """The processes that were started with the mark in their environment. Source: ``/proc``, on Linux."""
-    pids = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is somebody else's
-            if mark.encode() in path.read_bytes():
-                pids.append(int(path.parent.name))
-    return pids
+        watcher.end_carriers(os.fsencode(mark))
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

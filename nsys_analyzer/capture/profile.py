@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsys_analyzer.capture.atomic_write import made_whole
-from nsys_analyzer.capture.export import finished_command, last_words
+from nsys_analyzer.capture.export import last_words
 from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries
 from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.capture.process import last_lines
+from nsys_analyzer.capture.process import last_lines, run_captured
 from nsys_analyzer.errors import CaptureError
 
 _ANSWER_TIMEOUT_S = 60
@@ -138,7 +138,9 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
             f"Install all of Nsight Systems {nsys.version}, or import where it is: QdstrmImporter -i {stream.name}",
         )
     with made_whole(report) as unfinished:
-        finished = _run_import([importer, "-i", stream, "-o", unfinished], timeout_s)
+        # absolute: never taken for options
+        command: list[str | Path] = [importer, "-i", stream.absolute(), "-o", unfinished.absolute()]
+        finished = _run_import(command, timeout_s)
         if finished.returncode != 0 or not unfinished.is_file():
             raise _failed_import(importer, stream, finished)
     stream.unlink()
@@ -148,7 +150,7 @@ def _run_import(command: list[str | Path], timeout_s: float | None) -> subproces
     importer, _, stream = map(str, command[:3])
     by_hand = f"{shlex.quote(importer)} -i {shlex.quote(stream)}"
     try:
-        return finished_command(command, timeout_s)
+        return run_captured(command, timeout_s)
     except OSError as error:
         raise CaptureError(f"{importer} cannot be run: {error}", "See what it lacks: nsys-analyze doctor") from error
     except subprocess.TimeoutExpired as error:
@@ -163,8 +165,6 @@ def _failed_import(importer: Path, stream: Path, finished: subprocess.CompletedP
     if missing:
         what = f"{importer} does not start: {', '.join(missing)} not found"
         return CaptureError(what, f"{library_remedy(missing)}; then import what was recorded: {again}")
-    if full := _full_folder(stream.parent):
-        return full
     said = last_words(finished.stderr) or last_words(finished.stdout) or f"exit status {finished.returncode}"
     return CaptureError(f"{stream} cannot be imported: {said}", f"Try it by hand: {again}")
 

@@ -56,7 +56,7 @@ class NsysProfiler:
 
     def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
         """Profiles, imports where nsys did not, and exports; a program that crashed may leave a partial trace."""
-        ended = run_logged(self.command(program, folder), log, timeout_s)
+        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s)
         if ended.status == "timeout":
             return ended
         try:
@@ -92,7 +92,7 @@ class TorchProfiler:
 
     def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
         """Records, and converts what was recorded."""
-        ended = run_logged(self.command(program, folder), log, timeout_s)
+        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s)
         trace = folder / "capture.json.gz"
         if not trace.is_file():
             silent = Ended("failed", "it ended well and left no trace, as a program does that ends with os._exit()")

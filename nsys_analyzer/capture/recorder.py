@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from nsys_analyzer.capture.atomic_write import made_whole
 from nsys_analyzer.capture.recorder_conditions import conditions
 from nsys_analyzer.capture.recorder_hooks import Ranges, install
-from nsys_analyzer.errors import ExportError, NsysAnalyzerError
+from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
 
 if TYPE_CHECKING:
     from torch._C._profiler import _ExperimentalConfig
@@ -86,6 +86,8 @@ class Recorder:
         self.has_recorded = True
         try:
             self._write()
+        except NoSpaceError as error:
+            self.failure = error
         except (OSError, RuntimeError, NsysAnalyzerError) as error:  # the program goes on, it is none of its faults
             self.failure = ExportError(
                 f"{self.output} cannot be written: {error}", "Make room, or name another --output"

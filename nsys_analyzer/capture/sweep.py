@@ -18,9 +18,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.capture.atomic_write import check_regular, remove_unfinished, write_whole
 from nsys_analyzer.capture.machine import provenance
 from nsys_analyzer.capture.manifest import SCHEMA_VERSION
-from nsys_analyzer.capture.process import Ended, last_lines, run_logged
+from nsys_analyzer.capture.process import Ended, end_left_in, last_lines, run_logged
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.progress import Progress
 from nsys_analyzer.capture.targets import Target
@@ -55,6 +56,7 @@ def run_sweep(
 
     Raises:
         KeyboardInterrupt: what was finished is kept, what was at work is gone.
+        NoSpaceError: the disk is full.
         OSError: the folder cannot be written.
     """
     where = {"schema_version": SCHEMA_VERSION, "run": command or None, **provenance(Path.cwd())}
@@ -74,7 +76,7 @@ def _run_target(
     where: dict[str, Any],
 ) -> Ended:  # fmt: skip
     """Times and profiles one target in a hidden folder, and gives that its name."""
-    part = folder / f".{target.name}.part"
+    part = _part(folder, target)
     shutil.rmtree(part, ignore_errors=True)  # what an earlier sweep was killed over
     part.mkdir()
     try:
@@ -93,7 +95,8 @@ def _run_target(
             **where, **target.described, **results, **_recorded(target, profiler),
             "status": ended.status, "message": ended.message, "timings": timing if target.timed else None,
         }  # fmt: skip
-        (part / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+        remove_unfinished(part)  # a recorder that was killed in the middle of its trace
+        write_whole(part / MANIFEST, json.dumps(manifest, indent=1) + "\n")
         _put_in_place(part, folder / target.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -102,14 +105,33 @@ def _run_target(
 
 def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, dict[str, Any]]:
     """Runs the target without a profiler: how it ended, and what it said of itself and its times."""
-    path = part / "results.json"
-    ended = run_logged([*target.program, "--results", str(path)], part / _LOG, timeout_s)
+    path = part / "results.json"  # absolute: an output folder may be called like an option
+    ended = run_logged([*target.program, "--results", str(path.absolute())], part / _LOG, timeout_s)
     results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     path.unlink(missing_ok=True)
     if ended.status == "ok" and not results.get("times_ms"):
         return Ended("failed", f"it ended well and wrote no times: {last_lines(part / _LOG)}"), results
     status, message = results.pop("status", ended.status), results.pop("message", ended.message)
     return (Ended(status, message) if status == "oom" else ended), results
+
+
+def _part(folder: Path, target: Target) -> Path:
+    """Where a target's result is made."""
+    return folder / f".{target.name}.part"
+
+
+def recover(targets: Sequence[Target], folder: Path) -> None:
+    """Brings the results of these targets into order where a sweep was killed while it put one in place.
+
+    A result that was about to be replaced is back in its place, and what was half made is gone.
+    """
+    for target in targets:
+        part, place = _part(folder, target), folder / target.name
+        shutil.rmtree(part, ignore_errors=True)
+        old = part.with_suffix(".old")
+        if old.exists() and not place.exists():
+            old.rename(place)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _typed(program: Sequence[str]) -> tuple[str, ...]:
@@ -214,13 +236,15 @@ def _finished(place: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Makes the folder and keeps other sweeps out of it.
+    """Makes the folder and keeps other sweeps out of it; what an earlier one has left running there is ended.
 
     Raises:
-        ConfigurationError: another sweep is at work there.
+        ConfigurationError: another sweep is at work there, or its lock is somebody else's file.
+        CaptureError: what an earlier sweep has left running does not end.
         OSError: it cannot be made or written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    _check_lock(folder / _LOCK)
     with (folder / _LOCK).open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,4 +257,12 @@ def locked(folder: Path) -> Iterator[None]:
         lock.truncate(0)
         lock.write(str(os.getpid()))
         lock.flush()
+        end_left_in(folder)
         yield
+
+
+def _check_lock(path: Path) -> None:
+    """Makes sure that a lock's file holds the number of a process at most, for it is written over."""
+    check_regular(path)
+    if path.exists() and path.read_bytes().strip(b"0123456789"):
+        raise ConfigurationError(f"{path} is none of a sweep's, and would be replaced", _ELSEWHERE)

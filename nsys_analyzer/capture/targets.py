@@ -117,6 +117,8 @@ def program_target(program: Sequence[str], described: Mapping[str, str | int | b
     Raises:
         ConfigurationError: no name can be made of it.
     """
+    if program[0].startswith("-"):  # a profiler would take it for an option of its own
+        raise ConfigurationError(f"{program[0]!r} looks like an option, and is no program", "Name it by its path: ./…")
     script = next((word for word in program if word.endswith(".py")), None)
     module = program[program.index("-m") + 1] if "-m" in program[:-1] else None
     stem = Path(script).stem if script else module or Path(program[0]).name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.benches import find_bench
 from nsys_analyzer.benches.model import CEILINGS, Bench, Finished, Results
-from nsys_analyzer.capture.atomic_write import write_whole
+from nsys_analyzer.capture.atomic_write import check_regular, write_whole
 from nsys_analyzer.capture.cases import NAME, Row, read_file
 from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.errors import ConfigurationError
@@ -20,13 +21,17 @@ from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
 from nsys_analyzer.text import marked
 
 CAPTURES = "captures"
+_FIRST_COLUMNS = (b"target,", b"message")  # without rows there is the latter alone
+_NEAR = 512
 
 
 def bench_folders(path: Path) -> list[Path]:
     """The folders of benches at a path: itself, and those one level below."""
     if not path.is_dir():
         return []
-    return [place for place in (path, *sorted(path.iterdir())) if (place / NAME).is_file()]
+    places = (path, *sorted(path.iterdir()))
+    # pathlib raises where a folder cannot be looked into, which then holds none
+    return [place for place in places if os.path.isfile(place / NAME)]  # noqa: PTH113
 
 
 def read_finished(folder: Path, seen_as: str) -> Finished:
@@ -85,6 +90,20 @@ def write_rows(rows: Sequence[Row], path: Path) -> None:
     writer.writeheader()
     writer.writerows({**row, "message": one.message} for row, one in zip(flat, rows, strict=True))
     write_whole(path, text.getvalue())
+
+
+def check_rows_replaceable(path: Path, remedy: str) -> None:
+    """Makes sure that nobody else's file is lost where the rows go.
+
+    Raises:
+        ConfigurationError: a file that :func:`write_rows` did not write is there.
+        NsysAnalyzerError: something else than a file is there.
+    """
+    check_regular(path)
+    if path.exists():
+        with path.open("rb") as file:
+            if not file.readline(_NEAR).strip().startswith(_FIRST_COLUMNS):
+                raise ConfigurationError(f"{path} was not written by nsys-analyze bench, and would be replaced", remedy)
 
 
 def _flat(row: Row) -> Mapping[str, Any]:

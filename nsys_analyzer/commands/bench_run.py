@@ -11,10 +11,10 @@ from nsys_analyzer.capture.cases import NAME, Row, go_on, read_file, remaining_c
 from nsys_analyzer.capture.machine import provenance
 from nsys_analyzer.capture.process import Ended
 from nsys_analyzer.capture.progress import Progress
-from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
+from nsys_analyzer.capture.sweep import locked, recover, remaining, run_sweep
 from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.commands.bench_plan import BenchPlan
-from nsys_analyzer.commands.bench_results import CAPTURES, read_finished, write_rows
+from nsys_analyzer.commands.bench_results import CAPTURES, check_rows_replaceable, read_finished, write_rows
 from nsys_analyzer.commands.run_progress import shown
 from nsys_analyzer.commands.writing import ELSEWHERE, check_replaceable, command_line, write_markdown_of
 from nsys_analyzer.errors import ConfigurationError
@@ -38,14 +38,16 @@ def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | No
 
     Raises:
         ConfigurationError: results are there and ``resume`` does not say what to do, or they are of another bench.
-        NsysAnalyzerError: ``NAME.md`` is there, and was not written here.
+        NsysAnalyzerError: ``NAME.md`` or ``NAME.csv`` is there, and was not written here.
         KeyboardInterrupt: what was finished is kept.
     """
     check_replaceable(folder / f"{plan.bench.name}.md", ELSEWHERE)
+    check_rows_replaceable(folder / f"{plan.bench.name}.csv", ELSEWHERE)
     with locked(folder):
         rows = _prepared(plan, folder, resume)
         todo = remaining_cases(plan.cases, rows)
         captures, again = folder / CAPTURES, resume is not False
+        recover(plan.profiled.targets, captures)
         targets = remaining(plan.profiled.targets, captures, plan.profiler, again)
         if resume and (todo or targets):
             go_on(folder, command_line())

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from nsys_analyzer.commands.options import Command, several
-from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.errors import CaptureError, NoSpaceError
 from profiling_targets.config import ATTENTIONS, MODES, PRECISIONS
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(**options: Any) -> None:
 
 def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs what is left of the plan and writes the report; the exit code says whether all of it ended well."""
-    from nsys_analyzer.capture.sweep import locked, remaining, run_sweep
+    from nsys_analyzer.capture.sweep import locked, recover, remaining, run_sweep
     from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
     from nsys_analyzer.commands.run_progress import shown
     from nsys_analyzer.commands.writing import ELSEWHERE, check_replaceable, command_line, write_report
@@ -102,6 +102,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     interrupt_at_the_end()
     try:
         with locked(folder):
+            recover(plan.targets, folder)
             todo = remaining(plan.targets, folder, plan.profiler, resume)
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
                 ended = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
@@ -111,6 +112,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         sys.exit(130)
     except BrokenPipeError:
         raise  # somebody stopped reading what is printed: no fault of the folder's
+    except NoSpaceError as error:
+        raise CaptureError(error.message, _NO_PLACE) from error
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
     print_answers(built)
@@ -120,7 +123,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
 
 
 def interrupt_at_the_end() -> None:
-    """Makes the end that a scheduler or a closed terminal sends an interrupt: targets must not outlive it."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    """Makes the end that a scheduler, a closed terminal or a keyboard sends an interrupt: no target outlives it."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup means it
             signal.signal(number, signal.default_int_handler)
