@@ -35,7 +35,8 @@ _TAG = "NSYS_ANALYZE_DURABILITY"
 _END_S = 20.0
 #: The commands of a sweep: a resume has one more, in the report and in the manifests of what it ran.
 _COMMANDS = re.compile(r"^nsys-analyze run(?:.*\\\n)*.*\n| --resume(?=\")", re.MULTILINE)
-#: A target says where an earlier one still runs beside it, takes a moment, and closes its profiler's eyes to signals.
+#: A target listens to no signal and takes a moment, but never ends by itself once its parent or the tool, whose number
+#: the lock holds, has gone. It says where an earlier one still runs beside it.
 _TARGET = """
 import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -47,7 +48,16 @@ for line in open("ran").read().splitlines():
         continue
     if pid != os.getpid() and b"profiling_targets" in other:
         open("beside", "a").write(f"{model}: {pid} was still running\\n")
-time.sleep(0.1)
+def gone(pid):
+    try:
+        return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+parent, tool = os.getppid(), int(open("runs/.lock").read())
+for _ in range(20):
+    time.sleep(0.01)
+    if os.getppid() != parent or gone(tool):
+        time.sleep(600)
 """
 _BEHAVIOUR = json.dumps(dict.fromkeys(MODELS, _TARGET))
 
@@ -185,13 +195,15 @@ DISTURBANCES: dict[str, Callable[[Sweep, Bed], Desk]] = {
 
 
 def _wait(sweep: Sweep, bed: Bed, chance: random.Random) -> None:
-    """Waits for a moment: at any time, or just behind one at which something changes in the output folder."""
-    if chance.random() < 0.5:
+    """Waits for any moment, or one just behind a change of names in the output folder, of any or a visible one."""
+    kind = chance.choice(("time", "change", "result"))
+    if kind == "time":
         _sleep(sweep, chance.uniform(0, bed.seconds))
         return
-    for _ in range(chance.randint(1, 12)):
-        before = _names(sweep.desk.runs)
-        while not sweep.is_over() and _names(sweep.desk.runs) == before:
+    hidden = kind == "change"
+    for _ in range(chance.randint(1, 20 if hidden else len(bed.models) + 2)):
+        before = _names(sweep.desk.runs, hidden=hidden)
+        while not sweep.is_over() and _names(sweep.desk.runs, hidden=hidden) == before:
             time.sleep(0.0002)
     _sleep(sweep, chance.uniform(0, 0.005))
 
@@ -202,9 +214,9 @@ def _sleep(sweep: Sweep, seconds: float) -> None:
         time.sleep(min(left, 0.01))
 
 
-def _names(folder: Path) -> set[str]:
+def _names(folder: Path, *, hidden: bool) -> set[str]:
     with suppress(FileNotFoundError):
-        return {name for name in os.listdir(folder)}  # noqa: PTH208, C416 - as fast as it can be
+        return {name for name in os.listdir(folder) if hidden or name[0] != "."}  # noqa: PTH208 - as fast as it can be
     return set()
 
 
