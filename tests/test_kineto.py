@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
@@ -403,7 +404,35 @@ def test_the_converted_file_lies_beside_the_trace_and_is_kept(name: str, tmp_pat
     made = sqlite.stat().st_ino
     assert converted_sqlite(trace).stat().st_ino == made
     os.utime(trace, ns=(0, sqlite.stat().st_mtime_ns + 1))
-    assert converted_sqlite(trace).stat().st_ino != made
+    assert converted_sqlite(trace).stat().st_ino == made  # its content is what it was
+
+
+def replaced(trace: Path, other: Kineto, mtime_ns: int) -> Path:
+    """The trace after another one was moved to its place, that was written at a time."""
+    made = other.write(trace.with_name(f"other{trace.suffix}"))
+    os.utime(made, ns=(0, mtime_ns))
+    return made.replace(trace)
+
+
+@pytest.mark.parametrize("shift_ns", [-3600 * 10**9, 0, 3600 * 10**9])
+def test_a_trace_that_was_replaced_is_converted_again(shift_ns: int, tmp_path: Path) -> None:
+    trace = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.json.gz")
+    assert Trace.load(trace).operations.names == ("aten::mm",)
+    replaced(trace, Kineto().operator("aten::bm", 0, 1), trace.stat().st_mtime_ns + shift_ns)
+    assert [path.name for path in find_traces([tmp_path])] == ["a.json.gz"]
+    assert Trace.load(trace).operations.names == ("aten::bm",)
+
+
+def test_a_folder_that_was_copied_is_not_converted_again(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    converted_sqlite(gpu_step().write(tmp_path / "one" / "a.json.gz"))
+    shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copy)
+    copy = tmp_path / "two" / "a.sqlite"
+    made = copy.stat().st_ino
+    os.utime(tmp_path / "two" / "a.json.gz", (2**31, 2**31))  # newer than all
+    assert [path.name for path in find_traces([tmp_path / "two"])] == ["a.sqlite"]
+    assert converted_sqlite(tmp_path / "two" / "a.json.gz") == copy
+    assert copy.stat().st_ino == made
 
 
 def test_a_file_of_another_converter_is_made_again(tmp_path: Path) -> None:

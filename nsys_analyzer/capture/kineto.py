@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nsys_analyzer.capture.atomic_write import made_whole
@@ -24,7 +26,7 @@ from nsys_analyzer.capture.kineto_rows import (
 )
 from nsys_analyzer.capture.kineto_tables import Rows, write_tables
 from nsys_analyzer.capture.placement import places, trace_stem, writable_place
-from nsys_analyzer.errors import ExportError
+from nsys_analyzer.errors import ExportError, TraceError
 
 
 def converted_sqlite(trace: Path) -> Path:
@@ -34,7 +36,7 @@ def converted_sqlite(trace: Path) -> Path:
     the folder cannot be written, or where what was made of another trace has that name.
 
     Raises:
-        TraceError: see :func:`read_kineto`.
+        TraceError: see :func:`read_kineto`; or there is too little memory for its events.
         ExportError: there is no place for the file, or no space.
     """
     beside, cached = places(trace, trace_stem(trace))
@@ -43,9 +45,10 @@ def converted_sqlite(trace: Path) -> Path:
     for made in (beside, cached):
         if trace.is_file() and is_current(made, trace):
             return made
-    read = read_kineto(trace)
-    target = writable_place(beside, cached)
-    _write(read, target)
+    with _in_memory(trace):
+        read = read_kineto(trace)
+        target = writable_place(beside, cached)
+        _write(read, target)
     return target
 
 
@@ -56,10 +59,21 @@ def convert_trace(trace: Path, output: Path) -> None:
     of the first three, the operators are the kernels, of a device called "CPU".
 
     Raises:
-        TraceError: see :func:`read_kineto`.
+        TraceError: see :func:`read_kineto`; or there is too little memory for its events.
         ExportError: ``output`` cannot be written.
     """
-    _write(read_kineto(trace), output)
+    with _in_memory(trace):
+        _write(read_kineto(trace), output)
+
+
+@contextmanager
+def _in_memory(trace: Path) -> Iterator[None]:
+    try:
+        yield
+    except MemoryError as error:
+        raise TraceError(
+            f"{trace} needs more memory than there is", "Record fewer steps, or read it on a machine with more memory"
+        ) from error
 
 
 def _write(trace: KinetoTrace, output: Path) -> None:
@@ -85,6 +99,6 @@ def _tables(trace: KinetoTrace) -> dict[str, Rows]:
         "ThreadNames": thread_rows(trace, threads, strings),
         "TARGET_INFO_SYSTEM_ENV": environment_rows(trace),
         "PROCESS_RANKS": rank_rows(trace, threads),
-        "META_DATA_EXPORT": [*export_rows(trace), *origin_rows(trace.path)],
+        "META_DATA_EXPORT": [*export_rows(trace), *origin_rows(trace.path, trace.source)],
     }
     return {**tables, "StringIds": strings.rows()}

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import count
-from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
+from nsys_analyzer.capture.kineto_events import KinetoTrace, Name
 from nsys_analyzer.errors import TraceError
 
 _VM = 1 << 48
@@ -39,7 +38,7 @@ class Threads:
     """The processes and threads of a trace, by what the trace calls them: any number, or any text."""
 
     def __init__(self, trace: KinetoTrace) -> None:
-        threads: dict[Any, set[Any]] = defaultdict(set)
+        threads: dict[Name, set[Name]] = defaultdict(set)
         for event in trace.of(*ON_A_THREAD):
             threads[event.pid].add(event.tid)
         self._pids = folded(threads)
@@ -50,20 +49,20 @@ class Threads:
         """The global process IDs; one that stands for the GPU's own where the trace holds no thread."""
         return [_VM | (pid << 24) for pid in self._pids.values()] or [_VM]
 
-    def thread(self, pid: Any, tid: Any) -> int:
+    def thread(self, pid: Name, tid: Name) -> int:
         """The global thread ID."""
         return self.process(pid) | self._tids[pid][tid]
 
-    def process(self, pid: Any) -> int:
+    def process(self, pid: Name) -> int:
         """The global process ID."""
         return _VM | (self._pids[pid] << 24)
 
-    def knows(self, pid: Any, tid: Any) -> bool:
+    def knows(self, pid: Name, tid: Name) -> bool:
         """Whether anything happened on this thread."""
         return tid in self._tids.get(pid, ())
 
 
-def folded(ids: Iterable[Any]) -> dict[Any, int]:
+def folded(ids: Iterable[Name]) -> dict[Name, int]:
     """Give each ID a number below 2^24: itself where it is one, else the next that is free, never one twice."""
     known = set(ids)
     own = {one for one in known if isinstance(one, int) and 0 <= one < _LIMIT}
@@ -71,7 +70,7 @@ def folded(ids: Iterable[Any]) -> dict[Any, int]:
     return {one: one if one in own else next(free) for one in sorted(known, key=lambda one: (str(type(one)), one))}
 
 
-def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Any, int]:
+def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Name, int]:
     """Tell which process worked on a GPU of the trace: the one that launched what ran there, and launched it before.
 
     Kineto writes a GPU's number where the process belongs. With several processes in one trace (the traces of
@@ -83,13 +82,13 @@ def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Any, int]:
     Raises:
         TraceError: several ranks call their GPU by one number.
     """
-    gpus = sorted({event.pid for event in trace.of("kernel", "memcpy", "memset")}, key=str)
+    gpus = sorted({event.pid for event in trace.operations()}, key=str)
     processes = threads.processes
     if len(processes) == 1:
         return dict.fromkeys(gpus, processes[0])
     launched: dict[int, dict[int, int]] = {process: {} for process in processes}
-    for event in trace.of("runtime"):
-        launched[threads.process(event.pid)].setdefault(correlation_of(event), event.start)
+    for event in trace.calls:
+        launched[threads.process(event.pid)].setdefault(event.correlation, event.start)
     _check_ranks(trace, list(launched.values()))
     return {gpu: max(processes, key=lambda process: _fit(trace, gpu, launched[process])) for gpu in gpus}
 
@@ -99,8 +98,8 @@ def _check_ranks(trace: KinetoTrace, launched: list[dict[int, int]]) -> None:
 
     A replay of a graph is one launch of many operations.
     """
-    replays = {correlation_of(event) for event in trace.of("runtime") if "Graph" in event.name} | {0}
-    times = Counter((event.pid, correlation_of(event)) for event in trace.of("kernel", "memcpy", "memset"))
+    replays = {event.correlation for event in trace.calls if "Graph" in event.name} | {0}
+    times = Counter((event.pid, event.correlation) for event in trace.operations())
     for (gpu, correlation), operations in times.items():
         ranks = sum(correlation in launches for launches in launched)
         if correlation not in replays and min(operations, ranks) > 1:
@@ -110,12 +109,12 @@ def _check_ranks(trace: KinetoTrace, launched: list[dict[int, int]]) -> None:
             )
 
 
-def _fit(trace: KinetoTrace, gpu: Any, launched: dict[int, int]) -> tuple[int, float]:
+def _fit(trace: KinetoTrace, gpu: Name, launched: dict[int, int]) -> tuple[int, float]:
     """How many operations of a GPU these launches explain; of equals, the shorter wait between the two is better."""
     waits = [
-        event.start - launched[correlation_of(event)]
-        for event in trace.of("kernel", "memcpy", "memset")
-        if event.pid == gpu and correlation_of(event) in launched
+        event.start - launched[event.correlation]
+        for event in trace.operations()
+        if event.pid == gpu and event.correlation in launched
     ]
     possible = [wait for wait in waits if wait >= 0]
     return len(possible), -float(np.median(possible)) if possible else 0.0
@@ -124,8 +123,3 @@ def _fit(trace: KinetoTrace, gpu: Any, launched: dict[int, int]) -> tuple[int, f
 def pid_of(process: int) -> int:
     """The process ID inside a global one."""
     return (process >> 24) & (_LIMIT - 1)
-
-
-def correlation_of(event: Event) -> int:
-    """The correlation ID of an API call or a GPU operation, 0 where the trace has none."""
-    return int(event.arguments.get("correlation", 0))

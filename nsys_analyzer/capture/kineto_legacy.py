@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
-from nsys_analyzer.capture.kineto_events import Event
+from nsys_analyzer.capture.kineto_events import Call, Event, GpuOperation, Name
 from nsys_analyzer.capture.kineto_operators import is_operator, stretches
 
 UNSORTED = "operator or range"
@@ -21,8 +21,11 @@ UNSORTED = "operator or range"
 ARROW = "arrow"
 """The kind of the two ends of an arrow from an operator to what it did on the GPU."""
 
-_ON_CPU, _ON_GPU = "legacy on the CPU", "legacy on the GPU"
-_KINDS = {"cpu functions": _ON_CPU, "cuda functions": _ON_GPU}
+LEGACY_ON_GPU = "operator on the GPU"
+"""The kind of an operator as it was timed on the GPU."""
+
+_ON_CPU = "operator on the CPU"
+_KINDS = {"cpu functions": _ON_CPU, "cuda functions": LEGACY_ON_GPU}
 _ARROWS = "cpu_to_"  # "cpu_to_cuda"
 #: What PyTorch before 1.7 calls ``aten::add_``; a person's range may have any name, this one too.
 _BARE_NAME = re.compile(r"[a-z_][a-z0-9_]*")
@@ -42,9 +45,9 @@ def legacy_kind(process: Any) -> str | None:
     return _KINDS.get(process.lower()) if isinstance(process, str) else None
 
 
-def is_arrow(event: dict[str, Any]) -> bool:
+def is_arrow(phase: str, category: str | None) -> bool:
     """Whether an event is one end of an arrow from the CPU to the GPU."""
-    return event.get("ph") in ("s", "f") and str(event.get("cat")).startswith(_ARROWS)
+    return phase in ("s", "f") and category is not None and category.startswith(_ARROWS)
 
 
 def sort_legacy(events: dict[str, list[Event]]) -> tuple[str, ...]:
@@ -53,20 +56,21 @@ def sort_legacy(events: dict[str, list[Event]]) -> tuple[str, ...]:
     Returns:
         What a reader must be told of them; nothing for a trace of Kineto.
     """
-    functions, spans, arrows = (events.pop(kind, []) for kind in (_ON_CPU, _ON_GPU, ARROW))
+    functions, spans = (events.pop(kind, []) for kind in (_ON_CPU, LEGACY_ON_GPU))
+    arrows = cast("list[Call]", events.pop(ARROW, []))
     if not functions and not spans:
         return ()
     has_namespaces = any(event.name.startswith("aten::") for event in functions)
     name_of = {event.name: event.name if has_namespaces else _modern_name(event.name) for event in (*functions, *spans)}
-    functions, spans, arrows = (
-        [event._replace(name=name_of.get(event.name, event.name)) for event in found]
-        for found in (functions, spans, arrows)
-    )
-    events[UNSORTED] += [event._replace(kind=UNSORTED) for event in functions]
+    for event in (*functions, *spans, *arrows):
+        event.name = name_of.get(event.name, event.name)
+    for event in functions:
+        event.kind = UNSORTED
+    events[UNSORTED] += functions
     if not spans:
         return (_WITHOUT_GPU,) if arrows else ()
     events["kernel"] = list(_kernels(spans, arrows))
-    events["runtime"] = [_launch(event) for event in arrows if legacy_kind(event.pid) == _ON_CPU]
+    events["runtime"] = [event for event in arrows if legacy_kind(event.pid) == _ON_CPU]
     return (_TIMED_BY_EVENTS,)
 
 
@@ -78,7 +82,7 @@ def _modern_name(name: str) -> str:
     return f"aten::{name}" if is_operator else name
 
 
-def _own_times(spans: list[Event]) -> Iterator[tuple[Event, Event]]:
+def _own_times(spans: list[Event]) -> Iterator[tuple[Event, tuple[int, int]]]:
     """The operators among the spans of each device, each with the longest stretch in which it calls no other."""
     devices: dict[Any, list[Event]] = defaultdict(list)
     for event in sorted(spans, key=lambda event: (event.start, -event.end)):
@@ -87,29 +91,16 @@ def _own_times(spans: list[Event]) -> Iterator[tuple[Event, Event]]:
     for found in devices.values():
         own = stretches((event.start, event.end) for event in found)
         for event, free in zip(found, own, strict=True):
-            start, end = max(free, key=lambda one: one[1] - one[0], default=(event.start, event.start))
-            yield event, event._replace(start=start, end=end)
+            yield event, max(free, key=lambda one: one[1] - one[0], default=(event.start, event.start))
 
 
-def _kernels(spans: list[Event], arrows: list[Event]) -> Iterator[Event]:
+def _kernels(spans: list[Event], arrows: list[Call]) -> Iterator[GpuOperation]:
     """The spans as kernels, each with the number of the arrow that ends where it starts."""
-    ends: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    ends: dict[tuple[str, Name, int], list[int]] = defaultdict(list)
     for arrow in reversed(arrows):
-        if legacy_kind(arrow.pid) == _ON_GPU:
-            ends[arrow.name, arrow.tid, arrow.start].append(_correlation(arrow))
+        if legacy_kind(arrow.pid) == LEGACY_ON_GPU:
+            ends[arrow.name, arrow.tid, arrow.start].append(arrow.correlation)
     for span, own in _own_times(spans):
-        yield _kernel(own, ends[span.name, span.tid, span.start])
-
-
-def _kernel(span: Event, correlations: list[int]) -> Event:
-    correlation = correlations.pop() if correlations else 0
-    return span._replace(kind="kernel", arguments={"device": span.tid, "stream": 0, "correlation": correlation})
-
-
-def _launch(arrow: Event) -> Event:
-    return arrow._replace(kind="runtime", arguments={"correlation": _correlation(arrow)})
-
-
-def _correlation(arrow: Event) -> int:
-    """The number of an arrow, from 1 on: 0 is no correlation."""
-    return int(arrow.arguments["id"]) + 1
+        correlations = ends[span.name, span.tid, span.start]
+        correlation = correlations.pop() if correlations else 0
+        yield GpuOperation("kernel", span.name, span.pid, span.tid, *own, correlation, device=int(span.tid))

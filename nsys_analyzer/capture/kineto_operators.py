@@ -11,10 +11,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
-from nsys_analyzer.capture.kineto_devices import device_properties
-from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
+import msgspec
+
+from nsys_analyzer.capture.kineto_events import Event, KinetoTrace, Name
 from nsys_analyzer.capture.kineto_ids import Strings, Threads, pid_of
 from nsys_analyzer.capture.kineto_rows import warning_row
 from nsys_analyzer.capture.kineto_tables import Rows
@@ -35,7 +36,7 @@ Stretch = tuple[int, int]
 """Where an operator runs and none that it calls: start and end in ns."""
 
 
-class _Call(NamedTuple):
+class _Call(msgspec.Struct, gc=False):
     """A row: what was called, from when to when it was launched and ran, and on which stream. In ns."""
 
     event: Event
@@ -49,9 +50,12 @@ def operator_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dic
 
     A thread is a stream. What the rows lack of the operators' own time is a warning where it is above 1 %.
     """
-    laid = [(event, found, stream) for stream, events in enumerate(_by_thread(trace)) for event, found in events]
-    calls = [call for event, found, stream in laid for call in _calls(event, found, stream)]
-    own = sum(end - start for _, found, _ in laid for start, end in found)
+    calls: list[_Call] = []
+    own = 0
+    for stream, events in enumerate(_by_thread(trace)):
+        for event, found in events:
+            calls += _calls(event, found, stream)
+            own += sum(end - start for start, end in found)
     process = threads.processes[0]
     return {
         "CUPTI_ACTIVITY_KIND_KERNEL": _kernels(calls, threads, strings),
@@ -84,7 +88,7 @@ def _launches(calls: list[_Call], threads: Threads, strings: Strings) -> Iterato
 
 
 def _by_thread(trace: KinetoTrace) -> Iterator[Iterator[tuple[Event, list[Stretch]]]]:
-    threads: dict[tuple[Any, Any], list[Event]] = defaultdict(list)
+    threads: dict[tuple[Name, Name], list[Event]] = defaultdict(list)
     for event in trace.of("operator"):
         if is_operator(event.name):
             threads[event.pid, event.tid].append(event)
@@ -100,7 +104,7 @@ def _warnings(trace: KinetoTrace, calls: list[_Call], own: int) -> Iterator[str]
             f"{lost / own:.1%} of the operators' own time lies between the operators that they call, outside each "
             "one's longest stretch, and is not counted"
         )
-    if device_properties(trace):
+    if trace.properties.devices:
         yield "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
 
 

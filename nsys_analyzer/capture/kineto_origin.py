@@ -2,33 +2,64 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import sqlite3
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_fresh, is_sqlite, trace_stem
 
-CONVERTER = "3"
+CONVERTER = "4"
 """The version of this package's converter; a file of another one is made again."""
 
+_PIECE = 1 << 20
 _VERSION, _SUFFIX = "EXPORT_CONVERTER_VERSION", "EXPORT_SOURCE_SUFFIX"  # rows of META_DATA_EXPORT
+_SOURCE = {name: f"EXPORT_SOURCE_{name.upper()}" for name in ("size", "mtime_ns", "inode", "blake2b")}
+
+
+@dataclass(frozen=True)
+class Source:
+    """What tells a file from another: its length in bytes, when it was written (ns), its inode, its content."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    blake2b: str
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> Source:
+        """Those of an open file, which is read from its start, and left there.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        state = os.fstat(file.fileno())
+        digest = hashlib.blake2b(digest_size=16)
+        for piece in iter(lambda: file.read(_PIECE), b""):
+            digest.update(piece)
+        file.seek(0)
+        return cls(state.st_size, state.st_mtime_ns, state.st_ino, digest.hexdigest())
 
 
 @dataclass(frozen=True)
 class _Origin:
-    """Which converter made a file, and from a trace of which suffix; the first converter did not say."""
+    """Which converter made a file, from a trace of which suffix, and what it was; the first converters did not say."""
 
     version: str
     suffix: str | None
+    source: dict[str, str]
 
 
-def origin_rows(trace: Path) -> list[tuple[str, str]]:
+def origin_rows(trace: Path, source: Source) -> list[tuple[str, str]]:
     """The rows of META_DATA_EXPORT that mark what was converted from ``trace``.
 
-    The suffix alone: the rest of the name is the file's own, and stays right when both are renamed.
+    Of its name the suffix alone: the rest is the file's own, and stays right when both are renamed.
     """
-    return [(_VERSION, CONVERTER), (_SUFFIX, _suffix(trace))]
+    told = [(_SOURCE[name], str(value)) for name, value in asdict(source).items()]
+    return [(_VERSION, CONVERTER), (_SUFFIX, _suffix(trace)), *told]
 
 
 def is_made_from(made: Path, trace: Path) -> bool:
@@ -40,11 +71,27 @@ def is_made_from(made: Path, trace: Path) -> bool:
 
 
 def is_current(made: Path, trace: Path) -> bool:
-    """Say whether ``made`` is the trace's SQLite form, no older than the trace, and not by an older converter."""
-    if not is_fresh(made, trace) or not is_made_from(made, trace):
+    """Say whether ``made`` is the trace's SQLite form, not by another converter, and the trace still the same.
+
+    An export of nsys says nothing of its report: it is current when it is no older. A trace that was copied or moved
+    has another time or inode, and is the same when its content is.
+    """
+    if not is_made_from(made, trace):
         return False
     origin = _origin(made)
-    return origin is None or origin.version == CONVERTER
+    if origin is None:
+        return is_fresh(made, trace)
+    return origin.version == CONVERTER and _is_same(origin.source, trace)
+
+
+def _is_same(recorded: dict[str, str], trace: Path) -> bool:
+    state = trace.stat()
+    if recorded.get("size") != str(state.st_size):
+        return False
+    if (recorded.get("mtime_ns"), recorded.get("inode")) == (str(state.st_mtime_ns), str(state.st_ino)):
+        return True
+    with trace.open("rb") as file:
+        return recorded.get("blake2b") == Source.of(file).blake2b
 
 
 def _suffix(trace: Path) -> str:
@@ -55,10 +102,13 @@ def _origin(made: Path) -> _Origin | None:
     """Where a file was converted from, None where it was not: an export of nsys, or no database."""
     if not is_sqlite(made):
         return None
-    query = "SELECT name, value FROM META_DATA_EXPORT WHERE name IN (?, ?)"
+    query = "SELECT name, value FROM META_DATA_EXPORT WHERE name LIKE 'EXPORT_%'"
     try:
         with closing(sqlite3.connect(made)) as connection:
-            found = dict(connection.execute(query, (_VERSION, _SUFFIX)).fetchall())
+            found = dict(connection.execute(query).fetchall())
     except sqlite3.Error:
         return None  # no such table, or a damaged file: not converted either way
-    return _Origin(str(found[_VERSION]), found.get(_SUFFIX)) if _VERSION in found else None
+    if _VERSION not in found:
+        return None
+    source = {name: str(found[row]) for name, row in _SOURCE.items() if row in found}
+    return _Origin(str(found[_VERSION]), found.get(_SUFFIX), source)

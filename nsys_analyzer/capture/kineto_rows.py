@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsys_analyzer.capture.kineto_devices import device_rows
-from nsys_analyzer.capture.kineto_events import Event, KinetoTrace
-from nsys_analyzer.capture.kineto_ids import Strings, Threads, correlation_of, pid_of, processes_of_gpus
+from nsys_analyzer.capture.kineto_events import GpuOperation, KinetoTrace
+from nsys_analyzer.capture.kineto_ids import Strings, Threads, pid_of, processes_of_gpus
 from nsys_analyzer.capture.kineto_tables import Rows
 from nsys_analyzer.trace.columns import stream_thread
 from nsys_analyzer.trace.metadata import RANGES_ON
@@ -16,7 +16,6 @@ from nsys_analyzer.trace.metadata import RANGES_ON
 _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
-_CPU_DEVICE = 0  # c10::DeviceType
 _MTIA_COPIES = {"HOST_TO_DEVICE": 1, "DEVICE_TO_HOST": 2}  # as ENUM_CUDA_MEMCPY_OPER
 #: How Kineto names a copy ("Memcpy HtoD (Pageable -> Device)") to nsys's ENUM_CUDA_MEMCPY_OPER.
 _COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
@@ -29,12 +28,12 @@ def gpu_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dict[str
     process_of = processes_of_gpus(trace, threads)
 
     def rows(kind: str) -> Iterator[tuple[Any, ...]]:
-        for event in trace.of(kind):
+        for event in trace.operations(kind):
             yield _gpu_row(event, process_of[event.pid], strings)
 
     found = {kind: rows(kind) for kind in ("kernel", "memcpy", "memset") if trace.of(kind)}
-    operations = trace.of("kernel", "memcpy", "memset")
-    devices = sorted({(_device(event), pid_of(process_of[event.pid])) for event in operations})
+    operations = trace.operations()
+    devices = sorted({(event.device, pid_of(process_of[event.pid])) for event in operations})
     return {
         **{f"CUPTI_ACTIVITY_KIND_{kind.upper()}": table for kind, table in found.items()},
         "CUPTI_ACTIVITY_KIND_RUNTIME": _call_rows(trace, threads, strings),
@@ -44,34 +43,24 @@ def gpu_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> dict[str
 
 
 def _call_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
-    for event in trace.of("runtime"):
+    for event in trace.calls:
         thread = threads.thread(event.pid, event.tid)
-        yield event.start, event.end, thread, correlation_of(event), strings(event.name), 0
+        yield event.start, event.end, thread, event.correlation, strings(event.name), 0
 
 
-def _gpu_row(event: Event, process: int, strings: Strings) -> tuple[Any, ...]:
-    arguments = event.arguments
-    context = arguments.get("context", arguments.get("inContext", 0))
-    stream = arguments.get("stream", event.tid)
-    row = (event.start, event.end, _device(event), context, stream, correlation_of(event), process)
-    node = arguments.get("graph node id") or None
+def _gpu_row(event: GpuOperation, process: int, strings: Strings) -> tuple[Any, ...]:
+    row = (event.start, event.end, event.device, event.context, event.stream, event.correlation, process)
     if event.kind == "kernel":
-        return (*row, strings(event.name), strings(event.name), node)
+        return (*row, strings(event.name), strings(event.name), event.graph_node)
     if event.kind == "memcpy":
-        return (*row, arguments.get("bytes", arguments.get("size", 0)), _copy_kind(event), node)
-    return (*row, arguments.get("bytes", 0), node)
+        return (*row, event.size, _copy_kind(event), event.graph_node)
+    return (*row, event.size, event.graph_node)
 
 
-def _device(event: Event) -> int:
-    """The GPU's ordinal; a copy between GPUs happened "inDevice"."""
-    arguments = event.arguments
-    return int(arguments.get("device", arguments.get("inDevice", event.pid if isinstance(event.pid, int) else 0)))
-
-
-def _copy_kind(event: Event) -> int:
+def _copy_kind(event: GpuOperation) -> int:
     words = event.name.split()
-    if "direction" in event.arguments:
-        return _MTIA_COPIES.get(event.arguments["direction"], 0)
+    if event.direction is not None:
+        return _MTIA_COPIES.get(event.direction, 0)
     return _COPY_KINDS.index(words[1]) if len(words) > 1 and words[1] in _COPY_KINDS else 0
 
 
@@ -82,7 +71,8 @@ def range_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
     if trace.of("gpu range"):
         process_of = processes_of_gpus(trace, threads)
         for event in trace.of("gpu range"):
-            thread = stream_thread(process_of.get(event.pid, threads.processes[0]), _device(event), event.tid)
+            process = process_of.get(event.pid, threads.processes[0])
+            thread = stream_thread(process, event.pid if isinstance(event.pid, int) else 0, event.tid)
             yield event.start, event.end, _PUSH_POP, thread, strings(event.name), 0
 
 
@@ -97,24 +87,21 @@ def memory_rows(trace: KinetoTrace, threads: Threads) -> Rows:
 
     The host's memory counts where there is no GPU, as that of device 0.
     """
-    for event in trace.of("memory"):
-        values = event.arguments
-        is_host = values.get("Device Type", _CPU_DEVICE) == _CPU_DEVICE
+    for event in trace.allocations:
+        is_host = event.device is None
         if is_host and trace.has_gpu:
             continue
-        size = int(values.get("Bytes", 0))
         yield (
-            event.start, threads.process(event.pid), 0 if is_host else values.get("Device Id", 0), 0,
-            values.get("Addr", 0), 0, abs(size), _HOST if is_host else _DEVICE, int(size < 0),
-            values.get("Total Reserved"), values.get("Total Allocated"),
+            event.start, threads.process(event.pid), event.device or 0, 0, event.address, 0, abs(event.size),
+            _HOST if is_host else _DEVICE, int(event.size < 0), event.reserved, event.allocated,
         )  # fmt: skip
 
 
 def thread_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
     """ThreadNames, of the threads on which anything happened."""
     named = {  # Kineto names a thread more than once
-        threads.thread(event.pid, event.tid): str(event.arguments.get("name", ""))
-        for event in trace.of("thread")
+        threads.thread(event.pid, event.tid): event.thread_name
+        for event in trace.thread_names
         if threads.knows(event.pid, event.tid)
     }
     for thread, name in named.items():
@@ -124,7 +111,7 @@ def thread_rows(trace: KinetoTrace, threads: Threads, strings: Strings) -> Rows:
 
 def export_rows(trace: KinetoTrace) -> list[tuple[str, str]]:
     """META_DATA_EXPORT: who recorded it."""
-    version = str(trace.properties.get("torch_version") or "unknown")
+    version = str(trace.properties.torch_version or "unknown")
     on_gpu = [(RANGES_ON, "GPU")] if trace.of("gpu range") else []
     return [
         ("EXPORT_PRODUCT_NAME", "torch.profiler"),
@@ -136,11 +123,10 @@ def export_rows(trace: KinetoTrace) -> list[tuple[str, str]]:
 
 def rank_rows(trace: KinetoTrace, threads: Threads) -> Rows:
     """PROCESS_RANKS: the rank and the world size of ``distributedInfo``; of several processes it does not say whose."""
-    told = trace.properties.get("distributedInfo")
+    told = trace.properties.distributed
     processes = threads.processes
-    if isinstance(told, dict) and isinstance(told.get("rank"), int) and len(processes) == 1:
-        size = told.get("world_size")
-        yield processes[0], told["rank"], size if isinstance(size, int) else 0
+    if told and told.rank is not None and len(processes) == 1:
+        yield processes[0], told.rank, told.world_size or 0
 
 
 def warning_row(text: str, process: int) -> tuple[Any, ...]:

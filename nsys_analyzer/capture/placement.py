@@ -69,6 +69,8 @@ def is_fresh(made: Path, source: Path) -> bool:
 def is_sqlite(path: Path) -> bool:
     """Say whether a file is there and starts as a SQLite database does."""
     try:
+        if not path.is_file():  # to open a FIFO waits for its writer
+            return False
         with path.open("rb") as file:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:

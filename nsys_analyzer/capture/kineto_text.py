@@ -1,0 +1,200 @@
+"""The text of a trace, read in pieces: JSON of any size in the memory of a few megabytes."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import IO, Any
+
+from nsys_analyzer.errors import TraceError
+
+RECORD = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
+"""What to do about a file that is no trace of PyTorch's profiler."""
+
+AGAIN = "Copy it again, or record it again"
+"""What to do about a trace that is damaged."""
+
+_GZIP_MAGIC = b"\x1f\x8b"
+_PIECE = 1 << 20
+"""Bytes that are read at once; a few thousand events."""
+
+_LONGEST_VALUE = 32 << 20
+"""Characters of one event or property, white space within it included; Kineto's longest are below a thousandth."""
+
+MOST_EXPANDED = 200
+"""How many times larger than its file a compressed trace may be: those of Kineto expand 10 to 30 times, 50 with deep
+indentation, and deflate can do 1,000.
+"""
+
+_ALWAYS_READ = 64 << 20
+"""Bytes that are read however few they were compressed to."""
+
+_WHITE_SPACE = re.compile(r"[ \t\n\r]*")
+_BETWEEN = re.compile(r"\}[ \t\n\r]*(?=,[ \t\n\r]*\{)")
+_OF_A_NUMBER = re.compile(r"[-+.0-9eE]*")
+_NEAR_THE_END = 1 << 16
+"""Characters at the end of the buffer in which the end of an event is looked for."""
+
+
+def _whole_number(text: str) -> int | Decimal:
+    """An integer; one that no column holds stays a decimal, since to convert a million digits takes minutes."""
+    return int(text) if len(text) < 20 else Decimal(text)
+
+
+def _fraction(text: str) -> Decimal | str:
+    """A decimal; the text where its exponent is beyond those that decimals have."""
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        return text
+
+
+#: As JSON, but for control characters in texts, and NaN and Infinity, which profilers have written. Numbers with a
+#: fraction are decimals, for a double does not hold the nanoseconds of a time since 1970.
+_TOLERANT = json.JSONDecoder(parse_float=_fraction, parse_int=_whole_number, parse_constant=str, strict=False)
+
+
+class JsonText:
+    """A position in the text of a file, and as much of the text as the value there needs.
+
+    Everything here that reads raises TraceError where the file is not JSON or expands too much, and what
+    :func:`opened` makes one of where it cannot be read.
+
+    Attributes:
+        path: the file.
+        buffer: the text that is in memory.
+        at: the position in it.
+
+    """
+
+    def __init__(self, path: Path, file: IO[bytes]) -> None:
+        self.path = path
+        self.buffer = ""
+        self.at = 0
+        self._dropped = 0
+        self._pieces = _pieces(path, file)
+
+    @property
+    def position(self) -> int:
+        """The position in the file's text."""
+        return self._dropped + self.at
+
+    def next(self) -> str:
+        """The character that follows white space, not yet taken; empty at the end of the file."""
+        while True:
+            if space := _WHITE_SPACE.match(self.buffer, self.at):
+                self.at = space.end()
+            if self.at < len(self.buffer) or not self.read_on():
+                return self.buffer[self.at : self.at + 1]
+
+    def take(self, character: str) -> bool:
+        """Take a character where it is the next one, and say whether it was."""
+        found = self.next() == character
+        self.at += found
+        return found
+
+    def objects(self) -> str:
+        """Some of the objects of an array, from here to the last end of one that is in memory; not yet taken.
+
+        Where the text has another form it is no list of objects, and a decoder says so.
+        """
+        if len(self.buffer) - self.at < _PIECE // 2:
+            self.read_on()
+        ends = [found.end() for found in _BETWEEN.finditer(self.buffer, max(self.at, len(self.buffer) - _NEAR_THE_END))]
+        return self.buffer[self.at : ends[-1]] if ends else ""
+
+    def value(self) -> Any:
+        """Take the value that begins here: fractions as decimals, NaN and Infinity as texts."""
+        self.next()
+        while True:
+            try:
+                value, end = _TOLERANT.raw_decode(self.buffer, self.at)
+            except json.JSONDecodeError as error:
+                if not self._read_twice_as_much():
+                    raise self.broken(error.msg, self._dropped + error.pos) from error
+            except RecursionError as error:
+                raise self.broken("nested too deep") from error
+            else:
+                # What ends with the buffer may be the first digits of a number.
+                if not _OF_A_NUMBER.fullmatch(self.buffer, end) or not self._read_twice_as_much():
+                    self.at = end
+                    return value
+
+    def _read_twice_as_much(self) -> bool:
+        """Read on, for a value that goes on beyond the buffer; False at the end of the file."""
+        remaining = len(self.buffer) - self.at
+        if remaining > _LONGEST_VALUE:
+            raise self.broken(f"a value of more than {_LONGEST_VALUE >> 20} MiB")
+        if not self.read_on():
+            return False
+        while len(self.buffer) < 2 * remaining and self.read_on():
+            pass
+        return True
+
+    def read_on(self) -> bool:
+        """Read another piece, forgetting what lies before the position; False at the end of the file."""
+        piece = next(self._pieces, None)
+        if piece is None:
+            return False
+        self._dropped += self.at
+        self.buffer = self.buffer[self.at :] + piece
+        self.at = 0
+        return True
+
+    def broken(self, what: str, position: int | None = None) -> TraceError:
+        """The error for what is not JSON, at a position in the file's text, or at the present one."""
+        where = f"character {self.position if position is None else position:,}"
+        return TraceError(f"{self.path} is not JSON, or only a part of it ({what} at {where})", AGAIN)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a trace to read it.
+
+    Raises:
+        TraceError: no such file, or none that ends (a FIFO, a device); in the block, too, where it cannot be read on.
+    """
+    try:
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path} is no file that can be read to its end", "Give the path of a .json or .json.gz")
+        with path.open("rb") as file:
+            yield file
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TraceError(f"{path} is damaged or truncated ({error})", AGAIN) from error
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}", "Give the path of a .json or .json.gz trace") from error
+
+
+def _pieces(path: Path, file: IO[bytes]) -> Iterator[str]:
+    """The text of a file, plain or compressed with gzip, a piece at a time."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")(errors="replace")
+    for piece in _unpacked(path, file):
+        yield decoder.decode(piece)
+    yield decoder.decode(b"", final=True)
+
+
+def _unpacked(path: Path, file: IO[bytes]) -> Iterator[bytes]:
+    is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+    file.seek(0)
+    if not is_packed:
+        yield from iter(lambda: file.read(_PIECE), b"")
+        return
+    most = max(_ALWAYS_READ, MOST_EXPANDED * os.fstat(file.fileno()).st_size)
+    unpacked = 0
+    with gzip.open(file) as stream:
+        while piece := stream.read(_PIECE):
+            unpacked += len(piece)
+            if unpacked > most:
+                raise TraceError(
+                    f"{path} expands more than {MOST_EXPANDED} times, as no recorded trace does",
+                    f"If you trust it, unpack it and give the .json: gunzip -k {path.name}",
+                )
+            yield piece

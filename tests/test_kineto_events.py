@@ -1,0 +1,191 @@
+"""Events and properties of a PyTorch profiler's trace that cannot be what they say: left out, counted and told."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.capture.kineto import convert_trace
+from nsys_analyzer.errors import TraceError
+from tests.kineto import Kineto
+
+GEMM = "ampere_sgemm_128x64_tn"
+
+
+def step() -> Kineto:
+    """Forward [100, 200) launches a GEMM at 110 that runs [120, 150), in which PyTorch's allocator gives out 512 B."""
+    trace = Kineto().gpu().range("forward", 100, 100).operator("aten::mm", 105, 20)
+    return trace.launch(1, 110).kernel(GEMM, 1, 120, 30).memory(512, 130, device=0, allocated=512)
+
+
+def tables(text: str, tmp_path: Path) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of what a trace of this text becomes, by table; all but the mark of where it came from."""
+    path, output = tmp_path / "t.json", tmp_path / "t.sqlite"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    convert_trace(path, output)
+    with closing(sqlite3.connect(output)) as connection:
+        names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        found = {name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names}
+    output.unlink()
+    found["META_DATA_EXPORT"] = [row for row in found["META_DATA_EXPORT"] if "SOURCE" not in row[0]]
+    return found
+
+
+def remarks(found: dict[str, list[tuple[Any, ...]]]) -> list[str]:
+    return [text for _, _, text, _ in found.get("DIAGNOSTIC_EVENT", [])]
+
+
+def added(event: str) -> str:
+    """The step with one more event, given as JSON."""
+    return step().text().replace('"traceEvents": [', f'"traceEvents": [{event}, ')
+
+
+KERNEL = '{"ph": "X", "cat": "kernel", "name": "bad", "pid": 0, "tid": 7, "ts": 125, "dur": 3, "args": %s}'
+RANGE = '{"ph": "X", "cat": "user_annotation", "name": "bad", "pid": 500, "tid": 500, %s}'
+MEMORY = '{"ph": "i", "name": "[memory]", "pid": 500, "tid": 500, "ts": 110, "args": %s}'
+
+
+@pytest.mark.parametrize(
+    ("event", "remark"),
+    [
+        (KERNEL % "null", "1 of 2 events of the kind kernel cannot be what the trace says and is left out: "
+         'args: expected object, got null (1); the first is "bad"'),
+        (KERNEL % '{"correlation": "a"}', "correlation: expected int, got str (1)"),
+        (KERNEL % '{"correlation": NaN}', "correlation: expected int, got str (1)"),
+        (KERNEL % '{"correlation": 9223372036854775808}', "correlation: expected int <= 9223372036854775807 (1)"),
+        (KERNEL % '{"device": "GPU 0"}', "device: expected int | null, got str (1)"),
+        (KERNEL % '{"device": 2147483648}', "device: expected int <= 2147483647 (1)"),
+        (KERNEL % '{"stream": [7]}', "stream: expected int | null, got array (1)"),
+        (KERNEL.replace('"tid": 7', '"tid": {"a": 1}') % "{}", "tid: expected int | str | null, got object (1)"),
+        (KERNEL.replace('"pid": 0', '"pid": [0]') % "{}", "pid: expected int | str | null, got array (1)"),
+        (KERNEL.replace('"tid": 7', '"tid": "stream"') % "{}", "a text, or nothing, where a number belongs (1)"),
+        (KERNEL.replace('"dur": 3', '"dur": -1') % "{}", "a negative duration (1)"),
+        (KERNEL.replace('"dur": 3', '"dur": 1e18') % "{}", "an impossible duration (1)"),
+        (KERNEL.replace('"dur": 3', '"dur": 1e400') % "{}", "an impossible duration (1)"),
+        (KERNEL.replace('"dur": 3', '"dur": 1e999999999') % "{}", "an impossible duration (1)"),
+        (KERNEL.replace('"dur": 3', f'"dur": 1e{"9" * 30}') % "{}", "dur: invalid decimal string (1)"),
+        (KERNEL.replace('"dur": 3', '"dur": NaN') % "{}", "an impossible duration (1)"),
+        (KERNEL.replace('"dur": 3', f'"dur": {"9" * 5000}') % "{}", "an impossible duration (1)"),
+        (KERNEL.replace(', "dur": 3', "") % "{}", "no duration (1)"),
+        (KERNEL.replace('"ts": 125, ', "") % "{}", "no time (1)"),
+        (KERNEL.replace("125", "-Infinity") % "{}", "an impossible time (1)"),
+        (KERNEL.replace("125", "1e15") % "{}", "a time more than a day from the others (1)"),
+        (KERNEL.replace('"bad"', '"b\\ud800d"') % "{}", 'a text that is no Unicode (1); the first is "b\ufffdd"'),
+        (KERNEL.replace('"bad"', "5") % "{}", "name: expected str | null, got int (1); the first is without a name"),
+        (KERNEL.replace('"kernel"', '["kernel"]') % "{}", "events of the kind any"),
+        (RANGE % '"ts": 1, "dur": -0.001', "1 of 2 events of the kind range"),
+        (RANGE % '"ts": 1, "dur": 86400000001', "a duration of more than a day"),
+        (MEMORY % '{"Bytes": "many"}', "Bytes: expected int, got str"),
+        (MEMORY % '{"Bytes": -9223372036854775808}', "Bytes: expected int >= -9223372036854775807"),
+        ("17", "1 of 1 events of the kind any cannot be what the trace says and is left out: no object"),
+    ],
+)  # fmt: skip
+def test_a_bad_event_is_left_out_and_told(event: str, remark: str, tmp_path: Path) -> None:
+    found = tables(added(event), tmp_path)
+    (told,) = remarks(found)
+    assert remark in told
+    del found["DIAGNOSTIC_EVENT"]
+    assert found == tables(step().text(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"ph": "X", "cat": "python_function", "name": "\\ud800", "pid": [], "ts": null, "args": null}',
+        '{"ph": "C", "name": 5, "pid": {}, "ts": "x"}',
+        '{"name": "no phase"}',
+        '{"ph": "f", "id": NaN, "cat": "ac2g", "name": "ac2g", "pid": null, "tid": null, "ts": -1}',
+    ],
+)
+def test_what_is_of_no_use_may_be_anything(event: str, tmp_path: Path) -> None:
+    assert tables(added(event), tmp_path) == tables(step().text(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "argument", ['"blocks per SM": NaN', '"Concrete Inputs": ["\\ud800"]', '"note": "a\x01b"', '"huge": 1e999999']
+)
+def test_arguments_of_no_use_may_be_anything(argument: str, tmp_path: Path) -> None:
+    text = step().text()
+    assert tables(text.replace('"args": {"External id": 2', f'"args": {{{argument}'), tmp_path) == tables(
+        text, tmp_path
+    )
+    odd = tables(text.replace('"blocks per SM": 0.5', '"blocks per SM": Infinity'), tmp_path)
+    assert odd == tables(text, tmp_path)
+
+
+def test_bytes_that_are_no_utf8_are_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_bytes(step().text().encode().replace(b"ampere", b"amp\xffre"))
+    assert Trace.load(path).operations.names == (GEMM.replace("ampere", "amp\ufffdre"),)
+
+
+def test_a_name_with_control_characters_is_read(tmp_path: Path) -> None:
+    found = tables(step().text().replace("forward", "for\x02ward"), tmp_path)
+    assert "for\x02ward" in [text for _, text in found["StringIds"]]
+    assert not remarks(found)
+
+
+def test_a_name_is_told_on_one_line_and_cut(tmp_path: Path) -> None:
+    bad = KERNEL.replace('"bad"', '"a\\nb\\u001b' + "c" * 100 + '"') % "null"
+    (told,) = remarks(tables(added(bad), tmp_path))
+    assert told.endswith('the first is "a\ufffdb\ufffd' + "c" * 56 + '…"')
+
+
+def test_one_remark_tells_all_of_a_kind(tmp_path: Path) -> None:
+    events = ", ".join([KERNEL.replace('"dur": 3', '"dur": -1') % "{}"] * 3 + [KERNEL % "[]", RANGE % '"ts": 5'])
+    kernels, ranges = remarks(tables(added(events), tmp_path))
+    assert kernels.startswith("4 of 5 events of the kind kernel cannot be what the trace says and are left out: ")
+    assert "a negative duration (3), args: expected object, got array (1)" in kernels
+    assert ranges.startswith("1 of 2 events of the kind range ")
+
+
+def test_remarks_become_warnings(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(added(KERNEL % "null"))
+    assert any("of the kind kernel" in one.text for one in Trace.load(path).metadata.diagnostics)
+
+
+def test_ranks_with_clocks_days_apart_are_kept(tmp_path: Path) -> None:
+    day = 86_400_000_000  # in us
+    trace = Kineto().launch(1, 100, pid="rank 0", tid=1).kernel("a", 1, 101, 1, device=0)
+    trace.launch(1, 5 * day, pid="rank 1", tid=1).kernel("b", 1, 5 * day + 1, 1, device=1)
+    found = tables(trace.text(), tmp_path)
+    assert [row[0] for row in found["CUPTI_ACTIVITY_KIND_KERNEL"]] == [1_000, 5 * day * 1000 + 1_000 - 100_000]
+    assert not remarks(found)
+
+
+def test_a_trace_of_bad_events_alone_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"only events unlike .* no duration \(1\); the first is \"a\"") as caught:
+        tables('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "pid": 0, "tid": 0}]}', tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("properties", "remark"),
+    [
+        ({"deviceProperties": [{"name": "a"}]}, "The trace's deviceProperties is ignored: "),
+        ({"deviceProperties": "H100"}, "deviceProperties: expected array | null, got str"),
+        ({"deviceProperties": [7]}, "expected object, got int"),
+        ({"deviceProperties": [{"id": 1 << 40}]}, "expected int <= 2147483647"),
+        ({"deviceProperties": [{"id": 0, "totalGlobalMem": 1 << 63}]}, "expected int <= 9223372036854775807"),
+        ({"distributedInfo": {"rank": "first"}}, "distributedInfo.rank: expected int | null, got str"),
+        ({"distributedInfo": [0]}, "distributedInfo: expected object | null, got array"),
+        ({"torch_version": {"a": 1}}, "torch_version: expected"),
+        ({"cuda_driver_version": 10**400}, "cuda_driver_version: expected int"),
+        ({"driver_version": "\ud800"}, "The trace's driver_version is ignored: a text that is no Unicode"),
+    ],
+)
+def test_an_impossible_property_is_ignored_and_told(properties: dict[str, Any], remark: str, tmp_path: Path) -> None:
+    trace = step()
+    trace.properties = properties
+    found = tables(trace.text(), tmp_path)
+    (told,) = remarks(found)
+    assert remark in told
+    del found["DIAGNOSTIC_EVENT"]
+    trace.properties = {}
+    assert found == tables(trace.text(), tmp_path)

@@ -1,0 +1,169 @@
+"""The text of a trace of any size: in bounded memory, and refused where it is no trace that was recorded."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import subprocess
+import sys
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.capture import kineto_text
+from nsys_analyzer.capture.kineto import converted_sqlite
+from nsys_analyzer.capture.kineto_file import read_kineto
+from nsys_analyzer.errors import TraceError
+from tests.kineto import Kineto
+
+MIB = 1 << 20
+
+
+def peak_of(read: Callable[[Path], object], path: Path) -> float:
+    """How many MiB Python's objects take at most while a trace is read."""
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(TraceError):
+            read(path)
+        return tracemalloc.get_traced_memory()[1] / MIB
+    finally:
+        tracemalloc.stop()
+
+
+def step() -> Kineto:
+    return Kineto().range("forward", 0, 100).operator("aten::mm", 10, 20).operator("aten::add", 40, 5)
+
+
+def spread(text: str, space: str) -> str:
+    """The text with white space at places where JSON lets it stand: in and between events, before and after all."""
+    text = text.replace('"traceEvents": [', f'"traceEvents":{space}[{space}').replace("}, {", f"}}{space},{space}{{")
+    return f"{space}{text}{space}"
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def test_white_space_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(spread(step().text(), " \n\t\r" * (MIB // 2)).encode(), 1))  # 2 MiB at 9 places
+    assert read_kineto(path).events == read_kineto(step().write(tmp_path / "u.json")).events
+    assert peak_of(read_kineto, path) < 30
+
+
+def test_a_value_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_text, "_LONGEST_VALUE", 4 * MIB)
+    path = tmp_path / "t.json.gz"
+    for before in ('{"traceName": "', '{"traceEvents": ["', '{"a": [0', '["', '{"traceEvents": [{"args": {"a": 1'):
+        path.write_bytes(gzip.compress(before.encode() + b" " * (60 * MIB), 1))
+        with pytest.raises(TraceError, match=r"is not JSON, or only a part of it \(a value of more than 4 MiB at"):
+            read_kineto(path)
+        assert peak_of(read_kineto, path) < 40
+
+
+def test_memory_follows_what_is_kept(tmp_path: Path) -> None:
+    # 60,000 events of which one in a hundred is kept, and 16 MiB of text.
+    stack = (
+        '{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 1, "args": {"note": "' + "x" * 200 + '"}}'
+    )
+    event = step().text().partition('"traceEvents": [')[2].partition("}, {")[0] + "}"
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + ", ".join(([stack] * 99 + [event]) * 600) + "," + step().array()[1:] + "}")
+    assert len(read_kineto(path).of("range", "operator")) >= 3
+    assert peak_of(read_kineto, path) < 12
+
+
+# --- what is refused -----------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_expands_a_thousand_times_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'{"traceEvents": [' + b" " * (70 * MIB)))
+    with pytest.raises(TraceError, match=r"t\.json\.gz expands more than 200 times") as caught:
+        read_kineto(path)
+    assert caught.value.hint.endswith("gunzip -k t.json.gz")
+    assert peak_of(read_kineto, path) < 30
+
+
+def test_what_is_unpacked_by_hand_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kineto_text, "_ALWAYS_READ", 0)
+    packed, plain = tmp_path / "t.json.gz", tmp_path / "t.json"
+    plain.write_text(spread(step().text(), " " * MIB))
+    packed.write_bytes(gzip.compress(plain.read_bytes()))
+    with pytest.raises(TraceError, match="expands more than"):
+        read_kineto(packed)
+    assert read_kineto(plain).of("operator")
+
+
+@pytest.mark.parametrize("depth", [10_000, 1_000_000])
+@pytest.mark.parametrize("before", ["", '{"a": ', '{"traceEvents": [', '{"traceEvents": [{"ph": "X", "args": '])
+def test_deep_nesting_is_one_line(before: str, depth: int, tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(before + "[" * depth)
+    with pytest.raises(TraceError, match="is not JSON, or only a part of it") as caught:
+        read_kineto(tmp_path / "t.json")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir])
+def test_what_is_no_file_is_not_opened(make: Any, tmp_path: Path) -> None:
+    make(tmp_path / "t.json.gz")
+    with pytest.raises(TraceError, match=r"t\.json\.gz is no file that can be read to its end"):
+        converted_sqlite(tmp_path / "t.json.gz")
+
+
+def test_a_fifo_in_the_place_of_the_converted_file_is_not_opened(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "t.sqlite")
+    assert converted_sqlite(step().write(tmp_path / "t.json")).is_relative_to(tmp_path / "cache")
+
+
+def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
+    event = '{"ph": "X", "cat": "cpu_op", "name": "aten::mm%d", "ts": %d, "dur": 1, "pid": 1, "tid": 1}'
+    path = tmp_path / "t.json"
+    path.write_text('{"traceEvents": [' + ", ".join(event % (n, n) for n in range(200_000)) + "]}")
+    program = (
+        "import resource, sys; from pathlib import Path; import nsys_analyzer.capture.kineto as kineto, sqlite_utils\n"
+        "from nsys_analyzer.errors import TraceError\n"
+        "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20,) * 2)\n"
+        "try: kineto.converted_sqlite(Path(sys.argv[1]))\n"
+        "except TraceError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"{path} needs more memory than there is")
+    assert done.stdout.count("\n") == 1
+
+
+# --- how the text is cut -------------------------------------------------------------------------------------------
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inside: st.lists(inside, max_size=4) | st.dictionaries(st.text(max_size=4), inside, max_size=4),
+    max_leaves=10,
+)
+
+
+@given(st.lists(JSON, max_size=8), st.integers(1, 40), st.sampled_from(["", " ", "\n  "]))
+def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int, space: str) -> None:
+    import json
+    import tempfile
+
+    events = (
+        Kineto().operator("aten::}, {", 0, 5).operator('aten::\\"}, {\u00e9', 1, 2).operator("aten::mm", 7, 1).events
+    )
+    for event, value in zip(events, values, strict=False):
+        event["args"] = {"odd": value}
+    text = spread(json.dumps({"a": values, "traceEvents": [*events, *values], "z": values}), space)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
+        path = Path(folder) / "t.json"
+        path.write_text(text, encoding="utf-8")
+        whole = read_kineto(path)
+        patched.setattr(kineto_text, "_PIECE", piece)
+        assert read_kineto(path) == whole
+    assert len(whole.of("operator")) == 3
