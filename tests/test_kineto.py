@@ -24,7 +24,7 @@ from nsys_analyzer.capture import placement
 from nsys_analyzer.capture.kineto import convert_trace, converted_sqlite
 from nsys_analyzer.capture.kineto_ids import folded
 from nsys_analyzer.capture.kineto_operators import is_operator, stretches
-from nsys_analyzer.capture.kineto_origin import CONVERTER
+from nsys_analyzer.capture.kineto_origin import CONVERTER, Source
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.gather import find_traces
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
@@ -421,6 +421,19 @@ def test_a_trace_that_was_replaced_is_converted_again(shift_ns: int, tmp_path: P
     replaced(trace, Kineto().operator("aten::bm", 0, 1), trace.stat().st_mtime_ns + shift_ns)
     assert [path.name for path in find_traces([tmp_path])] == ["a.json.gz"]
     assert Trace.load(trace).operations.names == ("aten::bm",)
+
+
+def test_a_trace_that_cannot_be_read_again_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace = gpu_step().write(tmp_path / "a.json.gz")
+    converted_sqlite(trace)
+    os.utime(trace, (0, 0))
+
+    def refused(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Source, "of", refused)
+    with pytest.raises(TraceError, match=r"a\.json\.gz: Permission denied"):
+        converted_sqlite(trace)
 
 
 def test_a_folder_that_was_copied_is_not_converted_again(tmp_path: Path) -> None:

@@ -61,7 +61,9 @@ def test_a_value_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Monk
     path = tmp_path / "t.json.gz"
     for before in ('{"traceName": "', '{"traceEvents": ["', '{"a": [0', '["', '{"traceEvents": [{"args": {"a": 1'):
         path.write_bytes(gzip.compress(before.encode() + b" " * (60 * MIB), 1))
-        with pytest.raises(TraceError, match=r"is not JSON, or only a part of it \(a value of more than 4 MiB at"):
+        with pytest.raises(
+            TraceError, match=r"is not JSON, or only a part of it \(.*, or a value of more than 4 MiB at"
+        ):
             read_kineto(path)
         assert peak_of(read_kineto, path) < 40
 

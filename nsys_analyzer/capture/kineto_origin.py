@@ -85,13 +85,16 @@ def is_current(made: Path, trace: Path) -> bool:
 
 
 def _is_same(recorded: dict[str, str], trace: Path) -> bool:
-    state = trace.stat()
-    if recorded.get("size") != str(state.st_size):
-        return False
-    if (recorded.get("mtime_ns"), recorded.get("inode")) == (str(state.st_mtime_ns), str(state.st_ino)):
-        return True
-    with trace.open("rb") as file:
-        return recorded.get("blake2b") == Source.of(file).blake2b
+    try:
+        state = trace.stat()
+        if recorded.get("size") != str(state.st_size):
+            return False
+        if (recorded.get("mtime_ns"), recorded.get("inode")) == (str(state.st_mtime_ns), str(state.st_ino)):
+            return True
+        with trace.open("rb") as file:
+            return recorded.get("blake2b") == Source.of(file).blake2b
+    except OSError:
+        return False  # whoever reads the trace then says why it cannot be read
 
 
 def _suffix(trace: Path) -> str:

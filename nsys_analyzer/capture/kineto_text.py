@@ -118,21 +118,25 @@ class JsonText:
             try:
                 value, end = _TOLERANT.raw_decode(self.buffer, self.at)
             except json.JSONDecodeError as error:
+                if self._is_too_long():
+                    raise self.broken(f"{error.msg}, or a value of more than {_LONGEST_VALUE >> 20} MiB") from error
                 if not self._read_twice_as_much():
                     raise self.broken(error.msg, self._dropped + error.pos) from error
             except RecursionError as error:
                 raise self.broken("nested too deep") from error
             else:
                 # What ends with the buffer may be the first digits of a number.
-                if not _OF_A_NUMBER.fullmatch(self.buffer, end) or not self._read_twice_as_much():
+                may_go_on = _OF_A_NUMBER.fullmatch(self.buffer, end) and not self._is_too_long()
+                if not may_go_on or not self._read_twice_as_much():
                     self.at = end
                     return value
+
+    def _is_too_long(self) -> bool:
+        return len(self.buffer) - self.at > _LONGEST_VALUE
 
     def _read_twice_as_much(self) -> bool:
         """Read on, for a value that goes on beyond the buffer; False at the end of the file."""
         remaining = len(self.buffer) - self.at
-        if remaining > _LONGEST_VALUE:
-            raise self.broken(f"a value of more than {_LONGEST_VALUE >> 20} MiB")
         if not self.read_on():
             return False
         while len(self.buffer) < 2 * remaining and self.read_on():
