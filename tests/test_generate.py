@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -90,8 +91,13 @@ def test_a_graph_trace_is_told_what_to_change(real_capture: Callable[[str], Path
     assert "To change" not in generate(real_capture("graphnode_small256"))
 
 
+def of_pytorch(folder: Path) -> Path:
+    """A copy of a real trace: what is made of it lies beside it."""
+    return Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", folder))
+
+
 def test_a_trace_of_pytorch_has_a_recipe_of_pytorch(tmp_path: Path) -> None:
-    text = generate(DATA / "cpu_train.pt.trace.json.gz")
+    text = generate(of_pytorch(tmp_path))
     assert f"{MARKED}\n\n```python\nfrom torch.profiler import" in text
     assert "activities=[ProfilerActivity.CPU]" in text
     assert "nsys profile" not in text
@@ -100,7 +106,7 @@ def test_a_trace_of_pytorch_has_a_recipe_of_pytorch(tmp_path: Path) -> None:
 
 
 def test_both_profilers(tmp_path: Path) -> None:
-    text = generate(DATA / "cpu_train.pt.trace.json.gz", training_step(Export().gpu()).write(tmp_path / "a.sqlite"))
+    text = generate(of_pytorch(tmp_path), training_step(Export().gpu()).write(tmp_path / "a.sqlite"))
     assert "```python\n" in text
     assert "nsys profile" in text
 
