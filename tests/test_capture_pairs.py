@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from nsys_analyzer.capture.kineto import convert_trace
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.writing import gather_evidence
 from nsys_analyzer.errors import TraceError
@@ -19,7 +19,7 @@ from nsys_analyzer.report.data import report_data
 from nsys_analyzer.report.markdown import render_markdown
 from tests.export import ADD, GEMM, PID, Export, training_step
 
-CPU = Path(__file__).parent / "data" / "cpu_train.sqlite"
+CPU = Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz"
 
 
 def annotated(export: Export) -> Export:
@@ -101,7 +101,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
             if kind in BUILDERS:
                 BUILDERS[kind](Export()).write(path)
             elif kind == "on_cpu":
-                shutil.copyfile(CPU, path)
+                convert_trace(CPU, path)
             else:
                 annotated(Export()).write(path)
                 path.write_bytes(path.read_bytes()[:5000] if kind == "truncated" else b"")

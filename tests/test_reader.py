@@ -468,3 +468,10 @@ def test_many_tables_are_counted_in_one_go(tmp_path: Path) -> None:
     counts = Reader(path).counts([f"t{number}" for number in range(1_200)])
     assert set(counts.values()) == {1}
     assert len(counts) == 1_200
+
+
+def test_a_file_that_is_all_suffix(tmp_path: Path) -> None:
+    training_step(Export().gpu()).write(tmp_path / ".sqlite")
+    result = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    assert '"name": ".sqlite"' in result.output

@@ -24,10 +24,10 @@ _SQLITE_MAGIC = b"SQLite format 3\x00"
 def trace_stem(trace: Path) -> str:
     """Return the name that a trace shares with its export: ``a`` of ``a.nsys-rep``, ``a.json.gz`` and ``a.json``.
 
-    Not ``Path.stem``: what follows the point of ``2.7B_ctx256`` is no suffix.
+    Not ``Path.stem``: what follows the point of ``2.7B_ctx256`` is no suffix. Nor is all of ``.sqlite``.
     """
     suffixes = (suffix for suffix in (*TRACE_SUFFIXES, ".json") if trace.name.endswith(suffix))
-    return trace.name.removesuffix(next(suffixes, ""))
+    return trace.name.removesuffix(next(suffixes, "")) or trace.name
 
 
 def places(source: Path, stem: str) -> tuple[Path, Path]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote
 
 from nsys_analyzer.capture.share_private import find_private
 from nsys_analyzer.capture.share_scrub import Renamed, Scrubber
@@ -45,7 +44,7 @@ def copy_export(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]] = 
     Raises:
         sqlite3.Error: the export is damaged, or the output cannot be written.
     """
-    with closing(sqlite3.connect(f"file:{quote(str(reader.path.resolve()))}?mode=ro&immutable=1", uri=True)) as source:
+    with closing(sqlite3.connect(reader.uri, uri=True)) as source:
         private = find_private(source, reader.columns_of)
         scrubber = Scrubber(private, keep)
         source.create_function("scrub_name", 1, scrubber.name)

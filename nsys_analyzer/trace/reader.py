@@ -34,6 +34,11 @@ class Reader:
     Args:
         path: the ``.sqlite`` file.
 
+    Attributes:
+        path: the same.
+        uri: what SQLite opens.
+        columns_of: the columns of each of its tables, by the tables' names.
+
     Raises:
         TraceError: no such file, empty, not SQLite, damaged, or not written by nsys.
     """
@@ -41,7 +46,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_header(path)
-        self._uri = f"file:{quote(os.fsencode(path.resolve()))}?mode=ro&immutable=1"
+        self.uri = f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
         self.columns_of = self._catalog()
         if not any(name in self.columns_of for name in SIGNATURE_TABLES):
             raise TraceError(f"{path} is a SQLite file, but not an nsys export", f"To make one, {_NOT_SQLITE}")
@@ -74,7 +79,7 @@ class Reader:
             TraceError: the file is damaged.
         """
         try:
-            with closing(sqlite3.connect(self._uri, uri=True)) as connection:
+            with closing(sqlite3.connect(self.uri, uri=True)) as connection:
                 connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
                 return connection.execute(query, parameters).fetchall()
         except sqlite3.Error as error:
@@ -138,7 +143,7 @@ class Reader:
 
         try:
             with (
-                adbc_driver_sqlite.connect(self._uri) as database,
+                adbc_driver_sqlite.connect(self.uri) as database,
                 AdbcConnection(database) as connection,
                 AdbcStatement(connection) as statement,
             ):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from nsys_analyzer.capture.kineto import convert_trace
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
@@ -60,8 +61,9 @@ def inputs(folder: Path) -> Inputs:
     for packed in sorted((_ROOT / "tests/data").glob("*.sqlite.xz")):
         (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
         _without_constraints(folder / packed.stem)
-    for plain in ("cpu_train.sqlite", "cpu_train.pt.trace.json.gz"):
-        shutil.copyfile(_ROOT / "tests/data" / plain, folder / plain)
+    recorded = folder / "cpu_train.pt.trace.json.gz"
+    shutil.copyfile(_ROOT / "tests/data" / recorded.name, recorded)
+    convert_trace(recorded, folder / "cpu_train.sqlite")
     found = sorted(path for path in folder.glob("*.sqlite") if path.stat().st_size < _LARGEST)
     benches = sorted(path.parent for path in (_ROOT / "examples/benches").glob("*/bench.jsonl"))
     return Inputs(tuple(found), tuple(sorted(folder.glob("*.json.gz"))), _ROOT / "examples/sweep", tuple(benches))
