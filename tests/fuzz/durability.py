@@ -32,7 +32,7 @@ from tests.sweeping import Desk, make_recording_nsys
 MODELS = ("small", "medium", "large")
 WORDS = ("--mode", "forward", "--context-length", "16", "--profiler", "nsys")
 _TAG = "NSYS_ANALYZE_DURABILITY"
-_END_S = 20.0
+_END_S = 10.0
 #: The commands of a sweep: a resume has one more, in the report and in the manifests of what it ran.
 _COMMANDS = re.compile(r"^nsys-analyze run(?:.*\\\n)*.*\n| --resume(?=\")", re.MULTILINE)
 #: A target listens to no signal and takes a moment, but never ends by itself once its parent or the tool, whose number
@@ -105,12 +105,14 @@ class Sweep:
     def is_over(self) -> bool:
         return self.tool.poll() is not None
 
-    def gone(self) -> bool:
-        """Whether all of it has ended, a moment later where it has not yet."""
+    def outlived(self) -> list[list[str]]:
+        """The command lines of what has not ended a while later, and is ended here."""
         deadline = time.monotonic() + _END_S
         while (left := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return not left
+        lines = sorted(map(_words, left))
+        _kill(left)
+        return lines
 
 
 def _words(pid: int) -> list[str]:
@@ -142,7 +144,7 @@ def _kill_the_tool(number: signal.Signals, sweep: Sweep, _: Bed) -> Desk:
 def _kill_tool_and_watcher(sweep: Sweep, _: Bed) -> Desk:
     """Whatever ends both at once leaves the target to the resume."""
     watchers = sweep.processes(_is_watcher)
-    os.kill(sweep.tool.pid, signal.SIGSTOP)  # else it says to its watcher that all is done
+    sweep.tool.send_signal(signal.SIGSTOP)  # else it says to its watcher that all is done
     _kill(watchers | sweep.processes(_is_watcher))
     sweep.tool.kill()
     return sweep.desk
@@ -195,10 +197,16 @@ DISTURBANCES: dict[str, Callable[[Sweep, Bed], Desk]] = {
 
 
 def _wait(sweep: Sweep, bed: Bed, chance: random.Random) -> None:
-    """Waits for any moment, or one just behind a change of names in the output folder, of any or a visible one."""
-    kind = chance.choice(("time", "change", "result"))
+    """Waits for any moment, for one while a target runs, or for one just behind a change of names in the output."""
+    kind = chance.choice(("time", "change", "result", "target", "target"))
     if kind == "time":
         _sleep(sweep, chance.uniform(0, bed.seconds))
+        return
+    if kind == "target":
+        number = len(sweep.desk.ran()) + chance.randint(1, 2 * len(bed.models))
+        while not sweep.is_over() and len(sweep.desk.ran()) < number:
+            time.sleep(0.002)
+        _sleep(sweep, chance.uniform(0, 0.2))
         return
     hidden = kind == "change"
     for _ in range(chance.randint(1, 20 if hidden else len(bed.models) + 2)):
@@ -285,8 +293,8 @@ def disturb(bed: Bed, kind: str, chance: random.Random) -> list[str]:
     _, said = sweep.tool.communicate(timeout=120)
     if sweep.tool.returncode:
         found.append(f"the resume ended with {sweep.tool.returncode}: {said.strip()}")
-    if not sweep.gone():
-        found.append(f"the resume left {sorted(map(_words, sweep.processes()))} running")
+    if left := sweep.outlived():
+        found.append(f"the resume left {left} running")
     found += _differences(_left(desk.runs), bed.left)
     for place in dict.fromkeys(places):
         if (place.folder / "beside").exists():
@@ -301,8 +309,8 @@ def _after(sweep: Sweep, kind: str, bed: Bed) -> list[str]:
     found = []
     if kind == "the power":
         found += [f"the original: {one}" for one in _differences(_left(sweep.desk.runs), bed.left)]
-    if kind != "the tool and its watcher, SIGKILL" and not sweep.gone():
-        found.append(f"{sorted(map(_words, sweep.processes()))} outlived the tool")
+    if kind != "the tool and its watcher, SIGKILL" and (left := sweep.outlived()):
+        found.append(f"{left} outlived the tool")
     return found
 
 
