@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test nsys lint examples bench clean
+.PHONY: demo test nsys lint examples bench fuzz clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -34,6 +34,14 @@ bench: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report
 	$(BIN)/python -m tests.benchmarks.bench_kineto
 	$(BIN)/python -m tests.benchmarks.bench_target
+
+FUZZ_SECONDS ?= 600
+fuzz: $(READY)  ## broken, hostile and odd inputs, and killed sweeps, for FUZZ_SECONDS; seeds are printed
+	$(BIN)/python -m pip install --quiet atheris || echo "atheris does not install here: no coverage-guided runs"
+	$(BIN)/python -m tests.fuzz --seconds $$(( $(FUZZ_SECONDS) * 5 / 8 ))
+	$(BIN)/python -m tests.fuzz.durability --seconds $$(( $(FUZZ_SECONDS) / 8 ))
+	for target in loader converter; do ! $(BIN)/python -c "import atheris" 2> /dev/null \
+	  || $(BIN)/python -m tests.fuzz.guided $$target --seconds $$(( $(FUZZ_SECONDS) / 8 )) || exit 1; done
 
 clean:
 	rm -rf $(VENV) .nsys demo runs bench

@@ -82,8 +82,10 @@ class Reader:
             with closing(sqlite3.connect(self.uri, uri=True)) as connection:
                 connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
                 return connection.execute(query, parameters).fetchall()
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # of SQLite's own message, where it quotes a broken name
             raise self._damaged(error) from error
+        except MemoryError as error:  # a broken size: these queries find few rows
+            raise self._damaged(sqlite3.DatabaseError("it asks for more memory than there is")) from error
 
     def name_of(self, table: Table) -> str | None:
         """The name a table has in this file, or None where it is absent.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsys_analyzer.errors import MissingTableError
+from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, distinct, join, values_of
 from nsys_analyzer.trace.columns import (
@@ -104,12 +104,16 @@ class Trace:
         """Reads a ``.sqlite`` export; a ``.nsys-rep`` or a PyTorch profiler trace is made into one first.
 
         Raises:
-            TraceError: the file is absent, damaged or not an nsys export.
+            TraceError: the file is absent, damaged, not an nsys export, or too large for the memory.
             MissingTableError: it holds no CUDA activity table and no NVTX ranges either.
             ExportError: a ``.nsys-rep`` could not be exported.
         """
         path = Path(path)
-        return cls.read(Reader(sqlite_of(path)), path)
+        try:
+            return cls.read(Reader(sqlite_of(path)), path)
+        except MemoryError as error:
+            remedy = "Capture fewer steps, or read it on a machine with more"
+            raise TraceError(f"{path} needs more memory than there is", remedy) from error
 
     @classmethod
     def read(cls, reader: Reader, path: Path) -> Self:

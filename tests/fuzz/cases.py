@@ -95,7 +95,7 @@ def try_case(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
     what, outcome, fault = KINDS[kind](bench, place, random)
-    fault = oracle.fault(outcome) or fault
+    fault = oracle.fault(outcome) or oracle.others_lost(outcome) or fault
     if not keep:
         shutil.rmtree(place)
     return kind, Finding(seed, number, kind, what, outcome.command, fault) if fault else None
@@ -109,7 +109,7 @@ def _command(trace: str, random: Random) -> list[str]:
             ["report", trace, "--format", "json"],
             ["report", trace, "-o", "report.md", "--no-figures"],
             ["report", trace, "-o", "report.md"],
-            ["report", "--no-figures", "-o", "report.md", trace, "sound.sqlite"],
+            ["report", "--no-figures", "-o", "report.md", trace, oracle.SOUND],
             ["kernels", trace, "--format", random.choice(("table", "csv", "json"))],
             ["info", trace],
             ["share", trace, "-o", "shared.sqlite"],
@@ -120,7 +120,7 @@ def _command(trace: str, random: Random) -> list[str]:
 def _exports(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
     path = place / "capture.sqlite"
     shutil.copyfile(random.choice(bench.inputs.exports), path)
-    shutil.copyfile(bench.inputs.exports[0], place / "sound.sqlite")
+    shutil.copyfile(bench.inputs.exports[0], place / oracle.SOUND)
     said = [random.choice(exports.MUTATORS[2:])(path, random) for _ in range(random.choice((1, 1, 2, 4)))]
     if random.random() < 0.3:  # last: what is broken as a file cannot be changed as a database
         said.append(random.choice(exports.MUTATORS[:2])(path, random))
@@ -139,7 +139,7 @@ def _figures(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, s
 def _kineto(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str]:
     path = place / "capture.json.gz"
     shutil.copyfile(random.choice(bench.inputs.kineto), path)
-    shutil.copyfile(bench.inputs.exports[0], place / "sound.sqlite")
+    shutil.copyfile(bench.inputs.exports[0], place / oracle.SOUND)
     return documents.kineto(path, random), run(_command(path.name, random), place), ""
 
 
@@ -171,7 +171,7 @@ def _paths(bench: Bench, place: Path, random: Random) -> tuple[str, Outcome, str
     path = place / (name if name.strip(".") else "x.sqlite")
     content = random.choice((bench.inputs.exports[0].read_bytes(), b"", random.randbytes(2_000), b"SQLite format 3\0"))
     path.write_bytes(content)
-    shutil.copyfile(bench.inputs.exports[0], place / "sound.sqlite")
+    shutil.copyfile(bench.inputs.exports[0], place / oracle.SOUND)
     shown = random.choice((str(path), f"./{path.name}", "."))
     return repr(name), run(_command(shown, random), place), ""
 

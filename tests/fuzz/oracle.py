@@ -6,6 +6,8 @@ import re
 
 from tests.fuzz.sandbox import Outcome
 
+#: A capture that is not broken, beside one that is.
+SOUND = "sound.sqlite"
 #: No terminal may get them: C0 but newline and tab, DEL, C1, and what turns the direction of text.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _ERROR = re.compile(r"(?:Error|Usage): ?.*")
@@ -28,3 +30,9 @@ def fault(outcome: Outcome) -> str:
         if found := _CONTROL.search(text):
             return f"a control character on {name}: {text[max(found.start() - 40, 0) : found.end() + 10]!r}"
     return ""
+
+
+def others_lost(outcome: Outcome) -> str:
+    """A report that a broken capture has kept from a sound one."""
+    lost = outcome.code and SOUND in outcome.command
+    return f"no report of the sound capture: {outcome.err[-300:]!r}" if lost else ""
