@@ -136,12 +136,12 @@ def _is_watcher(words: list[str]) -> bool:
 # --- disturbances: each returns the desk in which the sweep is to be resumed ---
 
 
-def _kill_the_tool(number: signal.Signals, sweep: Sweep, _: Bed) -> Desk:
+def _kill_the_tool(number: signal.Signals, sweep: Sweep) -> Desk:
     sweep.tool.send_signal(number)
     return sweep.desk
 
 
-def _kill_tool_and_watcher(sweep: Sweep, _: Bed) -> Desk:
+def _kill_tool_and_watcher(sweep: Sweep, *_: object) -> Desk:
     """Whatever ends both at once leaves the target to the resume."""
     watchers = sweep.processes(_is_watcher)
     sweep.tool.send_signal(signal.SIGSTOP)  # else it says to its watcher that all is done
@@ -150,16 +150,16 @@ def _kill_tool_and_watcher(sweep: Sweep, _: Bed) -> Desk:
     return sweep.desk
 
 
-def _kill_one(named: Callable[[list[str]], bool], sweep: Sweep, _: Bed) -> Desk:
-    """The next process that is called so; the tool goes on to its end."""
-    while not sweep.is_over() and not (found := sweep.processes(named)):
+def _kill_one(named: Callable[[list[str]], bool], sweep: Sweep, chance: random.Random) -> Desk:
+    """The next process that is called so, some time after it has begun; the tool goes on to its end."""
+    while not sweep.is_over() and not sweep.processes(named):
         time.sleep(0.002)
-    if not sweep.is_over():
-        _kill(found)
+    _sleep(sweep, chance.uniform(0, 0.3))
+    _kill(sweep.processes(named))
     return sweep.desk
 
 
-def _cut_the_power(sweep: Sweep, bed: Bed) -> Desk:
+def _cut_the_power(sweep: Sweep, bed: Bed, *_: object) -> Desk:
     """A copy of the folder at one moment, all processes stopped; the original goes on, and is none of the copy's."""
     stopped: set[int] = set()
     while new := sweep.processes() - stopped:
@@ -182,13 +182,13 @@ def _kill(pids: set[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-DISTURBANCES: dict[str, Callable[[Sweep, Bed], Desk]] = {
-    "the tool, SIGKILL": lambda sweep, bed: _kill_the_tool(signal.SIGKILL, sweep, bed),
-    "the tool, SIGQUIT": lambda sweep, bed: _kill_the_tool(signal.SIGQUIT, sweep, bed),
-    "the tool, SIGTERM": lambda sweep, bed: _kill_the_tool(signal.SIGTERM, sweep, bed),
+DISTURBANCES: dict[str, Callable[[Sweep, Bed, random.Random], Desk]] = {
+    "the tool, SIGKILL": lambda sweep, *_: _kill_the_tool(signal.SIGKILL, sweep),
+    "the tool, SIGQUIT": lambda sweep, *_: _kill_the_tool(signal.SIGQUIT, sweep),
+    "the tool, SIGTERM": lambda sweep, *_: _kill_the_tool(signal.SIGTERM, sweep),
     "the tool and its watcher, SIGKILL": _kill_tool_and_watcher,
-    "the target, SIGKILL": lambda sweep, bed: _kill_one(_is_target, sweep, bed),
-    "nsys, SIGKILL": lambda sweep, bed: _kill_one(_is_nsys, sweep, bed),
+    "the target, SIGKILL": lambda sweep, _, chance: _kill_one(_is_target, sweep, chance),
+    "nsys, SIGKILL": lambda sweep, _, chance: _kill_one(_is_nsys, sweep, chance),
     "the power": _cut_the_power,
 }
 
@@ -284,7 +284,7 @@ def disturb(bed: Bed, kind: str, chance: random.Random) -> list[str]:
     for _ in range(1 + (chance.random() < 0.3)):
         sweep = Sweep.start(desk, bed.nsys, bed.models, *words)
         _wait(sweep, bed, chance)
-        desk = DISTURBANCES[disturbed](sweep, bed)
+        desk = DISTURBANCES[disturbed](sweep, bed, chance)
         places.append(desk)
         found += _after(sweep, disturbed, bed)
         found += _halves(desk.runs)
