@@ -188,10 +188,12 @@ def mode_from_text(text: str) -> str:
 # which no day, month or year is. `xl-2026` is a model, `xl-2026-03-01` is the model xl and a date.
 _MODEL = re.compile(
     r"(?<![a-z0-9])(?<!x[-_])(?P<model>2[._p]7b|xl[-_]?2026(?![-_]\d\d(?!\d))|10b|small|medium|large|xl)"
-    r"(?:[-_ ]?(?P<context>[1-9]\d*))?(?![a-z0-9])"
+    r"(?:[-_ ]?(?P<context>[1-9][0-9]{0,8}))?(?![a-z0-9])"
 )
-_CONTEXT = re.compile(r"(?<![a-z])(?:ctx|(?:context|seq|sequence)(?:[-_]?len(?:gth)?)?)[-_=]?([1-9]\d*)(?![a-z0-9])")
-_BATCH = re.compile(r"(?<![a-z0-9])(?:b|bs|(?:bs|batch(?:[-_]?size)?)[-_=]?)([1-9]\d*)(?![a-z0-9])")
+_CONTEXT = re.compile(
+    r"(?<![a-z])(?:ctx|(?:context|seq|sequence)(?:[-_]?len(?:gth)?)?)[-_=]?([1-9][0-9]{0,8})(?![a-z0-9])"
+)
+_BATCH = re.compile(r"(?<![a-z0-9])(?:b|bs|(?:bs|batch(?:[-_]?size)?)[-_=]?)([1-9][0-9]{0,8})(?![a-z0-9])")
 _PRECISION = re.compile(r"(?<![a-z0-9])(bf16|fp32|tf32|fp16)(?![a-z0-9])")
 _MODE = re.compile(
     r"(?<![a-z0-9])((?:forward|fwd)[-_+](?:backward|bwd)|forward|fwd|inference|train(?:ing)?)(?![a-z0-9])"

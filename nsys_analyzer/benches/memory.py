@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 
 from nsys_analyzer.benches.conditions import conditions, precision_warnings
 from nsys_analyzer.benches.endings import endings, messages
@@ -219,8 +220,9 @@ def _source(results: Results) -> str:
             f"{drop}A CPU has no caching allocator: the timelines are the memory events of torch.profiler, and there "
             "are no snapshots. Recording slows the step down; the times in tables are of steps without it."
         )
-    paths = [str(row.case["snapshot"]) for row in results.rows if row.ok and row.case["snapshot"]]
-    links = [link(path.rpartition("/")[2], f"{results.folder}/{path}".lstrip("/")) for path in paths]
+    named = [PurePosixPath(str(row.case["snapshot"])) for row in results.rows if row.ok and row.case["snapshot"]]
+    inside = [path for path in named if not path.is_absolute() and ".." not in path.parts]
+    links = [link(path.name, f"{results.folder}/{path}".lstrip("/")) for path in inside]
     found = f" Snapshots for its viewer at https://pytorch.org/memory_viz: {', '.join(links)}." if links else ""
     return f"{drop}The timelines are the history of PyTorch's allocator.{found}"
 

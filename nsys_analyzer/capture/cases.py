@@ -22,8 +22,8 @@ import msgspec
 from nsys_analyzer.capture.atomic_write import append_whole, write_whole
 from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.progress import Progress
-from nsys_analyzer.capture.strict_json import check_numbers, decoded
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.strict_json import check_numbers, decoded
 
 Scalar: TypeAlias = str | int | float | bool | None
 

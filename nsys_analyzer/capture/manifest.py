@@ -10,8 +10,8 @@ from typing import Any, get_args, get_type_hints
 
 from nsys_analyzer.analysis.models import Configuration, mode_from_text, precision_from_text, resolve_model
 from nsys_analyzer.capture.placement import TRACE_SUFFIXES, trace_stem
-from nsys_analyzer.capture.strict_json import LARGEST, decoded
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.strict_json import LARGEST, decoded
 
 SCHEMA_VERSION = 1
 STATUSES = ("ok", "oom", "failed", "timeout")
@@ -235,7 +235,7 @@ def _has_trace(manifest: Manifest) -> bool:
         return stem in stems or (folder / f"{stem}.json").is_file()
     if manifest.capture is None or len(stems) == 1:
         return bool(stems)
-    return trace_stem(Path(manifest.capture)) in stems or (folder / manifest.capture).is_file()
+    return trace_stem(Path(manifest.capture)) in stems or (folder / Path(manifest.capture).name).is_file()
 
 
 def _trace_stems(folder: Path) -> set[str]:

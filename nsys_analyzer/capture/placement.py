@@ -18,6 +18,8 @@ REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 TRACE_SUFFIXES = (".sqlite", *REPORT_SUFFIXES, *KINETO_SUFFIXES)
 """What a capture is called, in a folder of them."""
 
+_CACHE = "~/.cache"
+_ELSEWHERE = "Set XDG_CACHE_HOME to a folder that can be written"
 _SQLITE_MAGIC = b"SQLite format 3\x00"
 
 
@@ -33,10 +35,10 @@ def trace_stem(trace: Path) -> str:
 def places(source: Path, stem: str) -> tuple[Path, Path]:
     """Return where ``stem.sqlite`` of ``source`` may lie: beside it, and in the cache.
 
-    The cache is ``~/.cache/nsys-analyze``, or below ``$XDG_CACHE_HOME``, with a folder for each source.
+    The cache is ``~/.cache/nsys-analyze``, or below ``$XDG_CACHE_HOME``, with a folder for each source. Of a user
+    without a home it begins with the tilde.
     """
-    root = os.environ.get("XDG_CACHE_HOME")
-    cache = Path(root) if root else Path("~/.cache").expanduser()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
     digest = hashlib.sha256(os.fsencode(os.path.realpath(source))).hexdigest()[:16]
     name = f"{stem}.sqlite"
     return source.with_name(name), cache / "nsys-analyze" / digest / name
@@ -52,12 +54,13 @@ def writable_place(beside: Path, cached: Path) -> Path:
     """
     if _is_writable(beside.parent):
         return beside
+    if cached.parts[0] == "~":
+        problem = f"The folder of {beside} cannot be written, and there is no home folder for a cache"
+        raise ExportError(problem, _ELSEWHERE)
     try:
         cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ExportError(
-            f"The export has nowhere to go: {error}", "Set XDG_CACHE_HOME to a folder that can be written"
-        ) from error
+        raise ExportError(f"The export has nowhere to go: {error}", _ELSEWHERE) from error
     return cached
 
 

@@ -28,6 +28,7 @@ from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
 from nsys_analyzer.capture.timings.writing import is_from_a_sweep, write_timings
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.strict_json import decoded
 
 MANIFEST = "manifest.json"
 _LOG = "target.log"
@@ -226,7 +227,7 @@ def _finished(place: Path) -> dict[str, Any] | None:
     if not place.exists():
         return None
     try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        manifest = decoded((place / MANIFEST).read_bytes())
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{place} is there, and has no {MANIFEST} of a sweep", _ELSEWHERE) from error
     if not isinstance(manifest, dict) or "profiler" not in manifest:

@@ -10,6 +10,9 @@ import click
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+#: A number of tokens or sequences.
+SIZE = click.IntRange(1, 2**31 - 1)
+
 _PHASE_HELP = (
     "A range of this name is this phase: forward, loss, backward, optimizer, step, warmup, a part of attention "
     "(attention, scores, softmax, values), or a phase of your own. Repeatable."

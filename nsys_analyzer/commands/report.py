@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsys_analyzer.commands.options import phase_names_option
+from nsys_analyzer.commands.options import SIZE, phase_names_option
 
 
 @click.command(
@@ -50,8 +50,8 @@ from nsys_analyzer.commands.options import phase_names_option
     help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, "
     "xl-2026, 10B.",
 )
-@click.option("--context-length", type=click.IntRange(1), metavar="TOKENS", help="Their context length.")
-@click.option("--batch-size", type=click.IntRange(1), metavar="N", help="Their batch size.")
+@click.option("--context-length", type=SIZE, metavar="TOKENS", help="Their context length.")
+@click.option("--batch-size", type=SIZE, metavar="N", help="Their batch size.")
 @click.option(
     "--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False),
     help="The precision that was asked for.",

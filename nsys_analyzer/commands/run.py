@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from nsys_analyzer.commands.options import Command, several
+from nsys_analyzer.commands.options import SIZE, Command, several
 from nsys_analyzer.errors import CaptureError, NoSpaceError
 from profiling_targets.config import ATTENTIONS, MODES, PRECISIONS
 
@@ -41,10 +41,10 @@ def timeout_option(help: str) -> Callable[[Command], Command]:
     epilog="Example: nsys-analyze run --model small,medium --context-length 128,256 --precision bf16 --dry-run"
 )
 @several("--model", click.STRING, "NAME", "small", "small, medium, large, xl, 2.7B, xl-2026 or 10B.")
-@several("--context-length", click.IntRange(1), "TOKENS", None, "Of each sequence. Default: 256, 128 on a CPU.")
+@several("--context-length", SIZE, "TOKENS", None, "Of each sequence. Default: 256, 128 on a CPU.")
 @several("--mode", click.Choice(MODES), "MODE", "train", "What a step is: forward, forward-backward or train.")
 @several("--precision", click.Choice(PRECISIONS), "PRECISION", "fp32", "fp32, tf32 or bf16 (autocast).")
-@click.option("--batch-size", type=click.IntRange(1), default=4, show_default=True, help="Sequences.")
+@click.option("--batch-size", type=SIZE, default=4, show_default=True, help="Sequences.")
 @click.option("--attention", type=click.Choice(ATTENTIONS), default="unfused", show_default=True,
               help="Written out, or PyTorch's scaled_dot_product_attention.")  # fmt: skip
 @click.option("--optimizer", type=click.Choice(["torch", "plain"]), default="torch", show_default=True,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
 from pathlib import Path
 
 import click
@@ -39,6 +41,7 @@ _MARKS = (MARK.encode(), f'"generator": "{GENERATOR}"'.encode(), f"Software\0{SO
 _NEAR = 512
 #: What captures, their exports and timings are called.
 _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
+_LONGEST_STEM = 120
 #: What to do where no option replaces a file.
 ELSEWHERE = "Move it away, or name another --output-dir"
 
@@ -191,6 +194,19 @@ def print_markdown(evidence: Evidence) -> None:
     click.echo(render_markdown(build_report(evidence), {}), nl=False)
 
 
+def file_names(keys: Iterable[str]) -> dict[str, str]:
+    """The name of each figure's file: its key, as far as that is safe in a name, numbered where two look alike.
+
+    Keys hold what rows and captures say of themselves; none leads out of its folder.
+    """
+    names: dict[str, str] = {}
+    for key in dict.fromkeys(keys):
+        stem = re.sub(r"[^\w.+-]+", "-", key).strip(".-")[:_LONGEST_STEM] or "figure"
+        numbered = (f"{stem}--{number}.png" for number in count(2))
+        names[key] = next(name for name in chain([f"{stem}.png"], numbered) if name not in names.values())
+    return names
+
+
 def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str, str]:
     """Draws the figures into a folder beside the report: figure key to its path as the report sees it.
 
@@ -199,7 +215,7 @@ def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str,
     from nsys_analyzer.report.plots import draw
 
     folder = path.parent / f"{path.stem}_figures"
-    places = {figure.key: folder / f"{figure.key}.png" for figure in built.figures} if figures else {}
+    places = {key: folder / name for key, name in file_names(f.key for f in built.figures).items()} if figures else {}
     for place in places.values():
         check_replaceable(place, "Move it away, or write the report elsewhere", force=force)
     for old in set(folder.glob("*.png")).difference(places.values()):

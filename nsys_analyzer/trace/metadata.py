@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from nsys_analyzer.trace.arrays import Frame, join
@@ -9,7 +10,8 @@ from nsys_analyzer.trace.diagnostics import Diagnostic
 
 _CPU = "CPU"
 _TORCH = "torch.profiler"
-_ARGUMENT = ":ARGUMENT_"
+_ARGUMENT = re.compile(r":ARGUMENT_([0-9]{1,6})$")
+_NUMBER = re.compile(r"[0-9]{1,18}")
 
 CUDA, HIP, XPU, MTIA = "CUDA", "HIP", "XPU", "MTIA"
 """By what devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
@@ -133,7 +135,7 @@ def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
 
 def _recording(frame: Frame) -> Recording:
     rows = list(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
-    words = {int(name.rpartition("_")[2]): value for name, value in rows if _ARGUMENT in name}
+    words = {int(found[1]): value for name, value in rows if (found := _ARGUMENT.search(name))}
     command = [value for name, value in rows if name.endswith(":COMMAND")]
     modes = [value.lower() for name, value in rows if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")]
     return Recording(
@@ -161,12 +163,13 @@ def _runtime_version(platform: str, environment: dict[str, str]) -> str:
 
 def _cuda_version(number: str) -> str:
     """CUDA's integer (13000) as people write it (13.0)."""
-    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if _known(number).isdigit() else "unknown"
+    known = _NUMBER.fullmatch(number) and _known(number) != "unknown"
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if known else "unknown"
 
 
 def _hip_version(number: str) -> str:
     """HIP's integer (70253211, ``HIP_VERSION``) as people write it: 7.2.53211, which ROCm 7.2 brings."""
-    if not _known(number).isdigit():
+    if not _NUMBER.fullmatch(number) or _known(number) == "unknown":
         return "unknown"
     major, rest = divmod(int(number), 10_000_000)
     minor, patch = divmod(rest, 100_000)

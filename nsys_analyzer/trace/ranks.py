@@ -6,13 +6,13 @@ what NCCL notes beside its ranges when a communicator is made. Nothing follows f
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from nsys_analyzer.strict_json import decoded
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import join
 from nsys_analyzer.trace.columns import PROCESS_MASK
@@ -26,11 +26,12 @@ _VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
-_VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?(\d+)"?(?=\0|$)')
+_VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
 
 MAKES_COMMUNICATOR = "ncclCommInit"
 """How the names of NCCL's functions begin that make a communicator, and note the rank in it beside their range."""
 
+_WHOLE = re.compile(r"[0-9]{1,9}")
 _RANK, _RANKS = "rank", "no. of ranks"
 #: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each; and NVTX's type "int".
 _HEADER, _INT = struct.Struct("<QQQQ"), struct.Struct("<i")
@@ -114,11 +115,11 @@ def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
 def _numbers(text: str) -> dict[str, int]:
     """The whole numbers of a payload as JSON, by their names in small letters."""
     try:
-        payload = json.loads(text)
+        payload = decoded(text.encode())
     except ValueError:
         return {}  # of a program that names its own ranges as NCCL does
     pairs = payload.items() if isinstance(payload, dict) else ()
-    return {name.lower(): int(value) for name, value in pairs if str(value).isdigit()}
+    return {name.lower(): int(value) for name, value in pairs if _WHOLE.fullmatch(str(value))}
 
 
 def _integer_fields(reader: Reader) -> dict[int, dict[str, int]]:

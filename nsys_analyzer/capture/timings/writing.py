@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from nsys_analyzer.analysis.models import mode_from_text
 from nsys_analyzer.capture.atomic_write import write_whole
 from nsys_analyzer.capture.targets import PHASES
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.strict_json import decoded
 
 NAME = "timings.csv"
 _DESCRIBED = (
@@ -49,24 +52,40 @@ def is_from_a_sweep(path: Path) -> bool:
 def _manifest(path: Path) -> dict[str, Any]:
     """The manifest, empty where the file is somebody else's: others call theirs so, too."""
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest = decoded(path.read_bytes())
     except ValueError:
         return {}
     return manifest if isinstance(manifest, dict) else {}
 
 
 def _rows(capture: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    timing = manifest.get("timings")
-    if not timing:  # a program that times nothing
+    if not manifest.get("timings"):  # a program that times nothing
         return
-    times = timing["times_ms"]
+    timing = _timing(capture, manifest["timings"])
+    times = timing.times_ms
     described = {key: manifest[key] for key in (*_DESCRIBED, "warmup_steps", "steps") if key in manifest}
     for phase in times or PHASES.get(mode_from_text(manifest.get("mode", "")), ()):
-        ended = {"status": timing["status"], "message": " ".join((timing["message"] or "").split())}
+        ended = {"status": timing.status, "message": " ".join((timing.message or "").split())}
         row = {"capture": capture, **described, "phase": phase, **ended}
-        if timing["status"] == "ok":
+        if timing.status == "ok":
             row |= {**_statistics(times[phase]), "peak_memory_bytes": manifest.get("peak_memory_bytes") or ""}
         yield row
+
+
+def _timing(capture: str, values: Any) -> _Timing:
+    try:
+        return msgspec.convert(values, _Timing)
+    except msgspec.ValidationError as error:
+        problem = f"{capture}/manifest.json: its timings are none of a sweep's ({error})"
+        raise ConfigurationError(problem, "Move the folder away, or run the configuration again") from error
+
+
+class _Timing(msgspec.Struct):
+    """What a manifest says of the run without a profiler: how it ended, and the times of each phase's steps in ms."""
+
+    status: str
+    times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
+    message: str | None = None
 
 
 def _statistics(values: list[float]) -> dict[str, str]:

@@ -1,0 +1,200 @@
+"""Odd surroundings and values: each ends in a report or in one line of error, and none leads out of its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer.capture.manifest import ManifestError, manifests_without_trace, read_manifest
+from nsys_analyzer.capture.timings.writing import write_timings
+from nsys_analyzer.cli import cli
+from nsys_analyzer.commands.writing import file_names
+from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerError
+from nsys_analyzer.strict_json import check_numbers, decoded
+from nsys_analyzer.trace.ranks import read_ranks
+from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.trace import Trace
+from tests.export import Export, training_step
+
+ROOT = Path(__file__).parents[1]
+BENCHES = ROOT / "examples/benches"
+
+
+def nsys_analyze(*words: str | bytes, folder: Path, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "nsys_analyzer", *words]
+    kept = {key: value for key, value in os.environ.items() if key not in ("HOME", "XDG_CACHE_HOME")}
+    return subprocess.run(
+        command, cwd=folder, env={**kept, "PYTHONPATH": str(ROOT), **environment}, capture_output=True
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("report", "--no-figures", "-o", "r.md"), ("report", "--format", "json"), ("kernels",), ("info",), ("share",)],
+)
+def test_a_path_that_is_no_text(tmp_path: Path, words: tuple[str, ...]) -> None:
+    name = b"caf\xe9.sqlite"
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite").rename(tmp_path / os.fsdecode(name))
+    where = ("-o", "copy.sqlite") if words == ("share",) else ()
+    ended = nsys_analyze(words[0], name, *words[1:], *where, folder=tmp_path, HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert b"Traceback" not in ended.stderr
+
+
+def test_an_output_whose_name_is_no_text(tmp_path: Path) -> None:
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    ended = nsys_analyze("report", "t.sqlite", "-o", b"r\xe9.md", folder=tmp_path, HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert b"r\xe9.md" in os.listdir(os.fsencode(tmp_path))  # noqa: PTH208  # as bytes
+
+
+def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME unset, and a user whom the system does not know: as in a container that runs under any number."""
+
+    def unknown(number: int) -> NoReturn:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    trace = tmp_path / "t.json.gz"
+    shutil.copyfile(ROOT / "tests/data/cpu_train.pt.trace.json.gz", trace)
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert len(Trace.load(trace).operations) > 0
+    (tmp_path / "t.sqlite").unlink()
+    monkeypatch.setattr("nsys_analyzer.capture.placement._is_writable", lambda _: False)
+    with pytest.raises(ExportError, match=r"no home folder.*XDG_CACHE_HOME"):
+        Trace.load(trace)
+
+
+def test_a_closed_standard_output_is_one_line(tmp_path: Path) -> None:
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    command = f"{sys.executable} -m nsys_analyzer kernels t.sqlite --format csv >&-"
+    ended = subprocess.run(
+        command, shell=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: Standard output is closed. Send it to a file or to /dev/null\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"model": "\\ud800"}',
+        "[" * 100_000,
+        '{"batch_size": NaN}',
+        '{"batch_size": 1e400}',
+        "\ufeff{",
+        '{"a": Infinity}',
+    ],
+)
+def test_json_that_nothing_could_keep_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "manifest.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ManifestError, match="not JSON"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+def test_a_byte_order_mark_is_no_part_of_json() -> None:
+    assert decoded(b"\xef\xbb\xbf[1]") == [1]
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, -(2**60), 1e301, [{"a": [2**70]}]])
+def test_numbers_beyond_any_figure(value: object) -> None:
+    with pytest.raises(ValueError, match="beyond any figure"):
+        check_numbers(value)
+    check_numbers([2**53, {"a": 1e300}, None, "2" * 99, True])
+
+
+def test_a_manifest_of_an_impossible_size(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"context_length": 2**54}), encoding="utf-8")
+    with pytest.raises(ManifestError, match="which is impossible"):
+        read_manifest(tmp_path / "manifest.json")
+
+
+@pytest.mark.parametrize("timings", [7, [], {"status": "ok"}, {"status": "ok", "times_ms": {"forward": []}}])
+def test_timings_of_a_manifest_that_no_sweep_wrote(tmp_path: Path, timings: object) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/manifest.json").write_text(json.dumps({"timings": timings}), encoding="utf-8")
+    if not timings:
+        assert write_timings(tmp_path).is_file()
+        return
+    with pytest.raises(ConfigurationError, match=r"one/manifest\.json: its timings are none of a sweep's"):
+        write_timings(tmp_path)
+
+
+def test_a_capture_outside_its_folder_is_not_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "other.nsys-rep").write_bytes(b"")
+    (tmp_path / "run").mkdir()
+    values = {"status": "oom", "capture": "../other.nsys-rep"}
+    (tmp_path / "run/manifest.json").write_text(json.dumps(values), encoding="utf-8")
+    assert len(manifests_without_trace(tmp_path / "run").manifests) == 1
+
+
+def test_names_of_figures_stay_in_their_folder() -> None:
+    keys = ["train-phase-times", "../../x", "a/b", "a:b", "é" * 500, "...", "2.7b--2-top"]
+    names = file_names(keys)
+    assert names["train-phase-times"] == "train-phase-times.png"
+    assert names["2.7b--2-top"] == "2.7b--2-top.png"
+    assert names["../../x"] == "x.png"
+    assert {names["a/b"], names["a:b"]} == {"a-b.png", "a-b--2.png"}
+    assert names["..."] == "figure.png"
+    assert all("/" not in name and len(name) < 130 for name in names.values())
+
+
+def test_a_snapshot_outside_its_folder_has_no_link(tmp_path: Path) -> None:
+    folder = tmp_path / "memory"
+    shutil.copytree(BENCHES / "memory", folder)
+    text = (folder / "bench.jsonl").read_text(encoding="utf-8")
+    assert "snapshots/" in text
+    (folder / "bench.jsonl").write_text(text.replace('"snapshots/', '"../../etc/snapshots/'), encoding="utf-8")
+    out = tmp_path / "r.md"
+    result = CliRunner().invoke(cli, ["report", str(folder), "-o", str(out), "--no-figures"])
+    assert result.exit_code == 0, result.output
+    assert "etc/snapshots" not in out.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("wrong", [{"figures": 3}, {"status": "fine"}, {"case": {"precision": {}}}, {"module": None}])
+def test_a_bench_row_of_another_type(tmp_path: Path, wrong: dict[str, object]) -> None:
+    folder = tmp_path / "precision"
+    shutil.copytree(BENCHES / "precision", folder)
+    lines = (folder / "bench.jsonl").read_text(encoding="utf-8").splitlines()
+    lines[1] = json.dumps({**json.loads(lines[1]), **wrong})
+    (folder / "bench.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    result = CliRunner().invoke(cli, ["report", str(folder), "-o", str(tmp_path / "r.md"), "--no-figures"])
+    assert isinstance(result.exception, NsysAnalyzerError)
+    assert "bench.jsonl" in str(result.exception)
+
+
+@pytest.mark.parametrize("version", ["²", "1" * 5_000, "-1", "13.0", ""])
+def test_a_version_that_is_no_number(tmp_path: Path, version: str) -> None:
+    export = training_step(Export().gpu()).add("TARGET_INFO_SYSTEM_ENV", name="CudaDriverVersion", value=version)
+    export.add("META_DATA_CAPTURE", name="PROCESS_0:COMMAND", value="python")
+    export.add("META_DATA_CAPTURE", name="PROCESS_0:ARGUMENT_1x", value="train.py")
+    metadata = Trace.load(export.write(tmp_path / "t.sqlite")).metadata
+    assert metadata.runtime == "unknown"
+    assert metadata.recording.program == ("python",)
+
+
+@pytest.mark.parametrize("text", ['{"Rank": "²"}', "[" * 90_000, '{"rank": "' + "1" * 5_000 + '"}', '{"rank": NaN}'])
+def test_a_rank_that_is_no_number(tmp_path: Path, text: str) -> None:
+    path = training_step(Export().gpu().range("ncclCommInitRank", 1, 2, by_id=True)).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE textId NOTNULL", [text])
+    connection.close()
+    assert read_ranks(Reader(path)) == {}
+
+
+def test_a_context_length_of_a_name_that_nothing_could_have(tmp_path: Path) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / f"small_ctx{'9' * 200}.sqlite")
+    result = CliRunner().invoke(cli, ["report", str(path), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(cli, ["report", str(path), "--context-length", "9" * 400])
+    assert result.exit_code == 2
