@@ -602,3 +602,13 @@ def report_figures(trace: Path) -> object:
         {key: value for key, value in capture.items() if key not in words}
         for capture in json.loads(result.stdout)["captures"]
     ]
+
+
+def test_names_of_tables_and_columns_with_quotes_in_them(tmp_path: Path) -> None:
+    path = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    with sqlite3.connect(path) as connection:
+        connection.execute('CREATE TABLE "o""dd" ("a""b" TEXT, "name" TEXT, "value" TEXT)')
+        connection.execute("""INSERT INTO "o""dd" VALUES ('x', 'HOSTNAME', 'bluefalcon')""")
+    connection.close()
+    shared = share(path, tmp_path / "copy.sqlite")
+    assert shared.left_out.tables['o"dd'] == 1

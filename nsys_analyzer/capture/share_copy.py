@@ -14,7 +14,7 @@ from nsys_analyzer.capture.share_scrub import Renamed, Scrubber
 from nsys_analyzer.capture.share_tables import KeptTable, kept_tables
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.ranks import Rank, read_ranks
-from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.reader import Reader, quoted
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,10 @@ def _left_out(
     source: sqlite3.Connection, reader: Reader, tables: Iterable[KeptTable], scrubber: Scrubber, *, variables: int
 ) -> LeftOut:
     kept = {table.name for table in tables}
-    before = {name: _count(source, f'main."{name}"') for name in reader.columns_of if not name.startswith("ENUM_")}
-    fewer = {name: before[name] - _count(source, f'copy."{name}"') for name in before if name in kept}
+    before = {
+        name: _count(source, f"main.{quoted(name)}") for name in reader.columns_of if not name.startswith("ENUM_")
+    }
+    fewer = {name: before[name] - _count(source, f"copy.{quoted(name)}") for name in before if name in kept}
     return LeftOut(
         tables={name: rows for name, rows in before.items() if rows and name not in kept},
         rows={name: rows for name, rows in fewer.items() if rows and name not in schema.STRINGS.aliases},

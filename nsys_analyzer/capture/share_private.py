@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from nsys_analyzer.capture.share_vocabulary import is_field_word
 from nsys_analyzer.capture.share_words import PrivateValues, is_host, is_telling, private_parts
+from nsys_analyzer.trace.reader import quoted
 
 #: Texts worth a look, wherever they are: blocks of variables, and paths that name a user.
 _WORTH_A_LOOK = (
@@ -58,11 +59,11 @@ def find_private(connection: sqlite3.Connection, columns_of: Mapping[str, tuple[
 
 def _texts(connection: sqlite3.Connection, table: str) -> Iterator[str]:
     """The texts of a table that may tell of its owner; columns of numbers are not looked at."""
-    for _, column, kind, *_ in connection.execute(f'PRAGMA table_info("{table}")').fetchall():
+    for _, column, kind, *_ in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall():
         if kind.upper() not in ("INTEGER", "REAL"):
-            quoted = f'"{column}"'
-            where = _WORTH_A_LOOK.format(quoted)
-            for (raw,) in connection.execute(f'SELECT DISTINCT CAST({quoted} AS BLOB) FROM "{table}" WHERE {where}'):
+            where = _WORTH_A_LOOK.format(quoted(column))
+            query = f"SELECT DISTINCT CAST({quoted(column)} AS BLOB) FROM {quoted(table)} WHERE {where}"
+            for (raw,) in connection.execute(query):
                 yield _decoded(raw)
 
 
@@ -70,7 +71,8 @@ def _properties(connection: sqlite3.Connection, table: str, columns: tuple[str, 
     """The rows of a table of names and values."""
     if not {"name", "value"} <= set(columns):
         return []
-    query = f'SELECT CAST(name AS BLOB), CAST(value AS BLOB) FROM "{table}" WHERE name NOTNULL AND value NOTNULL'
+    pairs = "SELECT CAST(name AS BLOB), CAST(value AS BLOB)"
+    query = f"{pairs} FROM {quoted(table)} WHERE name NOTNULL AND value NOTNULL"
     return [(_decoded(name), _decoded(value)) for name, value in connection.execute(query)]
 
 

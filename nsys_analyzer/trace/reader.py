@@ -68,7 +68,7 @@ class Reader:
         found: dict[str, int] = {}
         for first in range(0, len(tables), _COUNTED_AT_ONCE):
             some = tables[first : first + _COUNTED_AT_ONCE]
-            (counted,) = self.rows("SELECT " + ", ".join(f"(SELECT count(*) FROM {_quoted(name)})" for name in some))
+            (counted,) = self.rows("SELECT " + ", ".join(f"(SELECT count(*) FROM {quoted(name)})" for name in some))
             found |= dict(zip(some, counted, strict=True))
         return found
 
@@ -103,7 +103,7 @@ class Reader:
         return None
 
     def _has_rows(self, name: str) -> bool:
-        return bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {_quoted(name)})")[0][0])
+        return bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quoted(name)})")[0][0])
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -131,7 +131,7 @@ class Reader:
         where = self._where(table, name)
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
         limit = f" LIMIT {table.limit}" if table.limit else ""
-        return self._query(f"SELECT {selected} FROM {_quoted(name)}{where}{limit}", table.columns)
+        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns)
 
     def _where(self, table: Table, name: str) -> str:
         wanted = table.filter
@@ -203,7 +203,7 @@ def _alias(column: Column, columns: tuple[str, ...]) -> str | None:
 
 def _expression(column: Column, alias: str | None) -> str:
     literal = f"'{column.default}'" if isinstance(column.default, str) else str(column.default)
-    source = literal if alias is None else _quoted(alias)
+    source = literal if alias is None else quoted(alias)
     if isinstance(column.default, str):
         # The driver takes a column's type from its first batch: a text that is NULL there must not be. As bytes,
         # since a name cut in the middle of a character is no valid text.
@@ -211,7 +211,7 @@ def _expression(column: Column, alias: str | None) -> str:
     return f"{source} AS {column.name}_"
 
 
-def _quoted(identifier: str) -> str:
+def quoted(identifier: str) -> str:
     """A name of a table or column as SQL takes it, whatever is in it."""
     escaped = identifier.replace('"', '""')
     return f'"{escaped}"'
