@@ -145,6 +145,18 @@ def test_the_session_says_how_long_a_capture_is(tmp_path: Path) -> None:
     assert "1 row of NVTX_EVENTS with a time outside the capture" in said
 
 
+def test_a_session_that_most_rows_do_not_lie_in_is_not_believed(tmp_path: Path) -> None:
+    path = three_steps(tmp_path)
+    summary = broken(
+        path,
+        "CREATE TABLE ANALYSIS_DETAILS (globalVid INTEGER, duration INTEGER, startTime INTEGER, stopTime INTEGER)",
+        "INSERT INTO ANALYSIS_DETAILS VALUES (0, 1000, 0, 1000)",
+    )
+    assert left_out(summary) == []
+    assert summary.coverage is not None
+    assert summary.coverage.kernels == 15
+
+
 def test_clocks_that_differ_by_a_constant_leave_nothing_out(tmp_path: Path) -> None:
     # Every operation 5 ms before its launch: the GPU's clock is behind the CPU's.
     path = three_steps(tmp_path)

@@ -15,6 +15,7 @@ from nsys_analyzer.trace.schema import NO_TIME, Table
 FAR = 365 * 24 * 3600 * 10**9
 #: By how much rows lie outside the session that an export tells: NVTX ranges and API calls do by milliseconds.
 _SLACK = 10**9
+_MOST = 0.9
 #: Without a word of the session, how much longer than all else a row may last: a range around a long wait, say.
 _TIMES, _LEAST = 10, 600 * 10**9
 
@@ -54,7 +55,11 @@ class Bounds:
             moments: the starts of API calls and ranges, or of whatever there is, ns.
         """
         if duration is not None:
-            return cls(-FAR, duration + _SLACK)
+            told = cls(-FAR, duration + _SLACK)
+            inside = sum(int(np.count_nonzero(some <= told.last)) for some in moments)
+            # Where many rows lie outside, it is the session's duration that is wrong.
+            if inside >= _MOST * sum(map(len, moments)):
+                return told
         likely = [near for some in moments if len(near := some[(some > -FAR) & (some < FAR)])]
         if not likely:
             return cls(-FAR, FAR)
