@@ -34,6 +34,7 @@ SCHEMA = {
     ),
     "TARGET_INFO_CUDA_DEVICE": "gpuId INTEGER, cudaId INTEGER, pid INTEGER",
     "TARGET_INFO_SYSTEM_ENV": "name TEXT, value TEXT",
+    "ANALYSIS_DETAILS": "duration INTEGER, startTime INTEGER, stopTime INTEGER",
     "META_DATA_EXPORT": "name TEXT, value TEXT",
     "META_DATA_CAPTURE": "name TEXT, value TEXT",
 }

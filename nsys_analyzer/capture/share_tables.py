@@ -35,6 +35,7 @@ _ROWS = {
     "export": (
         "name IN ('EXPORT_PRODUCT_NAME', 'EXPORT_PRODUCT_VERSION', 'PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION',"
         " 'EXPORT_CONVERTER_VERSION', 'EXPORT_SOURCE_SUFFIX', 'EXPORT_RANGES_ON')"
+        f" OR (name = '{schema.TIME_SHIFT}' AND value <> '0')"
     ),
     # Not the command line of the program, which is its owner's.
     "capture": "name = 'CAPTURE_EVENT_TYPE' OR name LIKE '%CUDA_GRAPH_TRACE_OPTIONS:MODE'",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nsys_analyzer.trace.arrays import Frame, join
 from nsys_analyzer.trace.diagnostics import Diagnostic
+from nsys_analyzer.trace.schema import NO_TIME, TIME_SHIFT
 
 _CPU = "CPU"
 _TORCH = "torch.profiler"
@@ -69,7 +70,7 @@ class Metadata:
         diagnostics: the profiler's messages, in the file's order.
         ranges_on_gpu: whether the ranges lie on the GPU's timeline, each on a thread that stands for a stream.
         recording: what nsys was asked to record.
-
+        time_shift_ns: what the export added to each of its times.
     """
 
     profiler: str
@@ -86,6 +87,7 @@ class Metadata:
     diagnostics: tuple[Diagnostic, ...]
     ranges_on_gpu: bool = False
     recording: Recording = Recording()
+    time_shift_ns: int = 0
 
     @property
     def units(self) -> str:
@@ -122,6 +124,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         diagnostics=read_diagnostics(frames["diagnostics"]),
         ranges_on_gpu=RANGES_ON in export,
         recording=_recording(frames["capture"]),
+        time_shift_ns=_shift(export.get(TIME_SHIFT, "")),
     )
 
 
@@ -147,6 +150,11 @@ def _recording(frame: Frame) -> Recording:
 
 def _pairs(frame: Frame) -> dict[str, str]:
     return dict(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
+
+
+def _shift(text: str) -> int:
+    """A shift in ns; what is no time that a trace can have is none."""
+    return int(text) if re.fullmatch(r"[+-]?\d{1,19}", text) and abs(int(text)) < -NO_TIME else 0
 
 
 def _known(version: str | None) -> str:

@@ -47,24 +47,29 @@ class Bounds:
     last: int
 
     @classmethod
-    def of(cls, duration: int | None, *moments: Ints) -> Bounds:
+    def of(cls, duration: int | None, *moments: Ints, start: int = 0) -> Bounds:
         """The bounds from the duration of the session, else from moments of which most are true.
 
         Args:
             duration: ns from the start of the session to its end, None where that is not known.
             moments: the starts of API calls and ranges, or of whatever there is, ns.
+            start: the session's, ns: 0 but in an export whose times were shifted.
         """
-        if duration is not None:
-            told = cls(-FAR, duration + _SLACK)
-            inside = sum(int(np.count_nonzero(some <= told.last)) for some in moments)
-            # Where many rows lie outside, it is the session's duration that is wrong.
-            if inside >= _MOST * sum(map(len, moments)):
-                return told
-        likely = [near for some in moments if len(near := some[(some > -FAR) & (some < FAR)])]
+        total = _MOST * sum(map(len, moments))
+        if sum(_count(some, start - FAR, start + FAR) for some in moments) < total:
+            # Not the rows are wrong, but what is known of the session: times may count from 1970.
+            start, duration = int(np.median(np.concatenate(moments))), None
+        if duration is not None and sum(_count(some, start - FAR, start + duration) for some in moments) >= total:
+            return cls(start - FAR, start + duration + _SLACK)
+        likely = [near for some in moments if len(near := some[(some > start - FAR) & (some < start + FAR)])]
         if not likely:
-            return cls(-FAR, FAR)
+            return cls(start - FAR, start + FAR)
         first, last = min(int(some.min()) for some in likely), max(int(some.max()) for some in likely)
-        return cls(-FAR, last + _TIMES * (last - first) + _LEAST)
+        return cls(start - FAR, last + _TIMES * (last - first) + _LEAST)
+
+
+def _count(times: Ints, first: int, last: int) -> int:
+    return int(np.count_nonzero((times >= first) & (times <= last)))
 
 
 def faults(start: Ints, end: Ints, bounds: Bounds, *, on_gpu: bool = False) -> Iterator[tuple[str, Bools]]:

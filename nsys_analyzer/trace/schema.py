@@ -263,6 +263,9 @@ CAPTURE = Table(
     ),
 )
 
+#: The property of an export with what ``nsys export --ts-normalize`` or ``--ts-shift`` added to each of its times, ns.
+TIME_SHIFT = "EXPORT_CONFIG_TIME_SHIFT"
+
 #: Tables that are not read, of things whose recording slows a program down by more than API calls and ranges do.
 COSTLY_TABLES = {
     "OSRT_API": "calls of the operating system (osrt)",

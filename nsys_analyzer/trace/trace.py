@@ -123,7 +123,8 @@ class Trace:
         strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, is_operator = _ranges(frames["nvtx"], strings)
-        sieve = Sieve(_bounds(join(frames["session"]["duration"]), operations, launches, ranges))
+        metadata = read_metadata(frames, strings)
+        sieve = Sieve(_bounds(metadata, join(frames["session"]["duration"]), operations, launches, ranges))
         timed, called = _timed(sieve, operations), _called(sieve, launches)
         sound, ended = _sound(sieve, schema.NVTX, ranges), ranges.end != schema.NO_TIME
         nodes = frames["graph_nodes"]
@@ -138,7 +139,7 @@ class Trace:
             if reader.name_of(schema.OPERATORS)
             else ranges.select(sound & ended & is_operator),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
-            read_metadata(frames, strings),
+            metadata,
             frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
             tuple(sieve.left_out),
             operations.select(~timed),
@@ -267,11 +268,11 @@ def _operators(sieve: Sieve, frame: Frame, strings: dict[int, str]) -> Ranges:
     return operators.select(_sound(sieve, schema.OPERATORS, operators))
 
 
-def _bounds(durations: Ints, operations: Operations, launches: Launches, ranges: Ranges) -> Bounds:
+def _bounds(metadata: Metadata, durations: Ints, operations: Operations, launches: Launches, ranges: Ranges) -> Bounds:
     """Between what times the rows of a trace can lie: within the session, as far as the export tells it."""
     told = int(durations.max(initial=0))
-    on_cpu = len(launches.start) or len(ranges)
-    return Bounds.of(told or None, *((launches.start, ranges.start) if on_cpu else (operations.start,)))
+    moments = (launches.start, ranges.start) if len(launches.start) or len(ranges) else (operations.start,)
+    return Bounds.of(told or None, *moments, start=metadata.time_shift_ns)
 
 
 def _timed(sieve: Sieve, operations: Operations) -> Bools:
