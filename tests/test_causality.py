@@ -157,6 +157,21 @@ def test_a_session_that_most_rows_do_not_lie_in_is_not_believed(tmp_path: Path) 
     assert summary.coverage.kernels == 15
 
 
+def test_times_may_count_from_anywhere(tmp_path: Path) -> None:
+    # Nanoseconds since 1970, and one kernel at the session's zero.
+    export = Export().gpu()
+    for at in STEPS:
+        training_step(export, 1_795_000_000 * SECOND + at)
+    path = export.write(tmp_path / "t.sqlite")
+    summary = broken(path)
+    assert left_out(summary) == []
+    assert summary.coverage is not None
+    assert summary.coverage.kernels == 15
+    changed = broken(path, f"UPDATE {KERNEL} SET start = 5 WHERE start = {1_795_000_000 * SECOND + AT + 130}")
+    (said,) = left_out(changed)
+    assert "1 row of CUPTI_ACTIVITY_KIND_KERNEL with a time outside the capture" in said
+
+
 def test_clocks_that_differ_by_a_constant_leave_nothing_out(tmp_path: Path) -> None:
     # Every operation 5 ms before its launch: the GPU's clock is behind the CPU's.
     path = three_steps(tmp_path)

@@ -15,6 +15,7 @@ from nsys_analyzer.capture.share_tables import KeptTable, kept_tables
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader, quoted
+from nsys_analyzer.trace.trace import costly_tables
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,9 @@ def _write_ranks(source: sqlite3.Connection, ranks: Mapping[int, Rank]) -> None:
 
 def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:
     """Tables without rows: verdicts depend on whether these things were recorded, and on nothing that they hold."""
-    for name in schema.COSTLY_TABLES:
-        if name in reader.columns_of:
-            source.execute(f'CREATE TABLE copy."{name}" (id INTEGER)')
+    (mark,) = schema.COSTLY_MARK
+    for name in costly_tables(reader):
+        source.execute(f'CREATE TABLE copy."{name}" ({mark} INTEGER)')
 
 
 def _use(source: sqlite3.Connection, table: KeptTable, column: str, used: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from nsys_analyzer.trace.arrays import Frame, join
 from nsys_analyzer.trace.diagnostics import Diagnostic
@@ -95,9 +95,12 @@ class Metadata:
         return _UNITS.get(self.platform, "units")
 
     def gpu(self, pid: int, device: int) -> Gpu | None:
-        """The GPU behind a device ordinal of a process; a machine with one GPU needs no table."""
-        only = next(iter(self.gpus.values())) if len(self.gpus) == 1 else None
-        return self.gpus.get(self.gpu_of.get((pid, device), -1), only)
+        """The GPU behind a device ordinal of a process.
+
+        Where the export does not tell it, as up to nsys 2024.2: any, on a machine whose GPUs are all alike.
+        """
+        alike = len({replace(gpu, gpu_id=0) for gpu in self.gpus.values()}) == 1
+        return self.gpus.get(self.gpu_of.get((pid, device), -1), next(iter(self.gpus.values())) if alike else None)
 
 
 def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata:

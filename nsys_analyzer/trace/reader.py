@@ -47,6 +47,7 @@ class Reader:
         self.path = path
         _check_header(path)
         self.uri = f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
+        self._filled: dict[str, bool] = {}
         self.columns_of = self._catalog()
         if not any(name in self.columns_of for name in SIGNATURE_TABLES):
             raise TraceError(f"{path} is a SQLite file, but not an nsys export", f"To make one, {_NOT_SQLITE}")
@@ -88,22 +89,28 @@ class Reader:
             raise self._damaged(sqlite3.DatabaseError("it asks for more memory than there is")) from error
 
     def name_of(self, table: Table) -> str | None:
-        """The name a table has in this file, or None where it is absent.
+        """The name a table has in this file, or None where it is absent or has no row.
 
-        Some versions of nsys number a table whose columns changed: ``NVTX_EVENTS_V2``. Of several the newest that
-        holds a row counts.
+        ``nsys export --lazy=false`` writes every table there is, recorded or not. Some versions of nsys number a
+        table whose columns changed: ``NVTX_EVENTS_V2``. Of several the newest that holds a row counts.
         """
         for alias in table.aliases:
             found = (re.fullmatch(rf"{alias}(?:_V(\d+))?", name) for name in self.columns_of)
             versions = {int(match[1] or 0): match[0] for match in found if match}
-            if len(versions) > 1:
-                versions = {number: name for number, name in versions.items() if self._has_rows(name)} or versions
-            if versions:
-                return versions[max(versions)]
+            for _, name in sorted(versions.items(), reverse=True):
+                if self.has_rows(name) and (alias == table.aliases[0] or self._has_required(table, name)):
+                    return name
         return None
 
-    def _has_rows(self, name: str) -> bool:
-        return bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quoted(name)})")[0][0])
+    def has_rows(self, name: str) -> bool:
+        """Whether a table of the file, by its name there, holds a row."""
+        if name not in self._filled:
+            self._filled[name] = bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quoted(name)})")[0][0])
+        return self._filled[name]
+
+    def _has_required(self, table: Table, name: str) -> bool:
+        required = (column for column in table.columns if column.name in table.required)
+        return all(_alias(column, self.columns_of[name]) for column in required)
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""

@@ -35,7 +35,8 @@ class Filter:
 class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
-    ``limit`` is how many of its rows are read, the first ones; 0 for all.
+    A name behind the first counts where the table has the columns that are required: some names were given to another
+    table later. ``limit`` is how many of its rows are read, the first ones; 0 for all.
     """
 
     key: str
@@ -128,7 +129,7 @@ OPERATORS = Table(
 )
 GRAPH_NODES = Table(
     "graph_nodes",
-    ("CUDA_GRAPH_NODE_EVENTS",),
+    ("CUDA_GRAPH_NODE_EVENTS", "CUDA_GRAPH_EVENTS"),  # the latter up to nsys 2023.4; of graphs since 2024.2
     (
         _START,
         _column("thread", "globalTid", doc="global thread ID that created the node"),
@@ -185,12 +186,13 @@ DIAGNOSTICS = Table(
 )
 GPUS = Table(
     "gpus",
-    ("TARGET_INFO_GPU", "TARGET_INFO_CUDA_GPU"),
+    # nsys 2020.4 has both, and in its TARGET_INFO_GPU neither memory nor multiprocessors.
+    ("TARGET_INFO_CUDA_GPU", "TARGET_INFO_GPU"),
     (
-        _column("id", default=0, doc="GPU ID"),
+        _column("id", "id", "deviceId", default=0, doc="GPU ID"),
         _column("name", default="", doc="GPU name"),
-        _column("memory_bytes", "totalMemory", "memorySize", doc="device memory, bytes"),
-        _column("sm_count", "smCount", "smNum", doc="streaming multiprocessors"),
+        _column("memory_bytes", "totalMemory", "memorySize", "globalMemorySize", doc="device memory, bytes"),
+        _column("sm_count", "smCount", "smNum", "numMultiprocessors", doc="streaming multiprocessors"),
         _column("memory_bytes_per_s", "memoryBandwidth", doc="peak bandwidth of its memory, bytes/s"),
         _column("l2_bytes", "l2CacheSize", doc="L2 cache, bytes"),
     ),
@@ -272,6 +274,9 @@ COSTLY_TABLES = {
     "COMPOSITE_EVENTS": "CPU samples",
     "CUDA_CALLCHAINS": "backtraces of API calls",
 }
+
+#: The columns of such a table in a copy to share, which keeps none of its rows.
+COSTLY_MARK = ("id",)
 
 #: A file with none of these is no nsys export: every version writes at least one.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)

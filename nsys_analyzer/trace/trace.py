@@ -77,7 +77,7 @@ class Trace:
         left_out: the rows whose times cannot be true, which are in none of the columns.
         untimed: the operations among them.
         memory: allocations and frees of device memory, None where they were not recorded.
-        costly_tables: those of ``schema.COSTLY_TABLES`` that the file has.
+        costly_tables: those of ``schema.COSTLY_TABLES`` that were recorded.
         ranks: the ranks that the export tells, by global process ID, or by 0 that of the process launched.
         launch_ns: the median duration of the first kernel launches, ns; None without any.
     """
@@ -144,7 +144,7 @@ class Trace:
             tuple(sieve.left_out),
             operations.select(~timed),
             _memory(sieve, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
-            tuple(name for name in schema.COSTLY_TABLES if name in reader.columns_of),
+            costly_tables(reader),
             read_ranks(reader),
             _launch_ns(frames["first_calls"], strings),
         )
@@ -160,6 +160,12 @@ def check_recorded(reader: Reader, path: Path) -> None:
         why = explained(read_diagnostics(reader.read(schema.DIAGNOSTICS)))
         remedy = why or "Capture again with: nsys profile --trace=cuda,nvtx"
         raise MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
+
+
+def costly_tables(reader: Reader) -> tuple[str, ...]:
+    """Those of ``schema.COSTLY_TABLES`` that were recorded: with rows, or with the mark of a copy to share."""
+    present = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
+    return tuple(n for n in present if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
 
 
 def sqlite_of(path: Path) -> Path:
