@@ -95,7 +95,7 @@ class Reader:
         table whose columns changed: ``NVTX_EVENTS_V2``. Of several the newest that holds a row counts.
         """
         for alias in table.aliases:
-            found = (re.fullmatch(rf"{alias}(?:_V(\d+))?", name) for name in self.columns_of)
+            found = (re.fullmatch(rf"{alias}(?:_V([0-9]{{1,6}}))?", name) for name in self.columns_of)
             versions = {int(match[1] or 0): match[0] for match in found if match}
             for _, name in sorted(versions.items(), reverse=True):
                 if self.has_rows(name) and (alias == table.aliases[0] or self._has_required(table, name)):
