@@ -33,6 +33,7 @@ examples: $(READY)  ## committed reports, figures, README.md's answers and pictu
 bench: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report
 	$(BIN)/python -m tests.benchmarks.bench_kineto
+	$(BIN)/python -m tests.benchmarks.bench_timings
 	$(BIN)/python -m tests.benchmarks.bench_target
 
 FUZZ_SECONDS ?= 600

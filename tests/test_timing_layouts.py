@@ -220,6 +220,13 @@ def test_markdown(tmp_path: Path) -> None:
         ("t.json", "[1, 2]", "line 1: a JSON int, not an object"),
         ("t.json", "[]", "a header and no rows"),
         ("t.json", '{"a": 1}', "no column of times among 'a'"),
+        ("t.jsonl", '{"model": "small", "mean_ms": 1}\n{"model": "small", "mean_ms": NaN}', "line 2: nan is no number"),
+        ("t.jsonl", '{"model": "small", "mean_ms": 1e999}', "line 1: inf is no number"),
+        ("t.jsonl", '{"model": "small\\ud800", "mean_ms": 1}', "line 1: half a surrogate pair"),
+        ("t.jsonl", '{"model": "small", "mean_\\udfff": 1}', "line 1: half a surrogate pair"),
+        ("t.jsonl", '{"model": "small", "mean_ms": ' + "1" * 5_000 + "}", "line 1: Exceeds the limit"),
+        ("t.jsonl", '\n{"a": ' + "[" * 100_000, "line 2: nested too deep"),
+        ("t.jsonl", '{"a": ' * 100 + "1" + "}" * 100, "line 1: nested too deep"),
         ("t.md", "no table\n", "line 1: no markdown table"),
         ("t.md", "| a | b |\n|---|---|\n| 1 | 2 |\n\n| c | d |\n|---|---|\n| 1 | 2 |\n", "2 markdown tables"),
         ("t.csv", "small,forward,0.01,0.001\nxl,forward,0.1,0.01\n", "Its first line is data"),
@@ -230,6 +237,18 @@ def test_malformed(tmp_path: Path, name: str, text: str, message: str) -> None:
         read(tmp_path, text, name)
     assert name in error.value.message
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("t.csv", "model,mean_ms," + ",".join(map(str, range(2_000))) + "\n" + "small,1\n" * 2_000),
+        ("t.jsonl", "\n".join(f'{{"model": "small", "mean_ms": 1, "key{i}": 1}}' for i in range(2_000))),
+    ],
+)
+def test_a_table_is_not_much_larger_than_its_file(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(TimingsError, match="2,002 columns and 2,000 rows, and most of the cells are missing"):
+        read(tmp_path, text, name)
 
 
 # --- rows that cost themselves alone ---

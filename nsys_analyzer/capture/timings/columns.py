@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import NamedTuple
 
 from nsys_analyzer.capture.timings import words
@@ -86,8 +87,12 @@ class Columns:
 
 
 def understand(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Columns:
-    """Finds the meaning of each header by its words and, where a word has several meanings, by the cells below it."""
-    cells = [[row[index].strip() if index < len(row) else "" for row in rows] for index in range(len(headers))]
+    """Finds the meaning of each header by its words and, where a word has several meanings, by the cells below it.
+
+    Each row is as long as the header.
+    """
+    # Each cell counts once: what a column means is in the texts that stand in it.
+    cells = [list(dict.fromkeys(map(str.strip, dict.fromkeys(column)))) for column in zip(*rows, strict=True)]
     found = [time for index, header in enumerate(headers) if (time := _time_column(index, header, cells[index]))]
     found = _with_totals(found)
     # Of two columns for one figure the one that states its unit is used, then the first.
@@ -124,9 +129,9 @@ def _given(cells: list[str]) -> list[str]:
 
 def _column_of_phases(cells: list[list[str]], taken: set[int]) -> int | None:
     """A column whose every cell names a phase, whatever its header is."""
-    for index, column in enumerate(cells):
-        phases = {words.phase_from_text(cell) for cell in column}
-        if index not in taken and None not in phases and phases & {"forward", "backward", "forward+backward"}:
+    for index in sorted(set(range(len(cells))) - taken):
+        phases = list(takewhile(bool, map(words.phase_from_text, cells[index])))
+        if len(phases) == len(cells[index]) and {"forward", "backward", "forward+backward"} & set(phases):
             return index
     return None
 
@@ -211,8 +216,8 @@ def _is_time(said: dict[str, list[str]], parts: list[str]) -> bool:
 
 def _carry_a_unit(cells: list[str]) -> bool:
     """Whether the cells that hold a number give its unit."""
-    matches = [match for cell in cells if (match := CELL_OF_TIME.fullmatch(cell))]
-    return bool(matches) and all(match["unit"] or match["last"] for match in matches)
+    units = (match["unit"] or match["last"] for cell in cells if (match := CELL_OF_TIME.fullmatch(cell)))
+    return bool(next(units, None)) and all(units)
 
 
 def _with_totals(times: list[TimeColumn]) -> list[TimeColumn]:

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from nsys_analyzer.capture.timings.kinds import Kind, read_kinds
 from nsys_analyzer.capture.timings.matching import Timings
 from nsys_analyzer.capture.timings.repeats import pool_iterations, split_by_conditions, without_repeats
-from nsys_analyzer.capture.timings.rows import Row, read_rows
-from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, Timing, has_unknown_model, model_notes, timings_of
+from nsys_analyzer.capture.timings.rows import Row
+from nsys_analyzer.capture.timings.series import Series, series_of
+from nsys_analyzer.capture.timings.timing import UNKNOWN_PHASE, has_unknown_model, model_notes, timings_of
 from nsys_analyzer.capture.timings.words import FLAGS, phase_from_text, phase_in_name
 from nsys_analyzer.errors import TimingsError
 
@@ -67,31 +69,34 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
             two rows for one configuration and phase that nothing tells apart, or a selection of no rows.
     """
     selection = selection or Selection()
-    read: list[Timing] = []
+    read: list[Series] = []
     notes: list[str] = []
     for path in paths:
-        timings, own = _read_file(path, selection)
-        read += timings
+        before = 1 + max((series.places[-1] for series in read), default=-1)
+        timed, own = _read_file(path, selection, before)
+        read += timed
         notes += own if len(paths) == 1 else [f"{path.name}: {note}" for note in own]
-    timed, pooled = pool_iterations(split_by_conditions(read), selection.skip)
-    used, choices = without_repeats(timed)
+    timings, pooled = pool_iterations(split_by_conditions(read), selection.skip)
+    used, choices = without_repeats(timings)
     return Timings(", ".join(path.name for path in paths), used, (*notes, *pooled, *choices))
 
 
-def _read_file(path: Path, selection: Selection) -> tuple[list[Timing], list[str]]:
-    columns, rows = read_rows(path, selection.model)
-    known = [row for row in rows if not has_unknown_model(row)]
+def _read_file(path: Path, selection: Selection, before: int) -> tuple[list[Series], list[str]]:
+    columns, kinds = read_kinds(path, selection.model, [name for name, _ in selection.where])
+    known = [kind for kind in kinds if not has_unknown_model(kind.first)]
     if not known:
-        timings_of(rows[0])  # its error names the model and what can be given
-    measured = [row for row in known if not (row.text("is_warmup") and row.flag("is_warmup"))]
-    _check(path, measured, selection.where)
-    timings = [timing for row in measured for timing in timings_of(row, selection.admits)]
-    if not timings:
+        timings_of(kinds[0].first)  # its error names the model and what can be given
+    measured = [kind for kind in known if not (kind.first.text("is_warmup") and kind.first.flag("is_warmup"))]
+    if not measured:
+        raise TimingsError(f"{path}: every row is warm-up", "Write a row for the steps after it, too")
+    _check(path, [kind.first for kind in measured], selection.where)
+    timed = [series for kind in measured for series in series_of(kind, before, selection.admits)]
+    if not timed:
         conditions = " and ".join(f"{name}={value}" for name, value in selection.where)
         raise TimingsError(f"{path}: no row has {conditions}", "Give fewer of them")
-    notes = [*columns.notes, *(note for row in known for note in model_notes(row)), *_left_out(rows, known, measured)]
-    timings, note = _with_phase(path, timings, selection.phase)
-    return timings, list(dict.fromkeys([*notes, *note]))
+    of_models = [note for kind in known for note in model_notes(kind.first)]
+    timed, note = _with_phase(path, timed, selection.phase)
+    return timed, list(dict.fromkeys([*columns.notes, *of_models, *_left_out(kinds, known, measured), *note]))
 
 
 def _check(path: Path, rows: Sequence[Row], where: tuple[tuple[str, str], ...]) -> None:
@@ -122,33 +127,37 @@ def _equal(cell: str, wanted: str) -> bool:
         return False
 
 
-def _with_phase(path: Path, timings: list[Timing], asked: str | None) -> tuple[list[Timing], list[str]]:
+def _with_phase(path: Path, timed: list[Series], asked: str | None) -> tuple[list[Series], list[str]]:
     """The timings with the phase that was asked for, or that the file's name says, where no column says it.
 
     Raises:
         TimingsError: the columns say every phase already.
     """
-    open_ones = [timing for timing in timings if timing.phase == UNKNOWN_PHASE]
+    open_ones = [series for series in timed if series.timing.phase == UNKNOWN_PHASE]
     if asked and not open_ones:
         raise TimingsError(f"{path}: --csv-phase {asked}: its columns say what was timed", "Leave the option out")
     phase = asked or phase_in_name(path.stem)
     if not open_ones:
-        return timings, []
+        return timed, []
     if phase is None:
         remedy = "add a column phase, such as forward or forward+backward, or give --csv-phase"
-        return timings, [f"no column says which phase was timed: {remedy}"]
-    placed = [replace(timing, phase=phase) if timing.phase == UNKNOWN_PHASE else timing for timing in timings]
+        return timed, [f"no column says which phase was timed: {remedy}"]
+    placed = [
+        replace(series, timing=replace(series.timing, phase=phase)) if series.timing.phase == UNKNOWN_PHASE else series
+        for series in timed
+    ]
     return placed, [] if asked else [f"no column says which phase was timed: {phase}, by the file's name"]
 
 
-def _left_out(rows: Sequence[Row], known: Sequence[Row], measured: Sequence[Row]) -> Iterator[str]:
+def _left_out(kinds: Sequence[Kind], known: Sequence[Kind], measured: Sequence[Kind]) -> Iterator[str]:
     """Notes on the rows that are not read."""
-    unknown = [row for row in rows if has_unknown_model(row)]
-    names = list(dict.fromkeys(row.text("model") or "" for row in unknown))
+    unknown = [kind for kind in kinds if has_unknown_model(kind.first)]
+    names = list(dict.fromkeys(kind.first.text("model") or "" for kind in unknown))
     if unknown:
+        numbers = sorted(line for kind in unknown for line in kind.lines)
         listed = ", ".join(repr(name[:_LETTERS]) for name in names[:_FEW]) + (", ..." if len(names) > _FEW else "")
-        lines = ", ".join(str(row.line) for row in unknown[:_FEW]) + (", ..." if len(unknown) > _FEW else "")
-        word = "line" if len(unknown) == 1 else "lines"
+        lines = ", ".join(map(str, numbers[:_FEW])) + (", ..." if len(numbers) > _FEW else "")
+        word = "line" if len(numbers) == 1 else "lines"
         yield f"{word} {lines}: unknown model{'' if len(names) == 1 else 's'} {listed}, left out"
-    if len(measured) < len(known):
-        yield f"{len(known) - len(measured)} rows of warm-up are left out"
+    if warm_up := sum(len(kind.lines) for kind in known) - sum(len(kind.lines) for kind in measured):
+        yield f"{warm_up} rows of warm-up are left out"

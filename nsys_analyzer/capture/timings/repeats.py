@@ -7,37 +7,42 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import TypeVar
 
+from nsys_analyzer.capture.timings.series import Series, merged
 from nsys_analyzer.capture.timings.timing import Timing
 from nsys_analyzer.errors import TimingsError
 
 _Key = tuple[object, ...]
+_T = TypeVar("_T")
 _FEW = 6
 #: So many numbers at one distance, such as every tenth step, are no accident.
 _EVENLY = 3
 
 
-def split_by_conditions(timings: Sequence[Timing]) -> list[Timing]:
+def split_by_conditions(timed: Sequence[Series]) -> list[Series]:
     """The timings with those of their ``conditions`` that tell rows of one phase and known setup apart.
 
     A column that differs in every row of several setups is the row's name or its result, and no condition.
     """
-    groups = _groups((_key(replace(timing, conditions=())), timing) for timing in timings)
-    setups = {replace(timing, conditions=()).setup for timing in timings}
-    rows: dict[str, set[tuple[str, int, str]]] = defaultdict(set)
-    varying: set[str] = set()
-    for group in groups.values():
-        for header in dict.fromkeys(header for timing in group for header, _ in timing.conditions):
-            own = {(timing.file, timing.line, dict(timing.conditions).get(header, "")) for timing in group}
-            rows[header] |= own
-            if len({value for *_, value in own}) > 1:
-                varying.add(header)
-    kept = {header for header in varying if len(setups) == 1 or _recurs([value for *_, value in rows[header]])}
-    return [_with_conditions(timing, kept) for timing in timings]
-
-
-def _recurs(values: Sequence[str]) -> bool:
-    return len(set(values)) < len(values)
+    groups = _groups((_key(series.timing, ()), series) for series in timed).values()
+    values: dict[tuple[int, str], set[str]] = defaultdict(set)
+    lines: dict[tuple[str, str], tuple[str, int]] = {}
+    recurring: set[str] = set()
+    for number, group in enumerate(groups):
+        conditions = [dict(series.timing.conditions) for series in group]
+        headers = dict.fromkeys(header for own in conditions for header in own)
+        for series, own in zip(group, conditions, strict=True):
+            first, last = ((series.timing.file, series.column("line")[row]) for row in (0, -1))
+            for header in headers:
+                value = own.get(header, "")
+                values[number, header].add(value)
+                if {first, last} != {lines.setdefault((header, value), first)}:
+                    recurring.add(header)
+    varying = {header for (_, header), own in values.items() if len(own) > 1}
+    one_setup = len({series.timing.known_setup for series in timed}) == 1
+    kept = varying if one_setup else varying & recurring
+    return [replace(series, timing=_with_conditions(series.timing, kept)) for series in timed]
 
 
 def _with_conditions(timing: Timing, kept: set[str]) -> Timing:
@@ -45,28 +50,30 @@ def _with_conditions(timing: Timing, kept: set[str]) -> Timing:
     return replace(timing, conditions=own, said=(*timing.said, *own))
 
 
-def pool_iterations(timings: Sequence[Timing], skip: int | None) -> tuple[list[Timing], list[str]]:
+def pool_iterations(timed: Sequence[Series], skip: int | None) -> tuple[list[Timing], list[str]]:
     """One timing for the iterations of one run, without the first ``skip`` of them, and the notes of it.
 
     Iterations are rows that a column of consecutive numbers alone tells apart; where ``skip`` is given, any rows
-    that nothing tells apart, in the order of the file.
+    that nothing tells apart, in the order of the file. Other rows are a timing each.
 
     Raises:
         TimingsError: an iteration stands there twice, or none is left.
     """
     pooled: list[Timing] = []
     counts: dict[int, int] = {}
-    groups = _groups(((*_key(timing), timing.warmup_steps), timing) for timing in timings).values()
-    for group in groups:
-        if len(group) == 1 or not _are_iterations(group, given=skip is not None):
-            pooled += group
+    groups = _groups(((*_key(series.timing), series.timing.warmup_steps), series) for series in timed).values()
+    for series in map(merged, groups):
+        count = len(series.places)
+        if count == 1 or not _are_iterations(series, given=skip is not None):
+            pooled += map(series.row, range(count))
             continue
-        ordered = sorted(group, key=lambda timing: (timing.iteration or 0, timing.line))
-        kept = ordered[skip or 0 :]
+        ordered = sorted(range(count), key=series.column("line").__getitem__)
+        numbers = [number or 0 for number in series.column("iteration")]
+        kept = sorted(ordered, key=numbers.__getitem__)[skip or 0 :]
         if not kept:
-            problem = f"{group[0].file}: --csv-skip {skip} leaves none of {len(group)} iterations of {_label(group[0])}"
-            raise TimingsError(problem, "Give a smaller number")
-        pooled.append(_pool(kept))
+            problem = f"{series.timing.file}: --csv-skip {skip} leaves none of {count} iterations"
+            raise TimingsError(f"{problem} of {_label(series.timing)}", "Give a smaller number")
+        pooled.append(_pool(series.rows(kept)))
         counts[len(kept)] = counts.get(len(kept), 0) + 1
     if skip and not counts:
         problem = f"--csv-skip {skip} leaves out iterations, and no run has a row for each"
@@ -76,40 +83,45 @@ def pool_iterations(timings: Sequence[Timing], skip: int | None) -> tuple[list[T
     return pooled, notes
 
 
-def _are_iterations(group: list[Timing], *, given: bool) -> bool:
+def _are_iterations(series: Series, *, given: bool) -> bool:
     """Whether these rows are iterations: asked for, or numbered one after the other.
 
     Raises:
         TimingsError: a number stands there twice.
     """
-    numbers = [timing.iteration for timing in group if timing.iteration is not None]
-    if len(numbers) < len(group) or len(set(numbers)) == 1:
+    numbers = series.column("iteration")
+    row_of: dict[int | None, int] = {}
+    for row, number in enumerate(numbers):
+        row_of.setdefault(number, row)
+    if None in row_of or len(row_of) == 1:
         return given
-    if len(set(numbers)) == len(numbers):
-        ordered = sorted(numbers)
-        steps = {after - before for before, after in pairwise(ordered)}
+    if len(row_of) == len(numbers):
+        steps = {after - before for before, after in pairwise(sorted(numbers))}
         return given or steps == {1} or (len(steps) == 1 and len(numbers) >= _EVENLY)
-    twice = next(timing for i, timing in enumerate(group) if timing.iteration in numbers[:i])
-    first = next(timing for timing in group if timing.iteration == twice.iteration)
-    problem = f"{_lines(first, twice)}: iteration {twice.iteration} of {_label(twice)} twice"
+    twice = next(row for row, number in enumerate(numbers) if row_of[number] != row)
+    first, second = series.row(row_of[numbers[twice]]), series.row(twice)
+    problem = f"{_lines(first, second)}: iteration {second.iteration} of {_label(second)} twice"
     raise TimingsError(problem, "Keep one run, or pick one by a column that tells them apart: --csv-where COLUMN=VALUE")
 
 
-def _pool(group: list[Timing]) -> Timing:
+def _pool(series: Series) -> Timing:
     """The rows as one timing: the deviation is that between them."""
-    timed = [timing for timing in group if timing.center_ms is not None]
-    values = [timing.center_ms for timing in timed if timing.center_ms is not None]
-    if not values:
-        return group[0]
+    means, medians = series.column("mean_ms"), series.column("median_ms")
+    centers = [median if mean is None else mean for mean, median in zip(means, medians, strict=True)]
+    rows = [row for row, center in enumerate(centers) if center is not None]
+    if not rows:
+        return series.row(0)
+    timed, values = series.rows(rows), [centers[row] for row in rows]
+    of_several = any(timed.column("std_ms"))
     return replace(
-        timed[0],
-        steps=sum(timing.steps or 1 for timing in timed) if any(timing.std_ms for timing in timed) else len(timed),
+        timed.row(0),
+        steps=sum(steps or 1 for steps in timed.column("steps")) if of_several else len(values),
         mean_ms=statistics.fmean(values),
         std_ms=statistics.stdev(values) if len(values) > 1 else None,
-        min_ms=min([*values, *(timing.min_ms for timing in timed if timing.min_ms is not None)]),
-        max_ms=max([*values, *(timing.max_ms for timing in timed if timing.max_ms is not None)]),
+        min_ms=min(value for value in (*values, *timed.column("min_ms")) if value is not None),
+        max_ms=max(value for value in (*values, *timed.column("max_ms")) if value is not None),
         median_ms=statistics.median(values),
-        peak_memory_bytes=max((timing.peak_memory_bytes or 0 for timing in group), default=0) or None,
+        peak_memory_bytes=max(bytes_ or 0 for bytes_ in series.column("peak_memory_bytes")) or None,
     )
 
 
@@ -147,7 +159,8 @@ def _choose(group: list[Timing]) -> tuple[Timing, str]:
     for reason, measure in rules:
         values = [value for timing in group if (value := measure(timing)) is not None]
         if len(values) == len(group):
-            group = [timing for timing in group if measure(timing) == max(values)]
+            most = max(values)
+            group = [timing for timing in group if measure(timing) == most]
         if len(group) == 1:
             return group[0], reason
     problem = f"{_lines(group[0], group[1])}: both time the {group[0].phase} of {_label(group[0])}"
@@ -155,14 +168,16 @@ def _choose(group: list[Timing]) -> tuple[Timing, str]:
     raise TimingsError(problem, f"Remove one, {remedy}")
 
 
-def _key(timing: Timing) -> _Key:
-    return timing.capture, *timing.setup, timing.mode, timing.phase
+def _key(timing: Timing, conditions: tuple[tuple[str, str], ...] | None = None) -> _Key:
+    """Equal for timings of one run and phase, under these conditions in place of their own where given."""
+    own = timing.conditions if conditions is None else conditions
+    return timing.capture, *timing.known_setup, own, timing.mode, timing.phase
 
 
-def _groups(pairs: Iterable[tuple[_Key, Timing]]) -> dict[_Key, list[Timing]]:
-    groups: dict[_Key, list[Timing]] = defaultdict(list)
-    for key, timing in pairs:
-        groups[key].append(timing)
+def _groups(pairs: Iterable[tuple[_Key, _T]]) -> dict[_Key, list[_T]]:
+    groups: dict[_Key, list[_T]] = defaultdict(list)
+    for key, one in pairs:
+        groups[key].append(one)
     return groups
 
 

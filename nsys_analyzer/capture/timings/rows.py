@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from nsys_analyzer.capture.timings.columns import CELL_OF_TIME, Columns, TimeColumn, understand
-from nsys_analyzer.capture.timings.table import read_table
+from nsys_analyzer.capture.timings.columns import CELL_OF_TIME, Columns, TimeColumn
 from nsys_analyzer.capture.timings.words import FLAGS, MISSING, MS_PER_UNIT, status_from_text, word
 from nsys_analyzer.errors import TimingsError
 
@@ -82,7 +81,7 @@ class Row:
         if text is None:
             return None
         value = self._number(self.header(field), text)
-        if value != int(value) or value < least:
+        if not value.is_integer() or value < least:
             problem = f"{text!r} is not a whole number of at least {least}"
             raise self.error(self.header(field), problem, "Correct the value or leave the cell empty")
         return int(value)
@@ -104,13 +103,13 @@ class Row:
         if text is None or self.status_in(column):
             return None
         cell = CELL_OF_TIME.fullmatch(text)
-        number = cell[part] if cell else text
+        number = cell[part] if cell else text if part == "value" else None
         if number is None:
             return None
         value = self._number(column.header, number)
         unit = (cell["last"] or cell["unit"] if part == "spread" else cell["unit"] or cell["last"]) if cell else None
         ms = value * (MS_PER_UNIT[re.sub("[µμ]", "u", unit)] if unit else column.ms_per_unit)
-        if not (0 if deviation else _SHORTEST_MS) <= ms <= _LONGEST_MS:
+        if not can_pass(ms, deviation=deviation):
             raise self.error(column.header, f"{text!r} is no time that can pass", "Time the run again")
         return ms
 
@@ -120,11 +119,8 @@ class Row:
         return None if status == "ok" else status
 
     def _number(self, header: str, text: str) -> float:
-        try:
-            value = float(text.replace(",", ".") if self.decimal_comma else text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
+        value = plain_number(text, decimal_comma=self.decimal_comma)
+        if value is None:
             raise self.error(
                 header, f"{text!r} is not a number", "Write a plain number, or OOM, or leave the cell empty"
             )
@@ -132,54 +128,32 @@ class Row:
 
     def seconds_since_epoch(self) -> float | None:
         """The row's time stamp, in seconds since 1970; ``None`` where there is none that can be read."""
-        text = (self.text("time_stamp") or "").replace("Z", "+00:00")
-        if re.fullmatch(r"\d{9,11}(\.\d+)?", text):
-            return float(text)
-        if date := _DATE.fullmatch(text):
-            text = "{}-{}-{}T{}:{}:{}".format(*(part or "00" for part in date.groups()))
-        try:
-            moment = datetime.fromisoformat(text)
-        except ValueError:
-            return None
-        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+        return seconds_since_epoch(self.text("time_stamp") or "")
 
 
-def read_rows(path: Path, model: str | None = None) -> tuple[Columns, list[Row]]:
-    """The header and the rows of a timings table; the notes of the columns say what was assumed or left out.
-
-    Args:
-        path: the file.
-        model: the model of every row where no column names one.
-
-    Raises:
-        TimingsError: no table, or one without a column of times or of models.
-    """
-    table = read_table(path)
-    columns = understand(table.headers, [cells for _, cells in table.rows])
-    if model and not _names_the_model(columns):
-        width = len(table.headers)
-        named = tuple((line, (*cells, *[""] * (width - len(cells)), model)) for line, cells in table.rows)
-        table = replace(table, headers=(*table.headers, "model"), rows=named)
-        columns = understand(table.headers, [cells for _, cells in table.rows])
-    columns = replace(columns, notes=(*table.notes, *columns.notes))
-    _check_header(path, table.header_line, columns)
-    return columns, [Row(path, line, columns, cells, table.decimal_comma) for line, cells in table.rows]
+def plain_number(text: str, *, decimal_comma: bool = False) -> float | None:
+    """The number that a cell is, and nothing beside it; ``None`` for any other text, NaN and infinity."""
+    try:
+        value = float(text.replace(",", ".") if decimal_comma else text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
-def _check_header(path: Path, line: int, columns: Columns) -> None:
-    listed = columns.listed()
-    groups = columns.groups()
-    if not groups:
-        hint = "Add mean_ms beside a phase column, or forward_ms and backward_ms"
-        if any(re.fullmatch(r"\d+\.\d+", header.strip()) for header in columns.headers):
-            hint = "Its first line is data: put a header line above it, such as model,mode,mean,std"
-        raise TimingsError(f"{path}, line {line}: no column of times among {listed}", hint)
-    if not _names_the_model(columns):
-        hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}, or give --model"
-        raise TimingsError(f"{path}, line {line}: no column names the model among {listed}", hint)
+def can_pass(ms: float, *, deviation: bool) -> bool:
+    """Whether this can be a time in milliseconds: from a picosecond to a year; a deviation can be zero."""
+    return (0 if deviation else _SHORTEST_MS) <= ms <= _LONGEST_MS
 
 
-def _names_the_model(columns: Columns) -> bool:
-    """Whether columns, or the headers of times, say which model was timed."""
-    said = all("model" in dict(group.says) for group in columns.groups())
-    return said or "model" in columns.fields or all(field in columns.fields for field in DIMENSIONS)
+def seconds_since_epoch(text: str) -> float | None:
+    """A date, with or without its time, or a number of seconds, in seconds since 1970; ``None`` for other texts."""
+    text = text.strip().replace("Z", "+00:00")
+    if re.fullmatch(r"\d{9,11}(\.\d+)?", text):
+        return float(text)
+    if date := _DATE.fullmatch(text):
+        text = "{}-{}-{}T{}:{}:{}".format(*(part or "00" for part in date.groups()))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()

@@ -75,9 +75,14 @@ class Timing:
     @property
     def setup(self) -> tuple[object, ...]:
         """Equal for two timings of one run: the model's dimensions (or its name), and every condition."""
+        return *self.known_setup, self.conditions
+
+    @property
+    def known_setup(self) -> tuple[object, ...]:
+        """The setup without the conditions whose meaning is not known."""
         model = self.model.dimensions if self.model else self.model_name
         known = (self.attention, self.compile, self.cuda_graph, self.optimizer, self.device, self.gpu)
-        return model, self.context_length, self.batch_size, self.precision, *known, self.conditions
+        return model, self.context_length, self.batch_size, self.precision, *known
 
     @property
     def center_ms(self) -> float | None:
@@ -85,8 +90,8 @@ class Timing:
         return self.mean_ms if self.mean_ms is not None else self.median_ms
 
 
-def timings_of(row: Row, admits: Callable[[Row], bool] | None = None) -> list[Timing]:
-    """The row's timings: one, or one per phase (and condition) where its columns are wide.
+def timings_of(row: Row, admits: Callable[[Row], bool] | None = None) -> list[tuple[Group, Timing]]:
+    """The row's timings: one, or one per phase (and condition) where its columns are wide; each with its columns.
 
     ``admits`` picks among the conditions that the headers of wide columns name.
 
@@ -94,13 +99,13 @@ def timings_of(row: Row, admits: Callable[[Row], bool] | None = None) -> list[Ti
         TimingsError: a value that is no number or impossible; it names line and column.
     """
     timings = [
-        _timing(row.under(says), group, phase)
+        (group, _timing(row.under(says), group, phase))
         for says in dict.fromkeys(group.says for group in row.columns.groups())
         if admits is None or admits(row.under(says))
         for group, phase in _phases(row, says)
     ]
-    timed = any(timing.center_ms is not None for timing in timings)
-    return [timing for timing in timings if timing.status != "missing" or not timed]
+    timed = any(timing.center_ms is not None for _, timing in timings)
+    return [(group, timing) for group, timing in timings if timing.status != "missing" or not timed]
 
 
 def _phases(row: Row, says: tuple[tuple[str, str], ...]) -> list[tuple[Group, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 # Field, then the headers people give it; the first that a file has is used. Headers are compared in lower case,
 # runs of anything but letters and digits as one underscore: "Context Length" is context_length.
@@ -146,9 +147,12 @@ RESULT_WORDS = frozenset(
     }
 )  # fmt: skip
 
+#: So many spellings are kept at hand: files repeat their words.
+_SPELLINGS = 4_096
 _OOM = re.compile(r"\boom\b|out[\s_-]*of[\s_-]*memory", re.IGNORECASE)
 
 
+@lru_cache(_SPELLINGS)
 def word(text: str) -> str:
     """The text in lower case, each run of anything but letters and digits as one underscore."""
     return re.sub(r"[\W_]+", "_", re.sub(r"(?<!\d)2[._]7b", "2p7b", text.lower())).strip("_")
@@ -159,6 +163,7 @@ def single_phase(phases: list[str]) -> str | None:
     return _PHASE_OF.get(tuple(dict.fromkeys(phases)))
 
 
+@lru_cache(_SPELLINGS)
 def phase_from_text(text: str) -> str | None:
     """``forward``, ``backward``, ``optimizer``, ``loss``, ``step`` or ``forward+backward``; ``None`` for others."""
     kinds = [WORD_OF.get(part, ("", part)) for part in word(text).split("_")]
@@ -174,6 +179,7 @@ def phase_in_name(stem: str) -> str | None:
     return single_phase(said) if {"forward", "backward", "optimizer"} & set(said) else None  # "train_times" is any
 
 
+@lru_cache(_SPELLINGS)
 def status_from_text(text: str) -> str | None:
     """``ok``, ``oom``, ``failed`` or ``timeout`` from a status's usual words; ``None`` for others."""
     return "oom" if _OOM.search(text) else next((name for name, words in STATUSES if word(text) in words), None)
