@@ -23,7 +23,7 @@ from nsys_analyzer.errors import TimingsError
 
 _PHASES = ("forward", "backward", "optimizer")
 _SMALLER = 4  # times fewer rows
-_MOST_TIMES_THE_FLOOR, _MOST_GROWTH = 25, 1.5
+_MOST_TIMES_THE_FLOOR, _MOST_GROWTH = 50, 1.5
 _RANDOM = random.Random(0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ CELL_OF_TIME = re.compile(
 _DIGITS_OF_A_SETTING = 4
 _MANY, _LETTERS = 24, 30
 _SAID_ONCE = ("statistic", "unit", *words.CONDITIONS_OF_A_HEADER)
+_Cells = Callable[[int], list[str]]
+"""The texts that stand in a column, each once: they say what it means, however often they stand there."""
 _DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[_T -]?\d\d[-:]?\d\d.*)?")
 
 
@@ -91,9 +94,12 @@ def understand(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Col
 
     Each row is as long as the header.
     """
-    # Each cell counts once: what a column means is in the texts that stand in it.
-    cells = [list(dict.fromkeys(map(str.strip, dict.fromkeys(column)))) for column in zip(*rows, strict=True)]
-    found = [time for index, header in enumerate(headers) if (time := _time_column(index, header, cells[index]))]
+
+    @cache
+    def cells(index: int) -> list[str]:
+        return list(dict.fromkeys(row[index].strip() for row in rows))
+
+    found = [time for index, header in enumerate(headers) if (time := _time_column(index, header, cells))]
     found = _with_totals(found)
     # Of two columns for one figure the one that states its unit is used, then the first.
     found.sort(key=lambda time: (time.unit is None, time.index))
@@ -104,22 +110,23 @@ def understand(headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Col
     timed = {time.index for time in found}
     fields = _fields(headers, cells, timed)
     left = [index for index in range(len(headers)) if index not in {*fields.values(), *timed}]
-    others = tuple(index for index in left if _may_be_a_condition(headers[index], cells[index]))
+    others = tuple(index for index in left if _may_be_a_condition(headers[index], cells(index)))
     return Columns(headers, fields, ordered, others, tuple(_column_notes(found, ordered, cells)))
 
 
-def _fields(headers: tuple[str, ...], cells: list[list[str]], timed: set[int]) -> dict[str, int]:
+def _fields(headers: tuple[str, ...], cells: _Cells, timed: set[int]) -> dict[str, int]:
     spelled = [word(header) for header in headers]
     fields: dict[str, int] = {}
     for name, synonyms in FIELDS:
         places = [spelled.index(synonym) for synonym in synonyms if synonym in spelled]
         free = [index for index in places if index not in timed and index not in fields.values()]
-        fitting = [index for index in free if name not in _VALUES or _VALUES[name](_given(cells[index]))]
+        fitting = [index for index in free if name not in _VALUES or _VALUES[name](_given(cells(index)))]
         if fitting:
             fields[name] = fitting[0]
-    phases = _column_of_phases(cells, {*timed, *fields.values()})
-    if phases is not None and not {"phase", "mode"} & set(fields):
-        fields["phase"] = phases
+    if not {"phase", "mode"} & set(fields):
+        free = [index for index in range(len(headers)) if index not in {*timed, *fields.values()}]
+        if phases := [index for index in free if _are_phases(cells(index))]:
+            fields["phase"] = phases[0]
     return fields
 
 
@@ -127,13 +134,10 @@ def _given(cells: list[str]) -> list[str]:
     return [cell.lower() for cell in cells if cell.lower() not in MISSING]
 
 
-def _column_of_phases(cells: list[list[str]], taken: set[int]) -> int | None:
-    """A column whose every cell names a phase, whatever its header is."""
-    for index in sorted(set(range(len(cells))) - taken):
-        phases = list(takewhile(bool, map(words.phase_from_text, cells[index])))
-        if len(phases) == len(cells[index]) and {"forward", "backward", "forward+backward"} & set(phases):
-            return index
-    return None
+def _are_phases(values: list[str]) -> bool:
+    """Whether every cell names a phase, which makes a column one of phases, whatever its header is."""
+    phases = list(takewhile(bool, map(words.phase_from_text, values)))
+    return len(phases) == len(values) and not {"forward", "backward", "forward+backward"}.isdisjoint(phases)
 
 
 def _are_flags(values: list[str]) -> bool:
@@ -171,8 +175,8 @@ def _may_be_a_condition(header: str, values: list[str]) -> bool:
     return not (all(_DATE.fullmatch(value) for value in given) or any(value[0] in "[{" for value in given))
 
 
-def _column_notes(found: list[TimeColumn], used: tuple[TimeColumn, ...], cells: list[list[str]]) -> Iterator[str]:
-    unitless = [time.header for time in used if time.unit is None and not _carry_a_unit(cells[time.index])]
+def _column_notes(found: list[TimeColumn], used: tuple[TimeColumn, ...], cells: _Cells) -> Iterator[str]:
+    unitless = [time.header for time in used if time.unit is None and not _carry_a_unit(cells(time.index))]
     if unitless:
         yield f"{', '.join(unitless)}: no unit in the column's name, read as seconds"
     unused = [time.header for time in found if time not in used]
@@ -180,7 +184,7 @@ def _column_notes(found: list[TimeColumn], used: tuple[TimeColumn, ...], cells: 
         yield f"{', '.join(unused)}: not used, another column gives the same figure"
 
 
-def _time_column(index: int, header: str, cells: list[str]) -> TimeColumn | None:
+def _time_column(index: int, header: str, cells: _Cells) -> TimeColumn | None:
     spelled = re.sub(r"(?:[\s_]per[\s_]|/)(?:step|iter|iteration)(?![a-z])", " ", header.lower())
     parts = word(spelled).split("_")
     said: dict[str, list[str]] = {}
@@ -195,9 +199,9 @@ def _time_column(index: int, header: str, cells: list[str]) -> TimeColumn | None
     if (phases and phase is None) or any(len(said.get(kind, [])) > 1 for kind in _SAID_ONCE):
         return None
     conditions = tuple((kind, said[kind][0]) for kind in words.CONDITIONS_OF_A_HEADER if kind in said)
-    if not _is_time(said, parts) and not _carry_a_unit(cells):
+    if not _is_time(said, parts) and not _carry_a_unit(cells(index)):
         return None
-    if "unit" not in said and _are_flags([cell.lower() for cell in cells if cell]):
+    if "unit" not in said and _are_flags([cell.lower() for cell in cells(index) if cell]):
         return None
     statistic, unit = said.get("statistic", ["mean"])[0], said.get("unit", [None])[0]
     return TimeColumn(index, header.strip(), Group(phase, conditions), statistic, unit)

@@ -76,8 +76,8 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
         timed, own = _read_file(path, selection, before)
         read += timed
         notes += own if len(paths) == 1 else [f"{path.name}: {note}" for note in own]
-    timings, pooled = pool_iterations(split_by_conditions(read), selection.skip)
-    used, choices = without_repeats(timings)
+    runs, pooled = pool_iterations(split_by_conditions(read), selection.skip)
+    used, choices = without_repeats(runs)
     return Timings(", ".join(path.name for path in paths), used, (*notes, *pooled, *choices))
 
 

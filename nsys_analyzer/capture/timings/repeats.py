@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
-from nsys_analyzer.capture.timings.series import Series, merged
+from nsys_analyzer.capture.timings.series import Series, joined
 from nsys_analyzer.capture.timings.timing import Timing
 from nsys_analyzer.errors import TimingsError
 
@@ -50,22 +50,25 @@ def _with_conditions(timing: Timing, kept: set[str]) -> Timing:
     return replace(timing, conditions=own, said=(*timing.said, *own))
 
 
-def pool_iterations(timed: Sequence[Series], skip: int | None) -> tuple[list[Timing], list[str]]:
+def pool_iterations(timed: Sequence[Series], skip: int | None) -> tuple[list[Series], list[str]]:
     """One timing for the iterations of one run, without the first ``skip`` of them, and the notes of it.
 
     Iterations are rows that a column of consecutive numbers alone tells apart; where ``skip`` is given, any rows
-    that nothing tells apart, in the order of the file. Other rows are a timing each.
+    that nothing tells apart, in the order of the file. Other rows stay as they are.
 
     Raises:
         TimingsError: an iteration stands there twice, or none is left.
     """
-    pooled: list[Timing] = []
+    pooled: list[Series] = []
     counts: dict[int, int] = {}
     groups = _groups(((*_key(series.timing), series.timing.warmup_steps), series) for series in timed).values()
-    for series in map(merged, groups):
+    for group in groups:
+        series = joined(group)
+        if len(group) > 1:
+            series = series.rows(sorted(range(len(series.places)), key=series.places.__getitem__))
         count = len(series.places)
         if count == 1 or not _are_iterations(series, given=skip is not None):
-            pooled += map(series.row, range(count))
+            pooled.append(series)
             continue
         ordered = sorted(range(count), key=series.column("line").__getitem__)
         numbers = [number or 0 for number in series.column("iteration")]
@@ -73,7 +76,7 @@ def pool_iterations(timed: Sequence[Series], skip: int | None) -> tuple[list[Tim
         if not kept:
             problem = f"{series.timing.file}: --csv-skip {skip} leaves none of {count} iterations"
             raise TimingsError(f"{problem} of {_label(series.timing)}", "Give a smaller number")
-        pooled.append(_pool(series.rows(kept)))
+        pooled.append(Series(_pool(series.rows(kept)), series.places[:1], {}))
         counts[len(kept)] = counts.get(len(kept), 0) + 1
     if skip and not counts:
         problem = f"--csv-skip {skip} leaves out iterations, and no run has a row for each"
@@ -125,7 +128,7 @@ def _pool(series: Series) -> Timing:
     )
 
 
-def without_repeats(timings: Sequence[Timing]) -> tuple[tuple[Timing, ...], list[str]]:
+def without_repeats(timed: Sequence[Series]) -> tuple[tuple[Timing, ...], list[str]]:
     """One timing per capture, setup, mode and phase, and the notes of what was chosen.
 
     Raises:
@@ -133,11 +136,12 @@ def without_repeats(timings: Sequence[Timing]) -> tuple[tuple[Timing, ...], list
     """
     chosen: list[Timing] = []
     choices: dict[str, list[str]] = defaultdict(list)
-    for group in _groups((_key(timing), timing) for timing in timings).values():
-        timing, reason = _choose(group)
+    for series in map(joined, _groups((_key(series.timing), series) for series in timed).values()):
+        row, reason = _choose(series)
+        timing = series.row(row)
         chosen.append(timing)
         if reason:
-            others = ", ".join(str(other.line) for other in group if other is not timing)
+            others = ", ".join(str(line) for other, line in enumerate(series.column("line")) if other != row)
             choices[reason].append(f"line {timing.line} ({timing.phase}), not {others}")
     notes = [f"rows for the same run, the one with {reason} used: {_shortened(c)}" for reason, c in choices.items()]
     return tuple(chosen), notes
@@ -148,22 +152,20 @@ def _shortened(choices: list[str]) -> str:
     return "; ".join(choices[:_FEW]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _choose(group: list[Timing]) -> tuple[Timing, str]:
+def _choose(series: Series) -> tuple[int, str]:
     """The row to use of those for one configuration and phase, and what it was chosen for."""
-    if len(group) == 1:
-        return group[0], ""
-    rules: tuple[tuple[str, Callable[[Timing], float | None]], ...] = (
-        ("the most warm-up steps", lambda timing: timing.warmup_steps),
-        ("the newest time stamp", lambda timing: timing.time_stamp_s),
-    )
-    for reason, measure in rules:
-        values = [value for timing in group if (value := measure(timing)) is not None]
-        if len(values) == len(group):
-            most = max(values)
-            group = [timing for timing in group if measure(timing) == most]
-        if len(group) == 1:
-            return group[0], reason
-    problem = f"{_lines(group[0], group[1])}: both time the {group[0].phase} of {_label(group[0])}"
+    rows = list(range(len(series.places)))
+    if len(rows) == 1:
+        return 0, ""
+    for reason, name in (("the most warm-up steps", "warmup_steps"), ("the newest time stamp", "time_stamp_s")):
+        values = series.column(name)
+        if all(values[row] is not None for row in rows):
+            most = max(values[row] for row in rows)
+            rows = [row for row in rows if values[row] == most]
+        if len(rows) == 1:
+            return rows[0], reason
+    first, second = series.row(rows[0]), series.row(rows[1])
+    problem = f"{_lines(first, second)}: both time the {first.phase} of {_label(first)}"
     remedy = "tell them apart by a column warmup_steps or timestamp, or take them for iterations: --csv-skip 0"
     raise TimingsError(problem, f"Remove one, {remedy}")
 

@@ -69,13 +69,12 @@ def _series(kind: Kind, before: int, group: Group, timing: Timing) -> Series:
     return Series(timing, [before + place for place in kind.places], {"line": kind.lines, **counting})
 
 
-def merged(group: Sequence[Series]) -> Series:
-    """The rows of all these as one series, in the order in which they were read."""
+def joined(group: Sequence[Series]) -> Series:
+    """The rows of all these as one series, one after the other."""
     if len(group) == 1:
         return group[0]
     first = group[0].timing
     differing = {name for series in group for name in series.columns}
     differing |= {name for name in _NAMES if any(getattr(s.timing, name) != getattr(first, name) for s in group)}
     columns = {name: list(chain.from_iterable(series.column(name) for series in group)) for name in sorted(differing)}
-    places = list(chain.from_iterable(series.places for series in group))
-    return Series(first, places, columns).rows(sorted(range(len(places)), key=places.__getitem__))
+    return Series(first, list(chain.from_iterable(series.places for series in group)), columns)
