@@ -8,6 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
+from nsys_analyzer.trace.reader import quoted
 from tests.fuzz.texts import sqlite_number, text, value
 
 _KERNEL, _CALL, _RANGE = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"
@@ -46,13 +47,15 @@ def values(path: Path, random: Random) -> str:
     with closing(sqlite3.connect(path)) as connection:
         table, columns = _table(connection, random)
         column = random.choice(columns)
-        rows = [row for (row,) in connection.execute(f'SELECT rowid FROM "{table}"').fetchall()]
+        rows = [row for (row,) in connection.execute(f"SELECT rowid FROM {quoted(table)}").fetchall()]
         chosen = random.sample(rows, min(len(rows), random.choice((1, 1, 2, 10, len(rows)))))
         one = value(random)
         for row in chosen:
             each = one if random.random() < 0.7 else value(random)
             with suppress(sqlite3.IntegrityError):  # a key takes integers alone
-                connection.execute(f'UPDATE OR IGNORE "{table}" SET "{column}" = ? WHERE rowid = ?', [each, row])
+                connection.execute(
+                    f"UPDATE OR IGNORE {quoted(table)} SET {quoted(column)} = ? WHERE rowid = ?", [each, row]
+                )
         connection.commit()
         return f"{table}.{column} of {len(chosen)} rows"
 
@@ -61,37 +64,35 @@ def structure(path: Path, random: Random) -> str:
     """A table or column dropped, emptied, renamed, made a view, or shadowed by a newer one."""
     with closing(sqlite3.connect(path)) as connection:
         table, columns = _table(connection, random)
-        column = random.choice(columns)
+        name, column = quoted(table), quoted(random.choice(columns))
         change = random.choice(
             (
-                f'DROP TABLE "{table}"',
-                f'DELETE FROM "{table}"',
-                f'ALTER TABLE "{table}" RENAME TO "{table}_V{random.randrange(1, 20)}"',
-                f'CREATE TABLE "{table}_V{random.randrange(2, 20)}" AS SELECT * FROM "{table}" WHERE 0',
-                f'ALTER TABLE "{table}" DROP COLUMN "{column}"',
-                f'ALTER TABLE "{table}" RENAME COLUMN "{column}" TO "{column}x"',
-                f'INSERT INTO "{table}" SELECT * FROM "{table}"',
-                f'INSERT INTO "{table}" DEFAULT VALUES',
-                f'ALTER TABLE "{table}" ADD COLUMN "a ""b" TEXT',
+                f"DROP TABLE {name}",
+                f"DELETE FROM {name}",
+                f"ALTER TABLE {name} RENAME TO {quoted(f'{table}_V{random.randrange(1, 20)}')}",
+                f"CREATE TABLE {quoted(f'{table}_V{random.randrange(2, 20)}')} AS SELECT * FROM {name} WHERE 0",
+                f"ALTER TABLE {name} DROP COLUMN {column}",
+                f"ALTER TABLE {name} RENAME COLUMN {column} TO {quoted(random.choice(columns) + 'x')}",
+                f"INSERT INTO {name} SELECT * FROM {name}",
+                f"INSERT INTO {name} DEFAULT VALUES",
+                f'ALTER TABLE {name} ADD COLUMN "a ""b" TEXT',
                 f'CREATE TABLE "odd "" name{random.randrange(9)}" (a)',
             )
         )
         try:
             connection.execute(change)
-        except (
-            sqlite3.OperationalError,
-            sqlite3.IntegrityError,
-        ):  # a column that cannot be dropped: the capture stays as it is
-            return "nothing"
+        except (sqlite3.OperationalError, sqlite3.IntegrityError):
+            return "nothing"  # a column that cannot be dropped: the capture stays as it is
         if random.random() < 0.2:
-            connection.execute(f'CREATE VIEW IF NOT EXISTS "{table}" AS SELECT * FROM sqlite_master')
+            connection.execute(f"CREATE VIEW IF NOT EXISTS {name} AS SELECT * FROM sqlite_master")
         connection.commit()
         return change
 
 
 def causality(path: Path, random: Random) -> str:
     """Rows whose times or IDs contradict each other."""
-    some = f"rowid IN (SELECT rowid FROM {{0}} ORDER BY random() LIMIT {random.choice((1, 3, 50))})"
+    some = f"rowid IN (SELECT rowid FROM {{0}} ORDER BY rowid * {random.randrange(1, 10**6)} % 1000003"
+    some += f" LIMIT {random.choice((1, 3, 50))})"
     shift = sqlite_number(random) >> random.randrange(40)
     table = random.choice((_KERNEL, _CALL, _RANGE))
     change = random.choice(
@@ -151,7 +152,7 @@ def _table(connection: sqlite3.Connection, random: Random) -> tuple[str, list[st
     tables = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()]
     likely = [name for name in tables if name in (_KERNEL, _CALL, _RANGE, "StringIds")]
     table = random.choice(likely if likely and random.random() < 0.6 else tables)
-    return table, [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")').fetchall()]
+    return table, [row[1] for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()]
 
 
 MUTATORS: tuple[Callable[[Path, Random], str], ...] = (bytes_, pages, values, structure, causality, names)

@@ -200,7 +200,7 @@ def _cells(values: dict[str, Any], before: str = "", depth: int = 1) -> Iterator
     """Each value as the text of a cell; an object in it as cells of longer names, a list, which no cell holds, not.
 
     Raises:
-        ValueError: what no cell can hold: a number that is not finite, half a surrogate pair, a nesting too deep.
+        ValueError: what no cell can hold: an infinite number, half a surrogate pair, a nesting too deep.
     """
     for key, value in values.items():
         name = f"{before}{key}"
@@ -213,8 +213,10 @@ def _cells(values: dict[str, Any], before: str = "", depth: int = 1) -> Iterator
 
 
 def _cell(value: str | float) -> str:
-    """The text of a value; one that stands there many times is kept once."""
-    if isinstance(value, float) and not math.isfinite(value):
+    """The text of a value; one that stands there many times is kept once. NaN is a value that is missing."""
+    if isinstance(value, float) and math.isnan(value):
+        return ""
+    if isinstance(value, float) and math.isinf(value):
         raise ValueError(f"{value} is no number; write null for a value that is missing")
     text = str(value)
     if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
