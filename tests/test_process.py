@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -181,8 +182,53 @@ def test_what_outlived_its_watcher_is_ended_by_the_next_run_there(tmp_path: Path
     assert gone(other_pid)
 
 
+def test_another_run_below_or_beside_is_left_alone(tmp_path: Path) -> None:
+    """Of a folder that was copied while it ran, and of a run into a folder far below, nothing is ended."""
+    far = tmp_path / "a/b/c"
+    far.mkdir(parents=True)
+    tool, pid = tool_with(DEAF + "time.sleep(60)", far / "log")
+    shutil.copytree(far, tmp_path / "copy")
+    end_left_in(tmp_path / "copy")
+    end_left_in(tmp_path)
+    assert alive(pid)
+    assert not list((tmp_path / "copy").glob(".*"))
+    tool.kill()
+    tool.wait(20)
+    assert gone(pid)
+
+
+def test_what_goes_on_behind_a_run_that_ended_well_is_left_alone(tmp_path: Path) -> None:
+    code = DETACHED.replace("\ntime.sleep(60)", "\ntime.sleep(0.5)")  # a service, such as a compiler's cache
+    assert run_logged(python(code), tmp_path / "log", None) == Ended("ok")
+    pid = int((tmp_path / "log").read_text())
+    end_left_in(tmp_path)
+    assert alive(pid)
+    os.kill(pid, signal.SIGKILL)
+
+
+#: Writes over its environment, as programs do that set their title.
+UNMARKED = f"""
+import os, sys
+os.execve(sys.executable, [sys.executable, "-c", {DEAF + "time.sleep(60)"!r}], {{}})
+"""
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_target_without_the_mark_is_ended_too(detached: bool, tmp_path: Path) -> None:
+    """In the program's session, or in one of its own below it."""
+    below = (
+        f"import subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {UNMARKED!r}], start_new_session=True)"
+    )
+    tool, pid = tool_with(f"{below}\ntime.sleep(60)" if detached else UNMARKED, tmp_path / "log")
+    tool.kill()
+    tool.wait(20)
+    assert gone(pid)
+
+
 def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsys_analyzer.capture.watcher.end_carriers", lambda _: {7, 41})
+    monkeypatch.setattr("nsys_analyzer.capture.watcher.end_all", lambda _: {7, 41})
+    status = tmp_path.stat()
+    (tmp_path / ".log.running").write_text(f"NSYS_ANALYZE_PROCESS=x {status.st_dev}:{status.st_ino}")
     with pytest.raises(CaptureError, match=r"A program of an earlier run into .* is still running") as caught:
         end_left_in(tmp_path)
     assert "(process 7, 41)" in caught.value.message
@@ -190,9 +236,7 @@ def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_caller_is_never_ended() -> None:
     """A resume may be typed in a terminal that a target has started."""
-    code = (
-        "import os; from nsys_analyzer.capture.watcher import end_carriers; print(end_carriers(b'MINE=1'), flush=True)"
-    )
+    code = "import os; from nsys_analyzer.capture.watcher import end_all; print(end_all(b'MINE=1'), flush=True)"
     shell = f"{sys.executable} -c {shlex.quote(code)}; echo alive"
     done = subprocess.run(["sh", "-c", shell], env={**os.environ, "MINE": "1"}, capture_output=True, text=True)
     assert done.stdout == "set()\nalive\n"

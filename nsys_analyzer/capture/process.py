@@ -1,8 +1,9 @@
 """Runs a program to its end, its time-out or an interrupt, and tells how it ended; nothing of it outlives this process.
 
 A program and all that it starts carry a mark in their environment. A watcher beside it (:mod:`.watcher`) ends what
-bears the mark when this process is gone, however it went; a second variable names the log, by which the next run
-into the same folder finds what a watcher that was killed, too, has left.
+bears the mark, and the program's session and descendants, when this process is gone, however it went. While the program
+runs, a note beside its log holds the mark, by which the next run into the same folder finds what a watcher that was
+killed, too, has left.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from nsys_analyzer.errors import CaptureError
 _GRACE_S = 5
 _TICK_S = 0.2
 _MARK = "NSYS_ANALYZE_PROCESS"
-_LOG = "NSYS_ANALYZE_LOG"
+_NOTES = ".*.running"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
@@ -66,12 +67,11 @@ def run_logged(
         KeyboardInterrupt: after all of it is gone.
         OSError: the log cannot be written.
     """
-    killed_before = _oom_kills()
-    marked = {**(environment or {}), _LOG: os.path.realpath(log)}
-    with log.open("ab") as output:
+    killed_before, mark = _oom_kills(), _new_mark()
+    with log.open("ab") as output, _noted(mark, log):
         start = output.tell()
         try:
-            with _watched(command, marked, stdout=output, stderr=subprocess.STDOUT) as process:
+            with _watched(command, environment or {}, mark, stdout=output, stderr=subprocess.STDOUT) as process:
                 code = _wait(process, timeout_s, is_ahead)
         except _NotRunError as error:
             return Ended("failed", f"{command[0]} cannot be run ({error})")
@@ -88,7 +88,7 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
         subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
     """
     try:
-        with _watched(command, {}, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with _watched(command, {}, _new_mark(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, err = process.communicate(timeout=timeout_s)
     except _NotRunError as error:
         raise error.reason from error
@@ -97,18 +97,48 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
 
 
 def end_left_in(folder: Path) -> None:
-    """Ends what an earlier run into a folder has left running: its process and its watcher were killed.
+    """Ends what an earlier run into a folder, or one below it, has left running: its process and watcher were killed.
+
+    What an earlier run has ended well is left alone, whatever goes on in the background.
 
     Raises:
         CaptureError: a process does not end.
     """
-    name = os.fsencode(f"{_LOG}={os.path.realpath(folder)}{os.sep}")
-    if left := watcher.end_carriers(name):
-        pids = ", ".join(map(str, sorted(left)))
-        raise CaptureError(
-            f"A program of an earlier run into {folder} is still running (process {pids}), and does not end",
-            "Wait for it, or name another --output-dir",
-        )
+    for note in (*folder.glob(_NOTES), *folder.glob(f"*/{_NOTES}")):
+        left = watcher.end_all(os.fsencode(mark)) if (mark := _mark_in(note)) else set()
+        if left:
+            pids = ", ".join(map(str, sorted(left)))
+            raise CaptureError(
+                f"A program of an earlier run into {folder} is still running (process {pids}), and does not end",
+                "Wait for it, or name another --output-dir",
+            )
+        note.unlink(missing_ok=True)
+
+
+def _new_mark() -> str:
+    return f"{_MARK}={uuid.uuid4()}"
+
+
+@contextmanager
+def _noted(mark: str, log: Path) -> Iterator[None]:
+    """Keeps a note of the mark beside a log while the program behind it runs."""
+    note = log.with_name(f".{log.name}.running")
+    note.write_text(f"{mark} {_identity(log.parent)}", encoding="ascii")
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def _mark_in(note: Path) -> str:
+    """The mark in a note; empty where the folder is a copy, whose original may be at work, or the note is cut off."""
+    mark, _, identity = note.read_text(encoding="ascii", errors="replace").partition(" ")
+    return mark if mark.startswith(f"{_MARK}=") and identity == _identity(note.parent) else ""
+
+
+def _identity(folder: Path) -> str:
+    status = folder.stat()
+    return f"{status.st_dev}:{status.st_ino}"
 
 
 class _NotRunError(Exception):
@@ -121,11 +151,10 @@ class _NotRunError(Exception):
 
 @contextmanager
 def _watched(
-    command: Sequence[str | Path], environment: Mapping[str, str], stdout: IO[bytes] | int, stderr: int
+    command: Sequence[str | Path], environment: Mapping[str, str], mark: str, stdout: IO[bytes] | int, stderr: int
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Starts a command in a session of its own; it ends, with all it started, where the block does before it."""
-    mark = f"{_MARK}={uuid.uuid4()}"
-    with _watcher(mark):
+    with _watcher(mark) as watch:
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
@@ -133,30 +162,43 @@ def _watched(
             )  # fmt: skip
         except OSError as error:
             raise _NotRunError(error) from error
+        leader = watch(process.pid)
         with process:
             try:
                 yield process
             except BaseException:  # a time-out or an interrupt: what was started must not outlive it
-                _end(process, mark)
+                _end(process, mark, leader)
                 raise
             if process.returncode:  # a profiler that was killed leaves its target behind
-                watcher.end_carriers(os.fsencode(mark))
+                watcher.end_all(os.fsencode(mark), leader)
 
 
 @contextmanager
-def _watcher(mark: str) -> Iterator[None]:
-    """A process that ends what bears the mark, unless the block ends well before this process does."""
+def _watcher(mark: str) -> Iterator[Callable[[int], watcher.Leader]]:
+    """A process that ends what bears the mark, unless the block ends well before this process does.
+
+    Gives a function that tells it the program's process ID, and returns the program as the leader of its session.
+    """
     command = [sys.executable, "-I", "-S", watcher.__file__, mark]
-    unmarked = {name: value for name, value in os.environ.items() if name not in (_MARK, _LOG)}  # of a run around ours
+    unmarked = {name: value for name, value in os.environ.items() if name != _MARK}  # of a run around ours
     watching = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
         bufsize=0, cwd="/", env=unmarked,
     )  # fmt: skip
-    with watching:
-        yield
+
+    def tell(line: bytes) -> None:
         if watching.stdin:
             with contextlib.suppress(BrokenPipeError):  # somebody has ended it
-                watching.stdin.write(watcher.DONE)
+                watching.stdin.write(line)
+
+    def watch(pid: int) -> watcher.Leader:
+        leader = watcher.Leader.of(pid)
+        tell(leader.line())
+        return leader
+
+    with watching:
+        yield watch
+        tell(watcher.DONE)
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, is_ahead: Callable[[], bool]) -> int:
@@ -178,16 +220,17 @@ def last_lines(log: Path, lines: int = 3) -> str:
     return " | ".join([line.strip() for line in _tail(log, 0).splitlines() if line.strip()][-lines:])
 
 
-def _end(process: subprocess.Popen[Any], mark: str) -> None:
+def _end(process: subprocess.Popen[Any], mark: str, leader: watcher.Leader) -> None:
     """Terminates the process's group, and kills what does not listen; a second interrupt kills at once.
 
     nsys puts its target into a session of its own: what carries the mark in its environment is killed, too.
     """
+    family = watcher.family(leader)  # while every parent is still there
     try:
         _signal_group(process, signal.SIGTERM)
     finally:
         _signal_group(process, signal.SIGKILL)
-        watcher.end_carriers(os.fsencode(mark))
+        watcher.end_all(os.fsencode(mark), leader, family)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

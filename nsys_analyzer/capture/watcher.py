@@ -2,8 +2,9 @@
 
 It runs as a program of its own, ``python -I -S watcher.py MARK``, with a pipe from the process it watches as its
 standard input, and imports next to nothing: it is there in some 10 ms. Whatever was started with the mark in its
-environment is ended, a profiler's target in a session of its own too. An environment variable is no process ID: it
-cannot come to mean another process.
+environment is ended, a profiler's target in a session of its own too; and what belongs to the session of the program or
+descends from it, for a program may write over its environment, as those do that set their title. A process ID is used
+together with the time at which its process started, so that it cannot come to mean another one.
 """
 
 from __future__ import annotations
@@ -13,40 +14,86 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterable
+from typing import NamedTuple
 
-DONE = b"done"
+DONE = b"done\n"
+_SESSION, _STARTED = 3, 19  # fields of /proc/PID/stat behind the program's name
 _PATIENCE_S = 10.0
 _TICK_S = 0.02
 _QUIET_ROUNDS = 3  # a process is seen under its parent's environment until it has begun its own program
 
 
-def carriers(start: bytes) -> set[int]:
-    """The processes with an environment variable that starts so, ``NAME=value``, but for this one and its ancestors.
+def carriers(mark: bytes) -> set[int]:
+    """The processes with this environment variable, ``NAME=value``, but for this one and its ancestors.
 
     Source: ``/proc``, on Linux; those of other users are not seen.
     """
-    with contextlib.suppress(OSError):
-        pids = {int(name) for name in os.listdir("/proc") if name.isdecimal()} - _own_line()  # noqa: PTH208
-        return {pid for pid in pids if any(entry.startswith(start) for entry in _environment(pid))}
-    return set()
+    return {pid for pid in _pids() - _own_line() if any(entry == mark for entry in _environment(pid))}
 
 
-def end_carriers(start: bytes, patience_s: float = _PATIENCE_S) -> set[int]:
-    """Kills these processes and what they start meanwhile, and waits until they are gone.
+class Leader(NamedTuple):
+    """A program that leads a session: its process ID, and when it was started, in the kernel's ticks."""
+
+    pid: int
+    started: str
+
+    @staticmethod
+    def of(pid: int) -> Leader:
+        """The program with this process ID, which has not been waited for."""
+        return Leader(pid, _status(pid)[_STARTED])
+
+    def line(self) -> bytes:
+        """It as the watcher is told of it."""
+        return f"{self.pid} {self.started}\n".encode()
+
+
+def family(leader: Leader) -> set[int]:
+    """The processes of a program's session, and all that descend from it, but for this one and its ancestors."""
+    statuses = {pid: status for pid in _pids() if (status := _status(pid))}
+    own = statuses.get(leader.pid)
+    if own and own[_STARTED] != leader.started:
+        return set()  # another process has its number now
+    found = {pid for pid, status in statuses.items() if int(status[_SESSION]) == leader.pid}
+    newest = found
+    while newest:
+        newest = {pid for pid, status in statuses.items() if int(status[1]) in newest} - found
+        found |= newest
+    return found - _own_line()
+
+
+def end_all(
+    mark: bytes, leader: Leader | None = None, more: Iterable[int] = (), patience_s: float = _PATIENCE_S
+) -> set[int]:
+    """Kills the carriers of a mark and the family of a program, and what they start meanwhile, and waits for their end.
+
+    Args:
+        mark: ``NAME=value``.
+        leader: the program, None where it is not known any more.
+        more: further processes to end, which were its family before it died.
+        patience_s: how long to wait.
 
     Returns:
         Those that were not gone after so many seconds, as one that waits for a driver.
     """
-    deadline, quiet, left = time.monotonic() + patience_s, 0, set[int]()
+    deadline, quiet = time.monotonic() + patience_s, 0
+    left, first = set[int](), set(more)
     while quiet < _QUIET_ROUNDS and time.monotonic() < deadline:
-        found = carriers(start)
+        found = carriers(mark) | (family(leader) if leader else set()) | first
+        first = set()
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        left = found | {pid for pid in left if _state(pid) not in ("", "Z", "X")}
+        left = {pid for pid in found | left if _state(pid) not in ("", "Z", "X")}
         quiet = 0 if left else quiet + 1
         time.sleep(_TICK_S)
     return left
+
+
+def _pids() -> set[int]:
+    with contextlib.suppress(OSError):
+        return {int(name) for name in os.listdir("/proc") if name.isdecimal()}  # noqa: PTH208
+    return set()
 
 
 def _environment(pid: int) -> list[bytes]:
@@ -79,12 +126,13 @@ def _status(pid: int) -> list[str]:
 
 
 def main(mark: str) -> None:
-    """Waits until the other end of the pipe is closed, and ends all that carries the mark unless told it is done."""
+    """Waits until the other end of the pipe is closed, and ends the program and its kin unless told it is done."""
     told = b""
-    while part := os.read(0, len(DONE)):
+    while part := os.read(0, 100):
         told += part
-    if told != DONE:
-        end_carriers(os.fsencode(mark))
+    if not told.endswith(DONE):
+        words = told.decode().split()
+        end_all(os.fsencode(mark), Leader(int(words[0]), words[1]) if words else None)
 
 
 if __name__ == "__main__":
