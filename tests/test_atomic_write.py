@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -89,6 +90,7 @@ def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
 HALF = """
 import os, sys
 from pathlib import Path
+from typing import NoReturn
 from nsys_analyzer.capture.atomic_write import made_whole
 with made_whole(Path(sys.argv[1])) as unfinished:
     unfinished.write_text("half")
@@ -177,3 +179,27 @@ def test_a_line_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text() == "x" * 899 + "\n"
     append_whole(path, "z\n")
     assert path.read_text().endswith("x\nz\n")
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_owners_or_permissions(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> NoReturn:
+        raise OSError(number, os.strerror(number))
+
+    target = tmp_path / "report.md"
+    target.write_text("old")
+    monkeypatch.setattr("os.chown", refuse)
+    monkeypatch.setattr("pathlib.Path.chmod", refuse)
+    write_whole(target, "new")
+    assert target.read_text() == "new"
+
+
+def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    write_whole(tmp_path / "report.md", "new")
+    assert (tmp_path / "report.md").read_text() == "new"

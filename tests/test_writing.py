@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.writing import MARK, is_ours
 from nsys_analyzer.errors import NoSpaceError
 from nsys_analyzer.report.plots import SOFTWARE
+from tests.export import Export, training_step
 from tests.kineto import Kineto
 from tests.test_bench_command import Run, case
 from tests.test_bench_command import run as run
@@ -259,3 +261,16 @@ def test_timings_that_cannot_be_read_are_left_out(here: Path) -> None:
     found = report("sweep", "-o", "-")
     assert found.exit_code == 0
     assert found.stderr.startswith("Left out, as it cannot be read: sweep/timings.csv")
+
+
+def test_figures_lie_beside_the_file_that_a_link_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link.md").symlink_to("other/real.md")
+    capture = training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    result = CliRunner().invoke(cli, ["report", str(capture), "-o", str(tmp_path / "link.md")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "other/real.md").read_text(encoding="utf-8")
+    shown = re.findall(r"!\[.*?\]\((.*?)\)", text)
+    assert shown
+    assert all((tmp_path / "other" / path).is_file() for path in shown)
+    assert not (tmp_path / "link_figures").exists()

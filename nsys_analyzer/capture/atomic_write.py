@@ -137,7 +137,8 @@ def remove_unfinished(folder: Path, stem: str | None = None) -> None:
     The folder of a file that is being written is locked by its process, and stays.
     """
     name = None if stem is None else stem[:_MOST_LETTERS]
-    with os.scandir(folder) as entries:
+    found = []
+    with contextlib.suppress(PermissionError), os.scandir(folder) as entries:  # one may write where one may not list
         found = [(_UNFINISHED.fullmatch(entry.name), entry.path) for entry in entries]
     for path in (path for match, path in found if match and name in (None, match[1])):
         with contextlib.suppress(OSError):  # it went in the meantime, or is no folder, or locks are unknown there
@@ -174,9 +175,10 @@ def _put(unfinished: Path, place: Path) -> None:
     """Gives a complete file its place, with the permissions and the owner of what stood there."""
     with contextlib.suppress(FileNotFoundError):
         before = place.stat()
-        with contextlib.suppress(PermissionError):  # only root gives files away
+        with contextlib.suppress(OSError):  # only root gives files away, and some file systems know no owners
             os.chown(unfinished, before.st_uid, before.st_gid)
-        unfinished.chmod(stat.S_IMODE(before.st_mode))
+        with contextlib.suppress(OSError):  # nor permissions
+            unfinished.chmod(stat.S_IMODE(before.st_mode))
     to_disk(unfinished)
     unfinished.replace(place)
 

@@ -214,7 +214,8 @@ def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str,
     """
     from nsys_analyzer.report.plots import draw
 
-    folder = path.parent / f"{path.stem}_figures"
+    report = followed(path) if path.is_symlink() else path  # its images are looked for beside the file itself
+    folder = report.parent / f"{report.stem}_figures"
     places = {key: folder / name for key, name in file_names(f.key for f in built.figures).items()} if figures else {}
     for place in places.values():
         check_replaceable(place, "Move it away, or write the report elsewhere", force=force)
