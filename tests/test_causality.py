@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.text import plain
-from tests.export import Export, training_step
+from tests.export import ADD, GEMM, PID, Export, training_step
+from tests.kineto import Kineto
 
 KERNEL, RANGE = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
 SECOND = 10**9
@@ -65,7 +67,7 @@ OF_FORWARD = f"WHERE start = {AT + 130}"
         (f"start = -{2**62 - 1}", "a time outside the capture"),
         (f"end = {2**63 - 1}", "a time outside the capture"),
         (f"start = -{2**63}", "a time outside the capture"),
-        (f"end = end + {2 * SECOND}", "an end long after the next start of their stream"),
+        (f"end = end + {3 * SECOND}", "an end long after all others and the next start of their stream"),
     ],
 )
 def test_an_operation_with_an_impossible_time(tmp_path: Path, wrong: str, why: str) -> None:
@@ -185,3 +187,111 @@ def test_the_kernel_table_holds_none_of_them(tmp_path: Path) -> None:
     path = three_steps(tmp_path)
     broken(path, f"UPDATE {KERNEL} SET start = start - {SECOND // 2} {OF_FORWARD}")
     assert len(Trace.load(path).kernels) == 14
+
+
+def forwards(export: Export, count: int, offset_of: Callable[[int], int], *, pid: int = PID, device: int = 0) -> Export:
+    """Forwards a second apart, each with a kernel that starts 10 us after its launch by a clock that is off."""
+    for number in range(count):
+        at = (number + 1) * SECOND
+        start = at + 20_000 + offset_of(number)
+        export.range("forward", at, at + 500_000, pid=pid, tid=pid)
+        export.kernel(GEMM, at + 10_000, start, start + 50_000, pid=pid, tid=pid, device=device)
+    return export
+
+
+def test_clocks_that_drift_leave_nothing_out(tmp_path: Path) -> None:
+    # The GPU's clock loses 0.1 ms a second: 6 ms in a minute.
+    (summary,) = summarize(Trace.load(forwards(Export().gpu(), 60, lambda n: -100_000 * n).write(tmp_path / "t")), "t")
+    assert summary.coverage is not None
+    assert (summary.coverage.kernels, left_out(summary)) == (60, [])
+
+
+@pytest.mark.parametrize("behind", [5_000_000, 10 * SECOND])
+def test_each_device_has_a_clock_of_its_own(tmp_path: Path, behind: int) -> None:
+    export = forwards(Export().gpu(), 15, lambda _: 0)
+    forwards(export, 10, lambda _: -behind, pid=PID + 1, device=1)
+    summaries = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    assert [summary.coverage.kernels for summary in summaries if summary.coverage] == [15, 10]
+    assert [left_out(summary) for summary in summaries] == [[], []]
+
+
+def test_a_long_queue_hides_no_difference_of_clocks(tmp_path: Path) -> None:
+    # Five forwards of ten kernels of 5 ms, all launched at once: the median kernel waits for 20 ms. Clocks differ by 3.
+    export = Export().gpu()
+    for number in range(5):
+        at = (number + 1) * SECOND
+        export.range("forward", at, at + 100_000_000)
+        for i in range(10):
+            start = at + 10_000 + i * 5_000_000 - 3_000_000
+            export.kernel(GEMM, at + i, start, start + 5_000_000)
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert (forward.instances, forward.gpu_busy_ms.mean) == (5, pytest.approx(50))
+
+
+def test_a_long_kernel_beside_those_of_another_context(tmp_path: Path) -> None:
+    """Streams are numbered anew in each context: two of one number may work at once."""
+    export = Export().gpu().range("forward", 0, 20 * SECOND).kernel(GEMM, 10, 20, 15 * SECOND)
+    for number in range(1, 20):
+        export.kernel(ADD, number * SECOND, number * SECOND + 10, number * SECOND + 20)
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    assert left_out(summary) == []
+
+
+def test_long_pauses_without_a_session_or_a_call(tmp_path: Path) -> None:
+    # A kernel a minute for half an hour, none of them with a launch row.
+    export = Export().gpu().range("forward", 0, 1_800 * SECOND)
+    for number in range(30):
+        export.kernel(GEMM, None, number * 60 * SECOND + 5, number * 60 * SECOND + 10)
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    assert summary.coverage is not None
+    assert (summary.coverage.kernels, left_out(summary)) == (30, [])
+
+
+def test_the_first_event_of_a_torch_trace_may_be_an_operation_of_no_length(tmp_path: Path) -> None:
+    trace = (
+        Kineto().gpu().kernel("gemm", 1, 100, 0).launch(1, 100).range("forward", 100, 50).operator("aten::mm", 101, 5)
+    )
+    (summary,) = summarize(Trace.load(trace.write(tmp_path / "t.json")), "t")
+    assert left_out(summary) == []
+
+
+@pytest.mark.parametrize("end", [2**40, 300 * SECOND])
+def test_without_a_session_one_end_far_behind_all_others(tmp_path: Path, end: int) -> None:
+    path = three_steps(tmp_path)
+    summary = broken(path, f"UPDATE {RANGE} SET end = {end} WHERE start = {STEPS[2] + 700}")
+    (said,) = left_out(summary)
+    assert "with a time outside the capture, such as `optimizer`" in said
+
+
+@pytest.mark.parametrize("table", [KERNEL, "CUPTI_ACTIVITY_KIND_RUNTIME"])
+def test_nothing_but_ranges_begins_before_the_session(tmp_path: Path, table: str) -> None:
+    path = three_steps(tmp_path)
+    summary = broken(
+        path,
+        "CREATE TABLE ANALYSIS_DETAILS (globalVid INTEGER, duration INTEGER, startTime INTEGER, stopTime INTEGER)",
+        f"INSERT INTO ANALYSIS_DETAILS VALUES (0, {13 * SECOND}, 0, {13 * SECOND})",
+        f"UPDATE {RANGE} SET start = {-5 * SECOND} WHERE start = {STEPS[0]}",
+        f"UPDATE {table} SET start = {-5 * SECOND} WHERE rowid = 1",
+    )
+    (said,) = left_out(summary)
+    assert f"1 row of {table} with a time outside the capture" in said
+
+
+def test_rows_of_a_process_without_an_entry_are_told_of(tmp_path: Path) -> None:
+    export = training_step(Export().gpu()).kernel(GEMM, None, 0, 0, pid=PID + 1)
+    (said,) = left_out(broken(export.write(tmp_path / "t.sqlite")))
+    assert f"1 row of {KERNEL} of process {PID + 1} with no times" in said
+
+
+def test_a_phase_whose_call_has_no_time_is_partial(tmp_path: Path) -> None:
+    path = three_steps(tmp_path)
+    summary = broken(path, f"UPDATE CUPTI_ACTIVITY_KIND_RUNTIME SET start = 0 WHERE start = {AT + 350}")
+    (said,) = left_out(summary)
+    assert "1 row of CUPTI_ACTIVITY_KIND_RUNTIME with no times" in said
+    backward = summary.phase("backward")
+    assert backward is not None
+    # GEMM 200 and ADD 40 follow each other.
+    assert (backward.instances, backward.incomplete_instances) == (2, 1)
+    assert backward.gpu_busy_ms.mean == pytest.approx(240 / 1e6)

@@ -198,3 +198,13 @@ def test_a_context_length_of_a_name_that_nothing_could_have(tmp_path: Path) -> N
     assert result.exit_code == 0, result.output
     result = CliRunner().invoke(cli, ["report", str(path), "--context-length", "9" * 400])
     assert result.exit_code == 2
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    os.mkfifo(tmp_path / "manifest.json")
+    os.mkfifo(tmp_path / "times.csv")
+    result = CliRunner().invoke(cli, ["report", str(tmp_path), "--format", "json"])
+    assert result.exit_code == 0, result.output
+    result = CliRunner().invoke(cli, ["report", str(tmp_path / "t.sqlite"), "--csv", str(tmp_path / "times.csv")])
+    assert "times.csv: is a pipe" in str(result.exception)

@@ -6,18 +6,21 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from nsys_analyzer.analysis.axis import Axis
 from nsys_analyzer.analysis.launches import match_launches
-from nsys_analyzer.analysis.timeline import NONE, count_within
+from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, count_within
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import KINDS, Operations
 from nsys_analyzer.trace.possible import LeftOut, interval, tell
 from nsys_analyzer.trace.trace import Trace
 
-#: How far the clocks of CPU and GPU may differ besides the constant that all operations share.
-CLOCK_ERROR_NS = 1_000_000
-#: How long two operations of one stream may overlap: they run one after the other but for what graphs and programmatic
-#: launches let overlap.
+#: How far an operation may lie before its launch, besides what nearly all of its device do: clocks drift.
+CLOCK_ERROR_NS = 100_000_000
+#: The share of a device's operations that may be broken where the difference of its clock is told from them.
+_BROKEN = 0.1
+#: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
+#: programmatic launches let overlap.
 _OVERLAP_NS = 10**9
 _TABLES = {table.key: table for table in (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)}
 
@@ -29,11 +32,14 @@ class Consistent:
     Attributes:
         trace: the trace.
         launch: shape (operations,), the launch of each operation, as :func:`match_launches` gives it.
+        wait: shape (operations,), from the launch to the start, ns, the difference of the clocks taken off; 0 without a
+            launch.
         unmeasured: the launches of the operations that were left out, here and when the trace was read.
     """
 
     trace: Trace
     launch: Ints
+    wait: Ints
     unmeasured: Ints
 
 
@@ -42,39 +48,53 @@ def consistent(trace: Trace) -> Consistent:
     operations = trace.operations
     launch = match_launches(operations, trace.launches)
     unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
-    early = _early(operations, trace.launches.start, launch)
-    endless = ~early & _endless(operations)
+    wait = _waits(operations, trace.launches.start, launch)
+    early = wait < -CLOCK_ERROR_NS
+    endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
     wrong = early | endless
     if wrong.any():
         told = [
             *_told(operations, "a start before the launch", early),
-            *_told(operations, "an end long after the next start of their stream", endless),
+            *_told(operations, "an end long after all others and the next start of their stream", endless),
         ]
         unmeasured = np.concatenate([unmeasured, launch[wrong]])
         trace = replace(trace, operations=operations.select(~wrong), left_out=(*trace.left_out, *told))
-        launch = launch[~wrong]
-    return Consistent(trace, launch, np.unique(unmeasured[unmeasured != NONE]))
+        launch, wait = launch[~wrong], wait[~wrong]
+    return Consistent(trace, launch, wait, np.unique(unmeasured[unmeasured != NONE]))
 
 
-def _early(operations: Operations, called: Ints, launch: Ints) -> Bools:
-    """Which operations start before their launch, by more than the clocks' error."""
-    early = np.zeros(len(operations), np.bool_)
-    launched = launch != NONE
-    if launched.any():
-        wait = operations.start[launched] - called[launch[launched]]
-        early[launched] = wait < min(float(np.median(wait)), 0.0) - CLOCK_ERROR_NS
-    return early
+def _waits(operations: Operations, called: Ints, launch: Ints) -> Ints:
+    """From each launch to the start of its operation, the difference of the device's clock to the CPU's taken off."""
+    launched = np.flatnonzero(launch != NONE)
+    wait = np.zeros(len(operations), np.int64)
+    wait[launched] = operations.start[launched] - called[launch[launched]]
+    if (wait < -CLOCK_ERROR_NS).any():
+        # Where nearly all operations of a device start before their launch, its clock is behind.
+        axis = Axis(operations.process, operations.device.astype(np.int64))
+        clock = axis.place(operations.process, operations.device.astype(np.int64))[launched]
+        for one in distinct(clock):
+            mine = launched[clock == one]
+            wait[mine] -= min(int(np.quantile(wait[mine], _BROKEN, method="higher")), 0)
+    return wait
 
 
-def _endless(operations: Operations) -> Bools:
-    """Which operations still run a second after the next one of their stream has started."""
+def _endless(trace: Trace) -> Bools:
+    """Which operations still run when all else has ended, though their stream went on long before.
+
+    Streams have numbers of their own in each context, so that the next operation alone may be another stream's.
+    """
+    operations = trace.operations
     endless = np.zeros(len(operations), np.bool_)
-    long = np.flatnonzero((operations.end - operations.start > _OVERLAP_NS) & (operations.graph_node == 0))
+    length = operations.end - operations.start
+    long = np.flatnonzero((length > _OVERLAP_NS) & (operations.graph_node == 0))
     if len(long):
+        others = [np.delete(operations.end, long), trace.launches.start, operations.start]
+        last = max(int(some.max(initial=LONG_AGO)) for some in others)
         streams = np.stack([operations.process, operations.device, operations.stream])
         stream = np.unique(streams, axis=1, return_inverse=True)[1].reshape(-1)
         start, end = operations.start[long] + 1, operations.end[long] - _OVERLAP_NS
-        endless[long] = count_within(stream, operations.start, stream[long], start, end) > 0
+        goes_on = count_within(stream, operations.start, stream[long], start, end) > 0
+        endless[long] = goes_on & (operations.end[long] > last + _OVERLAP_NS)
     return endless
 
 

@@ -22,6 +22,7 @@ from nsys_analyzer.analysis.kernels import Kernels, find_kernels
 from nsys_analyzer.analysis.launches import dropped_launches
 from nsys_analyzer.analysis.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames, normalized_name
 from nsys_analyzer.analysis.timeline import NONE, any_open, contained, count_within
+from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.trace import Trace
@@ -71,6 +72,7 @@ class AttributedTrace:
         trace: the trace without the operations that contradict it, and with a range for each phase that was inferred,
             where no range of a person's names one.
         unmeasured: the launches of the operations that were left out: indices into ``trace.launches``.
+        wait: shape (operations,), from the launch to the start of each, ns, the difference of the clocks taken off.
 
     """
 
@@ -79,7 +81,7 @@ class AttributedTrace:
         self.as_recorded = trace
         sound = consistent(trace)
         self.trace, inferred = with_inferred_phases(sound.trace, names, sound.launch)
-        self.unmeasured = sound.unmeasured
+        self.unmeasured, self.wait = sound.unmeasured, sound.wait
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
         self.attribution: Attribution = attribute(self.trace, self.roles, sound.launch)
 
@@ -98,10 +100,21 @@ class AttributedTrace:
         process = process_of(picked.thread)
         phase[self._without_backward(picked, phases, phase)] = phases.index(OTHER_STEP)
         lacking = np.concatenate([self.lost, self.unmeasured])
-        incomplete = incomplete_instances(self.trace, lacking, process, picked)
+        incomplete = incomplete_instances(self.trace, lacking, process, picked) | self._lacks_a_call(picked)
         return Instances(
             index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
         )
+
+    def _lacks_a_call(self, picked: Ranges) -> Bools:
+        """In which ranges operations run whose API call was left out, so that no range is known to hold them."""
+        operations, process = self.trace.operations, process_of(picked.thread)
+        if not any(one.table in schema.RUNTIME.aliases for one in self.trace.left_out):
+            return np.zeros(len(picked), np.bool_)
+        bare = np.flatnonzero(self.attribution.launch == NONE)
+        inside: Bools = (
+            count_within(operations.process[bare], operations.start[bare], process, picked.start, picked.end) > 0
+        )
+        return inside
 
     def _without_backward(self, picked: Ranges, phases: tuple[str, ...], phase: Ints) -> Bools:
         """The steps that hold no backward pass, in processes where others do: evaluation, as a rule."""

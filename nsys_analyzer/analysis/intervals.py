@@ -37,21 +37,6 @@ def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints
     first[seen] = start[at]
     last[seen] = ends[np.append(at[1:], len(order)) - 1]
     return covered, first, last
-    # Each group is shifted beyond the one before it, so that one sort and one running maximum serve all.
-    low = int(start.min())
-    span = int(end.max()) - low + 1
-    begin = group * span + (start - low)
-    order = np.argsort(begin, kind="stable")
-    begin, finish, ordered = begin[order], (group * span + (end - low))[order], group[order]
-    reached = np.maximum.accumulate(finish)
-    before = np.concatenate([[-1], reached[:-1]])
-    fresh = np.maximum(finish - np.maximum(begin, before), 0)
-    at = np.flatnonzero(np.diff(ordered, prepend=-1))
-    seen = ordered[at]
-    covered[seen] = np.add.reduceat(fresh, at)
-    first[seen] = begin[at] - seen * span + low
-    last[seen] = reached[np.append(at[1:], len(order)) - 1] - seen * span + low
-    return covered, first, last
 
 
 def group_sum(group: Ints, values: Ints, groups: int) -> Ints:

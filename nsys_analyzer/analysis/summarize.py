@@ -268,10 +268,7 @@ class _ProcessView:
     def _shortest_wait_ms(self) -> float | None:
         """The shortest time from a launch to the start of its operation, the clocks' common error taken off."""
         launched = self.launch != NONE
-        if not launched.any():
-            return None
-        wait = self.operations.start[launched] - self.attributed.trace.launches.start[self.launch[launched]]
-        return (int(wait.min()) - min(float(np.median(wait)), 0.0)) / 1e6
+        return int(self.attributed.wait[self.mine][launched].min()) / 1e6 if launched.any() else None
 
 
 def _listed(names: Sequence[str]) -> str:

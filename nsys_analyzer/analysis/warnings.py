@@ -11,6 +11,7 @@ import numpy as np
 from nsys_analyzer.analysis.instances import AttributedTrace
 from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.processes import processes_of
 from nsys_analyzer.text import code, marked
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
@@ -63,16 +64,18 @@ def _status(summary: CaptureSummary, attributed: AttributedTrace, process: int) 
     if partial:
         yield (
             f"{partial} {plural(partial, 'instance')} of phases left out: kernels that were launched there are "
-            "missing or have no true times, or an allocation failed at the end."
+            "missing or have impossible times, or an allocation failed at the end."
         )
 
 
 def _left_out(attributed: AttributedTrace, process: int) -> Iterator[str]:
-    """The rows of a process whose times cannot be true."""
+    """The rows of a process whose times cannot be true; the first process tells of those that have no entry."""
+    entries = [one.global_pid for one in processes_of(attributed.trace)]
     for one in attributed.trace.left_out:
-        if one.process == process:
+        if process == (one.process if one.process in entries else entries[0]):
+            of = "" if one.process == process else f" of process {pid_of(one.process)}"
             rows = f"{one.rows:,} {plural(one.rows, 'row')}"
-            yield f"Left out of every figure: {rows} of {one.table} with {one.why}, such as {one.example}."
+            yield f"Left out of every figure: {rows} of {one.table}{of} with {one.why}, such as {one.example}."
 
 
 def _missing_of_nsys(attributed: AttributedTrace, summary: CaptureSummary, process: int) -> Iterator[str]:

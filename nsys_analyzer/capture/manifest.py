@@ -211,7 +211,7 @@ def manifests_without_trace(folder: Path) -> Traceless:
 def _manifests_in(folder: Path) -> list[Path]:
     """The manifests of a folder, none where it cannot be read."""
     try:
-        found = sorted(path for path in folder.iterdir() if path.name.endswith(_NAME))
+        found = sorted(path for path in folder.iterdir() if path.name.endswith(_NAME) and not path.is_fifo())
     except OSError:  # its captures' row says it
         return []
     named = [path for path in found if path.name == _NAME or path.name.endswith(_SUFFIX)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nsys_analyzer.analysis.classes import UNKNOWN
 from nsys_analyzer.analysis.phases import LEAF_PHASES
 from nsys_analyzer.analysis.statistics import (
     ClassRow,
@@ -29,7 +30,7 @@ from nsys_analyzer.report.units import milliseconds, percent
 _Columns = dict[str, tuple[tuple[ClassRow, ...], "float | None"]]
 _MATMUL = "matmul"
 _FUSED = "fused attention"
-_NOT_KNOWN = "not known: the capture lacks names of kernels"
+_UNNAMED = "the capture lacks names of kernels"
 #: A change of a share that its digits do not show, one that is not worth a word, a share too thin to see in a figure.
 _NOTHING, _SMALL, _THIN = 0.0005, 0.005, 0.5
 
@@ -116,9 +117,12 @@ def _same_but_for_mode(capture: CaptureSummary, other: CaptureSummary) -> bool:
 
 def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
     inference, step = _inference(capture, evidence), step_classes(capture)
-    compared = compared_phases(capture)
-    if any(p.share_of(_MATMUL) is None for p in (*compared, *(inference or ())[:1])):
-        return Answer(capture.title, f"matmul's share is {_NOT_KNOWN}.", _NOT_KNOWN)
+    compared, found = compared_phases(capture), [inference] if inference else []
+    if any(
+        share_of(rows, _MATMUL) is None for rows in (*(p.classes for p in compared), *(i.classes for i, _ in found))
+    ):
+        said = ", ".join(f"{_bounds(p.classes)} of {p.phase}" for p in compared)
+        return Answer(capture.title, f"matmul is {said}: {_UNNAMED}.", said)
     parts = [f"{percent(_share(p.classes, _MATMUL))} of {p.phase}{_without(p.classes)}" for p in compared]
     name, short = step_name(capture), ", ".join(parts)
     if step and capture.phase("step") not in compared:
@@ -134,6 +138,12 @@ def _answer(capture: CaptureSummary, evidence: Evidence) -> Answer:
         text += f": {_change(without_communication(inference[0].classes), without_communication(step))}"
         text += " (of what computes)" if _without(step) or _without(inference[0].classes) else ""
     return Answer(capture.title, f"{text}.", short)
+
+
+def _bounds(classes: tuple[ClassRow, ...]) -> str:
+    """Between what values matmul's share lies, where kernels without a name may be of it or not."""
+    least, unnamed = _share(classes, _MATMUL), _share(classes, UNKNOWN)
+    return f"{percent(least)} to {percent(least + unnamed)}" if unnamed < 1 else "not known"
 
 
 def _without(classes: tuple[ClassRow, ...]) -> str:

@@ -15,9 +15,12 @@ from nsys_analyzer.trace.schema import NO_TIME, Table
 FAR = 365 * 24 * 3600 * 10**9
 #: By how much rows lie outside the session that an export tells: NVTX ranges and API calls do by milliseconds.
 _SLACK = 10**9
+#: The share of the rows that lie in a session whose duration can be believed.
 _MOST = 0.9
-#: Without a word of the session, how much longer than all else a row may last: a range around a long wait, say.
-_TIMES, _LEAST = 10, 600 * 10**9
+#: Without a word of the session a row may lie outside all others by as many times their extent, and so long besides.
+_EXTENTS, _BESIDES = 2, 60 * 10**9
+#: The first and the last rows may be broken: one, and one in so many.
+_BROKEN = 1_000
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,14 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Between what times the rows of a trace can lie, ns."""
+    """Between what times the rows of a trace can lie, ns.
 
+    Attributes:
+        opened: the earliest start of a range, which may be open long before anything is recorded.
+        first, last: the earliest start of anything else, and the latest end.
+    """
+
+    opened: int
     first: int
     last: int
 
@@ -52,39 +61,45 @@ class Bounds:
 
         Args:
             duration: ns from the start of the session to its end, None where that is not known.
-            moments: the starts of API calls and ranges, or of whatever there is, ns.
+            moments: the starts of operations, API calls and ranges, ns.
             start: the session's, ns: 0 but in an export whose times were shifted.
         """
-        total = _MOST * sum(map(len, moments))
-        if sum(_count(some, start - FAR, start + FAR) for some in moments) < total:
-            # Not the rows are wrong, but what is known of the session: times may count from 1970.
-            start, duration = int(np.median(np.concatenate(moments))), None
-        if duration is not None and sum(_count(some, start - FAR, start + duration) for some in moments) >= total:
-            return cls(start - FAR, start + duration + _SLACK)
-        likely = [near for some in moments if len(near := some[(some > start - FAR) & (some < start + FAR)])]
-        if not likely:
-            return cls(start - FAR, start + FAR)
-        first, last = min(int(some.min()) for some in likely), max(int(some.max()) for some in likely)
-        return cls(start - FAR, last + _TIMES * (last - first) + _LEAST)
+        known = np.concatenate(moments)
+        known = known[known != NO_TIME]
+        if duration is not None:
+            inside = np.count_nonzero((known > _near(start - FAR)) & (known <= _near(start + duration)))
+            if inside >= _MOST * len(known):
+                return cls(start - FAR, start - _SLACK, start + duration + _SLACK)
+        if not len(known):
+            return cls(start - FAR, start - FAR, start + FAR)
+        # Not the rows are wrong, but what is known of the session: times may count from 1970.
+        middle = int(np.median(known))
+        likely = known[(known > _near(middle - FAR)) & (known < _near(middle + FAR))]
+        edge = min(1 + len(likely) // _BROKEN, (len(likely) - 1) // 2)
+        first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
+        reach = _EXTENTS * (last - first) + _BESIDES
+        return cls(middle - FAR, first - reach, last + reach)
 
 
-def _count(times: Ints, first: int, last: int) -> int:
-    return int(np.count_nonzero((times >= first) & (times <= last)))
+def _near(time: int) -> int:
+    """A time as far as 64 bits hold it."""
+    limits = np.iinfo(np.int64)
+    return max(limits.min, min(limits.max, time))
 
 
-def faults(start: Ints, end: Ints, bounds: Bounds, *, on_gpu: bool = False) -> Iterator[tuple[str, Bools]]:
+def faults(start: Ints, end: Ints, first: int, last: int, *, zero_is_unknown: bool) -> Iterator[tuple[str, Bools]]:
     """What is wrong with some rows, in words, and which rows it is wrong with: each row once.
 
     Args:
         start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
-        bounds: between what times they can lie.
-        on_gpu: whether they are CUPTI's activities: it writes 0 for both where it could not collect the times.
+        first, last: between what times they can lie.
+        zero_is_unknown: whether 0 for both means that the times could not be collected, as CUPTI writes it.
     """
     unknown = (start == NO_TIME) | (end == NO_TIME)
-    if on_gpu:
+    if zero_is_unknown:
         unknown |= (start == 0) & (end == 0)
     backwards = ~unknown & (end < start)
-    outside = ~unknown & ~backwards & ((start < bounds.first) | (end > bounds.last))
+    outside = ~unknown & ~backwards & ((start < _near(first)) | (end > _near(last)))
     for why, wrong in (
         ("no times", unknown),
         ("an end before the start", backwards),
@@ -99,15 +114,16 @@ class Sieve:
 
     Args:
         bounds: between what times rows can lie.
+        by_cupti: whether the trace is CUPTI's own, of nsys: other traces may begin with an event at 0.
     """
 
-    def __init__(self, bounds: Bounds) -> None:
-        self._bounds = bounds
+    def __init__(self, bounds: Bounds, *, by_cupti: bool) -> None:
+        self._bounds, self._by_cupti = bounds, by_cupti
         self.left_out: list[LeftOut] = []
 
     def sound(
         self, table: Table, start: Ints, end: Ints, process: Ints, describe: Callable[[int], str], *,
-        on_gpu: bool = False,
+        of_cuda: bool = False,
     ) -> Bools:  # fmt: skip
         """Shape (rows,): True for the rows of a table to keep.
 
@@ -116,10 +132,12 @@ class Sieve:
             start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
             process: shape (rows,), global process IDs.
             describe: a row in words, by its index.
-            on_gpu: whether they are CUPTI's activities.
+            of_cuda: whether they are operations or API calls, which nothing records before the session.
         """
         kept = np.ones(len(start), np.bool_)
-        for why, wrong in faults(start, end, self._bounds, on_gpu=on_gpu):
+        bounds, zero_is_unknown = self._bounds, of_cuda and self._by_cupti
+        first = bounds.first if of_cuda else bounds.opened
+        for why, wrong in faults(start, end, first, bounds.last, zero_is_unknown=zero_is_unknown):
             kept &= ~wrong
             self.left_out += tell(table, why, wrong, process, lambda i: f"{describe(i)}{interval(start[i], end[i])}")
         return kept

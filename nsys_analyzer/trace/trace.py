@@ -124,7 +124,10 @@ class Trace:
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, is_operator = _ranges(frames["nvtx"], strings)
         metadata = read_metadata(frames, strings)
-        sieve = Sieve(_bounds(metadata, join(frames["session"]["duration"]), operations, launches, ranges))
+        duration = int(join(frames["session"]["duration"]).max(initial=0)) or None
+        moments = (operations.start, launches.start, ranges.start)
+        bounds = Bounds.of(duration, *moments, start=metadata.time_shift_ns)
+        sieve = Sieve(bounds, by_cupti=metadata.profiler == "nsys")
         timed, called = _timed(sieve, operations), _called(sieve, launches)
         sound, ended = _sound(sieve, schema.NVTX, ranges), ranges.end != schema.NO_TIME
         nodes = frames["graph_nodes"]
@@ -274,20 +277,13 @@ def _operators(sieve: Sieve, frame: Frame, strings: dict[int, str]) -> Ranges:
     return operators.select(_sound(sieve, schema.OPERATORS, operators))
 
 
-def _bounds(metadata: Metadata, durations: Ints, operations: Operations, launches: Launches, ranges: Ranges) -> Bounds:
-    """Between what times the rows of a trace can lie: within the session, as far as the export tells it."""
-    told = int(durations.max(initial=0))
-    moments = (launches.start, ranges.start) if len(launches.start) or len(ranges) else (operations.start,)
-    return Bounds.of(told or None, *moments, start=metadata.time_shift_ns)
-
-
 def _timed(sieve: Sieve, operations: Operations) -> Bools:
     """Which operations have times that can be true."""
     kept = np.ones(len(operations), np.bool_)
     for kind, table in enumerate((schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)):
         of_kind = operations.of_kind(kind)
         part = operations.select(of_kind)
-        kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, on_gpu=True)
+        kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, of_cuda=True)
     return kept
 
 
@@ -295,7 +291,7 @@ def _called(sieve: Sieve, launches: Launches) -> Bools:
     """Which API calls have a time that can be true."""
     return sieve.sound(
         schema.RUNTIME, launches.start, launches.start, process_of(launches.thread),
-        lambda i: f"correlation ID {launches.correlation[i]}",
+        lambda i: f"correlation ID {launches.correlation[i]}", of_cuda=True,
     )  # fmt: skip
 
 
