@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nsys_analyzer.capture.kineto_origin import is_made_from
-from nsys_analyzer.capture.placement import TRACE_SUFFIXES, places, trace_stem
+from nsys_analyzer.capture.placement import SQLITE_SIDECARS, TRACE_SUFFIXES, places, trace_stem
 from nsys_analyzer.errors import NsysAnalyzerError
 
 _MANIFEST = "manifest.json"
@@ -27,7 +27,7 @@ def check_no_input(output: Path, sources: Iterable[Path]) -> None:
     if not output.exists():
         return
     for source in sources:
-        for one in _files_in(source) if source.is_dir() else _files_behind(source):
+        for one in _with_sidecars(_files_in(source) if source.is_dir() else _files_behind(source)):
             if _is_same(output, one):
                 named = "the input itself" if one == source else f"{one}, which is read"
                 raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
@@ -50,6 +50,13 @@ def _files_in(folder: Path) -> Iterator[Path]:
                 yield Path(inside, name)
         if Path(inside) != folder:
             subfolders.clear()
+
+
+def _with_sidecars(files: Iterable[Path]) -> Iterator[Path]:
+    """The files, each with what SQLite keeps beside it where it is a database."""
+    for file in files:
+        yield file
+        yield from (file.with_name(file.name + ending) for ending in SQLITE_SIDECARS)
 
 
 def _files_behind(source: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_fresh, is_sqlite, trace_stem
+from nsys_analyzer.capture.placement import REPORT_SUFFIXES, immutable_uri, is_fresh, is_sqlite, trace_stem
 
 CONVERTER = "4"
 """The version of this package's converter; a file of another one is made again."""
@@ -107,7 +107,7 @@ def _origin(made: Path) -> _Origin | None:
         return None
     query = "SELECT name, value FROM META_DATA_EXPORT WHERE name LIKE 'EXPORT_%'"
     try:
-        with closing(sqlite3.connect(made)) as connection:
+        with closing(sqlite3.connect(immutable_uri(made), uri=True)) as connection:
             found = dict(connection.execute(query).fetchall())
     except sqlite3.Error:
         return None  # no such table, or a damaged file: not converted either way

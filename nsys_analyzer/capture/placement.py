@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
+from urllib.parse import quote
 
 from nsys_analyzer.errors import ExportError
 
@@ -17,6 +18,9 @@ REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
 
 TRACE_SUFFIXES = (".sqlite", *REPORT_SUFFIXES, *KINETO_SUFFIXES)
 """What a capture is called, in a folder of them."""
+
+SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
+"""Endings of the files that SQLite keeps beside a database: ``a.sqlite-wal``."""
 
 _CACHE = "~/.cache"
 _ELSEWHERE = "Set XDG_CACHE_HOME to a folder that can be written"
@@ -78,6 +82,11 @@ def is_sqlite(path: Path) -> bool:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:
         return False
+
+
+def immutable_uri(path: Path) -> str:
+    """Return the URI by which SQLite reads a database as it is: no lock, no checkpoint, nothing written beside it."""
+    return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
 
 
 def _is_writable(folder: Path) -> bool:

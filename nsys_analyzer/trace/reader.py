@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sqlite3
@@ -11,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
+from nsys_analyzer.capture.placement import immutable_uri
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.trace.arrays import Frame, Ints, values_of
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Table
@@ -46,7 +45,7 @@ class Reader:
     def __init__(self, path: Path) -> None:
         self.path = path
         _check_header(path)
-        self.uri = f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
+        self.uri = immutable_uri(path)
         self._filled: dict[str, bool] = {}
         self.columns_of = self._catalog()
         if not any(name in self.columns_of for name in SIGNATURE_TABLES):
