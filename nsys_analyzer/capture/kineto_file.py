@@ -28,7 +28,7 @@ _MTIA_QUEUE = ("event_record", "event_wait")
 def read_kineto(path: Path) -> KinetoTrace:
     """Read a Chrome trace of PyTorch's profiler, plain or compressed with gzip; an object or a bare array of events.
 
-    An event that cannot be what it says is left out, a property ignored; the trace's remarks say so.
+    An event that cannot be what it says is left out, a property or an argument ignored; the trace's remarks say so.
 
     Raises:
         TraceError: no such file, truncated, not JSON, another tool's trace, or nothing in it to analyse.
@@ -40,7 +40,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     events = read.found
     leave_out_strays(events, read.left_out)
     left_out = read.left_out.remarks({kind: len(found) for kind, found in events.items()})
-    remarks = (*ignored, *left_out, *sort_legacy(events))
+    remarks = (*ignored, *left_out, *read.left_out.argument_remarks(), *sort_legacy(events))
     _sort_out(events)
     on_mtia = _sort_mtia(events)
     if "range" in events or "operator" in events:

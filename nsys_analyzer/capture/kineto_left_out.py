@@ -1,4 +1,4 @@
-"""Events of a trace that cannot be what they say: left out, counted, and told."""
+"""Events of a trace that cannot be what they say, and arguments of them: left out, counted, and told."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ class BadEventError(Exception):
     """An event that cannot be what it says; its text is the reason."""
 
 
-def reason(error: Exception) -> str:
-    """Why a value was refused, in a few words: "correlation: expected int, got str"."""
+def reason(error: Exception, inside: str = "args") -> str:
+    """Why a value was refused, in a few words: "correlation: expected int, got str".
+
+    ``inside`` is what was refused where the error does not name a part of it.
+    """
     if isinstance(error, UnicodeEncodeError):
         return "a text that is no Unicode"
     if isinstance(error, RecursionError):
@@ -27,21 +30,37 @@ def reason(error: Exception) -> str:
     if not isinstance(error, msgspec.ValidationError):
         return said
     place, what = _AT.search(said), _AT.sub("", said).replace("`", "")
-    return f"{place['place'] if place else 'args'}: {what[:1].lower()}{what[1:]}"
+    return f"{place['place'] if place else inside}: {what[:1].lower()}{what[1:]}"
 
 
 class LeftOut:
-    """The events that were left out, by kind and reason, with the name of the first of each kind."""
+    """The events that were left out, by kind and reason, with the name of the first of each kind.
+
+    And of those that were kept, the arguments that were left out.
+    """
 
     def __init__(self) -> None:
         self._reasons: dict[str, Counter[str]] = defaultdict(Counter)
         self._first: dict[str, str] = {}
+        self._arguments: Counter[tuple[str, str]] = Counter()
 
     def add(self, kind: str, why: str, name: object) -> None:
         """Count one event."""
         self._first.setdefault(kind, _shown(name))
         reasons = self._reasons[kind]
         reasons[why if why in reasons or len(reasons) < _MOST_REASONS else "other reasons"] += 1
+
+    def add_argument(self, kind: str, name: str) -> None:
+        """Count one argument of an event that was kept."""
+        self._arguments[kind, name] += 1
+
+    def argument_remarks(self) -> tuple[str, ...]:
+        """One for each argument of each kind."""
+        return tuple(
+            f"{count:,} event{'s' if count > 1 else ''} of the kind {kind} "
+            f"{'have' if count > 1 else 'has'} a `{name}` that cannot be read"
+            for (kind, name), count in self._arguments.items()
+        )
 
     def remarks(self, kept: Mapping[str, int]) -> tuple[str, ...]:
         """One for each kind, beside the number of its events that were kept."""

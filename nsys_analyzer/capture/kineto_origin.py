@@ -12,7 +12,7 @@ from typing import IO
 
 from nsys_analyzer.capture.placement import REPORT_SUFFIXES, immutable_uri, is_fresh, is_sqlite, trace_stem
 
-CONVERTER = "4"
+CONVERTER = "5"
 """The version of this package's converter; a file of another one is made again."""
 
 _PIECE = 1 << 20

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
+from nsys_analyzer.capture.kineto_arguments import ArgumentReader, OfCall, OfMemory, OfThread, OnGpu
 from nsys_analyzer.capture.kineto_events import Allocation, Call, Event, GpuOperation, Name, ThreadName
 from nsys_analyzer.capture.kineto_left_out import BadEventError, LeftOut, reason
 from nsys_analyzer.capture.kineto_legacy import ARROW, LEGACY_ON_GPU, UNSORTED, is_arrow, legacy_kind
-from nsys_analyzer.capture.kineto_properties import Int32, Int64, Size
 
 ON_MTIA = "MTIA"
 """The kind of what ran on an MTIA, before it is told whether it is a kernel or a copy."""
@@ -65,46 +65,15 @@ class _Written(msgspec.Struct):
     tid: Name | None = None
     ts: Decimal | None = None
     dur: Decimal | None = None
-    id: Name | None = None
+    id: msgspec.Raw = msgspec.Raw(b"null")  # of use in arrows alone; elsewhere it may be anything
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-class _OfCall(msgspec.Struct, gc=False):
-    correlation: Int64 = 0
-
-
-class _OnGpu(msgspec.Struct, gc=False, rename={"in_device": "inDevice", "in_context": "inContext"}):
-    """The arguments of what ran on a GPU; a copy between GPUs has those of the one that it was made ``in``."""
-
-    correlation: Int64 = 0
-    device: Int32 | None = None
-    in_device: Int32 | None = None
-    context: Int64 | None = None
-    in_context: Int64 | None = None
-    stream: Int64 | None = None
-    bytes: Size | None = None
-    size: Size | None = None
-    graph_node: Int64 | None = msgspec.field(name="graph node id", default=None)
-    direction: str | None = None
-
-
-class _OfMemory(msgspec.Struct, gc=False):
-    device_type: Int64 = msgspec.field(name="Device Type", default=0)  # c10::DeviceType: 0 is the CPU
-    device: Int32 = msgspec.field(name="Device Id", default=0)
-    size: Int64 = msgspec.field(name="Bytes", default=0)
-    address: Int64 = msgspec.field(name="Addr", default=0)
-    reserved: Int64 | None = msgspec.field(name="Total Reserved", default=None)
-    allocated: Int64 | None = msgspec.field(name="Total Allocated", default=None)
-
-
-class _OfThread(msgspec.Struct, gc=False):
-    name: str = ""
-
-
-_on_gpu = msgspec.json.Decoder(_OnGpu)
-_of_call = msgspec.json.Decoder(_OfCall)
-_of_memory = msgspec.json.Decoder(_OfMemory)
-_of_thread = msgspec.json.Decoder(_OfThread)
+_on_gpu = ArgumentReader(OnGpu)
+_of_call = ArgumentReader(OfCall)
+_of_memory = ArgumentReader(OfMemory)
+_of_thread = ArgumentReader(OfThread)
+_name = msgspec.json.Decoder(Name)
 _one = msgspec.json.Decoder(_Written)
 _many = msgspec.json.Decoder(list[_Written])
 _encode = msgspec.json.Encoder(decimal_format="number").encode
@@ -165,34 +134,37 @@ class Events:
         kind = _kind(written.ph, written.cat, written.name, written.pid)
         if kind is None:
             return
+        unreadable: list[str] = []
         try:
-            event = self._event(kind, written)
+            event = self._event(kind, written, unreadable)
         except (BadEventError, msgspec.ValidationError) as error:
             self.left_out.add(kind, reason(error), written.name)
         else:
             self.found[kind].append(event)
+            for argument in unreadable:
+                self.left_out.add_argument(kind, argument)
 
-    def _event(self, kind: str, written: _Written) -> Event:
-        """The event that is kept.
+    def _event(self, kind: str, written: _Written, unreadable: list[str]) -> Event:
+        """The event that is kept; the names of its arguments that cannot be read join ``unreadable``.
 
         Raises:
             BadEventError, msgspec.ValidationError: it cannot be what it says.
         """
         if kind == "thread":
-            return ThreadName(*self._place(kind, written), 0, 0, _of_thread.decode(written.args).name)
+            return ThreadName(*self._place(kind, written), 0, 0, _of_thread.read(written.args, unreadable).name)
         start = _nanoseconds(written.ts, "time")
         if kind == "memory":
-            return _allocation(self._place(kind, written), start, written.args)
+            return _allocation(self._place(kind, written), start, written.args, unreadable)
         if kind == ARROW:
-            return Call(*self._place(kind, written), start, start, _number(written.id) + 1)  # 0 is no correlation
+            return Call(*self._place(kind, written), start, start, _arrow(written.id) + 1)  # 0 is no correlation
         length = _nanoseconds(written.dur, "duration")
         if not 0 <= length <= _LONGEST_NS:
             raise BadEventError("a negative duration" if length < 0 else "a duration of more than a day")
         place = self._place(kind, written)
         if kind in ("kernel", "memcpy", "memset", ON_MTIA):
-            return _operation(place, start, start + length, written.args)
+            return _operation(place, start, start + length, written.args, unreadable)
         if kind == "runtime":
-            return Call(*place, start, start + length, _of_call.decode(written.args).correlation)
+            return Call(*place, start, start + length, _of_call.read(written.args, unreadable).correlation)
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
             _number(written.tid)  # a stream, or a device
         return Event(*place, start, start + length)
@@ -221,9 +193,9 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     return ARROW if is_arrow(phase, category) else None
 
 
-def _operation(place: _Place, start: int, end: int, arguments: msgspec.Raw) -> GpuOperation:
+def _operation(place: _Place, start: int, end: int, arguments: msgspec.Raw, unreadable: list[str]) -> GpuOperation:
     """What ran on a GPU; its process is the device and its thread the stream, where the arguments say nothing else."""
-    told = _on_gpu.decode(arguments)
+    told = _on_gpu.read(arguments, unreadable)
     device, context, stream = told.device, told.context, told.stream
     if device is None:
         device = told.in_device if told.in_device is not None else _ordinal(place[2])
@@ -241,8 +213,8 @@ def _operation(place: _Place, start: int, end: int, arguments: msgspec.Raw) -> G
     )
 
 
-def _allocation(place: _Place, start: int, arguments: msgspec.Raw) -> Allocation:
-    told = _of_memory.decode(arguments)
+def _allocation(place: _Place, start: int, arguments: msgspec.Raw, unreadable: list[str]) -> Allocation:
+    told = _of_memory.read(arguments, unreadable)
     device = told.device if told.device_type else None
     return Allocation(*place, start, start, told.size, told.address, device, told.reserved, told.allocated)
 
@@ -254,6 +226,14 @@ def _ordinal(process: Name) -> int:
     if not 0 <= process < 2**31:
         raise BadEventError("no device")
     return process
+
+
+def _arrow(written: msgspec.Raw) -> int:
+    """The number of an arrow."""
+    try:
+        return _number(_name.decode(written))
+    except msgspec.ValidationError as error:
+        raise BadEventError(reason(error, "id")) from error
 
 
 def _number(told: Name | None) -> int:
