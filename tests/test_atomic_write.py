@@ -33,6 +33,26 @@ def test_a_new_file_has_what_the_umask_leaves(umask: int, mode: int, tmp_path: P
     assert mode_of(tmp_path / "new.md") == mode
 
 
+@pytest.mark.parametrize("before", [None, 0o644])
+@pytest.mark.parametrize(("of_source", "mode"), [(0o600, 0o600), (0o640, 0o640), (0o666, 0o644), (0o444, 0o444)])
+def test_another_form_of_a_file_permits_no_more_than_it(
+    of_source: int, mode: int, before: int | None, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "t.json", tmp_path / "t.sqlite"
+    source.touch()
+    source.chmod(of_source)
+    if before is not None:
+        target.touch()
+        target.chmod(before)
+    umask = os.umask(0o022)
+    try:
+        with made_whole(target, source=source) as unfinished:
+            unfinished.write_text("new")
+    finally:
+        os.umask(umask)
+    assert mode_of(target) == mode
+
+
 def test_a_file_that_is_replaced_keeps_its_permissions_and_owner(tmp_path: Path) -> None:
     path = tmp_path / "old.md"
     path.write_text("old")

@@ -1,4 +1,4 @@
-"""That to look at a database beside a trace changes nothing: neither it, nor what SQLite keeps beside it."""
+"""A database beside a trace: to look at one changes nothing, and one that was made of a private trace is private."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.capture.inputs import check_no_input
+from nsys_analyzer.capture.kineto import converted_sqlite
 from nsys_analyzer.capture.placement import SQLITE_SIDECARS
 from nsys_analyzer.cli import cli
 from nsys_analyzer.errors import NsysAnalyzerError
@@ -34,6 +35,12 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     trace = Kineto().range("forward", 0, 100).operator("aten::mm", 10, 20)
     trace.write(folder / "step.pt.trace.json")
     return folder
+
+
+def test_what_is_made_of_a_private_trace_is_private(tmp_path: Path) -> None:
+    trace = Kineto().operator("aten::mm", 10, 20).write(tmp_path / "t.json")
+    trace.chmod(0o600)
+    assert converted_sqlite(trace).stat().st_mode & 0o777 == 0o600
 
 
 def contents(folder: Path) -> dict[str, bytes]:

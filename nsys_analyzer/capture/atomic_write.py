@@ -19,6 +19,7 @@ from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_DISK_BYTES = 1 << 20  # below it nsys, SQLite and PyTorch fail in words of their own
+_ANYTHING = 0o7777  # every permission there is
 _MOST_LINKS = 40  # as many as Linux follows
 _MOST_LETTERS = 40  # of a file's name in that of its folder, for a name is limited to 255 bytes
 _UNFINISHED = re.compile(r"\.(.*)-export-[a-z0-9_]{8}", re.DOTALL)
@@ -33,7 +34,7 @@ _KINDS = (
 
 
 @contextmanager
-def made_whole(target: Path, needed_bytes: int | None = None) -> Iterator[Path]:
+def made_whole(target: Path, needed_bytes: int | None = None, source: Path | None = None) -> Iterator[Path]:
     """Give a path to write to, which becomes ``target`` when the block ends without an error.
 
     It lies in a folder of its own, on the target's file system, so that a journal goes with an unfinished file. Where
@@ -44,13 +45,15 @@ def made_whole(target: Path, needed_bytes: int | None = None) -> Iterator[Path]:
     Args:
         target: the file to write.
         needed_bytes: how large it is going to be, where that is known; the error of a full disk says it.
+        source: the file that it is another form of, where it is one; it never permits what its source does not.
 
     Raises:
         NsysAnalyzerError: a folder, a device, a pipe or a stream stands at ``target``.
         NoSpaceError: the disk is full.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written, or the source is gone.
     """
     check_regular(target)
+    permitted = _ANYTHING if source is None else source.stat().st_mode
     place = followed(target)
     remove_unfinished(place.parent, place.stem)
     try:
@@ -60,7 +63,7 @@ def made_whole(target: Path, needed_bytes: int | None = None) -> Iterator[Path]:
     try:
         unfinished = folder / place.name
         yield unfinished
-        _put(unfinished, place)
+        _put(unfinished, place, permitted)
     except Exception as error:
         if full := _no_space(error, target, needed_bytes, _bytes_in(folder)):
             raise full from error
@@ -171,14 +174,16 @@ def _is_mine(opened: int) -> bool:
     return True
 
 
-def _put(unfinished: Path, place: Path) -> None:
-    """Gives a complete file its place, with the permissions and the owner of what stood there."""
+def _put(unfinished: Path, place: Path, permitted: int) -> None:
+    """Gives a complete file its place, with the owner of what stood there, and of its permissions those permitted."""
     with contextlib.suppress(FileNotFoundError):
         before = place.stat()
         with contextlib.suppress(OSError):  # only root gives files away, and some file systems know no owners
             os.chown(unfinished, before.st_uid, before.st_gid)
         with contextlib.suppress(OSError):  # nor permissions
             unfinished.chmod(stat.S_IMODE(before.st_mode))
+    if (mode := stat.S_IMODE(unfinished.stat().st_mode)) & ~permitted:
+        unfinished.chmod(mode & permitted)
     to_disk(unfinished)
     unfinished.replace(place)
 

@@ -58,7 +58,7 @@ def _check_report(report: Path) -> None:
 
 
 def _export(nsys: Path, report: Path, target: Path, timeout_s: float | None) -> None:
-    with made_whole(target) as unfinished:
+    with made_whole(target, source=report) as unfinished:
         finished = _run_export(nsys, report, unfinished, timeout_s)
         if finished.returncode != 0 or not is_sqlite(unfinished):
             raise _failed_export(nsys, report, finished)

@@ -78,7 +78,7 @@ def _in_memory(trace: Path) -> Iterator[None]:
 
 def _write(trace: KinetoTrace, output: Path) -> None:
     try:
-        with made_whole(output) as unfinished:
+        with made_whole(output, source=trace.path) as unfinished:
             write_tables(unfinished, _tables(trace))
     except (sqlite3.Error, OSError) as error:
         raise ExportError(
