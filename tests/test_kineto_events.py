@@ -214,6 +214,26 @@ def test_ranks_with_clocks_days_apart_are_kept(tmp_path: Path) -> None:
     assert not remarks(found)
 
 
+@pytest.mark.parametrize("where", [0, -1])
+def test_an_event_that_is_nested_too_deep_is_left_out(where: int, tmp_path: Path) -> None:
+    trace = step()
+    trace.events.insert(len(trace.events) if where else 0, {"deep": 0})
+    deep = trace.text().replace('{"deep": 0}', KERNEL % ('{"}]": ' * 50_000 + "1" + "}" * 50_000))
+    found = tables(deep, tmp_path)
+    assert remarks(found) == [
+        "1 of 1 events of the kind any cannot be what the trace says and is left out: nested too deep (1); "
+        "the first is without a name"
+    ]
+    del found["DIAGNOSTIC_EVENT"]
+    assert found == tables(step().text(), tmp_path)
+
+
+def test_it_is_said_why_no_kernel_is_left(tmp_path: Path) -> None:
+    trace = Kineto().launch(1, 110).kernel(GEMM, 1, 120, -30)
+    with pytest.raises(TraceError, match=r"neither operators nor kernels: 1 of 1 events .* a negative duration \(1\)"):
+        tables(trace.text(), tmp_path)
+
+
 def test_a_trace_of_bad_events_alone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"only events unlike .* no duration \(1\); the first is \"a\"") as caught:
         tables('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "pid": 0, "tid": 0}]}', tmp_path)

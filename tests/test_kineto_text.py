@@ -56,16 +56,46 @@ def test_white_space_takes_no_memory(tmp_path: Path) -> None:
     assert peak_of(read_kineto, path) < 30
 
 
-def test_a_value_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_text, "_LONGEST_VALUE", 4 * MIB)
+def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
-    for before in ('{"traceName": "', '{"traceEvents": ["', '{"a": [0', '["', '{"traceEvents": [{"args": {"a": 1'):
+    for before in (
+        '{"torch_version": "',
+        '{"traceEvents": ["',
+        '{"deviceProperties": [0',
+        '["',
+        '{"traceEvents": [{"args": {"a": 1',
+    ):
         path.write_bytes(gzip.compress(before.encode() + b" " * (60 * MIB), 1))
         with pytest.raises(
             TraceError, match=r"is not JSON, or only a part of it \(.*, or a value of more than 4 MiB at"
         ):
             read_kineto(path)
         assert peak_of(read_kineto, path) < 40
+
+
+@pytest.mark.parametrize("key", ["traceName", "deviceProperties", "traceEvents"])
+def test_many_objects_in_a_value_take_no_memory(key: str, tmp_path: Path) -> None:
+    # 20 million objects would take 1.4 GB; those of a piece and of the longest value 100 MB.
+    path = tmp_path / "t.json.gz"
+    before, after = ("[", "], ") if key == "traceEvents" else ("", ", ")
+    bomb = f'{{"{key}": {before}[' + "{}," * 20_000_000 + f'0]{after}"a": 0, '
+    path.write_bytes(gzip.compress(bomb.encode() + step().text()[1:].encode(), 9))
+    assert peak_of(read_kineto, path) < (30 if key == "traceName" else 200)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", '"' + "x" * (40 * MIB) + '"', r'"\\\""', r'["]", "\\", {"}": "{\""}]', "{}"],
+    ids=["deep", "long", "a", "b", "c"],
+)
+def test_what_is_not_read_may_be_of_any_form_and_length(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"a": %s, "b": 1.5, ' % (value or "[" * 50_000 + "]" * 50_000) + step().text()[1:])
+    for piece in (kineto_text._PIECE, kineto_text._PIECE if len(value) > MIB else 3):
+        monkeypatch.setattr(kineto_text, "_PIECE", piece)
+        assert len(read_kineto(path).of("operator")) == 2
 
 
 def test_memory_follows_what_is_kept(tmp_path: Path) -> None:

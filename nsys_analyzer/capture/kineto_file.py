@@ -14,7 +14,7 @@ from nsys_analyzer.capture.kineto_events import Event, GpuOperation, KinetoTrace
 from nsys_analyzer.capture.kineto_legacy import UNSORTED, sort_legacy
 from nsys_analyzer.capture.kineto_origin import Source
 from nsys_analyzer.capture.kineto_properties import PROPERTIES, read_properties
-from nsys_analyzer.capture.kineto_text import RECORD, JsonText, opened
+from nsys_analyzer.capture.kineto_text import RECORD, JsonText, TooDeepError, opened
 from nsys_analyzer.capture.kineto_times import count_from_the_first, leave_out_strays
 from nsys_analyzer.capture.kineto_written import GPU_RANGE, ON_MTIA, Events
 from nsys_analyzer.errors import TraceError
@@ -50,7 +50,7 @@ def read_kineto(path: Path) -> KinetoTrace:
         raise TraceError(f"{path} {what}", RECORD)
     if not (set(events) & {"kernel", "memcpy", "memset", "operator"}):
         raise TraceError(
-            f"{path} holds neither operators nor kernels",
+            f"{path} holds neither operators nor kernels{''.join(f': {one}' for one in left_out[:1])}",
             "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
         )
     count_from_the_first(events)
@@ -69,7 +69,7 @@ def _read(text: JsonText, events: Events) -> dict[str, Any]:
     elif text.take("{"):
         is_trace = _read_members(text, events, properties)
     else:
-        text.value()
+        text.skip()
     if text.next():
         raise text.broken("extra data")
     if not is_trace:
@@ -88,10 +88,10 @@ def _read_members(text: JsonText, events: Events, properties: dict[str, Any]) ->
         if key == "traceEvents" and text.take("["):
             _read_events(text, events)
             has_events = True
+        elif key in PROPERTIES:
+            properties[key] = text.value()
         else:
-            value = text.value()
-            if key in PROPERTIES:
-                properties[key] = value
+            text.skip()
         more = text.take(",")
         if not more and not text.take("}"):
             raise text.broken("neither a comma nor a closing brace")
@@ -113,9 +113,19 @@ def _read_events(text: JsonText, events: Events, *, may_end: bool = False) -> No
         else:
             if text.position >= one_by_one_until:
                 one_by_one_until = text.position + (len(several) or len(text.buffer) - text.at)
-            events.add(text.value())
+            _read_event(text, events)
         if not text.take(",") and text.next() != "]" and not (may_end and not text.next()):
             raise text.broken("neither a comma nor a closing bracket")
+
+
+def _read_event(text: JsonText, events: Events) -> None:
+    try:
+        event = text.value()
+    except TooDeepError:
+        text.skip()
+        events.leave_out("nested too deep")
+    else:
+        events.add(event)
 
 
 def _sort_out(events: dict[str, list[Event]]) -> None:

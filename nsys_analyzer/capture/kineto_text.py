@@ -14,6 +14,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import IO, Any
 
+from nsys_analyzer.capture.kineto_extent import Extent
 from nsys_analyzer.errors import TraceError
 
 RECORD = "Record it with torch.profiler and export_chrome_trace(), or with: nsys-analyze run --profiler torch"
@@ -26,8 +27,13 @@ _GZIP_MAGIC = b"\x1f\x8b"
 _PIECE = 1 << 20
 """Bytes that are read at once; a few thousand events."""
 
-_LONGEST_VALUE = 32 << 20
-"""Characters of one event or property, white space within it included; Kineto's longest are below a thousandth."""
+_LONGEST_VALUE = 4 << 20
+"""Characters of one event or property that is read, white space within it included; never are more than these and a
+piece decoded, for an object of two characters takes 64 bytes. Kineto's longest are below a hundredth.
+"""
+
+_FIRST_LOOK = 1 << 10
+"""Characters in which the end of a value is looked for first; then in twice as many."""
 
 MOST_EXPANDED = 200
 """How many times larger than its file a compressed trace may be: those of Kineto expand 10 to 30 times, 50 with deep
@@ -60,6 +66,10 @@ def _fraction(text: str) -> Decimal | str:
 #: As JSON, but for control characters in texts, and NaN and Infinity, which profilers have written. Numbers with a
 #: fraction are decimals, for a double does not hold the nanoseconds of a time since 1970.
 _TOLERANT = json.JSONDecoder(parse_float=_fraction, parse_int=_whole_number, parse_constant=str, strict=False)
+
+
+class TooDeepError(TraceError):
+    """A value that has more objects in one another than can be read; it has not been taken."""
 
 
 class JsonText:
@@ -112,7 +122,11 @@ class JsonText:
         return self.buffer[self.at : ends[-1]] if ends else ""
 
     def value(self) -> Any:
-        """Take the value that begins here: fractions as decimals, NaN and Infinity as texts."""
+        """Take the value that begins here: fractions as decimals, NaN and Infinity as texts.
+
+        Raises:
+            TooDeepError: it is nested too deep; :meth:`skip` takes it.
+        """
         self.next()
         while True:
             try:
@@ -123,13 +137,29 @@ class JsonText:
                 if not self._read_twice_as_much():
                     raise self.broken(error.msg, self._dropped + error.pos) from error
             except RecursionError as error:
-                raise self.broken("nested too deep") from error
+                told = self.broken("nested too deep")
+                raise TooDeepError(told.message, told.hint) from error
             else:
                 # What ends with the buffer may be the first digits of a number.
                 may_go_on = _OF_A_NUMBER.fullmatch(self.buffer, end) and not self._is_too_long()
                 if not may_go_on or not self._read_twice_as_much():
                     self.at = end
                     return value
+
+    def skip(self) -> None:
+        """Take the value that begins here, of any length and depth, without building it."""
+        if self.next() not in ("{", "[", '"'):
+            self.value()
+            return
+        extent, look = Extent(), _FIRST_LOOK
+        while self.at < len(self.buffer) or self.read_on():
+            piece = self.buffer[self.at : self.at + look]
+            end = extent.end_in(piece)
+            self.at += len(piece) if end is None else end
+            if end is not None:
+                return
+            look = min(2 * look, _PIECE)
+        raise self.broken("a value without an end")
 
     def _is_too_long(self) -> bool:
         return len(self.buffer) - self.at > _LONGEST_VALUE
@@ -139,7 +169,7 @@ class JsonText:
         remaining = len(self.buffer) - self.at
         if not self.read_on():
             return False
-        while len(self.buffer) < 2 * remaining and self.read_on():
+        while len(self.buffer) < min(2 * remaining, _LONGEST_VALUE) and self.read_on():
             pass
         return True
 

@@ -112,7 +112,7 @@ class Events:
     def add(self, value: Any) -> None:
         """Add an event from the value of its JSON, or count it among those left out."""
         if not isinstance(value, dict):
-            self.left_out.add(_ANYTHING, "no object", None)
+            self.leave_out("no object")
             return
         name = value.get("name")
         kind = _kind(*(value.get(key) for key in ("ph", "cat", "name", "pid")))
@@ -128,6 +128,10 @@ class Events:
             self.left_out.add(kind, reason(error), name)
         else:
             self._add(event)
+
+    def leave_out(self, why: str) -> None:
+        """Count an event of which nothing is known, not even the kind, among those left out."""
+        self.left_out.add(_ANYTHING, why, None)
 
     def _add(self, written: _Written) -> None:
         self.any_phase = self.any_phase or written.ph is not None
