@@ -124,6 +124,11 @@ def test_arguments_of_another_form_are_read(written: str, read: str, tmp_path: P
     assert tables(added(KERNEL % written), tmp_path) == tables(added(KERNEL % read), tmp_path)
 
 
+def test_a_process_or_thread_may_be_a_number_with_a_point(tmp_path: Path) -> None:
+    odd = (KERNEL % "{}").replace('"pid": 0, "tid": 7', '"pid": 0.0, "tid": 7.0')
+    assert tables(added(odd), tmp_path) == tables(added(KERNEL % "{}"), tmp_path)
+
+
 @pytest.mark.parametrize("number", ["1.5", "[1]", '{"a": 1}', "true", "null"])
 def test_the_id_of_an_event_that_is_no_arrow_may_be_anything(number: str, tmp_path: Path) -> None:
     odd = (KERNEL % "{}").replace('"ph": "X"', f'"ph": "X", "id": {number}')

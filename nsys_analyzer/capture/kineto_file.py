@@ -49,10 +49,10 @@ def read_kineto(path: Path) -> KinetoTrace:
         what = f"holds only events unlike those of PyTorch's profiler: {left_out[0]}" if left_out else _NOT_OURS
         raise TraceError(f"{path} {what}", RECORD)
     if not (set(events) & {"kernel", "memcpy", "memset", "operator"}):
-        raise TraceError(
-            f"{path} holds neither operators nor kernels{''.join(f': {one}' for one in left_out[:1])}",
-            "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]",
-        )
+        what = "holds neither operators nor kernels"
+        if left_out:
+            raise TraceError(f"{path} {what}: {left_out[0]}", RECORD)
+        raise TraceError(f"{path} {what}", "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]")
     count_from_the_first(events)
     return KinetoTrace(path, source, properties, events, on_mtia, remarks)
 

@@ -74,7 +74,7 @@ _of_call = ArgumentReader(OfCall)
 _of_memory = ArgumentReader(OfMemory)
 _of_thread = ArgumentReader(OfThread)
 _name = msgspec.json.Decoder(Name)
-_one = msgspec.json.Decoder(_Written)
+_one = msgspec.json.Decoder(_Written, strict=False)  # a process or thread may be 1.0
 _many = msgspec.json.Decoder(list[_Written])
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _WITH_ARGUMENTS = ("kernel", "memcpy", "memset", "runtime", "memory", "thread", ON_MTIA)
