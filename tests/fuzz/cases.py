@@ -17,13 +17,14 @@ from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
 
 _ROOT = Path(__file__).parents[2]
-#: Captures beyond this size would take most of the time.
-_LARGEST = 1_500_000
+#: Captures beyond this size take the longest, and are chosen less often.
+_LARGE = 1_500_000
+_OFTEN = 12
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Sound inputs: exports, traces of PyTorch's profiler, a sweep's folder, and folders of benches."""
+    """Sound inputs: exports, small ones several times; traces of PyTorch's profiler, a sweep's folder, benches'."""
 
     exports: tuple[Path, ...]
     kineto: tuple[Path, ...]
@@ -64,7 +65,9 @@ def inputs(folder: Path) -> Inputs:
     recorded = folder / "cpu_train.pt.trace.json.gz"
     shutil.copyfile(_ROOT / "tests/data" / recorded.name, recorded)
     convert_trace(recorded, folder / "cpu_train.sqlite")
-    found = sorted(path for path in folder.glob("*.sqlite") if path.stat().st_size < _LARGEST)
+    found = [
+        path for path in sorted(folder.glob("*.sqlite")) for _ in range(1 if path.stat().st_size > _LARGE else _OFTEN)
+    ]
     benches = sorted(path.parent for path in (_ROOT / "examples/benches").glob("*/bench.jsonl"))
     return Inputs(tuple(found), tuple(sorted(folder.glob("*.json.gz"))), _ROOT / "examples/sweep", tuple(benches))
 

@@ -27,9 +27,10 @@ _INFERRED = ("inferred",)
 
 @dataclass(frozen=True)
 class Changed:
-    """What was done to a capture, and the phases whose figures it may change; None where it may change any."""
+    """What was done to a row of a table, and the phases whose figures it may change; None where it may change any."""
 
     what: str
+    table: str
     touches: frozenset[str] | None
 
 
@@ -64,7 +65,7 @@ def change(path: Path, original: Path, random: Random) -> Changed:
         for one in columns:
             connection.execute(f'UPDATE {table} SET "{one}" = ? WHERE rowid = ?', [new, row])
         connection.commit()
-    return Changed(what, touches)
+    return Changed(what, table, touches)
 
 
 def _touched(connection: sqlite3.Connection, table: str, row: int, phases: Mapping[int, str]) -> frozenset[str] | None:
@@ -104,9 +105,9 @@ def fault(changed: Changed, before: Path, outcome: Outcome, folder: Path) -> str
     if outcome.code or changed.touches is None:
         return ""
     (old, known), (new, said) = unchanged_figures(before, folder), figures(outcome)
-    if said - known:
-        return ""
     inferred = changed.touches.issuperset(_INFERRED)
     kept = [key for key in old if key[1] not in changed.touches and not (inferred and old[key]["inferred"])]
-    differing = [key for key in kept if old[key] != new.get(key)]
+    news = " ".join(said - known)
+    # A warning that names the table or the phase says why its figures are others.
+    differing = [key for key in kept if old[key] != new.get(key) and changed.table not in news and key[1] not in news]
     return f"other figures of {differing[0]} without a warning after {changed.what}" if differing else ""
