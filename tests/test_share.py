@@ -19,8 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.class_rules import RULES
+from nsys_analyzer.analysis.class_rules import RULES, Rule
+from nsys_analyzer.analysis.classes import classify, first_rule, open_classes
 from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.precision import gemm_precision
 from nsys_analyzer.capture.share import share
 from nsys_analyzer.capture.share_scrub import Renamed, Scrubber
 from nsys_analyzer.capture.share_vocabulary import is_ordinary
@@ -612,3 +614,26 @@ def test_names_of_tables_and_columns_with_quotes_in_them(tmp_path: Path) -> None
     connection.close()
     shared = share(path, tmp_path / "copy.sqlite")
     assert shared.left_out.tables['o"dd'] == 1
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kernel_class}-{rule.example[:30]}")
+def test_an_alias_is_of_the_class_that_its_name_was(rule: Rule) -> None:
+    """And in its precision; an operator may make of it what it might have of the name. A second copy is the same."""
+    name = f"{rule.example} /home/ann"
+    alias = Scrubber(PrivateValues()).name(name.encode())
+    assert alias is not None
+    assert alias.endswith("alias 1") is (first_rule(name) is None)
+    assert (classify(alias), open_classes(alias)) == (classify(name), open_classes(name))
+    assert gemm_precision(alias) == gemm_precision(name)
+    assert alias.startswith("aten::") is name.startswith("aten::")
+    assert Scrubber(PrivateValues()).name(alias.encode()) == alias
+
+
+@pytest.mark.parametrize(
+    "name", ["of /home/ann", "unknown kernel /home/ann", "softmax, /home/ann", "forward, /home/ann"]
+)
+def test_an_alias_is_of_no_class_where_its_name_was_of_none(name: str) -> None:
+    alias = Scrubber(PrivateValues()).name(name.encode())
+    assert alias is not None
+    assert alias != name
+    assert (classify(alias), open_classes(alias)) == (classify(name), open_classes(name))

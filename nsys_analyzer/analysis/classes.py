@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 
+from nsys_analyzer.analysis.aliases import read_alias
 from nsys_analyzer.analysis.class_rules import RULES, Rule
 from nsys_analyzer.trace.columns import UNNAMED
 
@@ -82,7 +83,13 @@ def _arguments(name: str, position: int) -> Iterator[str]:
 
 @cache
 def first_rule(name: str) -> Rule | None:
-    """Find the rule that decides the class of the kernel ``name``, or None where no rule knows it."""
+    """Find the rule that decides the class of the kernel ``name``, or None where no rule knows it.
+
+    An alias in a shared copy says itself what the rule of the name was.
+    """
+    if alias := read_alias(name):
+        known = alias.kernel_class in CLASSES
+        return Rule(re.escape(name), alias.kernel_class, name, alias.part_of) if known else None
     text = readable(name)
     return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 

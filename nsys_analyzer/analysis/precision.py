@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
+from nsys_analyzer.analysis.aliases import read_alias
 from nsys_analyzer.analysis.classes import classify
 
 
@@ -151,5 +152,7 @@ def gemm_precision(name: str) -> str | None:
     """
     if classify(name) not in ("matmul", "fused attention"):
         return None
+    if alias := read_alias(name):
+        return alias.precision
     rule = first_precision_rule(name)
     return rule.precision if rule else None

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
+from nsys_analyzer.analysis.aliases import read_alias
+from nsys_analyzer.analysis.classes import CLASSES
 from nsys_analyzer.analysis.phases import DEFAULT_NAMES, normalized_name
 from nsys_analyzer.capture.share_tokens import may_be_secret
 from nsys_analyzer.capture.share_vocabulary import is_field_word, is_layer_name
@@ -68,10 +70,15 @@ _API = re.compile(r"(?:cuda|cu|cupti|CUPTI|nvtx|nccl|hip|cublas|cudnn)[A-Z_]\w*(
 
 def is_name(text: str) -> bool:
     """Whether a text reads as a name of a range, a kernel, a function or a thread."""
-    if not text:
+    if not text or _is_alias(text):
         return True
     plain = _LAYER.sub(_layer_word, text)
     return _is_mangled(plain) or _is_annotation(plain) or _is_code(plain) or _is_phrase(plain)
+
+
+def _is_alias(text: str) -> bool:
+    alias = read_alias(text)
+    return alias is not None and (not alias.kernel_class or {alias.kernel_class, *alias.part_of} <= CLASSES.keys())
 
 
 def readable_words(text: str) -> str:

@@ -10,10 +10,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePath
 
+from nsys_analyzer.analysis.aliases import Alias
+from nsys_analyzer.analysis.classes import first_rule
 from nsys_analyzer.analysis.phases import DEFAULT_NAMES, PhaseNames
+from nsys_analyzer.analysis.precision import gemm_precision
 from nsys_analyzer.capture.share_names import MARK, is_harmless_word, is_name, readable_words
 from nsys_analyzer.capture.share_vocabulary import is_ordinary
 from nsys_analyzer.capture.share_words import PrivateValues, is_telling
+from nsys_analyzer.trace.columns import UNNAMED
 
 #: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
@@ -24,7 +28,9 @@ _BEGINS, _ENDS = r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2}))", r"(?![^\W_])"
 _DOMAIN = r"(?:[\w-]{0,63}(?:\.[\w-]{1,63})+)?"
 #: No phase has a longer name.
 _LONGEST_PHASE = 100
-_ALIAS = "alias"
+_OPERATOR = "aten::"
+#: A name has no more digits in a row behind its annotation: no counter is as long, and keys and cards are.
+_LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class Scrubber:
         clean = self._known.get(head)
         if clean is None:
             clean = self._known[head] = self._shown(head)
-        return clean + text[len(head) :]
+        return clean + _LONG_NUMBER.sub("0", text[len(head) :])
 
     def message(self, raw: bytes | None) -> str | None:
         """A message of the profiler or a property of the machine, given as its bytes: the words of this field."""
@@ -87,14 +93,13 @@ class Scrubber:
 
     def _shown(self, head: str) -> str:
         public = self._without_private(head)
-        phase = _phase_of(head)
         allowed = "\0" not in head and any(pattern.fullmatch(head) for pattern in self._keep)
-        if allowed or (is_name(public) and (public == head or _phase_of(public) == phase)):
+        if allowed or (is_name(public) and (public == head or _meaning(public) == _meaning(head))):
             if public != head:
                 self.changed.add(head)
             return self._distinct(public)
-        number = len(self.renamed) + 1
-        alias = self._distinct(f"{DEFAULT_NAMES[phase][0]}, {_ALIAS} {number}" if phase else f"{_ALIAS} {number}")
+        before, told = _meaning(head)
+        alias = self._distinct(before + told.text(len(self.renamed) + 1))
         self.renamed.append(Renamed(public, alias))
         return alias
 
@@ -121,10 +126,21 @@ class Scrubber:
         return text
 
 
-def _phase_of(name: str) -> str | None:
-    """The phase that a range of this name is: its alias is of the same, or the copy would have other figures."""
+def _meaning(name: str) -> tuple[str, Alias]:
+    """What analysis reads from a name, which its alias says too: the copy would have other figures without it.
+
+    Returns:
+        What stands before the alias: the phase of a range, or that of an operator or a kernel without a name. And
+        what the alias tells of a kernel.
+    """
     begins = name.split(",", 1)[0]
-    return PhaseNames().key_of(begins) if len(begins) <= _LONGEST_PHASE else None
+    phase = PhaseNames().key_of(begins) if len(begins) <= _LONGEST_PHASE else None
+    before = f"{DEFAULT_NAMES[phase][0]}, " if phase else f"{UNNAMED}, " if name.startswith(UNNAMED) else ""
+    if name.startswith(_OPERATOR):
+        before = _OPERATOR
+    rule = first_rule(name)
+    told = Alias(rule.kernel_class, rule.part_of, gemm_precision(name)) if rule else Alias()
+    return before, told
 
 
 def shown_command(words: Sequence[str]) -> str:

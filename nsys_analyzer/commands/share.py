@@ -37,8 +37,8 @@ def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool
     A name of a range, kernel, function or thread stays where it reads as one: C++ and mangled names, identifiers,
     dotted module paths, operators (aten::mm), calls of CUDA, layers (/conv1/Conv), and phrases of this field's words
     ("scaled dot product attention", "step 3"). Any other name, and an identifier that looks like a key, becomes
-    "alias 1" and is listed here for you to allow with --keep; an alias of a phase begins with the phase. A message of
-    the profiler keeps the words of this field.
+    "alias 1" and is listed here for you to allow with --keep; an alias says the phase or the class of
+    its name. A message of the profiler keeps the words of this field.
 
     Values of the environment variables in the export go wherever they stand ("…" in their place), those of 6
     characters or more (4 in a variable called KEY, TOKEN, PASSWORD or the like, 3 in one called USER, HOST or the
