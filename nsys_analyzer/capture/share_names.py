@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from nsys_analyzer.analysis.aliases import read_alias
 from nsys_analyzer.analysis.classes import CLASSES
 from nsys_analyzer.analysis.phases import DEFAULT_NAMES, normalized_name
+from nsys_analyzer.capture.share_shapes import has_joined_digits, is_owned, may_hide_secret, without_numbers
 from nsys_analyzer.capture.share_tokens import may_be_secret
 from nsys_analyzer.capture.share_vocabulary import is_field_word, is_layer_name
 from nsys_analyzer.capture.share_words import is_telling
@@ -23,11 +24,14 @@ MARK = "…"
 #: A name that was cut in the middle of a letter ends with the character that stands for one that cannot be read.
 _LETTER = rf"A-Za-z_$~{MARK}\ufffd"
 _TOKEN = re.compile(
-    rf"(?P<space> +)|(?P<word>auto:\d+|[{_LETTER}][0-9{_LETTER}]*)|(?P<number>[0-9][0-9A-Za-z]*)|(?P<scope>::)"
+    rf"(?P<space> +)|(?P<word>auto:\d+|[{_LETTER}][0-9{_LETTER}]*)"
+    r"|(?P<number>[0-9]+[eE][+-]?[0-9]{1,3}[fFlL]?(?![0-9A-Za-z])|[0-9][0-9A-Za-z]*)|(?P<scope>::)"
     r"|(?P<open>[(\[{<])|(?P<close>[)\]}>])|(?P<mark>->|\.\.\.|[.,*&#!=-])"
 )
 _WORD = re.compile(rf"[{_LETTER}][0-9{_LETTER}]*")
-_NUMBER = re.compile(r"\d{1,10}(?:[uUlLfF]{0,3}|x[0-9a-fA-F]{1,8})|\d{11,20}[uU]?[lL]{1,2}|\d{1,4}[dD]")
+_NUMBER = re.compile(
+    r"\d+[eE][+-]?\d{1,3}[fFlL]?|\d{1,10}(?:[uUlLfF]{0,3}|x[0-9a-fA-F]{1,8})|\d{11,20}[uU]?[lL]{1,2}|\d{1,4}[dD]"
+)
 #: Words of C++ that stand beside another word, and how compilers call what has no name.
 _OF_CPP = """
     void const volatile unsigned signed int long short char float double bool half operator anonymous namespace unnamed
@@ -59,6 +63,10 @@ _ROOT = re.compile(
 _ADDRESS = re.compile(r"(?<![0-9])([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
 _SPELLINGS = frozenset(text for spellings in DEFAULT_NAMES.values() for text in spellings)
 _LONGEST_PHRASE = 200
+#: Characters of a number that stands anywhere in code, of the longest of C++, and of all longer ones in a name's <>.
+_LONGEST_ARGUMENT, _LONGEST_LONG, _MOST_DIGITS = 8, 20, 80
+#: Digits of a phrase, and of a message with its versions and counts.
+_MOST_PHRASE_DIGITS, _MOST_MESSAGE_DIGITS = 12, 32
 _MOST_NUMBERS = 6
 _JOINS = {"->", "=>", "-", "/", "+", "&", "|", "=", MARK}
 #: A size, a type, a GPU: ``ctx1024``, ``bf16``, ``A100``, ``80GB``, ``7b``.
@@ -72,6 +80,8 @@ def is_name(text: str) -> bool:
     """Whether a text reads as a name of a range, a kernel, a function or a thread."""
     if not text or _is_alias(text):
         return True
+    if is_owned(text):
+        return False
     plain = _LAYER.sub(_layer_word, text)
     return _is_mangled(plain) or _is_annotation(plain) or _is_code(plain) or _is_phrase(plain)
 
@@ -83,7 +93,10 @@ def _is_alias(text: str) -> bool:
 
 def readable_words(text: str) -> str:
     """A message without the words that are not of this field, each a mark instead; marks beside another are one."""
-    words = text.split(" ")
+    plain = without_numbers(text, MARK)
+    if sum(map(str.isdigit, plain)) > _MOST_MESSAGE_DIGITS:
+        plain = re.sub(r"[0-9]+", MARK, plain)
+    words = plain.split(" ")
     shown = [word if not word or _is_message_word(word) else MARK for word in words]
     return " ".join(word for i, word in enumerate(shown) if word != MARK or i == 0 or shown[i - 1] != MARK)
 
@@ -106,10 +119,13 @@ def _is_mangled(text: str) -> bool:
     """Whether a name is mangled as the Itanium ABI has it: each name in it behind its length, ``_Z3addPfi``."""
     if not text.startswith("_Z"):
         return False
-    at = 2
+    at, letters, names = 2, 0, list[str]()
     while at < len(text):
         if code := _MANGLED_CODE.match(text, at):
             at = code.end()
+            letters = letters + 1 if len(code[0]) == 1 else 0
+            if letters > _MOST_LETTERS:
+                return False
             continue
         length = _LENGTH.match(text, at)
         if not length:
@@ -118,13 +134,17 @@ def _is_mangled(text: str) -> bool:
         name = text[length.end() : at]
         if len(name) < int(length[0]) or not _WORD.fullmatch(name) or may_be_secret(name):
             return False
-    return True
+        letters = 0
+        names.append(name)
+    return bool(names) and not may_hide_secret(text, names)
 
 
+#: Types, operators and scopes between two names; a kernel of cuDNN has 14.
+_MOST_LETTERS = 18
 _LENGTH = re.compile(r"[1-9]\d{0,3}")
 #: What stands between the names: substitutions, literals, and one or two letters for types, operators and scopes.
 _MANGLED_CODE = re.compile(
-    r"S[0-9A-Z]{0,3}_|T\d{0,3}_|L[a-z]n?\d{1,20}E|U[lt]\d{0,3}_|E\d{0,3}_|0E|\d{1,2}(?=E(?:L[a-zN_]|NS|DF|E|S[0-9A-Z]?_))|D[vF]\d{1,4}[_bx]?|f[pL]\d{0,3}_|A\d{1,9}_"
+    r"S[0-9A-Z]{0,3}_|T\d{0,3}_|L(?:[lmxy]n?\d{1,20}|[a-z]n?\d{1,10})E|U[lt]\d{0,3}_|E\d{0,3}_|0E|\d{1,2}(?=E(?:L[a-zN_]|NS|DF|E|S[0-9A-Z]?_))|D[vF]\d{1,4}[_bx]?|f[pL]\d{0,3}_|A\d{1,9}_"
     rf"|[A-Za-z_{MARK}]|\.\w{{1,20}}$"
 )
 
@@ -132,6 +152,8 @@ _MANGLED_CODE = re.compile(
 def _is_annotation(text: str) -> bool:
     match = _XLA.fullmatch(text)
     if not match:
+        return False
+    if _is_address(text) or has_joined_digits(text):
         return False
     pairs = [pair.partition("=") for pair in match["values"].split(",")]
     return not any(is_telling(name) for name, _, _ in pairs) and _are_plain(re.findall(r"\w+", text))
@@ -152,22 +174,34 @@ def _is_code(text: str) -> bool:
     if not any(kind == "word" for kind, _ in tokens) or _DOMAIN.search(text) or _ADDRESS.search(text):
         return False
     opened = False
+    angles = digits = 0  # how many of < are open, and the digits of long numbers in them
     for i, (kind, token) in enumerate(tokens):
         opened = opened or kind == "open"
+        angles += (token == "<") - (token == ">")
         before = tokens[i - 1][0] if i else ""
         if kind == "word" and may_be_secret(token):
             return False
-        if kind == "number" and not (_NUMBER.fullmatch(token) and i):
+        if kind == "number" and not (i and (_NUMBER.fullmatch(token) or (_is_cast(tokens, i) and token.isdigit()))):
             return False
+        if kind == "number" and len(token) > _LONGEST_ARGUMENT:
+            digits += len(token)
+            if angles < 1 or digits > _MOST_DIGITS:
+                return False
         if token == "," and not opened:
             return False
         if token == "=" and not (_token(tokens, i - 1) in _BESIDE and _kind(tokens, i + 1) == "number"):
             return False
-        if token == "-" and (before not in ("open", "space") or _kind(tokens, i + 1) != "number"):
+        may_be_minus = before in ("open", "space") or _is_cast(tokens, i)
+        if token == "-" and not (may_be_minus and _kind(tokens, i + 1) == "number"):
             return False
         if kind == "bad" or (kind == "space" and not _may_part(tokens, i)):
             return False
-    return True
+    return not may_hide_secret(text, [token for kind, token in tokens if kind == "word"])
+
+
+def _is_cast(tokens: list[tuple[str, str]], i: int) -> bool:
+    """Whether a type in brackets stands before an index: ``(long)1125899906909960``."""
+    return _token(tokens, i - 1) == ")" and _token(tokens, i - 2) in _BESIDE and len(_token(tokens, i)) <= _LONGEST_LONG
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -212,6 +246,8 @@ def _is_phrase(text: str) -> bool:
     numbers = len(re.findall(r"\d+", text))
     if not all(map(_is_phrase_word, words)) or numbers > _MOST_NUMBERS:
         return False
+    if has_joined_digits(text) or sum(map(str.isdigit, text)) > _MOST_PHRASE_DIGITS:
+        return False
     if text.isdigit() or normalized_name(text) in _SPELLINGS:
         return True
     return any(len(part) > 1 and is_field_word(part) and not part.isdigit() for part in re.findall(r"[A-Za-z]+", text))
@@ -254,4 +290,4 @@ def _is_message_word(word: str) -> bool:
         return _are_plain(re.findall(r"\w+", core))
     if core.startswith("--"):
         core = core[2:]
-    return bool(core) and _is_phrase_word(core)
+    return bool(core) and _is_phrase_word(core) and not is_owned(core) and not has_joined_digits(core)

@@ -21,7 +21,7 @@ _VARIABLE = r"[A-Za-z_]\w*="
 #: number: ``PROCESS_0:ENVIRONMENT_VARIABLE_12``.
 _NUMBER = r"(?:[_:]?\d+)?$"
 _HOSTS = re.compile(
-    rf"(?i)(?:host|machine|node|computer|server|domain|DEVICE_DISPLAY)_?NAME{_NUMBER}|(?:EXPORT_|_|^)HOST{_NUMBER}"
+    rf"(?i)(?:host|machine|node|computer|server|domain|target|DEVICE_DISPLAY)_?NAME{_NUMBER}|FQDN{_NUMBER}|(?:EXPORT_|_|^)HOST{_NUMBER}"
 )
 _USERS = re.compile(rf"(?i)(?:USER|LOGIN|ACCOUNT|OWNER)(?:_?NAME)?{_NUMBER}")
 _ONE_VARIABLE = re.compile(rf"(?i)ENV(?:IRONMENT)?(?:_?VAR(?:IABLE)?S?)?{_NUMBER}")

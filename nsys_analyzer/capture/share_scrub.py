@@ -145,11 +145,13 @@ def _meaning(name: str) -> tuple[str, Alias]:
 
 def shown_command(words: Sequence[str]) -> str:
     """A command line as one would type it, without its paths and without what a telling option is given."""
-    shown = [PurePath(words[0]).name]
-    for before, word in pairwise(words):
+    shown = [] if _VARIABLE.match(words[0]) else [PurePath(words[0]).name]
+    for before, word in pairwise(words if shown else ("", *words)):
         name, is_set, value = word.partition("=")
-        telling = before.startswith("-") and "=" not in before and is_telling(before)
-        if telling and not is_ordinary(word):
+        telling = before.startswith("-") and "=" not in before and _is_told(before, word)
+        if _VARIABLE.match(word) and not is_ordinary(value):
+            shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)
+        elif telling and not is_ordinary(word):
             shown.append(MARK)
         elif is_set and is_telling(name) and not is_ordinary(value):
             shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)
@@ -158,6 +160,18 @@ def shown_command(words: Sequence[str]) -> str:
         else:
             shown.append(_shown_word(word))
     return " ".join(word if _is_plain(word) else shlex.quote(word) for word in shown)
+
+
+#: A variable of the environment before its program; options of the program have names in small letters.
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
+_SHORT_OPTION = re.compile(r"-[puUP]|--?server")
+
+
+def _is_told(option: str, value: str) -> bool:
+    """Whether an option gives a person, a machine or a secret; ``python -u train.py`` gives a script."""
+    return is_telling(option) or bool(
+        _SHORT_OPTION.fullmatch(option) and not value.endswith(".py") and value[:1] != "-"
+    )
 
 
 def _shown_word(word: str) -> str:

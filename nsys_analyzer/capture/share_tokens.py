@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from itertools import pairwise
 
@@ -26,6 +26,7 @@ _BITS_OF_WORD = 9.0
 #: How far a stretch may exceed a name's cost, and how much further for each doubling of the identifier: a long one
 #: has more stretches.
 _EXCESS, _EXCESS_PER_DOUBLING = 20.0, 2.0
+_SHORTEST_PART = 4
 _SHORTEST_HEX = 12
 _LONGEST_NUMBER = 10
 
@@ -89,6 +90,25 @@ def excess(identifier: str) -> float:
             continue
         for bits in _bits(run):
             so_far = max(0.0, so_far + bits)
+            most = max(most, so_far)
+    return most
+
+
+def excess_of_runs(identifiers: Iterable[str]) -> float:
+    """Bits by which the most random stretch of identifiers costs more than names do; 0 or more.
+
+    Each run of letters and digits counts once, for code says a name again and again.
+    """
+    most = so_far = 0.0
+    seen: set[str] = set()
+    for identifier in identifiers:
+        plain = identifier.rpartition("_") if "_" in identifier else ("", "", identifier)
+        text = plain[0] if _TRITON_ARGUMENTS.fullmatch(plain[2]) else identifier
+        for run in _RUN.findall(_SIZES.sub("0", text)):
+            if len(run) < _SHORTEST_PART or run in seen or _HASH.fullmatch(run):
+                continue
+            seen.add(run)
+            so_far = max(0.0, so_far + sum(_bits(run)))
             most = max(most, so_far)
     return most
 
