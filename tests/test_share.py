@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.classes import classify, first_rule, open_classes
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.precision import gemm_precision
 from nsys_analyzer.capture.share import share
-from nsys_analyzer.capture.share_scrub import Renamed, Scrubber
+from nsys_analyzer.capture.share_scrub import Renamed, Scrubber, shown_command
 from nsys_analyzer.capture.share_vocabulary import is_ordinary
 from nsys_analyzer.capture.share_words import PrivateValues, private_parts
 from nsys_analyzer.cli import cli
@@ -371,7 +371,7 @@ def test_names_that_are_allowed(text: str, kept: str) -> None:
         ("Intel(R) Xeon(R) Platinum 8480C", "Intel(R) Xeon(R) Platinum 8480C"),
         ("GPU-a7d00f32-64fa-041e-83fb-5546b548f523", "…"),
         ("2025.3.2.0", "2025.3.2.0"),
-        ("password: 1234", "… 1234"),
+        ("password: 1234", "…"),
     ],
 )
 def test_the_words_of_a_message(text: str, readable: str) -> None:
@@ -637,3 +637,28 @@ def test_an_alias_is_of_no_class_where_its_name_was_of_none(name: str) -> None:
     assert alias is not None
     assert alias != name
     assert (classify(alias), open_classes(alias)) == (classify(name), open_classes(name))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["python", "-u", "train.py", "-p", "hunter2", "-u", "ann"], "python -u train.py -p … -u …"),
+        (["python", "train.py", "--server", "gpu17", "-p", "4"], "python train.py --server … -p 4"),
+        (["RUNS=/data/ann", "python", "train.py"], "RUNS=… python train.py"),
+    ],
+)
+def test_a_command_is_shown_without_its_user_and_machine(words: list[str], shown: str) -> None:
+    assert shown_command(words) == shown
+
+
+def test_a_long_number_behind_an_operator_is_taken_out() -> None:
+    scrubbed = Scrubber(PrivateValues()).name(b"aten::mm, seq = 4111111111111111, op_id = 12")
+    assert scrubbed == "aten::mm, seq = 0, op_id = 12"
+
+
+@pytest.mark.parametrize("name", ["FQDN", "TargetName"])
+def test_the_name_of_the_target_is_looked_for(tmp_path: Path, name: str) -> None:
+    export = training_step(Export().gpu()).range("bluefalcon_load", 2000, 2005)
+    export.add("TARGET_INFO_SYSTEM_ENV", name=name, value="bluefalcon")
+    copy = share(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite").path
+    assert b"bluefalcon" not in copy.read_bytes()

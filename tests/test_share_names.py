@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import lzma
 import random
+import re
 import string
 import time
 from collections.abc import Callable
@@ -208,3 +209,68 @@ def test_any_text_is_judged(text: str) -> None:
     shown = Scrubber(PrivateValues()).name(text.encode("utf-8", errors="replace"))
     assert shown is not None
     assert is_name(shown) or ", " in shown  # a phase before an alias, or numbers behind a name
+
+
+#: Shapes of machines, people and accounts, each with what would give it away.
+SHAPES: dict[str, Draw] = {
+    "aws host": joined("ip-10-", drawn("12", 2), "-3-", drawn("123", 2)),
+    "ipv6": joined("fe80::", drawn("123456789", 4)),
+    "node": joined("node", drawn("0123456789", 3)),
+    "node of a domain": joined("node", drawn("123456789", 2), ".", drawn(string.ascii_lowercase, 6)),
+    "nodes": joined("node[", drawn("123456789", 1), "-", drawn("123456789", 2), "]"),
+    "network card": joined(*[part for _ in range(5) for part in (drawn(_HEX, 2), "-")], drawn(_HEX, 2)),
+    "phone": joined("call 555-", drawn("123456789", 3), "-", drawn("123456789", 4)),
+    "card": joined("data ", *[part for _ in range(3) for part in (drawn("123456789", 4), "-")], drawn("123456789", 4)),
+    "card of one word": joined("batch", *[part for _ in range(4) for part in ("_", drawn("123456789", 4))]),
+    "iban": joined("DE", drawn("123456789", 2), *[part for _ in range(3) for part in (" ", drawn("123456789", 4))]),
+    "key": joined("api key ", drawn("123456789", 8)),
+    "user": joined("user ", drawn("123456789", 8)),
+    "account": joined("account ", drawn("123456789", 4)),
+    "home": joined("_home_", drawn(string.ascii_lowercase, 6), "_train"),
+    "home with dots": joined("home.", drawn(string.ascii_lowercase, 6), ".train"),
+    "date of birth": joined("date 198", drawn("123456789", 1), "-05-06"),
+    "arguments": joined("f(", drawn("123456789", 10), ",", drawn("123456789", 10), ")"),
+    "long argument": joined("f(", drawn("123456789", 20), "UL)"),
+    "mangled": joined("_Z", *[part for _ in range(3) for part in ("6", drawn(string.ascii_letters, 6))], "v"),
+    "mangled letters": joined("_Z1fI", drawn(string.ascii_uppercase, 24)),
+    "mangled number": joined("_Z1fILi", drawn("123456789", 18), "EEv"),
+    "XLA": joined("X:#a=", drawn("123456789", 10), ",b=", drawn("123456789", 10), "#"),
+    "XLA's domain": joined("X:#a=", drawn(string.ascii_lowercase, 6), ".hyrule.org#"),
+    "key with dots": joined(*[part for _ in range(6) for part in (".x", drawn(_ALNUM, 5))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", SHAPES)
+def test_no_machine_person_or_account_reads_as_a_name(family: str) -> None:
+    numbers = random.Random(f"2027 {family}")
+    shapes = [SHAPES[family](numbers) for _ in range(300)]
+    assert [shape for shape in shapes if is_name(shape)] == []
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["ip-10-22-3-22", "node682", "555-936-0087", "9651-2558-8565-9471", "key 94964992", "user 12345678", "682-39-1259"],
+)
+def test_no_machine_person_or_account_is_left_in_a_message(shape: str) -> None:
+    digits = [part for part in re.findall(r"\d+", shape) if len(part) > 1]
+    assert not [part for part in digits if part in readable_words(f"Profiling failed at {shape}, twice")]
+
+
+@pytest.mark.parametrize("parts", [(5, "_"), (5, "::"), (6, "_")])
+def test_a_key_that_was_cut_reads_as_one(parts: tuple[int, str]) -> None:
+    """Of 300 keys of six pieces, few have only pieces that words might be."""
+    length, mark = parts
+    numbers = random.Random(f"2028 {parts}")
+    keys = [mark.join("x" + "".join(numbers.choices(_ALNUM, k=length)) for _ in range(6)) for _ in range(300)]
+    assert [key for key in keys if is_name(key)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "void indexSelectLargeIndex<float, unsigned int, (int)2, (int)-2, (bool)1>(T1)", "gemm_kernel<1e-05f>(int)",
+        "void marlin::Marlin<(long)1125899906909960, (long)1125899907892224, 128, 1, false>(int4 const*)",
+    ],
+)  # fmt: skip
+def test_numbers_of_template_arguments_are_ordinary(name: str) -> None:
+    assert is_name(name)

@@ -151,7 +151,7 @@ def shown_command(words: Sequence[str]) -> str:
         telling = before.startswith("-") and "=" not in before and _is_told(before, word)
         if _VARIABLE.match(word) and not is_ordinary(value):
             shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)
-        elif telling and not is_ordinary(word):
+        elif telling and not (word.isdigit() if _SHORT_OPTION.fullmatch(before) else is_ordinary(word)):
             shown.append(MARK)
         elif is_set and is_telling(name) and not is_ordinary(value):
             shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)

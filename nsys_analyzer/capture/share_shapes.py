@@ -10,20 +10,18 @@ import math
 import re
 from collections.abc import Sequence
 
-from nsys_analyzer.capture.share_tokens import excess_of_runs
+from nsys_analyzer.capture.share_tokens import excess_of_runs, is_of_triton
 
 _BEGINS, _ENDS = r"(?<![A-Za-z0-9])", r"(?![A-Za-z0-9])"
 #: Words that say whose the number behind them is.
-_TELLING = (
-    r"(?:key|user|account|code|pass(?:word|wd|code)?|pw|token|pin|otp|login|phone|call|card|iban|ssn|id|secret)s?"
-)
+_TELLING = r"(?:key|user|account|code|pass(?:word|wd|code)?|pw|token|pin|otp|login|phone|call|card|iban|ssn|secret)s?"
 _OWNED = re.compile(
     rf"(?i){_BEGINS}(?:(?:node|nid|login|host|server|machine|dgx|hgx)-?\[?\d"  # node17, login1, node[3-39]
     r"|ip[-_.]?(?:\d{1,3}[-_.]){3}\d"  # ip-10-22-3-22
     r"|(?:10|127|172|192)([-_])\d{1,3}\1\d{1,3}\1\d{1,3}(?![\w-])"
     r"|(?:home|users)(?:[._]{1,2}|::)[a-z]|https?::"  # _home_ann_train
     r"|(?:[0-9a-f]{2}[-:]){5}[0-9a-f]{2}"  # a network card
-    r"|(?-i:[A-Z0-9]{5}(?:[-_][A-Z0-9]{5}){2,})"  # a licence
+    r"|(?-i:[A-Z0-9]{5}(?:-[A-Z0-9]{5}){2,})"  # a licence
     rf"|{_TELLING}[\s_:#=-]{{0,3}}\d{{4}})"
 )
 _TOLD = re.compile(rf"(?i)({_BEGINS}{_TELLING}:? )(?=[^ ]*\d[^ ]*\d)[\w-]{{4,}}")
@@ -41,7 +39,7 @@ _LONE_LETTER = re.compile(rf"{_BEGINS}[A-Za-z]{_ENDS}")
 _JOINED_DIGITS = re.compile(r"\d(?:[-_ ]?\d){5,}")
 _PARTED_DIGITS = re.compile(rf"{_BEGINS}\d{{3,}}(?:_\d{{3,}}){{2,}}{_ENDS}")
 #: The name of a run, or a long number; of source files nvcc writes it, too, into what has no name.
-_RUN = re.compile(rf"{_BEGINS}(?:(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{{8}}|\d{{7,}}){_ENDS}")
+_RUN = re.compile(rf"{_BEGINS}(?:(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{{8,11}}|\d{{7,}}){_ENDS}")
 _OF_FILES = re.compile(r"_(?:INTERNAL|GLOBAL__N_)_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}|(?:bf16|cf32|f16){2}")
 #: Libraries that write the architectures they were built for into their namespaces.
 _ARCHITECTURES = re.compile(r"(?:CUB|THRUST|HIPCUB|ROCPRIM)_\d{6}_(?:SM_)?(?:\d{3,4}_?)+")
@@ -68,9 +66,10 @@ def may_hide_secret(code: str, identifiers: Sequence[str]) -> bool:
         return True
     if "_" in code and _PARTED_DIGITS.search(_ARCHITECTURES.sub("", code)):
         return True
-    if _RUN.search(_OF_FILES.sub("", " ".join(identifiers))):
-        return True
     if code.startswith(_ABBREVIATED):
         return False
+    runs = _RUN.findall(_OF_FILES.sub("", " ".join(identifiers)))
+    if not all(map(is_of_triton, runs)):
+        return True
     allowed = _EXCESS + _EXCESS_PER_DOUBLING * max(0.0, math.log2(max(len(code), 1) / _LENGTH))
     return excess_of_runs(identifiers) > allowed

@@ -38,7 +38,7 @@ _SIZES = re.compile(
     r"|x?(?:mx)?(?:bf|tf|fp|f)(?:4|8|16|32|64)(?!\d)|e\dm\d|(?:sm|gfx)\d{2,4}(?-i:[af](?![a-z]))?"
 )
 #: What each argument of an early Triton kernel is: ``0d1d2d3de4``.
-_TRITON_ARGUMENTS = re.compile(r"(?:\d{1,2}(?:de?|c)?)+")
+_TRITON_ARGUMENTS = re.compile(r"(?:\d{1,2}(?:de?|c))+\d{0,2}(?:\d{1,2}(?:de?|c)?){0,8}")
 #: The names of rocBLAS and hipBLASLt are abbreviations with a number each: ``LBSPPA256_LRVW8``.
 _TENSILE, _SHORTEST_OF_TENSILE, _SHORTEST_RUN = "Cijk_", 12, 7
 #: Stands for a source file in what nvcc calls a namespace without a name.
@@ -71,7 +71,12 @@ def may_be_secret(identifier: str) -> bool:
 def _is_number_or_hash(run: str) -> bool:
     if run.isdigit():
         return len(run) > _LONGEST_NUMBER
-    return len(run) >= _SHORTEST_HEX and bool(_HEX.fullmatch(run)) and not _TRITON_ARGUMENTS.fullmatch(run)
+    return len(run) >= _SHORTEST_HEX and bool(_HEX.fullmatch(run)) and not is_of_triton(run)
+
+
+def is_of_triton(run: str) -> bool:
+    """Whether a run says what each argument of a kernel of an early Triton is: ``0d1d2d3de4``."""
+    return bool(_TRITON_ARGUMENTS.fullmatch(run))
 
 
 def excess(identifier: str) -> float:
@@ -80,7 +85,7 @@ def excess(identifier: str) -> float:
     The stretch is the one with the largest sum, found in one pass. An underscore halves what came before it: the
     names of kernels are many short abbreviations.
     """
-    if _TRITON_ARGUMENTS.fullmatch(identifier.rpartition("_")[2]):
+    if is_of_triton(identifier.rpartition("_")[2]):
         identifier = identifier.rpartition("_")[0]
     shortest = _SHORTEST_OF_TENSILE if identifier.startswith(_TENSILE) else _SHORTEST_RUN
     most = so_far = 0.0
@@ -103,7 +108,7 @@ def excess_of_runs(identifiers: Iterable[str]) -> float:
     seen: set[str] = set()
     for identifier in identifiers:
         plain = identifier.rpartition("_") if "_" in identifier else ("", "", identifier)
-        text = plain[0] if _TRITON_ARGUMENTS.fullmatch(plain[2]) else identifier
+        text = plain[0] if is_of_triton(plain[2]) else identifier
         for run in _RUN.findall(_SIZES.sub("0", text)):
             if len(run) < _SHORTEST_PART or run in seen or _HASH.fullmatch(run):
                 continue
