@@ -40,7 +40,7 @@ _JOINED_DIGITS = re.compile(r"\d(?:[-_ ]?\d){5,}")
 _PARTED_DIGITS = re.compile(rf"{_BEGINS}\d{{3,}}(?:_\d{{3,}}){{2,}}{_ENDS}")
 #: The name of a run, or a long number; of source files nvcc writes it, too, into what has no name.
 _RUN = re.compile(rf"{_BEGINS}(?:(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{{8,11}}|\d{{7,}}){_ENDS}")
-_OF_FILES = re.compile(r"_(?:INTERNAL|GLOBAL__N_)_[0-9a-f]{8}_\d+_\w+?_cu_[0-9a-f]{8}|(?:bf16|cf32|f16){2}")
+_OF_FILES = re.compile(r"_(?:INTERNAL|GLOBAL__N_)_[0-9a-f]{8}_\d{1,4}_\w{1,100}?_cu_[0-9a-f]{8}|(?:bf16|cf32|f16){2}")
 #: Libraries that write the architectures they were built for into their namespaces.
 _ARCHITECTURES = re.compile(r"(?:CUB|THRUST|HIPCUB|ROCPRIM)_\d{6}_(?:SM_)?(?:\d{3,4}_?)+")
 
