@@ -295,3 +295,12 @@ def test_a_phase_whose_call_has_no_time_is_partial(tmp_path: Path) -> None:
     # GEMM 200 and ADD 40 follow each other.
     assert (backward.instances, backward.incomplete_instances) == (2, 1)
     assert backward.gpu_busy_ms.mean == pytest.approx(240 / 1e6)
+
+
+def test_half_of_all_times_are_decades_away(tmp_path: Path) -> None:
+    # Of 42 starts (15 kernels, their 15 calls, 12 ranges) 21 are moved by 36 years: nothing lies in the middle.
+    path = three_steps(tmp_path)
+    moved = f"SET start = start + {2**60}, end = end + {2**60}"
+    summary = broken(path, f"UPDATE {KERNEL} {moved}", f"UPDATE {RANGE} {moved} WHERE rowid <= 6")
+    assert left_out(summary)
+    assert summary.coverage is not None
