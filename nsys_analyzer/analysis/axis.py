@@ -45,6 +45,9 @@ class Axis:
             return np.full(len(group), OFF_AXIS, np.int64)
         if self._contiguous:
             code = group - self._groups[0]
+            if len(code) and code.min() >= 0 and code.max() < len(self._groups):
+                placed: Ints = code * self._stretch + self._inside(value)
+                return placed
             known = (code >= 0) & (code < len(self._groups))
         else:
             code = np.searchsorted(self._groups, group).clip(max=len(self._groups) - 1)
@@ -59,6 +62,8 @@ class Axis:
     def _inside(self, value: Ints) -> Ints:
         """The place of each value within its group's stretch."""
         if self._ranked is None:
+            if len(value) and value.min() >= self._low and value.max() <= self._high:
+                return value - self._low + 1
             limits = np.iinfo(np.int64)
             return value.clip(max(self._low - 1, limits.min), min(self._high + 1, limits.max)) - self._low + 1
         # An even place is a gap between two values, an odd one a value.

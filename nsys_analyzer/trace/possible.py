@@ -95,6 +95,9 @@ def faults(start: Ints, end: Ints, first: int, last: int, *, zero_is_unknown: bo
         first, last: between what times they can lie.
         zero_is_unknown: whether 0 for both means that the times could not be collected, as CUPTI writes it.
     """
+    least = max(_near(first), 1 if zero_is_unknown else NO_TIME + 1)
+    if not len(start) or (start.min() >= least and end.max() <= _near(last) and not (end < start).any()):
+        return  # as of nearly all tables
     unknown = (start == NO_TIME) | (end == NO_TIME)
     if zero_is_unknown:
         unknown |= (start == 0) & (end == 0)
