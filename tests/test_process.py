@@ -228,7 +228,7 @@ def test_a_target_without_the_mark_is_ended_too(detached: bool, tmp_path: Path) 
 def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nsys_analyzer.capture.watcher.end_all", lambda _: {7, 41})
     status = tmp_path.stat()
-    (tmp_path / ".log.running").write_text(f"NSYS_ANALYZE_PROCESS=x {status.st_dev}:{status.st_ino}")
+    (tmp_path / f".running-x_{status.st_dev}-{status.st_ino}").touch()
     with pytest.raises(CaptureError, match=r"A program of an earlier run into .* is still running") as caught:
         end_left_in(tmp_path)
     assert "(process 7, 41)" in caught.value.message

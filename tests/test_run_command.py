@@ -223,7 +223,7 @@ def test_refused(words: tuple[str, ...], said: str, desk: Desk, run: Run) -> Non
     ("words", "said"),
     [
         (("--model", ","), "give at least one value"),
-        (("--context-length", "0"), "0 is not in the range x>=1"),
+        (("--context-length", "0"), "0 is not in the range 1<=x"),
         (("--context-length", "128,many"), "'many' is not a valid integer"),
         (("--mode", "train,sleep"), "'sleep' is not one of"),
         (("--steps", "0"), "0 is not in the range x>=1"),

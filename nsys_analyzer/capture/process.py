@@ -29,7 +29,7 @@ from nsys_analyzer.errors import CaptureError
 _GRACE_S = 5
 _TICK_S = 0.2
 _MARK = "NSYS_ANALYZE_PROCESS"
-_NOTES = ".*.running"
+_NOTES = ".running-*"
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
 _TAIL_BYTES = 20_000
 _OUT_OF_MEMORY = re.compile(
@@ -122,8 +122,9 @@ def _new_mark() -> str:
 @contextmanager
 def _noted(mark: str, log: Path) -> Iterator[None]:
     """Keeps a note of the mark beside a log while the program behind it runs."""
-    note = log.with_name(f".{log.name}.running")
-    note.write_text(f"{mark} {_identity(log.parent)}", encoding="ascii")
+    # In its name alone: an empty file takes no room on a disk that is full.
+    note = log.with_name(f"{_NOTES[:-1]}{mark.partition('=')[2]}_{_identity(log.parent)}")
+    note.touch()
     try:
         yield
     finally:
@@ -131,14 +132,14 @@ def _noted(mark: str, log: Path) -> Iterator[None]:
 
 
 def _mark_in(note: Path) -> str:
-    """The mark in a note; empty where the folder is a copy, whose original may be at work, or the note is cut off."""
-    mark, _, identity = note.read_text(encoding="ascii", errors="replace").partition(" ")
-    return mark if mark.startswith(f"{_MARK}=") and identity == _identity(note.parent) else ""
+    """The mark in a note; empty where the folder is a copy, whose original may be at work."""
+    mark, _, identity = note.name.removeprefix(_NOTES[:-1]).partition("_")
+    return f"{_MARK}={mark}" if mark and identity == _identity(note.parent) else ""
 
 
 def _identity(folder: Path) -> str:
     status = folder.stat()
-    return f"{status.st_dev}:{status.st_ino}"
+    return f"{status.st_dev}-{status.st_ino}"
 
 
 class _NotRunError(Exception):

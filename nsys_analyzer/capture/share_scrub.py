@@ -29,6 +29,8 @@ _DOMAIN = r"(?:[\w-]{0,63}(?:\.[\w-]{1,63})+)?"
 #: No phase has a longer name.
 _LONGEST_PHASE = 100
 _OPERATOR = "aten::"
+#: A property that is a number alone, as the versions of drivers and runtimes are: HIP's has eight digits.
+_VERSION = re.compile(r"\d{1,8}")
 #: A name has no more digits in a row behind its annotation: no counter is as long, and keys and cards are.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 
@@ -86,7 +88,8 @@ class Scrubber:
         if raw is None:
             return None
         text = raw.decode("utf-8", errors="replace")
-        clean = readable_words(self._without_private(text))
+        without = self._without_private(text)
+        clean = without if _VERSION.fullmatch(without) else readable_words(without)
         if clean != text:
             self.changed.add(text)
         return clean
