@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import lzma
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from nsys_analyzer.capture.installation import find_importer, start_fault
 from nsys_analyzer.capture.nsys import Nsys
+from nsys_analyzer.cli import main
 from tests.export import AUTOGRAD, Export, training_step
 
 ROOT = Path(__file__).parent.parent
@@ -49,3 +52,30 @@ def nsys() -> Nsys:
     if fault:
         pytest.skip(f"the importer of {found.path} does not start: {fault}")
     return found
+
+
+class Outcome(NamedTuple):
+    """How the program ended: its exit code, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Main = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """The program as it is installed, errors caught, in this process."""
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["nsys-analyze", *map(str, arguments)])
+        code = 0
+        try:
+            main()
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return Outcome(code, *capsys.readouterr())
+
+    return run

@@ -8,13 +8,14 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.cli import cli, main
+from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.writing import MARK
+from tests.conftest import Main
 from tests.export import ADD, AUTOGRAD, GEMM, Export, training_step
 
 RealCapture = Callable[[str], Path]
@@ -23,31 +24,6 @@ PNG = b"\x89PNG\r\n\x1a\n"
 HEADER = "model,context_length,batch_size,precision,mode,phase,steps,mean_ms,std_ms,status\n"
 
 OLD = f"# the old report\n\n{MARK}\n"
-
-
-class Outcome(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Main = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """The program as it is installed, errors caught, in this process."""
-
-    def run(*arguments: object) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["nsys-analyze", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return Outcome(code, *capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture

@@ -8,17 +8,16 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.text import Text
 
 from nsys_analyzer.capture.process import Ended
-from nsys_analyzer.cli import main
 from nsys_analyzer.commands.run_progress import shown
 from nsys_analyzer.report.screen import Screen, console
 from nsys_analyzer.text import code
+from tests.conftest import Main
 from tests.export import ADD, AUTOGRAD, GEMM, Export
 from tests.hostile import WORST, controls
 
@@ -26,24 +25,6 @@ from tests.hostile import WORST, controls
 IN_SQLITE = "".join(one for one in WORST if not 0xD800 <= ord(one) < 0xE000)
 IN_PATH = "".join(one for one in reversed(IN_SQLITE) if one not in "\0/")[:70]
 PLACE = "HERE"
-
-Main = Callable[..., tuple[int, str]]
-
-
-@pytest.fixture
-def run_main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """The program as it is installed, in this process: its exit code, and all that it printed."""
-
-    def run(*arguments: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["nsys-analyze", *map(str, arguments)])
-        code = 0
-        try:
-            main()
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, "".join(capsys.readouterr())
-
-    return run
 
 
 @pytest.fixture
@@ -88,7 +69,8 @@ FAIL = tuple(name for name in COMMANDS if name.startswith(("no such", "bad")) an
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_control_reaches_the_terminal(trace: Path, run_main: Main, name: str) -> None:
-    exit_code, printed = run_main(*(trace if word == PLACE else word for word in COMMANDS[name]))
+    exit_code, *both = run_main(*(trace if word == PLACE else word for word in COMMANDS[name]))
+    printed = "".join(both)
     assert printed
     assert not controls(printed)
     printed.encode()
@@ -101,11 +83,11 @@ def test_no_control_reaches_the_terminal(trace: Path, run_main: Main, name: str)
 
 
 def test_data_is_as_it_was_recorded(trace: Path, run_main: Main) -> None:
-    _, text = run_main("kernels", trace, "--format", "csv")
+    _, text, _ = run_main("kernels", trace, "--format", "csv")
     assert IN_SQLITE in {row["name"] for row in csv.DictReader(io.StringIO(text, newline=""))}
-    _, text = run_main("kernels", trace, "--format", "json")
+    _, text, _ = run_main("kernels", trace, "--format", "json")
     assert IN_SQLITE in {row["name"] for row in json.loads(text)}
-    _, text = run_main("report", trace, "--format", "json")
+    _, text, _ = run_main("report", trace, "--format", "json")
     assert f"GPU {IN_SQLITE}" in {capture["gpu"] for capture in json.loads(text)["captures"]}
 
 

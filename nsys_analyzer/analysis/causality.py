@@ -11,8 +11,8 @@ from nsys_analyzer.analysis.launches import match_launches
 from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, count_within
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.columns import KINDS, Operations
-from nsys_analyzer.trace.possible import LeftOut, interval, tell
+from nsys_analyzer.trace.columns import Operations
+from nsys_analyzer.trace.possible import LeftOut, tell
 from nsys_analyzer.trace.trace import Trace
 
 #: How far an operation may lie before its launch, besides what nearly all of its device do: clocks drift.
@@ -22,7 +22,6 @@ _BROKEN = 0.1
 #: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
 #: programmatic launches let overlap.
 _OVERLAP_NS = 10**9
-_TABLES = {table.key: table for table in (schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)}
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def _waits(operations: Operations, called: Ints, launch: Ints) -> Ints:
     wait[launched] = operations.start[launched] - called[launch[launched]]
     if (wait < -CLOCK_ERROR_NS).any():
         # Where nearly all operations of a device start before their launch, its clock is behind.
-        axis = Axis(operations.process, operations.device.astype(np.int64))
-        clock = axis.place(operations.process, operations.device.astype(np.int64))[launched]
+        process, device = operations.process[launched], operations.device[launched].astype(np.int64)
+        clock = Axis(process, device).place(process, device)
         for one in distinct(clock):
             mine = launched[clock == one]
             wait[mine] -= min(int(np.quantile(wait[mine], _BROKEN, method="higher")), 0)
@@ -100,11 +99,7 @@ def _endless(trace: Trace) -> Bools:
 
 def _told(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:
     found: list[LeftOut] = []
-    for kind, key in enumerate(KINDS):
+    for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = wrong & (operations.kind == kind)
-        found += tell(_TABLES[key], why, of_kind, operations.process, lambda i: _described(operations, i))
+        found += tell(table, why, of_kind, operations.start, operations.end, operations.process, operations.called)
     return found
-
-
-def _described(operations: Operations, index: int) -> str:
-    return f"{operations.called(index)}{interval(operations.start[index], operations.end[index])}"

@@ -197,14 +197,20 @@ def to_disk(path: Path) -> None:
         os.close(opened)
 
 
+def is_full(folder: Path) -> bool:
+    """Whether a folder's disk has next to no room left, so that programs fail there in words of their own."""
+    return shutil.disk_usage(folder).free < _FULL_DISK_BYTES
+
+
 def _no_space(error: Exception, target: Path, needed_bytes: int | None, written_bytes: int = 0) -> NoSpaceError | None:
     """The error that names the file and its need where a disk is full, None where that is not why it failed."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, sqlite3.Error) and "disk is full" in str(error):
         number = errno.ENOSPC
-    free = shutil.disk_usage(followed(target).parent).free
+    folder = followed(target).parent
+    free = shutil.disk_usage(folder).free
     known = isinstance(error, (OSError, RuntimeError, sqlite3.Error, NsysAnalyzerError))
-    if isinstance(error, NoSpaceError) or not (number in _FULL or (known and free < _FULL_DISK_BYTES)):
+    if isinstance(error, NoSpaceError) or not (number in _FULL or (known and is_full(folder))):
         return None
     limit = number if number in _FULL else errno.ENOSPC
     room = written_bytes + (0 if limit == errno.EFBIG else free)

@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
-from nsys_analyzer.capture.placement import REPORT_SUFFIXES, immutable_uri, is_fresh, is_sqlite, trace_stem
+from nsys_analyzer.capture.placement import REPORT_SUFFIXES, is_fresh, is_sqlite, trace_stem
+from nsys_analyzer.trace.reader import immutable_uri
 
 CONVERTER = "5"
 """The version of this package's converter; a file of another one is made again."""
@@ -64,10 +65,7 @@ def origin_rows(trace: Path, source: Source) -> list[tuple[str, str]]:
 
 def is_made_from(made: Path, trace: Path) -> bool:
     """Say whether ``made``, which bears the trace's name, is its SQLite form: of a report, what was not converted."""
-    origin = _origin(made)
-    if origin is None or trace.suffix in REPORT_SUFFIXES:
-        return origin is None and trace.suffix in REPORT_SUFFIXES
-    return origin.suffix in (None, _suffix(trace))
+    return _is_of(_origin(made), trace)
 
 
 def is_current(made: Path, trace: Path) -> bool:
@@ -76,12 +74,18 @@ def is_current(made: Path, trace: Path) -> bool:
     An export of nsys says nothing of its report: it is current when it is no older. A trace that was copied or moved
     has another time or inode, and is the same when its content is.
     """
-    if not is_made_from(made, trace):
-        return False
     origin = _origin(made)
+    if not _is_of(origin, trace):
+        return False
     if origin is None:
         return is_fresh(made, trace)
     return origin.version == CONVERTER and _is_same(origin.source, trace)
+
+
+def _is_of(origin: _Origin | None, trace: Path) -> bool:
+    if origin is None or trace.suffix in REPORT_SUFFIXES:
+        return origin is None and trace.suffix in REPORT_SUFFIXES
+    return origin.suffix in (None, _suffix(trace))
 
 
 def _is_same(recorded: dict[str, str], trace: Path) -> bool:

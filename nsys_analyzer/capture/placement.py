@@ -6,7 +6,6 @@ import hashlib
 import os
 import tempfile
 from pathlib import Path
-from urllib.parse import quote
 
 from nsys_analyzer.errors import ExportError
 
@@ -82,11 +81,6 @@ def is_sqlite(path: Path) -> bool:
             return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
     except OSError:
         return False
-
-
-def immutable_uri(path: Path) -> str:
-    """Return the URI by which SQLite reads a database as it is: no lock, no checkpoint, nothing written beside it."""
-    return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
 
 
 def _is_writable(folder: Path) -> bool:

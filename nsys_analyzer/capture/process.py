@@ -67,7 +67,7 @@ def run_logged(
         KeyboardInterrupt: after all of it is gone.
         OSError: the log cannot be written.
     """
-    killed_before, mark = _oom_kills(), _new_mark()
+    killed_before, mark = _oom_kills(), str(uuid.uuid4())
     with log.open("ab") as output, _noted(mark, log):
         start = output.tell()
         try:
@@ -88,7 +88,7 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
         subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
     """
     try:
-        with _watched(command, {}, _new_mark(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        with _watched(command, {}, str(uuid.uuid4()), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             out, err = process.communicate(timeout=timeout_s)
     except _NotRunError as error:
         raise error.reason from error
@@ -105,7 +105,7 @@ def end_left_in(folder: Path) -> None:
         CaptureError: a process does not end.
     """
     for note in (*folder.glob(_NOTES), *folder.glob(f"*/{_NOTES}")):
-        left = watcher.end_all(os.fsencode(mark)) if (mark := _mark_in(note)) else set()
+        left = watcher.end_all(_variable(mark)) if (mark := _mark_in(note)) else set()
         if left:
             pids = ", ".join(map(str, sorted(left)))
             raise CaptureError(
@@ -115,15 +115,16 @@ def end_left_in(folder: Path) -> None:
         note.unlink(missing_ok=True)
 
 
-def _new_mark() -> str:
-    return f"{_MARK}={uuid.uuid4()}"
+def _variable(mark: str) -> bytes:
+    """The variable that bears a mark, as an environment holds it."""
+    return f"{_MARK}={mark}".encode()
 
 
 @contextmanager
 def _noted(mark: str, log: Path) -> Iterator[None]:
     """Keeps a note of the mark beside a log while the program behind it runs."""
     # In its name alone: an empty file takes no room on a disk that is full.
-    note = log.with_name(f"{_NOTES[:-1]}{mark.partition('=')[2]}_{_identity(log.parent)}")
+    note = log.with_name(f"{_NOTES[:-1]}{mark}_{_identity(log.parent)}")
     note.touch()
     try:
         yield
@@ -134,7 +135,7 @@ def _noted(mark: str, log: Path) -> Iterator[None]:
 def _mark_in(note: Path) -> str:
     """The mark in a note; empty where the folder is a copy, whose original may be at work."""
     mark, _, identity = note.name.removeprefix(_NOTES[:-1]).partition("_")
-    return f"{_MARK}={mark}" if mark and identity == _identity(note.parent) else ""
+    return mark if identity == _identity(note.parent) else ""
 
 
 def _identity(folder: Path) -> str:
@@ -159,7 +160,7 @@ def _watched(
         try:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True,
-                env={**os.environ, **environment, _MARK: mark.partition("=")[2]},
+                env={**os.environ, **environment, _MARK: mark},
             )  # fmt: skip
         except OSError as error:
             raise _NotRunError(error) from error
@@ -171,7 +172,7 @@ def _watched(
                 _end(process, mark, leader)
                 raise
             if process.returncode:  # a profiler that was killed leaves its target behind
-                watcher.end_all(os.fsencode(mark), leader)
+                watcher.end_all(_variable(mark), leader)
 
 
 @contextmanager
@@ -180,7 +181,7 @@ def _watcher(mark: str) -> Iterator[Callable[[int], watcher.Leader]]:
 
     Gives a function that tells it the program's process ID, and returns the program as the leader of its session.
     """
-    command = [sys.executable, "-I", "-S", watcher.__file__, mark]
+    command = [sys.executable, "-I", "-S", watcher.__file__, os.fsdecode(_variable(mark))]
     unmarked = {name: value for name, value in os.environ.items() if name != _MARK}  # of a run around ours
     watching = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
@@ -231,7 +232,7 @@ def _end(process: subprocess.Popen[Any], mark: str, leader: watcher.Leader) -> N
         _signal_group(process, signal.SIGTERM)
     finally:
         _signal_group(process, signal.SIGKILL)
-        watcher.end_all(os.fsencode(mark), leader, family)
+        watcher.end_all(_variable(mark), leader, family)
 
 
 def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

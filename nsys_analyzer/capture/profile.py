@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nsys_analyzer.capture.atomic_write import made_whole
+from nsys_analyzer.capture.atomic_write import is_full, made_whole
 from nsys_analyzer.capture.export import last_words
 from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries
 from nsys_analyzer.capture.nsys import Nsys
@@ -20,7 +19,6 @@ from nsys_analyzer.capture.process import last_lines, run_captured
 from nsys_analyzer.errors import CaptureError
 
 _ANSWER_TIMEOUT_S = 60
-_FULL_DISK_BYTES = 1 << 20
 _OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
 _NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
@@ -183,6 +181,6 @@ def _no_report(report: Path, log: Path) -> CaptureError:
 
 def _full_folder(folder: Path) -> CaptureError | None:
     """The error for a full disk: nsys dies there with other words, or none."""
-    if shutil.disk_usage(folder).free >= _FULL_DISK_BYTES:
+    if not is_full(folder):
         return None
     return CaptureError(f"The disk of {folder} is full", f"Free some space, or choose another folder: df -h {folder}")

@@ -29,7 +29,7 @@ def carriers(mark: bytes) -> set[int]:
 
     Source: ``/proc``, on Linux; those of other users are not seen.
     """
-    return {pid for pid in _pids() - _own_line() if any(entry == mark for entry in _environment(pid))}
+    return {pid for pid in _pids() - _own_line() if mark in _environment(pid)}
 
 
 class Leader(NamedTuple):
@@ -108,7 +108,8 @@ def _own_line() -> set[int]:
     line, pid = {0}, os.getpid()
     while pid not in line:
         line.add(pid)
-        pid = int(_status(pid)[1]) if _status(pid) else 0
+        status = _status(pid)
+        pid = int(status[1]) if status else 0
     return line
 
 

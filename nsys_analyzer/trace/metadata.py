@@ -12,7 +12,8 @@ from nsys_analyzer.trace.schema import NO_TIME, TIME_SHIFT
 _CPU = "CPU"
 _TORCH = "torch.profiler"
 _ARGUMENT = re.compile(r":ARGUMENT_([0-9]{1,6})$")
-_NUMBER = re.compile(r"[0-9]{1,18}")
+#: A version as an integer; without a driver nsys writes 0.
+_NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
 CUDA, HIP, XPU, MTIA = "CUDA", "HIP", "XPU", "MTIA"
 """By what devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
@@ -174,13 +175,12 @@ def _runtime_version(platform: str, environment: dict[str, str]) -> str:
 
 def _cuda_version(number: str) -> str:
     """CUDA's integer (13000) as people write it (13.0)."""
-    known = _NUMBER.fullmatch(number) and _known(number) != "unknown"
-    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if known else "unknown"
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if _NUMBER.fullmatch(number) else "unknown"
 
 
 def _hip_version(number: str) -> str:
     """HIP's integer (70253211, ``HIP_VERSION``) as people write it: 7.2.53211, which ROCm 7.2 brings."""
-    if not _NUMBER.fullmatch(number) or _known(number) == "unknown":
+    if not _NUMBER.fullmatch(number):
         return "unknown"
     major, rest = divmod(int(number), 10_000_000)
     minor, patch = divmod(rest, 100_000)

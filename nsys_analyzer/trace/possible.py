@@ -142,26 +142,30 @@ class Sieve:
         first = bounds.first if of_cuda else bounds.opened
         for why, wrong in faults(start, end, first, bounds.last, zero_is_unknown=zero_is_unknown):
             kept &= ~wrong
-            self.left_out += tell(table, why, wrong, process, lambda i: f"{describe(i)}{interval(start[i], end[i])}")
+            self.left_out += tell(table, why, wrong, start, end, process, describe)
         return kept
 
 
-def tell(table: Table, why: str, wrong: Bools, process: Ints, describe: Callable[[int], str]) -> Iterator[LeftOut]:
+def tell(
+    table: Table, why: str, wrong: Bools, start: Ints, end: Ints, process: Ints, describe: Callable[[int], str]
+) -> Iterator[LeftOut]:
     """The rows of a table with one fault, for each process.
 
     Args:
         table: the table.
         why: the fault.
         wrong: shape (rows,), which rows have it.
+        start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
         process: shape (rows,), global process IDs.
         describe: a row in words, by its index.
     """
     index = np.flatnonzero(wrong)
     for one in distinct(process[index]).tolist():
         mine = index[process[index] == one]
-        yield LeftOut(one, table.aliases[0], len(mine), why, describe(int(mine[0])))
+        first = int(mine[0])
+        example = f"{describe(first)}, {_time(start[first])} to {_time(end[first])} ns"
+        yield LeftOut(one, table.aliases[0], len(mine), why, example)
 
 
-def interval(start: Any, end: Any) -> str:
-    """The times of a row in words."""
-    return ", " + " to ".join("unknown" if time == NO_TIME else f"{int(time):,}" for time in (start, end)) + " ns"
+def _time(time: Any) -> str:
+    return "unknown" if time == NO_TIME else f"{int(time):,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sqlite3
@@ -10,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
-from nsys_analyzer.capture.placement import immutable_uri
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.trace.arrays import Frame, Ints, values_of
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Table
@@ -163,6 +164,11 @@ class Reader:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
         except (Error, pa.ArrowException, OSError) as error:
             raise self._damaged(error) from error
+
+
+def immutable_uri(path: Path) -> str:
+    """The URI by which SQLite reads a database as it is: no lock, no checkpoint, nothing written beside it."""
+    return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
 
 
 def _check_header(path: Path) -> None:

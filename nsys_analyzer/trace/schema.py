@@ -78,6 +78,8 @@ KERNEL = Table(
 MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), (*_GPU, _GRAPH_NODE), "cuda", ("start", "end"))
 MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _GRAPH_NODE), "cuda", ("start", "end"))
 GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, "cuda", ("start", "end"))
+#: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
+OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
 _NO_LOOK_UPS = Filter(
     "nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*' OR value GLOB 'hip*Get*')", "StringIds"

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
-_LARGE_TABLES = (schema.RUNTIME, schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH, schema.NVTX)
+_LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
 _SMALL_TABLES = (
     schema.OPERATORS,
     schema.GRAPH_NODES,
@@ -280,7 +280,7 @@ def _operators(sieve: Sieve, frame: Frame, strings: dict[int, str]) -> Ranges:
 def _timed(sieve: Sieve, operations: Operations) -> Bools:
     """Which operations have times that can be true."""
     kept = np.ones(len(operations), np.bool_)
-    for kind, table in enumerate((schema.KERNEL, schema.MEMCPY, schema.MEMSET, schema.GRAPH)):
+    for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = operations.of_kind(kind)
         part = operations.select(of_kind)
         kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, of_cuda=True)
