@@ -454,8 +454,8 @@ def refusals(folder: Path) -> Iterator[tuple[Path, Path, str]]:
     (folder / "text.sqlite").write_text("no database at all")
     (folder / "linked.sqlite").symlink_to(trace)
     sqlite3.connect(folder / "other.sqlite").execute("CREATE TABLE t (a)").connection.close()
-    yield trace, trace, "is the trace itself"
-    yield trace, folder / "linked.sqlite", "is the trace itself"
+    yield trace, trace, "is the input itself"
+    yield trace, folder / "linked.sqlite", "is the input itself"
     yield trace, folder / "there.sqlite", "is there already. Name another file with -o, or replace it with --force"
     yield trace, folder / "folder.sqlite", "is a folder"
     yield trace, folder / "report.md", "is not called like an export. Name it report.sqlite"
@@ -474,7 +474,7 @@ def test_refusals(step_trace: Path, tmp_path: Path) -> None:
         assert "\n" not in str(error.value)
         assert sorted(tmp_path.iterdir()) == before  # nothing is left behind
     assert (tmp_path / "there.sqlite").read_text() == "mine"
-    with pytest.raises(NsysAnalyzerError, match="is the trace itself"):
+    with pytest.raises(NsysAnalyzerError, match="is the input itself"):
         share(step_trace, step_trace, force=True)
 
 
@@ -645,6 +645,7 @@ def test_an_alias_is_of_no_class_where_its_name_was_of_none(name: str) -> None:
         (["python", "-u", "train.py", "-p", "hunter2", "-u", "ann"], "python -u train.py -p … -u …"),
         (["python", "train.py", "--server", "gpu17", "-p", "4"], "python train.py --server … -p 4"),
         (["RUNS=/data/ann", "python", "train.py"], "RUNS=… python train.py"),
+        (["a", "-phunter2", "-usecret", "-p8080"], "a -p… -u… -p8080"),
     ],
 )
 def test_a_command_is_shown_without_its_user_and_machine(words: list[str], shown: str) -> None:

@@ -7,6 +7,7 @@ from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Selection, Timing, Timings, read_timings
+from nsys_analyzer.capture.timings.columns import cell_of_time
 from nsys_analyzer.errors import TimingsError
 
 OURS = (
@@ -667,6 +668,7 @@ def test_numbers_of_other_rows_are_no_iterations(tmp_path: Path) -> None:
         ("model,mean_ms,std_ms\nsmall,1,x\n", "column 'std_ms': 'x' is not a number"),
         ("model,ctx,mean_ms\nsmall,12.5,1\n", "column 'ctx': '12.5' is not a whole number of at least 1"),
         ("model,ctx,mean_ms\nsmall,0,1\n", "column 'ctx': '0' is not a whole number"),
+        ("model,ctx,mean_ms\nsmall,1e300,1\n", "column 'ctx': '1e300' is not a whole number up to 9,007"),
         ("model,only_forward,mean_ms\nsmall,maybe,1\n", "'maybe' is neither true nor false"),
         ("model,mean_ms\n,1\n", "line 2, column 'model': no model"),
         ("model,mean_ms\nhuge,1\n\ngiant,1\n", "line 2, column 'model': Unknown model 'huge'"),
@@ -678,6 +680,12 @@ def test_numbers_of_other_rows_are_no_iterations(tmp_path: Path) -> None:
 )
 def test_malformed(tmp_path: Path, text: str, message: str) -> None:
     fails(tmp_path, text, message)
+
+
+def test_spaces_in_a_time_cost_no_time(tmp_path: Path) -> None:
+    """Ten thousand spaces between four places for them could be split in 10^15 ways."""
+    fails(tmp_path, f"model,mean_ms\nsmall,20.5{' ' * 10_000}3\n", "is not a number")
+    assert cell_of_time(f"20.5{' ' * 10_000}±  0.3 ms")
 
 
 def test_unknown_model_says_what_can_be_given(tmp_path: Path) -> None:

@@ -69,10 +69,6 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:
     if output.suffix.lower() != ".sqlite":
         raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
-    if output.is_dir():
-        raise NsysAnalyzerError(f"{output} is a folder", f"Name a file in it: -o {output / 'small.sqlite'}")
-    if output.exists() and trace.exists() and output.samefile(trace):
-        raise NsysAnalyzerError(f"{output} is the trace itself", "Name another file with -o")
     check_regular(output, "Name a file with -o")
     check_no_input(output, [trace])
     if output.exists() and not force:

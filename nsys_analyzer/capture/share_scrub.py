@@ -156,6 +156,8 @@ def shown_command(words: Sequence[str]) -> str:
             shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)
         elif telling and not (word.isdigit() if _SHORT_OPTION.fullmatch(before) else is_ordinary(word)):
             shown.append(MARK)
+        elif (joined := _JOINED_OPTION.fullmatch(word)) and not is_ordinary(joined[2]):
+            shown.append(f"{joined[1]}{MARK}")
         elif is_set and is_telling(name) and not is_ordinary(value):
             shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)
         elif is_set and is_harmless_word(name):
@@ -168,6 +170,7 @@ def shown_command(words: Sequence[str]) -> str:
 #: A variable of the environment before its program; options of the program have names in small letters.
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*=")
 _SHORT_OPTION = re.compile(r"-[puUP]|--?server")
+_JOINED_OPTION = re.compile(r"(-[puUP])(.+)", re.DOTALL)
 
 
 def _is_told(option: str, value: str) -> bool:

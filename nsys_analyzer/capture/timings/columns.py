@@ -13,11 +13,10 @@ from nsys_analyzer.capture.timings import words
 from nsys_analyzer.capture.timings.words import COMPILED, FIELDS, FLAGS, MISSING, MS_PER_UNIT, WORD_OF, word
 
 _NUMBER = r"[-+]?(?:\d+(?:[.,]\d*)?|[.,]\d+)(?:[eE][-+]?\d+)?"
-CELL_OF_TIME = re.compile(
-    rf"\$?\s*(?P<value>{_NUMBER})\s*(?P<unit>[muµμ]?s\b)?\s*"
-    rf"(?:(?:±|\+/?-|\\pm)\s*(?P<spread>{_NUMBER})\s*(?P<last>[muµμ]?s\b)?)?\s*\$?"
+_CELL_OF_TIME = re.compile(
+    rf"\$? ?(?P<value>{_NUMBER}) ?(?P<unit>[muµμ]?s\b)? ?"
+    rf"(?:(?:±|\+/?-|\\pm) ?(?P<spread>{_NUMBER}) ?(?P<last>[muµμ]?s\b)?)? ?\$?"
 )
-"""A cell of times: a number, a unit where it has one, and a deviation: ``20.5``, ``20.5 ms``, ``20.5 ± 0.3 ms``."""
 _DIGITS_OF_A_SETTING = 4
 _MANY, _LETTERS = 24, 30
 _SAID_ONCE = ("statistic", "unit", *words.CONDITIONS_OF_A_HEADER)
@@ -218,9 +217,15 @@ def _is_time(said: dict[str, list[str]], parts: list[str]) -> bool:
     )
 
 
+def cell_of_time(text: str) -> re.Match[str] | None:
+    """A number, a unit where it has one, and a deviation: ``20.5``, ``20.5 ms``, ``20.5 ± 0.3 ms``; None for others."""
+    # One space in place of many: a thousand of them fall to the pattern's places for a space in a million ways.
+    return _CELL_OF_TIME.fullmatch(" ".join(text.split()))
+
+
 def _carry_a_unit(cells: list[str]) -> bool:
     """Whether the cells that hold a number give its unit."""
-    units = (match["unit"] or match["last"] for cell in cells if (match := CELL_OF_TIME.fullmatch(cell)))
+    units = (match["unit"] or match["last"] for cell in cells if (match := cell_of_time(cell)))
     return bool(next(units, None)) and all(units)
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
 
-from nsys_analyzer.capture.timings.columns import CELL_OF_TIME, Columns, TimeColumn
+from nsys_analyzer.capture.timings.columns import Columns, TimeColumn, cell_of_time
 from nsys_analyzer.capture.timings.words import FLAGS, MISSING, MS_PER_UNIT, status_from_text, word
 from nsys_analyzer.errors import TimingsError
+from nsys_analyzer.strict_json import LARGEST
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 """The fields that describe a model without its name."""
@@ -75,14 +76,15 @@ class Row:
         """The field as a whole number of at least ``least``; ``512.0`` is 512.
 
         Raises:
-            TimingsError: not a number, not whole, or below ``least``.
+            TimingsError: not a number, not whole, below ``least``, or above what any arithmetic holds.
         """
         text = self.text(field)
         if text is None:
             return None
         value = self._number(self.header(field), text)
-        if not value.is_integer() or value < least:
-            problem = f"{text!r} is not a whole number of at least {least}"
+        if not value.is_integer() or not least <= value <= LARGEST:
+            wanted = f"up to {LARGEST:,}" if value > LARGEST else f"of at least {least}"
+            problem = f"{text!r} is not a whole number {wanted}"
             raise self.error(self.header(field), problem, "Correct the value or leave the cell empty")
         return int(value)
 
@@ -102,7 +104,7 @@ class Row:
         text = self.cell(column.index)
         if text is None or self.status_in(column):
             return None
-        cell = CELL_OF_TIME.fullmatch(text)
+        cell = cell_of_time(text)
         number = cell[part] if cell else text if part == "value" else None
         if number is None:
             return None
