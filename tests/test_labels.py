@@ -172,6 +172,15 @@ _PIECES += [
     "cutlass_80_",
     "128x64_8x4_nn",
 ]
+
+
+def test_an_endless_name_costs_no_time() -> None:
+    """A look for its last word from each of its characters would take minutes."""
+    (label,) = short_labels([f"/{'0' * 200_000}!"]).values()
+    assert label.startswith("/000")
+    assert label.endswith("000!")
+
+
 _NAMES = st.one_of(
     st.sampled_from([rule.example for rule in RULES] + [name for name, _ in EXAMPLES]),
     st.lists(st.sampled_from(_PIECES), max_size=12).map("".join),

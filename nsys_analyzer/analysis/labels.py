@@ -46,6 +46,7 @@ _OPERATORS = (
 )
 _BUILD = re.compile(r"vectorized|unrolled|legacy|Smem|warp|persistent")
 _WRAPPER = re.compile(r"((?<!\w)(?:[AB]?Unary|Binary|Ternary|Pointwise)\w*?(?=Functor)|(?<=CUDAFunctor)OnSelf)")
+_TOO_SHORT = ("kernel", "Kernel", "kernel2", "Kernel2")
 _FORBIDDEN = str.maketrans({"|": "/", "`": "'"})
 
 
@@ -63,8 +64,7 @@ class _Kernel:
         text = re.sub(r"^(?:void |static )*(?:std::enable_if<.*?, void>::type )?", "", text)
         match = re.match(r"[\w:]+", text)
         function = match.group(0).rstrip(":") if match else text
-        short = re.search(r"aten::\w+$|(?:\w+::)?[kK]ernel2?$|\w*$", function)
-        return cls(name, (short.group(0) if short else "") or function, text[len(function) :])
+        return cls(name, _last_part(function) or function, text[len(function) :])
 
     def words(self) -> list[str]:
         """List the identifiers among the template arguments."""
@@ -84,6 +84,14 @@ class _Kernel:
         found = [_TYPES[name] for name in _TYPE.findall(_NOT_DATA.sub("", self.arguments))]
         found = [name for name in found if name not in ("int", "bool")] or found
         return found[0] if found else ""
+
+
+def _last_part(function: str) -> str:
+    """The last word of a qualified name, and the one before it where the last says too little."""
+    *_, before, last = ("", *function.split("::"))
+    word = last.rpartition(":")[2]
+    needs_more = word in _TOO_SHORT or before.endswith("aten")
+    return f"{before.rpartition(':')[2]}::{word}" if before and needs_more and word == last else word
 
 
 def _snake(word: str) -> str:
