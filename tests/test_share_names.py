@@ -182,7 +182,24 @@ def test_messages_that_explain_a_missing_trace_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["\\\\", "/", "A1", ", seq = ", "::", "a ", "_Z9", "tower-9", "9", "{<(", "key 1", "0:", "_INTERNAL_1"]
+    "unit",
+    [
+        "\\\\",
+        "/",
+        "A1",
+        ", seq = ",
+        "::",
+        "a ",
+        "_Z9",
+        "tower-9",
+        "9",
+        "{<(",
+        "key 1",
+        "0:",
+        "_INTERNAL_1",
+        "a-",
+        "a.b-",
+    ],
 )
 def test_the_time_grows_with_the_text_and_no_faster(unit: str) -> None:
     """Ten times the text takes forty times as long at most; where time grew with the square it would take a hundred."""

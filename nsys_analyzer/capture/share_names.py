@@ -44,9 +44,10 @@ _TYPE = re.compile(r"(?:bf|tf|fp|f|u?int|float)\d{1,2}|e\dm\d")
 _LABEL = re.compile(r"(?:(?:autograd|torch|c10d|c10|at)(?:::\w+)+: |nn\.Module: |(?:nccl|gloo|mpi|ucc|xccl):)")
 #: JAX's annotations: ``XlaModule:#hlo_module=jit_f,program_id=9#``.
 _XLA = re.compile(r"(?P<name>\w+):#(?P<values>\w+=[\w.-]*(?:,\w+=[\w.-]*)*)#")
-#: A name that looks up an address: ``db.hyrule.org``; of the modules of Python none ends so.
+#: A name that looks up an address: ``db.hyrule.org``; of the modules of Python none ends so. No such name has longer
+#: parts, or more of them.
 _DOMAIN = re.compile(
-    r"(?i)(?:^|[^\w.])[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.(?:com|org|net|edu|gov|mil|int|io|ai|dev|cloud|local|lan|internal|intranet|intra|corp"
+    r"(?i)(?:^|[^\w.])[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63}){0,126}\.(?:com|org|net|edu|gov|mil|int|io|ai|dev|cloud|local|lan|internal|intranet|intra|corp"
     r"|home|arpa|info|biz|me|co|app|xyz|site|online|tech|eu|de|uk|fr|ch|at|nl|be|it|es|pl|se|no|fi|dk|cz|ru|ua|tr|il|in|cn|jp|kr|tw|hk"
     r"|sg|au|nz|ca|us|mx|br|ar|za)\.?(?!\w)"
 )

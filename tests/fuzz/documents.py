@@ -95,7 +95,7 @@ def json_lines(path: Path, random: Random) -> str:
         at = random.randrange(len(lines))
         try:
             whole = json.loads(lines[at])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue  # changed before
         changed = json.dumps(any_json(whole, random)).encode("utf-8", "surrogatepass")
         lines[at] = changed if random.random() < 0.8 else corrupt(lines[at], random)

@@ -27,11 +27,15 @@ _INFERRED = ("inferred",)
 
 @dataclass(frozen=True)
 class Changed:
-    """What was done to a row of a table, and the phases whose figures it may change; None where it may change any."""
+    """What was done to a row of a table, and the phases whose figures it may change; None where it may change any.
+
+    ``others`` is how many phases it may change besides: a launch at another time is of another phase.
+    """
 
     what: str
     table: str
     touches: frozenset[str] | None
+    others: int = 0
 
 
 @cache
@@ -61,24 +65,28 @@ def change(path: Path, original: Path, random: Random) -> Changed:
         new = random.choice((None, 0, sqlite_number(random), sqlite_number(random) >> 30))
         columns = ("start", "end") if column == "both" else (column,)
         what = f"{table} {row}: {', '.join(columns)} = {new}"
-        touches = _touched(connection, table, row, phases)
+        touches, others = _touched(connection, table, row, phases)
         for one in columns:
             connection.execute(f'UPDATE {table} SET "{one}" = ? WHERE rowid = ?', [new, row])
         connection.commit()
-    return Changed(what, table, touches)
+    return Changed(what, table, touches, others)
 
 
-def _touched(connection: sqlite3.Connection, table: str, row: int, phases: Mapping[int, str]) -> frozenset[str] | None:
+def _touched(
+    connection: sqlite3.Connection, table: str, row: int, phases: Mapping[int, str]
+) -> tuple[frozenset[str] | None, int]:
+    """The phases that a row may change, and how many others."""
     if table == _RANGE:
         query = f"SELECT coalesce((SELECT value FROM StringIds WHERE id = textId), text) FROM {_RANGE} WHERE rowid = ?"
         ((name,),) = connection.execute(query, [row]).fetchall()
         # A phase that is inferred may rest on any range.
-        return None if PhaseNames().key_of(name or "") or is_framework_name(name or "") else frozenset(_INFERRED)
+        return None if PhaseNames().key_of(name or "") or is_framework_name(name or "") else frozenset(_INFERRED), 0
     ((correlation,),) = connection.execute(f"SELECT correlationId FROM {table} WHERE rowid = ?", [row]).fetchall()
-    # A copy's phase is that of no kernel: it may be any. A call may move into another phase, too.
-    if table != _GPU[0] or correlation not in phases:
-        return None
-    return frozenset({phases[correlation], *_AROUND})
+    known = correlation in phases  # else it is a copy, whose phase no kernel tells, or the call of one
+    own = frozenset({*([phases[correlation]] if known else []), *_AROUND})
+    if table == _CALL:
+        return own.union(_INFERRED), 1 if known else 2
+    return own, 0 if known else 1
 
 
 def figures(outcome: Outcome) -> tuple[dict[tuple[str, str], Any], set[str]]:
@@ -110,4 +118,5 @@ def fault(changed: Changed, before: Path, outcome: Outcome, folder: Path) -> str
     news = " ".join(said - known)
     # A warning that names the table or the phase says why its figures are others.
     differing = [key for key in kept if old[key] != new.get(key) and changed.table not in news and key[1] not in news]
-    return f"other figures of {differing[0]} without a warning after {changed.what}" if differing else ""
+    lost = differing[changed.others :]
+    return f"other figures of {lost[0]} without a warning after {changed.what}" if lost else ""
