@@ -9,7 +9,8 @@ from typing import Literal
 import matplotlib.image
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from nsys_analyzer.report.model import Bars, Figure, Lines
 from nsys_analyzer.report.plots import draw
@@ -57,6 +58,7 @@ def test_height(tmp_path: Path) -> None:
         (None, None, None, None),
         (0.0, 0.0, 0.0, 0.0),
         (1e-7, 1e6, 0.5, 3.0),
+        (1e300, -1e300, 1e15, 2.0),
         (1234.5, 12_345.0, 999.99, 100.0),
     ],
 )
@@ -122,6 +124,25 @@ def lines(**more: bool) -> Lines:
 @pytest.mark.parametrize("steps", [False, True])
 def test_lines(tmp_path: Path, log: bool, steps: bool) -> None:
     assert size(lines(log_x=log, log_y=log, steps=steps), tmp_path) == (960, 504)
+
+
+_AMOUNTS = st.one_of(st.sampled_from([0.0, -1.0, 1e-300, 1e300, 5.0, 5.0]), st.floats(-10, 10))
+
+
+@given(
+    st.lists(st.lists(st.tuples(_AMOUNTS, st.none() | _AMOUNTS), max_size=4), min_size=1, max_size=3),
+    st.booleans(),
+    st.booleans(),
+)
+@example([[(256.0, None), (512.0, None)]], True, True)
+@example([[(-1.0, 0.0)], [(0.0, -1.0)]], True, True)
+@settings(max_examples=25, deadline=None)
+def test_any_curve_is_drawn(curves: list[list[tuple[float, float | None]]], log_x: bool, log_y: bool) -> None:
+    """What a logarithmic axis has no place for is left out."""
+    series = tuple((str(number), tuple(points)) for number, points in enumerate(curves))
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        size(Lines("key", "Curves", series, "x", "y", log_x=log_x, log_y=log_y), Path(folder))
 
 
 def test_lines_that_are_logarithmic_are_drawn_otherwise(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ Every string is text as ``nsys_analyzer.text`` has it: plain, but for stretches 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -15,12 +15,27 @@ Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop",
 TEXT_UNITS = ("text", "code")
 
 
+def _check_numbers(of: str, values: Iterable[object]) -> None:
+    """Makes sure that a renderer can write or draw values; None is one that is unknown."""
+    for value in values:
+        if value is not None and not isinstance(value, (int, float)):
+            raise TypeError(f"{of} cannot hold {str(value)[:50]!r}")
+
+
 @dataclass(frozen=True)
 class Spread:
-    """A mean with its standard deviation (None below two samples)."""
+    """A mean with its standard deviation (None below two samples).
+
+    Raises:
+        TypeError: one of them is no number.
+    """
 
     mean: float
     std: float | None
+
+    def __post_init__(self) -> None:
+        """Checks the numbers."""
+        _check_numbers("a spread", (self.mean, self.std))
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,14 @@ class Bars:
     axis: str
     kind: Literal["grouped", "stacked", "horizontal"] = "grouped"
 
+    def __post_init__(self) -> None:
+        """Makes sure that every value can be drawn.
+
+        Raises:
+            TypeError: one is no number.
+        """
+        _check_numbers(self.title, (value for _, values in self.series for value in values))
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -147,6 +170,15 @@ class Lines:
     log_y: bool = False
     spans: tuple[tuple[str, float, float], ...] = ()
     steps: bool = False
+
+    def __post_init__(self) -> None:
+        """Makes sure that every point can be drawn.
+
+        Raises:
+            TypeError: one is no number.
+        """
+        _check_numbers(self.title, (value for _, points in self.series for point in points for value in point))
+        _check_numbers(self.title, (moment for _, *moments in self.spans for moment in moments))
 
 
 Figure: TypeAlias = "Bars | Lines"

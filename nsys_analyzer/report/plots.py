@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,10 @@ _DPI = 120
 _FEWEST_GROUPS = 3
 #: Bars that have room for their values, and letters of these that stand side by side.
 _MOST_LABELED, _LETTERS_ACROSS = 32, 80
+#: No label of an axis has room for such a number, and nothing measured is as large.
+_BEYOND_AXES = 1e15
+#: Values over bars below this are written out.
+_WRITTEN_OUT = 1e9
 _PALETTE = (
     "#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",
     "#1f3a7a", "#8a6508", "#993224",
@@ -111,7 +116,7 @@ def _stacked(axes: Axes, figure: Bars) -> None:
     for number, (name, values) in enumerate(figure.series):
         heights = [value or 0.0 for value in values]
         bars = axes.bar(range(len(base)), heights, 0.6, bottom=base, label=name, color=_color(number))
-        texts = [f"{height:.0f}" if height >= 4 else "" for height in heights]
+        texts = [f"{height:.0f}" if 4 <= height < _WRITTEN_OUT else "" for height in heights]
         axes.bar_label(bars, texts, label_type="center", fontsize=8, color=_text_color(number))
         base = [low + height for low, height in zip(base, heights, strict=True)]
     _group_axis(axes, figure)
@@ -132,8 +137,9 @@ def _lines(axes: Axes, figure: Lines) -> None:
     markers = (
         "" if figure.steps or max((len(points) for _, points in figure.series), default=0) > _MOST_LABELED else "o"
     )
-    for number, (name, points) in enumerate(figure.series):
-        x, y = [point[0] for point in points], [math.nan if point[1] is None else point[1] for point in points]
+    curves = [_drawable(figure, points) for _, points in figure.series]
+    for number, ((name, _), points) in enumerate(zip(figure.series, curves, strict=True)):
+        x, y = [point[0] for point in points], [point[1] for point in points]
         style = "steps-post" if figure.steps else "default"
         axes.plot(x, y, markers + "-", label=name, color=_color(number), markersize=4, linewidth=1.4, drawstyle=style)
     shades = {name: number for number, name in enumerate(dict.fromkeys(name for name, _, _ in figure.spans))}
@@ -142,17 +148,31 @@ def _lines(axes: Axes, figure: Lines) -> None:
         label = f"_{name}" if name in labeled else name  # a name that starts so stays out of the legend
         axes.axvspan(start, end, alpha=0.15, linewidth=0, color=_color(len(figure.series) + shades[name]), label=label)
         labeled.add(name)
-    if figure.log_x:
+    ticks = sorted({x for points in curves for x, _ in points})
+    heights = [y for points in curves for _, y in points if y and not math.isnan(y)]
+    if figure.log_x and ticks:
         axes.set_xscale("log", base=2)
-        ticks = sorted({x for _, points in figure.series for x, _ in points})
         axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], fontsize=8)
-    if figure.log_y:
-        _log_y(axes, [y for _, points in figure.series for _, y in points if y])
+    if figure.log_y and heights:
+        _log_y(axes, heights)
     else:
         axes.set_ylim(bottom=min(0.0, axes.get_ylim()[0]))  # heights that can be compared
     axes.grid(alpha=0.25, linewidth=0.5)
     axes.set_xlabel(figure.x_axis, fontsize=9)
     axes.set_ylabel(figure.y_axis, fontsize=9)
+
+
+def _drawable(figure: Lines, points: Sequence[tuple[float, float | None]]) -> list[tuple[float, float]]:
+    """The points of a curve, NaN where it breaks, without those that its axes have no place for."""
+    return [
+        (x, math.nan if y is None or not _has_place(y, log=figure.log_y) else y)
+        for x, y in points
+        if _has_place(x, log=figure.log_x)
+    ]
+
+
+def _has_place(value: float, *, log: bool) -> bool:
+    return (value > 0 or not log) and abs(value) < _BEYOND_AXES
 
 
 def _log_y(axes: Axes, values: list[float]) -> None:
@@ -179,10 +199,10 @@ def _group_axis(axes: Axes, figure: Bars, room: float = 0.1) -> None:
 
 
 def _three_digits(value: float) -> str:
-    """A value over its bar: 0.0573, 2.00, 20.8, 1,235."""
-    if abs(value) >= 100:
+    """A value over its bar: 0.0573, 2.00, 20.8, 1,235, 4e+12."""
+    if 100 <= abs(value) < _WRITTEN_OUT:
         return f"{value:,.0f}"
-    return f"{value:#.3g}" if abs(value) >= 1e-4 or not value else f"{value:.0e}"
+    return f"{value:#.3g}" if 1e-4 <= abs(value) < _WRITTEN_OUT or not value else f"{value:.0e}"
 
 
 def _text_color(number: int) -> str:
