@@ -137,11 +137,13 @@ def test_what_a_killed_process_left_goes_at_the_next_write(tmp_path: Path) -> No
     other.send_signal(signal.SIGKILL)
     killed.communicate()
     other.communicate()
-    mine = tmp_path / ".a-export-notes"
+    mine = tmp_path / ".a-export-20250101"
     mine.mkdir()
+    (mine / "notes.txt").write_text("of a person, in a folder of such a name")
     assert len(list(tmp_path.iterdir())) == 4
     write_whole(tmp_path / "a.md", "whole")
     left = {path.name[:10] for path in tmp_path.iterdir() if path != mine}
+    assert (mine / "notes.txt").exists()
     assert left == {"a.md", ".a-export-", ".b-export-"}  # of the one at work, and of another file
     assert at_work.communicate("")[0] == ""
     assert (tmp_path / "a.md").read_text() == "half"  # it was the last to finish

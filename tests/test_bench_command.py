@@ -124,6 +124,20 @@ def test_report_puts_benches_behind_captures(run: Run, tmp_path: Path, real_capt
     assert titles[-1] == "## Bench: test"
 
 
+def test_a_damaged_file_ends_no_report_of_others(run: Run, tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
+    run(case("ok"))
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / NAME).write_text("{}\n")
+    for others in ([tmp_path / "b"], [real_capture("train_small256")]):
+        done = invoke("report", *others, tmp_path / "c", "-o", tmp_path / "r.md", "--no-figures")
+        assert done.exit_code == 0, done.output
+        text = (tmp_path / "r.md").read_text()
+        assert "## Bench: c\n\nLeft out: " in text
+        assert "is no file of a bench of this version" in text
+    with pytest.raises(ConfigurationError, match="is no file of a bench of this version"):
+        invoke("report", tmp_path / "c", "-o", tmp_path / "r.md")
+
+
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     (tmp_path / NAME).write_text("{}\n")
     with pytest.raises(ConfigurationError, match="is no file of a bench of this version"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,8 @@ OF_FORWARD = f"WHERE start = {AT + 130}"
         ("start = NULL", "no times, such as"),
         ("end = NULL", "no times, such as"),
         ("start = end, end = start", "an end before the start"),
+        ("end = start", "no duration"),
+        ("start = start - 2000000", "a start before the launch"),
         (f"start = start - {SECOND // 2}", "a start before the launch"),
         (f"start = start - {SECOND // 2}, end = end - {SECOND // 2}", "a start before the launch"),
         (f"end = {2**40}", "a time outside the capture"),
@@ -87,6 +90,46 @@ def test_an_operation_with_an_impossible_time(tmp_path: Path, wrong: str, why: s
     assert (forward.instances, forward.incomplete_instances) == (2, 1)
     assert forward.gpu_busy_ms.mean == pytest.approx(120 / 1e6)
     assert any("2 instances of phases left out" in warning for warning in after.warnings)
+
+
+@pytest.fixture
+def capture(tmp_path: Path, real_capture: Callable[[str], Path]) -> Path:
+    """A real capture to break."""
+    return shutil.copyfile(real_capture("train_small256"), tmp_path / "capture.sqlite")
+
+
+def test_many_operations_before_their_launch_are_no_clock(capture: Path) -> None:
+    """An eighth of all kernels 0.9 s early: a clock that is behind would have put nearly all of them before theirs."""
+    after = broken(capture, f"UPDATE {KERNEL} SET start = start - 900000000, end = end - 900000000 WHERE rowid % 8 = 0")
+    (said,) = left_out(after)
+    assert f"1,395 rows of {KERNEL} with a start before the launch" in said  # of 11,166
+    assert after.status == "partial"
+    assert not after.phase("forward")
+
+
+def test_a_table_outside_the_session_does_not_stretch_it(capture: Path) -> None:
+    shift = 10 * SECOND
+    after = broken(capture, f"UPDATE {KERNEL} SET start = start + {shift}, end = end + {shift}")
+    assert f"11,166 rows of {KERNEL} with a time outside the capture" in left_out(after)[0]
+
+
+def test_ranges_of_no_duration(capture: Path) -> None:
+    chosen = f"(SELECT rowid FROM {RANGE} WHERE text = 'forward' LIMIT 1)"
+    after = broken(capture, f"UPDATE {RANGE} SET end = start WHERE rowid = {chosen}")
+    assert f"1 row of {RANGE} with no duration, such as `forward`" in left_out(after)[0]
+    forward = after.phase("forward")
+    assert forward
+    assert (forward.instances, forward.kernels_per_instance) == (2, 644)
+
+
+@pytest.mark.parametrize("name", ["   ", "\t\n", "\0gemm"])
+def test_names_of_blanks_are_unknown(capture: Path, name: str) -> None:
+    after = broken(capture, f"UPDATE StringIds SET value = {' || '.join(f'char({ord(c)})' for c in name)} "
+                   "WHERE value LIKE '%gemm%'")  # fmt: skip
+    forward = after.phase("forward")
+    assert forward
+    assert forward.share_of("matmul") is None
+    assert any("does not hold the names of" in plain(warning) for warning in after.warnings)
 
 
 def test_a_copy_with_an_impossible_time_makes_its_phase_partial(tmp_path: Path) -> None:

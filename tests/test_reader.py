@@ -421,8 +421,12 @@ def test_changes_beside_the_file_are_not_passed_over(tmp_path: Path) -> None:
     writer.execute("PRAGMA wal_autocheckpoint = 0")
     writer.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
     writer.commit()
-    with pytest.raises(TraceError, match=r"t\.sqlite-wal holds changes that are not in t\.sqlite yet.*wal_checkpoint"):
-        Trace.load(path)
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "t.sqlite").symlink_to(path)
+    for one in (path, tmp_path / "links" / "t.sqlite"):  # it lies beside the file itself
+        message = r"t\.sqlite-wal holds changes that are not in t\.sqlite yet.*wal_checkpoint"
+        with pytest.raises(TraceError, match=message):
+            Trace.load(one)
     writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert len(Trace.load(path).operations) == 0
     writer.close()

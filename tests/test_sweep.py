@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nsys_analyzer.capture.atomic_write import UNFINISHED_MARK
 from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.progress import Progress
@@ -213,6 +214,7 @@ def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None
             del program, log, timeout_s
             (folder / ".capture-export-abcd_123").mkdir()
             (folder / ".capture-export-abcd_123/plain.json").write_text("half")
+            (folder / ".capture-export-abcd_123" / UNFINISHED_MARK).touch()
             return Ended("failed", "killed by SIGKILL")
 
     sweep([target("one")], tmp_path, Killed())

@@ -17,11 +17,14 @@ from nsys_analyzer.trace.trace import Trace
 
 #: How far an operation may lie before its launch, besides what nearly all of its device do: clocks drift.
 CLOCK_ERROR_NS = 100_000_000
-#: The share of a device's operations that may be broken where the difference of its clock is told from them.
-_BROKEN = 0.1
+#: How far a few may, where all others lie behind theirs, and how few these are.
+_FEW_ERROR_NS, _FEW = 1_000_000, 0.01
+#: The share of a device's operations that may be broken where the difference of its clock is told from them, and the
+#: share that starts before its launch where its clock is behind.
+_BROKEN, _NEARLY_ALL = 0.1, 0.75
 #: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
 #: programmatic launches let overlap.
-_OVERLAP_NS = 10**9
+_OVERLAP_NS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ def consistent(trace: Trace) -> Consistent:
     launch = match_launches(operations, trace.launches)
     unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
     wait = _waits(operations, trace.launches.start, launch)
-    early = wait < -CLOCK_ERROR_NS
+    before = wait < -_FEW_ERROR_NS
+    few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
+    early = before if few else wait < -CLOCK_ERROR_NS
     endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
     wrong = early | endless
     if wrong.any():
@@ -73,7 +78,8 @@ def _waits(operations: Operations, called: Ints, launch: Ints) -> Ints:
         clock = Axis(process, device).place(process, device)
         for one in distinct(clock):
             mine = launched[clock == one]
-            wait[mine] -= min(int(np.quantile(wait[mine], _BROKEN, method="higher")), 0)
+            behind, most = np.quantile(wait[mine], [_BROKEN, _NEARLY_ALL], method="higher").tolist()
+            wait[mine] -= int(behind) if most < 0 else 0
     return wait
 
 

@@ -42,6 +42,9 @@ CLASSES: dict[str, str] = {
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
+#: Characters of a kernel's name that are looked at: C++ templates make names of ten thousand.
+LONGEST_NAME = 20_000
+
 _COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
 _MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
 #: Of the Itanium ABI's mangled names: a number as a template argument, an identifier behind its length; and, to be
@@ -90,7 +93,7 @@ def first_rule(name: str) -> Rule | None:
     if alias := read_alias(name):
         known = alias.kernel_class in CLASSES
         return Rule(re.escape(name), alias.kernel_class, name, alias.part_of) if known else None
-    text = readable(name)
+    text = readable(name[:LONGEST_NAME])
     return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 
 

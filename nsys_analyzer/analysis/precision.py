@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from nsys_analyzer.analysis.aliases import read_alias
-from nsys_analyzer.analysis.classes import classify
+from nsys_analyzer.analysis.classes import LONGEST_NAME, classify
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,8 @@ _COMPILED = tuple((re.compile(rule.pattern), rule) for rule in PRECISION_RULES)
 
 def first_precision_rule(name: str) -> PrecisionRule | None:
     """Find the rule that decides the precision of the matmul or attention kernel ``name``, or None."""
-    return next((rule for pattern, rule in _COMPILED if pattern.search(name)), None)
+    text = name[:LONGEST_NAME]
+    return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 
 
 @cache

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.trace.arrays import distinct
-from nsys_analyzer.trace.columns import pid_of, process_of
+from nsys_analyzer.trace.columns import Operations, pid_of, process_of
 from nsys_analyzer.trace.ranks import Rank, distinct_ranks
 from nsys_analyzer.trace.trace import Trace
+
+_DEVICE_BITS = 32
+_DEVICES = (1 << _DEVICE_BITS) - 1
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     """
     used = distinct(trace.operations.process).tolist() or [_idle_process(trace)]
     ranks = distinct_ranks(trace.ranks, used)
-    devices = {process: _devices_of(trace, process) for process in used}
+    devices = _devices(trace.operations, used)
     used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
     if len(used) == 1:
         alone, rank = used[0], ranks.get(used[0])
@@ -59,8 +62,12 @@ def _idle_process(trace: Trace) -> int:
     return int(process_of(threads[:1])[0]) if len(threads) else 0
 
 
-def _devices_of(trace: Trace, process: int) -> list[int]:
-    """The CUDA ordinals of the devices a process uses."""
-    operations = trace.operations
-    numbers: list[int] = distinct(operations.device[operations.process == process]).tolist()
-    return numbers
+def _devices(operations: Operations, used: list[int]) -> dict[int, list[int]]:
+    """The CUDA ordinals of the devices of each of the processes ``used``, which are in order."""
+    devices: dict[int, list[int]] = {process: [] for process in used}
+    # One number for a process and a device: a pass over the operations, and not one for each process.
+    pairs = np.searchsorted(used, operations.process) << _DEVICE_BITS | (operations.device.astype(np.int64) & _DEVICES)
+    for pair in distinct(pairs).tolist():
+        device = pair & _DEVICES
+        devices[used[pair >> _DEVICE_BITS]].append(device - (_DEVICES + 1 if device >> _DEVICE_BITS - 1 else 0))
+    return devices

@@ -23,6 +23,8 @@ _ANYTHING = 0o7777  # every permission there is
 _MOST_LINKS = 40  # as many as Linux follows
 _MOST_LETTERS = 40  # of a file's name in that of its folder, for a name is limited to 255 bytes
 _UNFINISHED = re.compile(r"\.(.*)-export-[a-z0-9_]{8}", re.DOTALL)
+#: In each of these folders, so that no other of such a name is taken for one.
+UNFINISHED_MARK = ".written-by-nsys-analyze"
 _OPEN_FILES = re.compile(r"/proc/\w+(/task/\d+)?/fd|/dev/fd")
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -148,7 +150,10 @@ def remove_unfinished(folder: Path, stem: str | None = None) -> None:
             opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
+                if Path(path, UNFINISHED_MARK).exists():
+                    shutil.rmtree(path, ignore_errors=True)
+                else:
+                    Path(path).rmdir()  # killed before the mark; anybody else's holds something, and stays
             finally:
                 os.close(opened)
 
@@ -158,6 +163,7 @@ def _own_folder(place: Path) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.stem[:_MOST_LETTERS]}-export-"))
         with contextlib.suppress(FileNotFoundError):
+            (folder / UNFINISHED_MARK).touch()
             opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             if _is_mine(opened) and folder.exists():
                 return folder, opened

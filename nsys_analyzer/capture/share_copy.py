@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +65,7 @@ def copy_export(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]] = 
 
 
 def _attach(source: sqlite3.Connection, output: Path) -> None:
-    source.execute("ATTACH ? AS copy", (str(output),))
+    source.execute("ATTACH CAST(? AS TEXT) AS copy", (os.fsencode(output),))
     for setting in ("copy.journal_mode = OFF", "copy.synchronous = OFF", "temp_store = MEMORY"):
         source.execute(f"PRAGMA {setting}")  # a copy broken off is thrown away: nothing needs to survive it
     source.execute("CREATE TABLE temp.used_threads (id INTEGER PRIMARY KEY)")

@@ -48,7 +48,7 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
     bench = find_bench(header["bench"])
     captures = folder / CAPTURES
     summaries = (
-        gather([captures], PhaseNames.parse(()), Given(), None)
+        gather([captures], PhaseNames.parse(()), Given(), None, beside_others=True)
         if captures.is_dir() and holds_captures(captures)
         else ()
     )

@@ -112,12 +112,12 @@ def _is_trace(path: Path) -> bool:
 
 
 def gather(
-    paths: Sequence[Path], names: PhaseNames, given: Given, timings: Timings | None
+    paths: Sequence[Path], names: PhaseNames, given: Given, timings: Timings | None, *, beside_others: bool = False
 ) -> tuple[CaptureSummary, ...]:
     """One summary for each process of each capture, ordered by model and context length.
 
     A capture that cannot be read keeps a row with its error, unless nothing else is known: no other capture, no
-    timings of the folder, no word of how its run ended.
+    timings of the folder, no word of how its run ended, nothing ``beside_others``.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -127,7 +127,7 @@ def gather(
     traces = find_traces(paths, may_lack=timings is not None or bool(unread))
     titles = _titles(traces)
     # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
-    must_read = timings is None or not folders
+    must_read = not beside_others and (timings is None or not folders)
     alone = must_read and len(traces) == 1 and not unread
     rows = unread + [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=alone)]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):

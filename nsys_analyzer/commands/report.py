@@ -100,14 +100,16 @@ def report(
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or output_format == "markdown")
     target = Path(output or "report.md") if to_file else None
+    # Of timings alone the captures beside them are read.
+    sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
     if target:
-        check_target(target, (*traces, *csv_paths), force=force)
+        check_target(target, sources, force=force)
     given = Given(model, context_length, batch_size, precision)
     beside = target.parent if target else None
     names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
     evidence = gather_evidence(traces, csv_paths, command_line(), names, given, beside, selection)
     if target:  # reading has made exports
-        check_target(target, (*traces, *csv_paths), force=force)
+        check_target(target, sources, force=force)
     if output_format == "json":
         write_json(evidence, target)
     elif target is None:

@@ -16,6 +16,7 @@ import click
 
 from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.benches.model import Finished, Results
 from nsys_analyzer.capture.atomic_write import check_regular, followed, made_whole, write_whole
 from nsys_analyzer.capture.inputs import check_no_input
 from nsys_analyzer.capture.timings import Selection, Timings, read_timings
@@ -28,7 +29,7 @@ from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
 from nsys_analyzer.report.data import GENERATOR, report_data
 from nsys_analyzer.report.markdown import render_markdown
-from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.model import Paragraph, Report, Section
 from nsys_analyzer.report.plots import SOFTWARE
 from nsys_analyzer.report.screen import data_stream
 from nsys_analyzer.text import marked
@@ -83,8 +84,9 @@ def gather_evidence(
     timings = read_timings(*csv_paths, selection=selection) if csv_paths else beside_them
     places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
     folders = dict.fromkeys(folder for place in places for folder in bench_folders(place))
-    benches = tuple(read_finished(one, os.path.relpath(one, beside or Path())) for one in folders)
     with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
+    alone = len(folders) == 1 and not with_traces and not timings
+    benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
     captures: tuple[CaptureSummary, ...] = ()
     if with_traces or timings or not benches:
         captures = gather(with_traces, names or PhaseNames.parse(()), given or Given(), timings)
@@ -92,6 +94,21 @@ def gather_evidence(
     if beside_them:
         notes = (*notes, marked("Found in the captures' folder and used; `--csv` names another."))
     return Evidence(captures, command, timings.source if timings else "", notes, benches)
+
+
+def _finished(folder: Path, seen_as: str, *, alone: bool) -> Finished:
+    """An experiment that was run, or why it cannot be read, in place of its section: it ends no report of others.
+
+    Raises:
+        NsysAnalyzerError: it cannot be read, and the report is of it alone.
+    """
+    try:
+        return read_finished(folder, seen_as)
+    except NsysAnalyzerError as error:
+        if alone:
+            raise
+        section = Section(f"bench-{folder.name}", f"Bench: {folder.name}", (Paragraph(f"Left out: {error}"),))
+        return Finished(folder.name, Results(()), section)
 
 
 def timings_beside(places: Sequence[Path], selection: Selection | None = None) -> Timings | None:

@@ -33,6 +33,8 @@ _NO_CUDA = (
         "This GPU cannot be traced by nsys.",
     ),
 )
+#: Characters of a message that are looked at: those of nsys are far shorter.
+_LONGEST = 1_000
 _OURS = r"(?!CUDA |NVTX |CUPTI )"
 #: Messages about other APIs and about samples of the CPU: no figure of ours comes from these.
 _OF_OTHERS = re.compile(
@@ -56,7 +58,7 @@ class Diagnostic:
 
 def touches_no_figure(text: str) -> bool:
     """Whether a message is about APIs other than CUDA and NVTX, or about samples of the CPU."""
-    return bool(_OF_OTHERS.match(text))
+    return bool(_OF_OTHERS.match(text[:_LONGEST]))
 
 
 def first_sentence(text: str) -> str:

@@ -15,8 +15,8 @@ from nsys_analyzer.trace.schema import NO_TIME, Table
 FAR = 365 * 24 * 3600 * 10**9
 #: By how much rows lie outside the session that an export tells: NVTX ranges and API calls do by milliseconds.
 _SLACK = 10**9
-#: The share of the rows that lie in a session whose duration can be believed.
-_MOST = 0.9
+#: The share of the rows that lie in a session whose duration can be believed: one table of several may be broken.
+_MOST = 0.5
 #: Without a word of the session a row may lie outside all others by as many times their extent, and so long besides.
 _EXTENTS, _BESIDES = 2, 60 * 10**9
 #: The first and the last rows may be broken: one, and one in so many.
@@ -87,25 +87,32 @@ def _near(time: int) -> int:
     return max(limits.min, min(limits.max, time))
 
 
-def faults(start: Ints, end: Ints, first: int, last: int, *, zero_is_unknown: bool) -> Iterator[tuple[str, Bools]]:
+def faults(
+    start: Ints, end: Ints, first: int, last: int, *, zero_is_unknown: bool, lasting: bool = False
+) -> Iterator[tuple[str, Bools]]:
     """What is wrong with some rows, in words, and which rows it is wrong with: each row once.
 
     Args:
         start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
         first, last: between what times they can lie.
         zero_is_unknown: whether 0 for both means that the times could not be collected, as CUPTI writes it.
+        lasting: whether none can end as it starts: a nanosecond is less than any operation takes.
     """
     least = max(_near(first), 1 if zero_is_unknown else NO_TIME + 1)
-    if not len(start) or (start.min() >= least and end.max() <= _near(last) and not (end < start).any()):
+    if not len(start) or (
+        start.min() >= least and end.max() <= _near(last) and not (end <= start if lasting else end < start).any()
+    ):
         return  # as of nearly all tables
     unknown = (start == NO_TIME) | (end == NO_TIME)
     if zero_is_unknown:
         unknown |= (start == 0) & (end == 0)
     backwards = ~unknown & (end < start)
-    outside = ~unknown & ~backwards & ((start < _near(first)) | (end > _near(last)))
+    timeless = ~unknown & (end == start) & lasting
+    outside = ~unknown & ~backwards & ~timeless & ((start < _near(first)) | (end > _near(last)))
     for why, wrong in (
         ("no times", unknown),
         ("an end before the start", backwards),
+        ("no duration", timeless),
         ("a time outside the capture", outside),
     ):
         if wrong.any():
@@ -126,7 +133,7 @@ class Sieve:
 
     def sound(
         self, table: Table, start: Ints, end: Ints, process: Ints, describe: Callable[[int], str], *,
-        of_cuda: bool = False,
+        of_cuda: bool = False, lasting: bool = True,
     ) -> Bools:  # fmt: skip
         """Shape (rows,): True for the rows of a table to keep.
 
@@ -136,11 +143,14 @@ class Sieve:
             process: shape (rows,), global process IDs.
             describe: a row in words, by its index.
             of_cuda: whether they are operations or API calls, which nothing records before the session.
+            lasting: whether ``end`` is one, and not ``start`` again.
         """
         kept = np.ones(len(start), np.bool_)
         bounds, zero_is_unknown = self._bounds, of_cuda and self._by_cupti
         first = bounds.first if of_cuda else bounds.opened
-        for why, wrong in faults(start, end, first, bounds.last, zero_is_unknown=zero_is_unknown):
+        # Other traces count in microseconds, and may round to none.
+        lasts = lasting and self._by_cupti
+        for why, wrong in faults(start, end, first, bounds.last, zero_is_unknown=zero_is_unknown, lasting=lasts):
             kept &= ~wrong
             self.left_out += tell(table, why, wrong, start, end, process, describe)
         return kept

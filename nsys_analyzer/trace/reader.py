@@ -191,7 +191,8 @@ def _check_header(path: Path) -> None:
 
 def _check_journals(path: Path, *, in_wal_mode: bool) -> None:
     """Makes sure that no change waits beside the file, which is read as it is."""
-    wal, journal = path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-journal")
+    real = os.path.realpath(path)  # SQLite writes them beside the file that a link leads to
+    wal, journal = Path(f"{real}-wal"), Path(f"{real}-journal")
     unfinished = journal.is_file() and journal.read_bytes()[: len(_HOT_JOURNAL)] == _HOT_JOURNAL
     if unfinished or (in_wal_mode and wal.is_file() and wal.stat().st_size):
         waiting = journal if unfinished else wal

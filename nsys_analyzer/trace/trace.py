@@ -184,6 +184,11 @@ def sqlite_of(path: Path) -> Path:
     return path
 
 
+def _name(name: str, code: int) -> str:
+    """The name of a kernel; one of blanks, or that ends where it begins, is none."""
+    return name if name.partition("\0")[0].strip() else f"{UNNAMED} {code}"
+
+
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
     parts = [frames[kind] for kind in KINDS]
     lengths = [sum(map(len, part["start"])) for part in parts]
@@ -204,7 +209,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         process=_known_process(column("process"), frames["runtime"]),
         name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
         graph_node=column("graph_node"),
-        names=tuple(strings.get(i) or f"{UNNAMED} {i}" for i in ids.tolist()),
+        names=tuple(_name(strings.get(i, ""), i) for i in ids.tolist()),
     )
 
 
@@ -291,13 +296,14 @@ def _called(sieve: Sieve, launches: Launches) -> Bools:
     """Which API calls have a time that can be true."""
     return sieve.sound(
         schema.RUNTIME, launches.start, launches.start, process_of(launches.thread),
-        lambda i: f"correlation ID {launches.correlation[i]}", of_cuda=True,
+        lambda i: f"correlation ID {launches.correlation[i]}", of_cuda=True, lasting=False,
     )  # fmt: skip
 
 
 def _sound(sieve: Sieve, table: schema.Table, ranges: Ranges) -> Bools:
     """Which ranges have times that can be true; one without an end has none that is wrong."""
-    end = np.where(ranges.end == schema.NO_TIME, ranges.start, ranges.end)
+    later = np.maximum(ranges.start, ranges.start + 1)  # the last moment that there is wraps around
+    end = np.where(ranges.end == schema.NO_TIME, later, ranges.end)
     return sieve.sound(
         table, ranges.start, end, process_of(ranges.thread), lambda i: named(ranges.names[ranges.name[i]])
     )

@@ -15,6 +15,8 @@ from nsys_analyzer.strict_json import LARGEST
 
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads")
 """The fields that describe a model without its name."""
+#: Letters of a cell that an error repeats.
+_LONGEST = 100
 _SHORTEST_MS, _LONGEST_MS = 1e-9, 365 * 86_400e3
 _DATE = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)(?:[_T -]?(\d\d)[-:]?(\d\d)[-:]?(\d\d)?)?")
 
@@ -39,7 +41,8 @@ class Row:
 
     def error(self, header: str, problem: str, hint: str) -> TimingsError:
         """An error that names the file, this line and the column."""
-        return TimingsError(f"{self.path}, line {self.line}, column {header!r}: {problem}", hint)
+        said = problem if len(problem) <= 2 * _LONGEST else f"{problem[:_LONGEST]}…{problem[-_LONGEST:]}"
+        return TimingsError(f"{self.path}, line {self.line}, column {header[:_LONGEST]!r}: {said}", hint)
 
     def header(self, field: str) -> str:
         """The header that the file gives this field; the field's own name where it has none."""

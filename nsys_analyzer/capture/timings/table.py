@@ -97,8 +97,9 @@ def _check_filled(path: Path, columns: int, rows: int, given: int) -> None:
 
 
 def _read_text(path: Path) -> str:
-    if path.is_fifo() and not path.is_relative_to("/dev"):  # a shell's <(...) lies there, and has a writer
-        raise TimingsError(f"{path}: is a pipe", "Give the path of a CSV file")
+    of_shell = path.is_fifo() and path.is_relative_to("/dev")  # <(...), which has a writer
+    if path.exists() and not (path.is_file() or path.is_dir() or of_shell):
+        raise TimingsError(f"{path}: is a pipe or a device", "Give the path of a CSV file")
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
