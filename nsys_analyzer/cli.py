@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import NoReturn
@@ -55,7 +56,8 @@ def main() -> None:
             sys.stderr.close()
             sys.exit(1)
         where = f"{error.filename}: " if error.filename else ""
-        _fail(f"{where}{error.strerror or error}")
+        remedy = ". Free some space, or write elsewhere" if error.errno == errno.ENOSPC else ""
+        _fail(f"{where}{error.strerror or error}{remedy}")
 
 
 def _fail(message: str) -> NoReturn:

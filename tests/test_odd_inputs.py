@@ -14,6 +14,9 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner
 
+from nsys_analyzer.analysis.classes import classify
+from nsys_analyzer.analysis.precision import gemm_precision
+from nsys_analyzer.analysis.processes import processes_of
 from nsys_analyzer.capture.manifest import ManifestError, manifests_without_trace, read_manifest
 from nsys_analyzer.capture.timings.writing import write_timings
 from nsys_analyzer.cli import cli
@@ -23,7 +26,7 @@ from nsys_analyzer.strict_json import check_numbers, decoded
 from nsys_analyzer.trace.ranks import read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.trace import Trace
-from tests.export import Export, training_step
+from tests.export import ADD, Export, training_step
 
 ROOT = Path(__file__).parents[1]
 BENCHES = ROOT / "examples/benches"
@@ -55,6 +58,60 @@ def test_an_output_whose_name_is_no_text(tmp_path: Path) -> None:
     ended = nsys_analyze("report", "t.sqlite", "-o", b"r\xe9.md", folder=tmp_path, HOME=str(tmp_path))
     assert ended.returncode == 0, ended.stderr
     assert b"r\xe9.md" in os.listdir(os.fsencode(tmp_path))  # noqa: PTH208  # as bytes
+
+
+def test_a_shared_copy_whose_name_is_no_text(tmp_path: Path) -> None:
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    ended = nsys_analyze("share", "t.sqlite", "-o", b"r\xe9.sqlite", folder=tmp_path, HOME=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert len(Trace.load(tmp_path / os.fsdecode(b"r\xe9.sqlite")).operations) == 5
+
+
+def test_timings_that_never_end(tmp_path: Path) -> None:
+    training_step(Export().gpu()).write(tmp_path / "t.sqlite")
+    with pytest.raises(NsysAnalyzerError, match="/dev/zero: is a pipe or a device"):
+        CliRunner().invoke(
+            cli, ["report", str(tmp_path / "t.sqlite"), "--csv", "/dev/zero", "-o", "-"], catch_exceptions=False
+        )
+
+
+def test_ten_thousand_phases_are_matched_at_once(tmp_path: Path) -> None:
+    """Each phase was looked for among all rows: 10,000 of them took minutes."""
+    training_step(Export().gpu()).write(tmp_path / "small.sqlite")
+    rows = "".join(f"small,phase {i},{1 + i % 7}\n" for i in range(10_000))
+    (tmp_path / "t.csv").write_text(f"model,phase,ms\n{rows}", encoding="utf-8")
+    done = CliRunner().invoke(
+        cli, ["report", str(tmp_path / "small.sqlite"), "--csv", str(tmp_path / "t.csv"), "--format", "json"]
+    )
+    (capture,) = json.loads(done.stdout)["captures"]
+    assert len(capture["unprofiled"]["phases"]) == 10_000
+
+
+def test_the_manifest_that_timings_alone_are_read_with_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    training_step(Export().gpu()).write(folder / "a.sqlite")
+    (folder / "a.manifest.json").write_text('{"model": "small"}', encoding="utf-8")
+    (folder / "timings.csv").write_text("model,phase,ms\nsmall,forward,1\n", encoding="utf-8")
+    words = ["report", "--csv", str(folder / "timings.csv"), "-o", str(folder / "a.manifest.json"), "--format", "json"]
+    with pytest.raises(NsysAnalyzerError, match="which is read"):
+        CliRunner().invoke(cli, [*words, "--force"], catch_exceptions=False)
+    assert (folder / "a.manifest.json").read_text(encoding="utf-8") == '{"model": "small"}'
+
+
+@pytest.mark.parametrize("unit", ["gemm_", "xmma_gemm_a_", "Cijk_", "inclusive_"])
+def test_an_endless_name_is_classified_by_its_start(unit: str) -> None:
+    """Rules that look behind every part of a name took minutes for 200,000 characters."""
+    assert classify(unit * 40_000) == classify(unit * 3_000)
+    gemm_precision(unit * 40_000)
+
+
+def test_a_process_for_each_row_of_a_broken_column(tmp_path: Path) -> None:
+    export = Export().gpu()
+    for number in range(3_000):
+        export.kernel(ADD, 10 * number, 10 * number + 5, 10 * number + 8, 100, 200 + number)
+    found = processes_of(Trace.load(export.write(tmp_path / "t.sqlite")))
+    assert len(found) == 3_000
 
 
 def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

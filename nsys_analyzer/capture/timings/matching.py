@@ -52,8 +52,11 @@ class Timings:
         near = self._near(name, others)
         if near.rows and near.rows[0].capture == name and len({(row.setup, row.mode) for row in near.rows}) == 1:
             return {row.phase: row for row in near.rows}
-        phases = dict.fromkeys(row.phase for row in near.rows)
-        return {phase: found for phase in phases if (found := near.find(configuration, phase, run))}
+        phases: dict[str, list[Timing]] = {}
+        for row in near._fitting(configuration, run):
+            phases.setdefault(row.phase, []).append(row)
+        found = {phase: _of_mode(rows, configuration.mode, phase) for phase, rows in phases.items()}
+        return {phase: timing for phase, timing in found.items() if timing}
 
     def undecided(
         self, name: str, others: Collection[str], configuration: Configuration, run: RunConditions = _NO_CONDITIONS
@@ -76,12 +79,13 @@ class Timings:
         single configuration fits. A training step's forward, loss and backward are those of a ``forward+backward``
         run and the other way round, where no row has the mode itself.
         """
-        near = self._best(configuration, run)
-        if len({row.setup for row in near}) != 1:
-            return None
-        fitting = [row for row in near if row.phase == phase and _mode_fits(row.mode, configuration.mode, phase)]
-        exact = [row for row in fitting if row.mode == configuration.mode] or fitting
-        return exact[0] if len(exact) == 1 else None
+        rows = [row for row in self._fitting(configuration, run) if row.phase == phase]
+        return _of_mode(rows, configuration.mode, phase)
+
+    def _fitting(self, configuration: Configuration, run: RunConditions) -> list[Timing]:
+        """The rows of the one setup that fits; empty where none does, or several."""
+        best = self._best(configuration, run)
+        return best if len({row.setup for row in best}) == 1 else []
 
     def _near(self, name: str, others: Collection[str]) -> Timings:
         """Those that name this capture, else those that name none of the others."""
@@ -97,6 +101,13 @@ class Timings:
         if best is None or (best == 0 and not configuration.mode and len(self.configurations()) != 1):
             return []
         return [row for index, row in enumerate(self.rows) if agreeing[index] == best]
+
+
+def _of_mode(rows: list[Timing], mode: str | None, phase: str) -> Timing | None:
+    """The one of a phase's rows that fits a mode, the same one before others."""
+    fitting = [row for row in rows if _mode_fits(row.mode, mode, phase)]
+    exact = [row for row in fitting if row.mode == mode] or fitting
+    return exact[0] if len(exact) == 1 else None
 
 
 def _agreement(row: Timing, configuration: Configuration, run: RunConditions, used: Collection[str]) -> int | None:
