@@ -107,6 +107,14 @@ def test_many_operations_before_their_launch_are_no_clock(capture: Path) -> None
     assert not after.phase("forward")
 
 
+def test_rows_that_stand_there_twice_count_once(capture: Path) -> None:
+    before = broken(capture)
+    after = broken(capture, f"INSERT INTO {KERNEL} SELECT * FROM {KERNEL} WHERE rowid % 3 = 0")
+    (said,) = left_out(after)
+    assert f"3,722 rows of {KERNEL} with all values of another row" in said  # of 11,166
+    assert (after.phases, after.status) == (before.phases, "ok")
+
+
 def test_a_table_outside_the_session_does_not_stretch_it(capture: Path) -> None:
     shift = 10 * SECOND
     after = broken(capture, f"UPDATE {KERNEL} SET start = start + {shift}, end = end + {shift}")

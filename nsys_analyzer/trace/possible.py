@@ -133,7 +133,7 @@ class Sieve:
 
     def sound(
         self, table: Table, start: Ints, end: Ints, process: Ints, describe: Callable[[int], str], *,
-        of_cuda: bool = False, lasting: bool = True,
+        of_cuda: bool = False, lasting: bool = False,
     ) -> Bools:  # fmt: skip
         """Shape (rows,): True for the rows of a table to keep.
 
@@ -143,7 +143,7 @@ class Sieve:
             process: shape (rows,), global process IDs.
             describe: a row in words, by its index.
             of_cuda: whether they are operations or API calls, which nothing records before the session.
-            lasting: whether ``end`` is one, and not ``start`` again.
+            lasting: whether they are operations or ranges, of which none ends as it starts.
         """
         kept = np.ones(len(start), np.bool_)
         bounds, zero_is_unknown = self._bounds, of_cuda and self._by_cupti

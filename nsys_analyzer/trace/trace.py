@@ -31,7 +31,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
-from nsys_analyzer.trace.possible import FAR, Bounds, LeftOut, Sieve
+from nsys_analyzer.trace.possible import FAR, Bounds, LeftOut, Sieve, tell
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 
@@ -129,11 +129,12 @@ class Trace:
         bounds = Bounds.of(duration, *moments, start=metadata.time_shift_ns)
         sieve = Sieve(bounds, by_cupti=metadata.profiler == "nsys")
         timed, called = _timed(sieve, operations), _called(sieve, launches)
+        once = _once(sieve, operations) if metadata.profiler == "nsys" else timed
         sound, ended = _sound(sieve, schema.NVTX, ranges), ranges.end != schema.NO_TIME
         nodes = frames["graph_nodes"]
         return cls(
             path,
-            operations if timed.all() else operations.select(timed),
+            operations if (timed & once).all() else operations.select(timed & once),
             launches if called.all() else launches.select(called),
             launches.select(called & out_of_memory),
             ranges.select(sound & ended),
@@ -288,15 +289,37 @@ def _timed(sieve: Sieve, operations: Operations) -> Bools:
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = operations.of_kind(kind)
         part = operations.select(of_kind)
-        kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, of_cuda=True)
+        kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, of_cuda=True, lasting=True)
     return kept
+
+
+def _once(sieve: Sieve, operations: Operations) -> Bools:
+    """Which operations are no second row of the same kernel, with all its values."""
+    kernels = operations.select(operations.kernels)
+    order = np.arange(len(kernels))
+    if (kernels.start[1:] < kernels.start[:-1]).any():  # nsys writes them in order
+        order = np.argsort(kernels.start, kind="stable")
+    same = np.flatnonzero(kernels.start[order[1:]] == kernels.start[order[:-1]])
+    alike = np.sort(order[np.union1d(same, same + 1)])  # a pair on two GPUs, as a rule
+    columns = (getattr(kernels, name) for name in kernels.__dataclass_fields__ if name != "names")
+    values = np.stack([np.asarray(column, np.int64)[alike] for column in columns])
+    sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
+    repeated = np.zeros(len(kernels), np.bool_)
+    repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
+    sieve.left_out += tell(
+        schema.KERNEL, "all values of another row", repeated, kernels.start, kernels.end, kernels.process,
+        kernels.called,
+    )  # fmt: skip
+    once = np.ones(len(operations), np.bool_)
+    once[operations.kernels] = ~repeated
+    return once
 
 
 def _called(sieve: Sieve, launches: Launches) -> Bools:
     """Which API calls have a time that can be true."""
     return sieve.sound(
         schema.RUNTIME, launches.start, launches.start, process_of(launches.thread),
-        lambda i: f"correlation ID {launches.correlation[i]}", of_cuda=True, lasting=False,
+        lambda i: f"correlation ID {launches.correlation[i]}", of_cuda=True,
     )  # fmt: skip
 
 
@@ -305,5 +328,6 @@ def _sound(sieve: Sieve, table: schema.Table, ranges: Ranges) -> Bools:
     later = np.maximum(ranges.start, ranges.start + 1)  # the last moment that there is wraps around
     end = np.where(ranges.end == schema.NO_TIME, later, ranges.end)
     return sieve.sound(
-        table, ranges.start, end, process_of(ranges.thread), lambda i: named(ranges.names[ranges.name[i]])
-    )
+        table, ranges.start, end, process_of(ranges.thread), lambda i: named(ranges.names[ranges.name[i]]),
+        lasting=True,
+    )  # fmt: skip
