@@ -25,7 +25,19 @@ def test_places_are_in_the_order_of_group_then_value(
     for pair, where in zip(on_axis, place, strict=False):
         for other, there in zip(asked, place, strict=True):
             assert (pair < other, pair == other) == (where < there, where == there)
-    assert axis.value(np.array(place[: len(on_axis)])).tolist() == value.tolist()
+    own = axis.place_own(group, value)
+    assert own.tolist() == place[: len(on_axis)]
+    assert axis.value(own).tolist() == value.tolist()
+    lengths = axis.length(np.repeat(own, len(own)), np.tile(own, len(own)))
+    # Differences wrap around as those of 64-bit values do.
+    assert (
+        lengths[np.repeat(group, len(own)) == np.tile(group, len(own))].tolist()
+        == (
+            (np.tile(value, len(own)) - np.repeat(value, len(own)))[
+                np.repeat(group, len(own)) == np.tile(group, len(own))
+            ]
+        ).tolist()
+    )
 
 
 @given(pairs, INT64)

@@ -12,6 +12,8 @@ from nsys_analyzer.trace.arrays import Ints, distinct
 #: The place of a value whose group is not on the axis: before all others.
 OFF_AXIS = -1
 _LONGEST = 1 << 62
+#: Groups that may be missing among others, besides as many as there are.
+_FEW = 1_000
 
 
 class Axis:
@@ -27,12 +29,16 @@ class Axis:
 
     def __init__(self, group: Ints, *values: Ints) -> None:
         self._groups = distinct(group)
-        self._contiguous = len(self._groups) and int(self._groups[-1]) - int(self._groups[0]) == len(self._groups) - 1
+        self._first = int(self._groups[0]) if len(self._groups) else 0
+        span = int(self._groups[-1]) - self._first + 1 if len(self._groups) else 0
+        # Numbers that lie close together, as those of instances do, need no search.
+        self._dense = span <= 2 * len(self._groups) + _FEW
+        self._slots = span if self._dense else len(self._groups)
         self._low = min((int(column.min()) for column in values if len(column)), default=0)
         self._high = max((int(column.max()) for column in values if len(column)), default=0)
         self._stretch = self._high - self._low + 3  # with a place before the first value and one behind the last
         self._ranked: Ints | None = None
-        if self._stretch * (len(self._groups) + 1) > _LONGEST:
+        if self._stretch * (self._slots + 1) > _LONGEST:
             self._ranked = np.unique(np.concatenate(values))
             self._stretch = 2 * len(self._ranked) + 1  # with a place between any two values
 
@@ -43,16 +49,29 @@ class Axis:
         """
         if not len(self._groups):
             return np.full(len(group), OFF_AXIS, np.int64)
-        if self._contiguous:
-            code = group - self._groups[0]
-            if len(code) and code.min() >= 0 and code.max() < len(self._groups):
-                placed: Ints = code * self._stretch + self._inside(value)
-                return placed
-            known = (code >= 0) & (code < len(self._groups))
+        if self._dense:
+            code = group - self._first
+            known = (code >= 0) & (code < self._slots)
+            if self._slots > len(self._groups):
+                is_group = np.zeros(self._slots, np.bool_)
+                is_group[self._groups - self._first] = True
+                known &= is_group[code.clip(0, self._slots - 1)]
         else:
             code = np.searchsorted(self._groups, group).clip(max=len(self._groups) - 1)
             known = self._groups[code] == group
-        return np.where(known, code * self._stretch + self._inside(value), OFF_AXIS)
+        placed: Ints = code * self._stretch + self._inside(value)
+        return placed if known.all() else np.where(known, placed, OFF_AXIS)
+
+    def place_own(self, group: Ints, value: Ints) -> Ints:
+        """The places of groups and values that the axis was made of: what ``place`` gives, without its checks."""
+        if self._ranked is not None or not self._dense:
+            return self.place(group, value)
+        own: Ints = (group - self._first) * self._stretch + (value - self._low + 1)
+        return own
+
+    def length(self, first: Ints, last: Ints) -> Ints:
+        """The difference of the values at pairs of places, each of one group, below 0 where the last is before."""
+        return last - first if self._ranked is None else self.value(last) - self.value(first)
 
     def value(self, place: Ints) -> Ints:
         """The value at each place of one that is on the axis."""

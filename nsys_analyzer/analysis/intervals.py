@@ -24,18 +24,17 @@ def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints
         return covered, first, last
     # Groups lie one behind the other on the axis, so that one sort and one running maximum serve all.
     axis = Axis(group, start, end)
-    begin = axis.place(group, start)
+    begin, finish = axis.place_own(group, start), axis.place_own(group, end)
     order = np.argsort(begin, kind="stable")
-    begin, start, end, ordered = begin[order], start[order], end[order], group[order]
-    reached = np.maximum.accumulate(axis.place(ordered, end))
-    ends = axis.value(reached)
-    overlaps = reached[:-1] > begin[1:]  # with what began before it, which then is of its group
-    fresh = np.maximum(end - np.append(start[:1], np.where(overlaps, ends[:-1], start[1:])), 0)
+    begin, finish, ordered = begin[order], finish[order], group[order]
+    reached = np.maximum.accumulate(finish)
+    begin[1:] = np.maximum(begin[1:], reached[:-1])  # what is covered already; of another group all lies before
+    fresh = axis.length(begin, np.maximum(finish, begin))
     at = np.flatnonzero(np.diff(ordered, prepend=-1))
     seen = ordered[at]
     covered[seen] = np.add.reduceat(fresh, at)
-    first[seen] = start[at]
-    last[seen] = ends[np.append(at[1:], len(order)) - 1]
+    first[seen] = start[order[at]]
+    last[seen] = axis.value(reached[np.append(at[1:], len(order)) - 1])
     return covered, first, last
 
 
