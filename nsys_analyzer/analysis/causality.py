@@ -12,13 +12,16 @@ from nsys_analyzer.analysis.timeline import LONG_AGO, NONE, count_within
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Operations
+from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.possible import LeftOut, tell
 from nsys_analyzer.trace.trace import Trace
 
 #: How far an operation may lie before its launch, besides what nearly all of its device do: clocks drift.
 CLOCK_ERROR_NS = 100_000_000
-#: How far a few may, where all others lie behind theirs, and how few these are.
+#: How far a few may, where all others lie behind theirs, and how few these are; on devices whose clocks are read
+#: together with the CPU's.
 _FEW_ERROR_NS, _FEW = 1_000_000, 0.01
+_IN_STEP = (CUDA, HIP)
 #: The share of a device's operations that may be broken where the difference of its clock is told from them, and the
 #: share that starts before its launch where its clock is behind.
 _BROKEN, _NEARLY_ALL = 0.1, 0.75
@@ -53,7 +56,7 @@ def consistent(trace: Trace) -> Consistent:
     wait = _waits(operations, trace.launches.start, launch)
     before = wait < -_FEW_ERROR_NS
     few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
-    early = before if few else wait < -CLOCK_ERROR_NS
+    early = before if few and trace.metadata.platform in _IN_STEP else wait < -CLOCK_ERROR_NS
     endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
     wrong = early | endless
     if wrong.any():
