@@ -78,8 +78,9 @@ def section(markdown: str, title: str) -> str:
 
 def captures_table(markdown: str) -> list[tuple[str, str]]:
     """Name and status of each row."""
-    rows = [line.split("|") for line in section(markdown, "Captures").splitlines() if line.startswith("|")][2:]
-    return [(row[1].strip(), row[5].strip()) for row in rows]
+    lines = (line for line in section(markdown, "Captures").splitlines() if line.startswith("|"))
+    titles, _, *rows = ([cell.strip() for cell in line.split("|")] for line in lines)
+    return [(row[1], row[titles.index("status")]) for row in rows]
 
 
 # --- what it writes ---

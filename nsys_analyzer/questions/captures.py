@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence, status_of
-from nsys_analyzer.report.model import Answer, Cell, Column, Section, Table
+from nsys_analyzer.report.model import Answer, Section
+from nsys_analyzer.report.tables import Field, table
 
-_COLUMNS = (  # "kernel" stands for the evidence's word for it
-    Column("capture"),
-    Column("model"),
-    Column("context", "count"),
-    Column("batch", "count"),
-    Column("status"),
-    Column("GPU"),
-    Column("steps", "count"),
-    Column("kernels", "count"),
-    Column("kernel ms", "ms"),
-)
 _ON_CPU_IN_SHORT = "the CPU, there is no GPU: its kernels are operators of PyTorch, by the time of their own"
 _ON_CPU = (
     "ran on the CPU, there is no GPU. Its kernels are operators of PyTorch, each by its own time without the operators "
@@ -28,10 +17,26 @@ _ON_CPU = (
 
 def answer(evidence: Evidence) -> Section:
     """The captures of the report, by model and context length; first, which of them had no GPU."""
-    rows = tuple(_row(capture) for capture in evidence.captures)
     on_cpu = tuple(Answer(c.title, _ON_CPU, _ON_CPU_IN_SHORT) for c in evidence.captures if c.on_cpu)
-    columns = tuple(replace(column, title=column.title.replace("kernel", evidence.kernel)) for column in _COLUMNS)
-    return Section("captures", "Captures", (*on_cpu, Table(columns, rows)), "device")
+    return Section("captures", "Captures", (*on_cpu, table(_fields(evidence.kernel), evidence.captures)), "device")
+
+
+def _fields(kernel: str) -> tuple[Field[CaptureSummary], ...]:
+    return (
+        Field("capture", "text", lambda c: c.title),
+        Field("model", "text", lambda c: model.name if (model := _configuration(c).model) else None),
+        Field("context", "count", lambda c: _configuration(c).context_length),
+        Field("batch", "count", lambda c: _configuration(c).batch_size),
+        Field("status", "text", _status),
+        Field("GPU", "text", _gpu),
+        Field("steps", "count", _steps),
+        Field(f"{kernel}s", "count", lambda c: c.coverage.kernels if c.coverage else None),
+        Field(f"{kernel} ms", "ms", lambda c: c.coverage.kernel_ms if c.coverage and c.coverage.kernels else None),
+    )
+
+
+def _configuration(capture: CaptureSummary) -> Configuration:
+    return capture.configuration or Configuration()
 
 
 def _status(capture: CaptureSummary) -> str:
@@ -53,18 +58,3 @@ def _gpu(capture: CaptureSummary) -> str | None:
     if capture.gpu:
         return "none (CPU)" if capture.on_cpu else capture.gpu.name
     return capture.run.gpu if capture.run else None
-
-
-def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
-    configuration = capture.configuration
-    return (
-        capture.title,
-        configuration.model.name if configuration and configuration.model else None,
-        configuration.context_length if configuration else None,
-        configuration.batch_size if configuration else None,
-        _status(capture),
-        _gpu(capture),
-        _steps(capture),
-        capture.coverage.kernels if capture.coverage else None,
-        capture.coverage.kernel_ms if capture.coverage and capture.coverage.kernels else None,
-    )

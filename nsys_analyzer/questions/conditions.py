@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 
 from nsys_analyzer.analysis.runs import RunConditions
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Section, Table
+from nsys_analyzer.report.model import Block, Details, Paragraph, Section
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import percent
-from nsys_analyzer.trace.metadata import Metadata
+from nsys_analyzer.trace.metadata import Gpu, Metadata
 
-_UNITS, _RUNTIME = "SMs", "CUDA"  # for other platforms by other names
-_DEVICE = (
-    Column("capture"),
-    Column("GPU"),
-    Column("memory", "bytes"),
-    Column(_UNITS, "count"),
-    Column("driver"),
-    Column(_RUNTIME),
-)
-_RECORDED = (
-    Column("capture"),
-    Column("profiler"),
-    Column("schema"),
-    Column("torch"),
-    Column("precision of the products"),
-)
-_ASKED = tuple(
-    Column(title) for title in ("capture", "precision", "attention", "compiled", "CUDA graph", "optimizer", "seed")
-)
 _PRECISION = Paragraph(
     "The precision is read from the names of the matmul and fused attention kernels, by their time; it is what "
     "ran, not what was asked for. A name that does not say (a split-K reduction) is not counted."
 )
+
+
+_Traced = tuple[CaptureSummary, Metadata]
+_Ran = tuple[str, RunConditions]
 
 
 def answer(evidence: Evidence) -> Section:
@@ -42,81 +28,63 @@ def answer(evidence: Evidence) -> Section:
     many = len(traced) > FEW
     runs = [(c.title, c.run) for c in evidence.captures if c.run and not (many and c.metadata)]
     of_runs = "of the runs without a trace, as their manifests say" if many else "for, as each run's manifest says"
-    asked = _table(_ASKED, [_asked(*one) for one in runs], f"What was asked {of_runs}:")
+    asked = table((_TITLE_OF_RUN, *_ASKED), runs, f"What was asked {of_runs}:")
     blocks: list[Block] = []
     if many:
-        blocks += [Details(f"Capture by capture: {len(traced)} rows", (_together(traced),)), _PRECISION]
+        together = table((_TITLE, *_device(traced), *_RECORDED, *map(_of_traced, _ASKED)), traced)
+        blocks += [Details(f"Capture by capture: {len(traced)} rows", (together,)), _PRECISION]
     elif traced:
-        device = _table(_for_platforms(_DEVICE, traced), [_device(*one) for one in traced])
-        blocks += [device, _table(_RECORDED, [_recorded(*one) for one in traced]), _PRECISION]
-    blocks += [asked] if len(asked.columns) > 1 else []
+        blocks += [table((_TITLE, *_device(traced)), traced), table((_TITLE, *_RECORDED), traced), _PRECISION]
+    blocks += [asked] if asked.rows else []
     return Section("conditions", "Capture conditions", tuple(blocks))
 
 
-def _together(traced: list[tuple[CaptureSummary, Metadata]]) -> Table:
-    """The three tables as one: of many captures most columns are the same in every row, which is said once."""
-    asked = tuple(replace(c, title="precision asked for") if c.title == "precision" else c for c in _ASKED[1:])
-    rows = [(*_device(*one), *_recorded(*one)[1:], *_asked("", one[0].run or RunConditions())[1:]) for one in traced]
-    return _table((*_for_platforms(_DEVICE, traced), *_RECORDED[1:], *asked), rows)
-
-
-def _for_platforms(columns: tuple[Column, ...], traced: list[tuple[CaptureSummary, Metadata]]) -> tuple[Column, ...]:
-    """The columns with the platforms' own words: "CUDA", "HIP", or "CUDA / HIP" where the captures have both."""
-    known = [metadata for _, metadata in traced]
-    words = {
-        _UNITS: " / ".join(dict.fromkeys(metadata.units for metadata in known)),
-        _RUNTIME: " / ".join(dict.fromkeys(metadata.platform for metadata in known)),
-    }
-    return tuple(replace(column, title=words.get(column.title, column.title)) for column in columns)
-
-
-def _table(columns: tuple[Column, ...], rows: list[tuple[Cell, ...]], caption: str = "") -> Table:
-    """The table without the optional columns that no row fills."""
-    optional = {"torch", "precision asked for", *(column.title for column in _ASKED[1:])}
-    kept = [
-        i for i, column in enumerate(columns) if column.title not in optional or any(row[i] is not None for row in rows)
-    ]
-    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows), caption)
-
-
-def _device(capture: CaptureSummary, metadata: Metadata) -> tuple[Cell, ...]:
-    gpu = None if capture.on_cpu else capture.gpu
+def _device(traced: Sequence[_Traced]) -> tuple[Field[_Traced], ...]:
+    """The device, in the words of the platforms: "CUDA", "HIP", or "CUDA / HIP" where the captures have both."""
+    units = " / ".join(dict.fromkeys(metadata.units for _, metadata in traced))
+    platforms = " / ".join(dict.fromkeys(metadata.platform for _, metadata in traced))
     return (
-        capture.title,
-        "none (CPU)" if capture.on_cpu else gpu.name if gpu else None,
-        gpu.memory_bytes or None if gpu else None,
-        gpu.sm_count or None if gpu else None,
-        metadata.driver,
-        metadata.runtime,
+        Field("GPU", "text", lambda row: "none (CPU)" if row[0].on_cpu else row[0].gpu.name if row[0].gpu else None),
+        Field("memory", "bytes", lambda row: gpu.memory_bytes or None if (gpu := _gpu(row[0])) else None),
+        Field(units, "count", lambda row: gpu.sm_count or None if (gpu := _gpu(row[0])) else None),
+        Field("driver", "text", lambda row: row[1].driver),
+        Field(platforms, "text", lambda row: row[1].runtime),
     )
 
 
-def _recorded(capture: CaptureSummary, metadata: Metadata) -> tuple[Cell, ...]:
+def _gpu(capture: CaptureSummary) -> Gpu | None:
+    return None if capture.on_cpu else capture.gpu
+
+
+def _precision(capture: CaptureSummary) -> str | None:
     known = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     total = sum(known.values())
-    precision = ", ".join(
-        name if len(known) == 1 else f"{name} {percent(share / total)}" for name, share in known.items()
-    )
-    return (
-        capture.title,
-        f"{metadata.profiler} {metadata.profiler_version}",
-        metadata.schema_version,
-        capture.run.torch if capture.run else None,
-        precision or None,
-    )
-
-
-def _asked(title: str, run: RunConditions) -> tuple[Cell, ...]:
-    return (
-        title,
-        run.precision,
-        run.attention,
-        _yes_or_no(run.compile),
-        _yes_or_no(run.cuda_graph),
-        run.optimizer,
-        None if run.seed is None else str(run.seed),
-    )
+    named = (name if len(known) == 1 else f"{name} {percent(share / total)}" for name, share in known.items())
+    return ", ".join(named) or None
 
 
 def _yes_or_no(flag: bool | None) -> str | None:
     return None if flag is None else "yes" if flag else "no"
+
+
+_TITLE: Field[_Traced] = Field("capture", "text", lambda row: row[0].title)
+_RECORDED: tuple[Field[_Traced], ...] = (
+    Field("profiler", "text", lambda row: f"{row[1].profiler} {row[1].profiler_version}"),
+    Field("schema", "text", lambda row: row[1].schema_version),
+    Field("torch", "text", lambda row: row[0].run.torch if row[0].run else None),
+    Field("precision of the products", "text", lambda row: _precision(row[0])),
+)
+_TITLE_OF_RUN: Field[_Ran] = Field("capture", "text", lambda row: row[0])
+_ASKED: tuple[Field[_Ran], ...] = (
+    Field("precision", "text", lambda row: row[1].precision),
+    Field("attention", "text", lambda row: row[1].attention),
+    Field("compiled", "text", lambda row: _yes_or_no(row[1].compile)),
+    Field("CUDA graph", "text", lambda row: _yes_or_no(row[1].cuda_graph)),
+    Field("optimizer", "text", lambda row: row[1].optimizer),
+    Field("seed", "text", lambda row: None if row[1].seed is None else str(row[1].seed)),
+)
+
+
+def _of_traced(asked: Field[_Ran]) -> Field[_Traced]:
+    title = "precision asked for" if asked.title == "precision" else asked.title
+    return Field(title, asked.unit, lambda row: asked.cell((row[0].title, row[0].run or RunConditions())))

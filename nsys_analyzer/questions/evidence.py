@@ -10,7 +10,7 @@ from functools import cached_property
 from nsys_analyzer.analysis.labels import short_labels
 from nsys_analyzer.analysis.models import Configuration
 from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.runs import RunConditions
+from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.benches.model import Finished
@@ -147,6 +147,11 @@ def status_of(status: str, message: str = "") -> str:
     """A status as a cell, with what was said of it, shortened to the cell's room."""
     words = status.replace("_", " ")
     return f"{words}: {shortened(message)}" if message else words
+
+
+def ended(unprofiled: Unprofiled) -> str | None:
+    """How a run that was timed ended, None where it ended well or nothing is known of it."""
+    return None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
 
 
 def shortened(message: str) -> str:

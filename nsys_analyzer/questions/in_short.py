@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.analysis.verdicts import busy_share
 from nsys_analyzer.questions.evidence import FEW, Evidence, status_of
 from nsys_analyzer.questions.matmul_share import matmul_of_all
-from nsys_analyzer.report.model import Block, Cell, Column, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import marked, strong
 
-_STATUS, _BUSY, _BUSY_PROFILED = "status", "busy", "busy, profiled"
-_COLUMNS = (
-    Column("capture"),
-    Column(_STATUS),
-    Column("step ms, no profiler", "ms"),
-    Column("step ms, profiled", "ms"),
-    Column(_BUSY, "percent"),
-    Column(_BUSY_PROFILED, "percent"),
-    Column("matmul", "percent"),
-    Column("products ÷ softmax", "factor"),
-)
-#: Columns that are left out where they say nothing.
-_OPTIONAL = (_STATUS, _BUSY, _BUSY_PROFILED)
 _LEGEND = marked(
     "*Step ms, no profiler*: Python's clock; *step ms, profiled*: the wall time of the step's range; *busy*: the share "
     "of the unprofiled step in which the {device} works, or of the profiled one where no other is known (*busy, "
@@ -48,35 +36,44 @@ def _words(evidence: Evidence, sections: tuple[Section, ...]) -> tuple[Block, ..
 
 def _rows(evidence: Evidence) -> tuple[Block, ...]:
     device = "CPU" if evidence.kernel == "operator" else "GPU"
-    return _table(evidence), Paragraph(_LEGEND.format(device=device, kernel=evidence.kernel))
+    return table(_FIELDS, evidence.captures), Paragraph(_LEGEND.format(device=device, kernel=evidence.kernel))
 
 
-def _table(evidence: Evidence) -> Table:
-    """One row for each capture; how it ended is said only where one of them ended otherwise than well."""
-    rows = [_row(capture) for capture in evidence.captures]
-    said = [any(row[i] not in (None, "ok") for row in rows) for i in range(len(_COLUMNS))]
-    kept = [i for i, column in enumerate(_COLUMNS) if said[i] or column.title not in _OPTIONAL]
-    return Table(tuple(_COLUMNS[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows))
+def _said(cell: Cell) -> bool:
+    return cell not in (None, "ok")
 
 
-def _row(capture: CaptureSummary) -> tuple[Cell, ...]:
-    step, attention = capture.phase("step"), capture.attention
-    return (
-        capture.title,
-        f"{status_of(capture.status)}{', on the CPU' if capture.on_cpu else ''}",
-        capture.unprofiled.typical_ms("step") if capture.unprofiled else None,
-        step.wall_ms.median if step else None,
-        *_busy(capture, step),
-        matmul_of_all(capture),
-        attention.runtime_ratio if attention else None,
-    )
+def _step_ms(capture: CaptureSummary) -> float | None:
+    step = capture.phase("step")
+    return step.wall_ms.median if step else None
 
 
-def _busy(capture: CaptureSummary, step: PhaseSummary | None) -> tuple[float | None, float | None]:
-    """Busy ÷ the unprofiled time of the step, else busy ÷ its profiled time; on a CPU always the second."""
+def _busy(capture: CaptureSummary) -> float | None:
+    """Busy ÷ the unprofiled time of the step, on a GPU."""
+    step = capture.phase("step")
+    share = busy_share(capture, step) if step else None
+    return share.low if share and share.unprofiled else None
+
+
+def _busy_profiled(capture: CaptureSummary) -> float | None:
+    """Busy ÷ the profiled time of the step, where its unprofiled time is unknown, and on a CPU."""
+    step = capture.phase("step")
     if step is None:
-        return None, None
+        return None
     if share := busy_share(capture, step):
-        return (share.low, None) if share.unprofiled else (None, share.low)
+        return None if share.unprofiled else share.low
     wall, busy = step.wall_ms.median, step.gpu_busy_ms.median
-    return None, busy / wall if capture.on_cpu and step.synchronized and busy is not None and wall else None
+    return busy / wall if capture.on_cpu and step.synchronized and busy is not None and wall else None
+
+
+_FIELDS: tuple[Field[CaptureSummary], ...] = (
+    Field("capture", "text", lambda c: c.title),
+    # How a capture ended is said where one of them ended otherwise than well.
+    Field("status", "text", lambda c: f"{status_of(c.status)}{', on the CPU' if c.on_cpu else ''}", _said),
+    Field("step ms, no profiler", "ms", lambda c: c.unprofiled.typical_ms("step") if c.unprofiled else None),
+    Field("step ms, profiled", "ms", _step_ms),
+    Field("busy", "percent", _busy),
+    Field("busy, profiled", "percent", _busy_profiled),
+    Field("matmul", "percent", matmul_of_all),
+    Field("products ÷ softmax", "factor", lambda c: c.attention.runtime_ratio if c.attention else None),
+)

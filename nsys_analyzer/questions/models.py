@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass
 
 from nsys_analyzer.analysis.flops import backward_flops, forward_flops
-from nsys_analyzer.analysis.models import ModelSize
-from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.analysis.models import Configuration, ModelSize
 from nsys_analyzer.questions.evidence import FEW, Evidence
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Paragraph, Section, Table
+from nsys_analyzer.report.model import Block, Details, Paragraph, Section
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import marked
 
-_MODEL_COLUMNS = (
-    Column("model"),
-    Column("d_model", "count"),
-    Column("d_ff", "count"),
-    Column("layers", "count"),
-    Column("heads", "count"),
-    Column("d_head", "count"),
-    Column("parameters", "count"),
-    Column("products per forward", "count"),
+_MODEL: tuple[Field[ModelSize], ...] = (
+    Field("model", "text", lambda model: model.name),
+    Field("d_model", "count", lambda model: model.d_model),
+    Field("d_ff", "count", lambda model: model.d_ff),
+    Field("layers", "count", lambda model: model.num_layers),
+    Field("heads", "count", lambda model: model.num_heads),
+    Field("d_head", "count", lambda model: model.d_head),
+    Field("parameters", "count", lambda model: model.parameters),
+    Field("products per forward", "count", lambda model: model.gemms_per_forward),
 )
-_CAPTURE_COLUMNS = (
-    Column("capture"),
-    Column("model"),
-    Column("context", "count"),
-    Column("batch", "count"),
-    Column("precision"),
-    Column("forward", "flop"),
-    Column("backward", "flop"),
-    Column("known from"),
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """What a capture ran, and the FLOPs of one pass, None where its shapes are not known."""
+
+    capture: str
+    known: Configuration
+    forward_flops: int | None
+    backward_flops: int | None
+
+
+_RAN: tuple[Field[_Ran], ...] = (
+    Field("capture", "text", lambda ran: ran.capture),
+    Field("model", "text", lambda ran: ran.known.model.name if ran.known.model else None),
+    Field("context", "count", lambda ran: ran.known.context_length),
+    Field("batch", "count", lambda ran: ran.known.batch_size),
+    Field("precision", "text", lambda ran: ran.known.precision),
+    Field("forward", "flop", lambda ran: ran.forward_flops),
+    Field("backward", "flop", lambda ran: ran.backward_flops),
+    Field("known from", "text", lambda ran: ran.known.source),
 )
-#: What a row says that has no FLOPs.
-_DASH = marked("A dash: the batch size or context length is unknown. Give `--batch-size`, `--context-length`.")
+_NO_FLOPS = marked(
+    "Where no FLOPs are given, the batch size or context length is unknown: give `--batch-size`, `--context-length`."
+)
 
 
 def answer(evidence: Evidence) -> Section:
@@ -44,47 +57,23 @@ def answer(evidence: Evidence) -> Section:
             "for FLOPs; every measured time stands without it."
         )
         return Section("models", "Model specifications", (Paragraph(text),))
-    known = [capture for capture in evidence.captures if capture.configuration]
-    ran = Table(_CAPTURE_COLUMNS, tuple(_capture_row(capture) for capture in known))
-    title = f"What each of {len(known)} captures ran"
-    shown = Details(title, (ran,)) if len(known) > FEW else replace(ran, caption="What each capture ran:")
+    ran = [_ran(capture.title, capture.configuration) for capture in evidence.captures if capture.configuration]
+    many = len(ran) > FEW
+    of_captures = table(_RAN, ran, "" if many else "What each capture ran:")
     blocks: tuple[Block, ...] = (
-        Table(_MODEL_COLUMNS, tuple(_model_row(m) for m in sorted(models, key=lambda m: m.parameters))),
-        shown,
+        table(_MODEL, sorted(models, key=lambda model: model.parameters)),
+        Details(f"What each of {len(ran)} captures ran", (of_captures,)) if many else of_captures,
         Paragraph(
             "FLOPs of one forward: projections 8·B·S·d²·L, attention products 4·B·S²·d·L, feed-forward "
             "6·B·S·d·d_ff·L, head 2·B·S·d·V; a multiplication and an addition count as two. Backward is twice that."
         ),
-        *([Paragraph(_DASH)] if any(_capture_row(capture)[5] is None for capture in known) else []),
+        *([Paragraph(_NO_FLOPS)] if any(one.forward_flops is None for one in ran) else []),
     )
     return Section("models", "Model specifications", blocks)
 
 
-def _model_row(model: ModelSize) -> tuple[Cell, ...]:
-    return (
-        model.name,
-        model.d_model,
-        model.d_ff,
-        model.num_layers,
-        model.num_heads,
-        model.d_head,
-        model.parameters,
-        model.gemms_per_forward,
-    )
-
-
-def _capture_row(capture: CaptureSummary) -> tuple[Cell, ...]:
-    configuration = capture.configuration
-    if configuration is None:
-        return (capture.title, *(None for _ in _CAPTURE_COLUMNS[1:]))
-    model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
-    shapes = (model, batch, context) if model and batch and context else None
-    return (
-        capture.title,
-        model.name if model else None,
-        context,
-        batch,
-        configuration.precision,
-        *((forward_flops(*shapes), backward_flops(*shapes)) if shapes else (None, None)),
-        configuration.source,
-    )
+def _ran(title: str, known: Configuration) -> _Ran:
+    model, batch, context = known.model, known.batch_size, known.context_length
+    if not model or not batch or not context:
+        return _Ran(title, known, None, None)
+    return _Ran(title, known, forward_flops(model, batch, context), backward_flops(model, batch, context))

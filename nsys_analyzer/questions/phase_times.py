@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import Stats
@@ -20,7 +20,8 @@ from nsys_analyzer.questions.evidence import (
 )
 from nsys_analyzer.questions.overhead import overhead
 from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Paragraph, Section, Table
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, typical_milliseconds
 from nsys_analyzer.text import marked
 
@@ -46,10 +47,6 @@ _LEGEND_ON_CPU = marked(
     " Of a capture without a GPU, *GPU busy* is the time in which operators compute on the CPU, and the rest of the "
     "wall time is Python's and PyTorch's own."
 )
-#: A row of the tables: what it is of, then its figures by their place.
-_TEXTS = (Column("capture"), Column("phase"), Column("n", "count"))
-_PYTHON, _WALL, _OVERHEAD = 3, 4, 5
-_OF_DEVICE, _LATE = (6, 7, 8), 9
 #: A phase below this share of the longest one has no bar that can be seen.
 _VISIBLE = 0.01
 
@@ -91,62 +88,82 @@ def _shown(capture: CaptureSummary) -> list[PhaseSummary]:
     return [*(phase for phase in capture.phases if phase.instances), *whole]
 
 
+@dataclass(frozen=True)
+class _Times:
+    """A phase on every clock that there is, ms; ``overhead`` is the profiler's, a share of the unprofiled time."""
+
+    capture: str
+    phase: str
+    instances: int | None
+    python: Cell = None
+    wall: Cell = None
+    overhead: float | None = None
+    span: Cell = None
+    busy: Cell = None
+    kernel_sum: Cell = None
+    late: Cell = None
+
+
+_ROW: tuple[Field[_Times], ...] = (
+    Field("capture", "text", lambda row: row.capture),
+    Field("phase", "text", lambda row: row.phase),
+    Field("n", "count", lambda row: row.instances),
+)
+
+
 def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
     """Every phase on every clock that there is: in one table, or in two where all five clocks would not fit a page."""
     rows = [row for capture in captures for row in _rows(capture)]
     profiled = [capture for capture in captures if _profiled(capture)]
-    python, wall, *of_device = (Column(f"{clock} ms", "ms") for clock in _clock_names(profiled))
-    late = Column("GPU work after the range ms", "ms")
-    columns = (*_TEXTS, python, wall, Column("profiler's overhead", "percent"), *of_device, late)
+    names = [f"{clock} ms" for clock in _clock_names(profiled)]
+    python: Field[_Times] = Field(names[0], "ms", lambda row: row.python)
+    wall: Field[_Times] = Field(names[1], "ms", lambda row: row.wall)
+    overhead: Field[_Times] = Field("profiler's overhead", "percent", lambda row: row.overhead)
+    late: Field[_Times] = Field("GPU work after the range ms", "ms", lambda row: row.late)
+    of_device: tuple[Field[_Times], ...] = (
+        Field(names[2], "ms", lambda row: row.span),
+        Field(names[3], "ms", lambda row: row.busy),
+        Field(names[4], "ms", lambda row: row.kernel_sum),
+    )
     if not profiled:
-        return (_table(columns, rows, (_PYTHON,)),)
-    timed = any(row[_PYTHON] is not None for row in rows)
-    if timed or any(row[_LATE] is not None for row in rows):
-        caption = "Without and under the profiler:" if timed else "On the CPU's clock:"
-        host = replace(_table(columns, rows, (_PYTHON, _WALL, _OVERHEAD, _LATE)), caption=caption)
-        return host, replace(_table(columns, rows, _OF_DEVICE), caption="What ran in that time:")
-    return (_table(columns, rows, (_WALL, *_OF_DEVICE)),)
+        return (table((*_ROW, python), rows, names=len(_ROW)),)
+    timed = any(row.python is not None for row in rows)
+    if not timed and all(row.late is None for row in rows):
+        return (table((*_ROW, wall, *of_device), rows, names=len(_ROW)),)
+    caption = "Without and under the profiler:" if timed else "On the CPU's clock:"
+    return (
+        table((*_ROW, python, wall, overhead, late), rows, caption, names=len(_ROW)),
+        table((*_ROW, *of_device), rows, "What ran in that time:", names=len(_ROW)),
+    )
 
 
-def _table(columns: tuple[Column, ...], rows: list[tuple[Cell, ...]], shown: tuple[int, ...]) -> Table:
-    """The rows with these of their figures, where they have any; a column without a figure is left out."""
-    kept = (*range(len(_TEXTS)), *(i for i in shown if any(row[i] is not None for row in rows)))
-    filled = [row for row in rows if any(row[i] for i in shown)]
-    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in filled))
-
-
-def _rows(capture: CaptureSummary) -> list[tuple[Cell, ...]]:
-    """Capture, phase, n, python, wall, the profiler's overhead and the other clocks of each phase.
-
-    Of a run without a trace Python's clock alone.
-    """
+def _rows(capture: CaptureSummary) -> list[_Times]:
+    """Each phase; of a run without a trace on Python's clock alone."""
     if not _profiled(capture):
         timed = _python_times(capture).items()
-        return [(capture.title, phase, stats.n, spread(stats), *[None] * 6) for phase, stats in timed]
-    rows: list[tuple[Cell, ...]] = []
-    for phase in _shown(capture):
-        python, wall, *of_device = (typical(clock) or spread(clock) for clock in _clocks(phase))
-        if not phase.gpu_ms:
-            of_device = [None] * len(of_device)
-        overhead = capture.profiler_overhead(phase.phase)
-        late = None if phase.synchronized else typical(phase.gpu_lag_ms)
-        rows.append((capture.title, phase.label, phase.instances, python, wall, overhead, *of_device, late))
-    return rows
+        return [_Times(capture.title, phase, stats.n, spread(stats)) for phase, stats in timed]
+    return [_times_of(capture, phase) for phase in _shown(capture)]
+
+
+def _times_of(capture: CaptureSummary, phase: PhaseSummary) -> _Times:
+    python, wall, *of_device = (typical(clock) or spread(clock) for clock in _clocks(phase))
+    span, busy, kernel_sum = of_device if phase.gpu_ms else (None, None, None)
+    late = None if phase.synchronized else typical(phase.gpu_lag_ms)
+    overhead = capture.profiler_overhead(phase.phase)
+    return _Times(capture.title, phase.label, phase.instances, python, wall, overhead, span, busy, kernel_sum, late)
 
 
 def _grid(captures: Sequence[CaptureSummary]) -> Table:
     """One row for each capture: wall and GPU busy of the phases of a step."""
-    columns = [Column("capture")]
-    for name in TRAINING_PHASES:
-        columns += [Column(f"{name} wall ms", "ms"), Column("busy ms", "ms")]
-    rows = []
-    for capture in captures:
-        cells: list[Cell] = [capture.title]
-        for name in TRAINING_PHASES:
-            phase = capture.phase(name)
-            cells += [phase.wall_ms.median, phase.gpu_busy_ms.median] if phase else [None, None]
-        rows.append(tuple(cells))
-    return Table(tuple(columns), tuple(rows))
+    capture: Field[CaptureSummary] = Field("capture", "text", lambda c: c.title)
+    return table((capture, *(field for phase in TRAINING_PHASES for field in _wall_and_busy_of(phase))), captures)
+
+
+def _wall_and_busy_of(name: str) -> tuple[Field[CaptureSummary], ...]:
+    return (
+        Field(f"{name} wall ms", "ms", lambda c: phase.wall_ms.median if (phase := c.phase(name)) else None),
+        Field("busy ms", "ms", lambda c: phase.gpu_busy_ms.median if (phase := c.phase(name)) else None),
+    )
 
 
 def _python_times(capture: CaptureSummary) -> dict[str, Stats]:

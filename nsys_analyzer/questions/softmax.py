@@ -6,26 +6,11 @@ from nsys_analyzer.analysis.attention import CAPTURE, FORWARD, AttentionSummary
 from nsys_analyzer.analysis.softmax_traffic import MEMORY_BOUND, SoftmaxTraffic
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.model import Answer, Block, Cell, Column, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Paragraph, Section
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, format_number, milliseconds, percent
 from nsys_analyzer.text import marked
 
-_COLUMNS = (
-    Column("capture"),
-    Column("of"),
-    Column("softmax ms", "ms"),
-    Column("products ms", "ms"),
-    Column("time: products ÷ softmax", "factor"),
-    Column("FLOPs: products ÷ softmax", "factor"),
-    Column("softmax FLOP/s", "flop/s"),
-    Column("products FLOP/s", "flop/s"),
-    Column("softmax B/s", "bytes/s"),
-    Column("of peak bandwidth", "percent"),
-    Column("fused ms", "ms"),
-    Column("fused FLOP/s", "flop/s"),
-)
-#: Where the columns of times end and those of rates begin.
-_RATES = 6
 _CONVENTION = marked(
     "Times of one forward pass, over all layers, or of what the column *of* says. Softmax is every kernel launched "
     "inside the softmax ranges (max, subtract, exp, sum, divide), or a softmax by name inside attention where there is "
@@ -53,42 +38,15 @@ def answer(evidence: Evidence) -> Section:
     answers = tuple(
         Answer(capture.title, _sentence(capture), _short(capture.attention)) for capture in evidence.measured
     )
-    rows = tuple(_row(capture.title, capture.attention) for capture in evidence.measured if capture.attention)
-    kept = [i for i in range(len(_COLUMNS)) if any(row[i] is not None for row in rows)]
-    times, rates = [i for i in kept if i < _RATES], [i for i in kept if i == 0 or i >= _RATES]
+    rows = [(capture.title, capture.attention) for capture in evidence.measured if capture.attention]
     counted = any(capture.attention and capture.attention.softmax_traffic for capture in evidence.measured)
     conventions = f"{_CONVENTION} {_CONVENTION_OF_BYTES}" if counted else _CONVENTION
-    tables = [_table(columns, rows) for columns in (times, rates) if len(columns) > 1]
+    tables = [found for fields in (_TIMES, _RATES) if (found := table(fields, rows)).rows]
     blocks: tuple[Block, ...] = (*tables, Paragraph(conventions)) if rows else ()
     unknown = any(capture.attention is None and _could_be_annotated(capture) for capture in evidence.measured)
     hint = (Paragraph(_HOW_TO_ANNOTATE),) if unknown else ()
     return Section(
         "softmax", "(e) How does softmax compare with the attention products?", (*answers, *blocks, *hint), "softmax"
-    )
-
-
-def _table(columns: list[int], rows: tuple[tuple[Cell, ...], ...]) -> Table:
-    """Some of the columns, and the rows that have a figure in them."""
-    filled = (row for row in rows if any(row[i] is not None for i in columns[1:]))
-    return Table(tuple(_COLUMNS[i] for i in columns), tuple(tuple(row[i] for i in columns) for row in filled))
-
-
-def _row(title: str, attention: AttentionSummary) -> tuple[Cell, ...]:
-    both = (attention.matmul_flops or 0) + (attention.softmax_flops or 0)
-    traffic = attention.softmax_traffic
-    return (
-        title,
-        None if attention.per == FORWARD else _of(attention),
-        attention.softmax_ms,
-        attention.matmul_ms,
-        attention.runtime_ratio,
-        attention.flop_ratio,
-        _rate(attention.softmax_flops, attention.softmax_ms),
-        _rate(attention.matmul_flops, attention.matmul_ms),
-        traffic.bytes_per_s if traffic else None,
-        traffic.peak_share if traffic else None,
-        attention.fused_ms,
-        _rate(both or None, attention.fused_ms),
     )
 
 
@@ -113,11 +71,6 @@ def _short(attention: AttentionSummary | None) -> str:
         f"products {milliseconds(attention.matmul_ms)}, softmax {milliseconds(attention.softmax_ms)}{of}: "
         f"products are {ratio} the time{flops}"
     )
-
-
-def _rate(flops: int | None, ms: float | None) -> float | None:
-    """Achieved FLOP/s."""
-    return flops / (ms / 1e3) if flops and ms else None
 
 
 def _sentence(capture: CaptureSummary) -> str:
@@ -209,3 +162,37 @@ def _could_be_annotated(capture: CaptureSummary) -> bool:
 
 def _compiled(capture: CaptureSummary) -> bool:
     return bool(capture.run and capture.run.compile)
+
+
+def _rate(flops: int | None, ms: float | None) -> float | None:
+    """Achieved FLOP/s."""
+    return flops / (ms / 1e3) if flops and ms else None
+
+
+def _rate_of_fused(attention: AttentionSummary) -> float | None:
+    both = (attention.matmul_flops or 0) + (attention.softmax_flops or 0)
+    return _rate(both or None, attention.fused_ms)
+
+
+#: A capture's title, and its attention.
+_Row = tuple[str, AttentionSummary]
+_CAPTURE: Field[_Row] = Field("capture", "text", lambda row: row[0])
+_TIMES: tuple[Field[_Row], ...] = (
+    _CAPTURE,
+    Field("of", "text", lambda row: None if row[1].per == FORWARD else _of(row[1])),
+    Field("softmax ms", "ms", lambda row: row[1].softmax_ms),
+    Field("products ms", "ms", lambda row: row[1].matmul_ms),
+    Field("time: products ÷ softmax", "factor", lambda row: row[1].runtime_ratio),
+    Field("FLOPs: products ÷ softmax", "factor", lambda row: row[1].flop_ratio),
+)
+_RATES: tuple[Field[_Row], ...] = (
+    _CAPTURE,
+    Field("softmax FLOP/s", "flop/s", lambda row: _rate(row[1].softmax_flops, row[1].softmax_ms)),
+    Field("products FLOP/s", "flop/s", lambda row: _rate(row[1].matmul_flops, row[1].matmul_ms)),
+    Field("softmax B/s", "bytes/s", lambda row: traffic.bytes_per_s if (traffic := row[1].softmax_traffic) else None),
+    Field(
+        "of peak bandwidth", "percent", lambda row: traffic.peak_share if (traffic := row[1].softmax_traffic) else None
+    ),
+    Field("fused ms", "ms", lambda row: row[1].fused_ms),
+    Field("fused FLOP/s", "flop/s", lambda row: _rate_of_fused(row[1])),
+)

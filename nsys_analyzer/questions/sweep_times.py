@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import model_of, status_of, variants
+from nsys_analyzer.questions.evidence import ended, model_of, variants
 from nsys_analyzer.report.model import Bars, Cell, Column, Table
 
 _LEAST = 2
@@ -58,8 +58,7 @@ def _time(capture: CaptureSummary, phase: str) -> Cell:
     unprofiled = capture.unprofiled
     if unprofiled is None:
         return None
-    ended = None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
-    return unprofiled.typical_ms(phase) or ended
+    return unprofiled.typical_ms(phase) or ended(unprofiled)
 
 
 def _distinct(times: _Times, part: int) -> list[str]:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.runs import Unprofiled
+from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, model_of, spread, status_of, variants
+from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, ended, model_of, spread, variants
 from nsys_analyzer.questions.sweep_times import sweep_times
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Details, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Details, Paragraph, Section, Table
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, signed_percent
 from nsys_analyzer.text import code, marked
 
 _TITLE = "Timings of unprofiled runs"
 _STEP = "step"
+_Timed = tuple[CaptureSummary, Unprofiled]
 _GRID = (*TRAINING_PHASES, _STEP)
-_SPREAD_COLUMNS = (
-    Column("capture"),
-    Column("phase"),
-    Column("n", "count"),
-    Column("mean ms", "ms"),
-    Column("median ms", "ms"),
-    Column("min ms", "ms"),
-    Column("max ms", "ms"),
-)
 _WHAT_TIMES_HOLD = marked(
     "the device is synchronised at the end of each phase, so that a phase's time holds its work. *tokens/s*: batch "
     "size × context length ÷ the time of a step. *Peak memory*: the most that was allocated on the device."
@@ -71,41 +65,42 @@ def _answer(capture: CaptureSummary) -> Answer | None:
 
 
 def _grid(captures: list[CaptureSummary]) -> Table:
-    """One row for each capture; a column that no capture fills is left out."""
-    columns = (
-        Column("capture"),
-        *(Column(f"{phase} ms", "ms") for phase in _GRID),
-        Column("tokens/s", "count"),
-        Column("peak memory", "bytes"),
-    )
-    rows = [_grid_row(capture, capture.unprofiled) for capture in captures if capture.unprofiled]
-    step = _GRID.index(_STEP) + 1
-    # How a run ended fills every column of times: it makes none worth showing but the step's.
-    kept = [
-        i
-        for i in range(len(columns))
-        if i == 0 or any(row[i] is not None if i == step else isinstance(row[i], (int, float)) for row in rows)
+    """Every phase of each capture, its tokens per second and its memory."""
+    rows = [(capture, capture.unprofiled) for capture in captures if capture.unprofiled]
+    fields: list[Field[_Timed]] = [
+        Field("capture", "text", lambda row: row[0].title),
+        *map(_time_of, _GRID),
+        Field("tokens/s", "count", lambda row: round(tokens) if (tokens := row[0].tokens_per_second) else None),
+        Field("peak memory", "bytes", lambda row: row[1].peak_memory_bytes),
     ]
-    caption = "Every phase:" if len(captures) > FEW else ""
-    return Table(tuple(columns[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows), caption)
+    return table(fields, rows, "Every phase:" if len(captures) > FEW else "")
 
 
-def _grid_row(capture: CaptureSummary, unprofiled: Unprofiled) -> tuple[Cell, ...]:
-    """Times, or in their place how the run ended."""
-    ended = None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
-    times = (unprofiled.typical_ms(phase) or ended for phase in _GRID)
-    tokens = capture.tokens_per_second
-    return (capture.title, *times, round(tokens) if tokens else None, unprofiled.peak_memory_bytes)
+def _time_of(phase: str) -> Field[_Timed]:
+    """The time of a phase; how a run ended stands in its place, and makes no column but the step's worth showing."""
+
+    def fills(cell: Cell) -> bool:
+        return cell is not None if phase == _STEP else isinstance(cell, (int, float))
+
+    return Field(f"{phase} ms", "ms", lambda row: row[1].typical_ms(phase) or ended(row[1]), fills)
+
+
+_SPREADS: tuple[Field[tuple[str, str, Stats]], ...] = (
+    Field("capture", "text", lambda row: row[0]),
+    Field("phase", "text", lambda row: row[1]),
+    Field("n", "count", lambda row: row[2].n),
+    Field("mean ms", "ms", lambda row: spread(row[2])),
+    Field("median ms", "ms", lambda row: row[2].median),
+    Field("min ms", "ms", lambda row: row[2].min),
+    Field("max ms", "ms", lambda row: row[2].max),
+)
 
 
 def _spreads(captures: list[CaptureSummary]) -> Table:
-    rows = tuple(
-        (capture.title, phase, stats.n, spread(stats), stats.median, stats.min, stats.max)
-        for capture in captures
-        if capture.unprofiled
-        for phase, stats in capture.unprofiled.phases.items()
-    )
-    return Table(_SPREAD_COLUMNS, rows, "Each phase over its n measured steps, by Python's clock, mean ± deviation:")
+    timed = [(capture.title, capture.unprofiled.phases) for capture in captures if capture.unprofiled]
+    rows = [(title, phase, stats) for title, phases in timed for phase, stats in phases.items()]
+    caption = "Each phase over its n measured steps, by Python's clock, mean ± deviation:"
+    return table(_SPREADS, rows, caption, names=3)
 
 
 def _conditions(captures: list[CaptureSummary]) -> str:

@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass
 
 from nsys_analyzer.analysis.classes import COMMUNICATION
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions.evidence import FEW, Evidence, nothing_measured, parts_and_enclosing
-from nsys_analyzer.report.model import Answer, Block, Cell, Column, Details, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Details, Section
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, milliseconds, percent
 from nsys_analyzer.text import code
 
 BOTH = "forward+backward"
 _Tops = tuple[tuple[str, tuple[KernelRow, ...]], ...]
-_LEADER = "with the most time"
-_COLUMNS = (
-    Column("capture"),
-    Column("in one"),
-    Column(_LEADER, "code"),
-    Column("class"),
-    Column("launches", "count"),
-    Column("ms", "ms"),
-    Column("share", "percent"),
-)
-_CLASS = 3
-_NAMED = ("capture", "in one", _LEADER, "share")
+
+
+@dataclass(frozen=True)
+class _Led:
+    """A kernel that leads in a part of a capture: of each it is said, and of many captures of the whole alone."""
+
+    capture: str
+    scope: str
+    kernel: KernelRow
 
 
 def answer(evidence: Evidence) -> Section:
@@ -37,37 +35,45 @@ def answer(evidence: Evidence) -> Section:
         for title, found in tops.items()
         if found
     )
-    rows = tuple(
-        _row(title, f"{scope}{of}", row, evidence)
+    rows = [
+        _Led(title, f"{scope}{of}", row)
         for title, found in tops.items()
         for scope, kernels in found
         for of, row in (("", _leader(kernels)), (", communication", _beside(kernels)))
         if row
-    )
+    ]
     blocks: tuple[Block, ...] = (*answers, *_tables(rows, evidence)) if answers else (nothing_measured(),)
     time = "GPU time" if evidence.kernel == "kernel" else "time"
     title = f"(b) Which {evidence.kernel} takes the most {time}?"
     return Section("top_kernel", title, blocks, f"top {evidence.kernel}")
 
 
-def _tables(rows: tuple[tuple[Cell, ...], ...], evidence: Evidence) -> tuple[Block, ...]:
+def _tables(rows: list[_Led], evidence: Evidence) -> tuple[Block, ...]:
     """Of many captures the leader over all that was seen of each, the phases apart folded."""
     # The last one of a capture is over all of it, but for a collective's row behind it.
-    of_all = {row[0]: row for row in sorted(rows, key=lambda row: row[_CLASS] != COMMUNICATION)}
+    of_all = {row.capture: row for row in sorted(rows, key=lambda row: row.kernel.kernel_class != COMMUNICATION)}
     if len(of_all) <= FEW:
-        return (_table(rows, evidence),)
-    parts = tuple(row for row in rows if row is not of_all[row[0]])
-    folded = (Details(f"The phases apart: {len(parts)} rows", (_table(parts, evidence),)),) if parts else ()
-    return _table(tuple(of_all.values()), evidence), *folded
+        return (table(_fields(evidence, few=True), rows),)
+    fields = _fields(evidence, few=False)
+    parts = [row for row in rows if row is not of_all[row.capture]]
+    folded = (Details(f"The phases apart: {len(parts)} rows", (table(fields, parts),)),) if parts else ()
+    return table(fields, of_all.values()), *folded
 
 
-def _table(rows: tuple[tuple[Cell, ...], ...], evidence: Evidence) -> Table:
+def _fields(evidence: Evidence, *, few: bool) -> tuple[Field[_Led], ...]:
     """Of many captures the names and shares alone: theirs are long names, and the rest stands in their answers."""
-    few = len({row[0] for row in rows}) <= FEW
-    shown = [i for i, column in enumerate(_COLUMNS) if few or column.title in _NAMED]
-    columns = (_COLUMNS[i] for i in shown)
-    named = (replace(c, title=f"{evidence.kernel} {_LEADER}") if c.title == _LEADER else c for c in columns)
-    return Table(tuple(named), tuple(tuple(row[i] for i in shown) for row in rows))
+    figures: tuple[Field[_Led], ...] = (
+        Field("class", "text", lambda row: row.kernel.kernel_class),
+        Field("launches", "count", lambda row: row.kernel.launches_per_instance),
+        Field("ms", "ms", lambda row: row.kernel.ms_per_instance),
+    )
+    return (
+        Field("capture", "text", lambda row: row.capture),
+        Field("in one", "text", lambda row: row.scope),
+        Field(f"{evidence.kernel} with the most time", "code", lambda row: evidence.labels[row.kernel.name]),
+        *(figures if few else ()),
+        Field("share", "percent", lambda row: row.kernel.share),
+    )
 
 
 def _tops(capture: CaptureSummary) -> Iterator[tuple[str, tuple[KernelRow, ...]]]:
@@ -92,11 +98,6 @@ def _beside(kernels: tuple[KernelRow, ...]) -> KernelRow | None:
     """The collective with the most time, where there is one beside a kernel that computes."""
     collective = next((row for row in kernels if row.kernel_class == COMMUNICATION), None)
     return None if collective is _leader(kernels) else collective
-
-
-def _row(title: str, scope: str, row: KernelRow, evidence: Evidence) -> tuple[Cell, ...]:
-    label = evidence.labels[row.name]
-    return (title, scope, label, row.kernel_class, row.launches_per_instance, row.ms_per_instance, row.share)
 
 
 def _short(tops: _Tops, labels: dict[str, str]) -> str:

@@ -1,0 +1,46 @@
+"""Tables declared by their columns: each with its unit, and its cell as a function of the row's data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from nsys_analyzer.report.model import Cell, Column, Table, Unit
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Field(Generic[Row]):
+    """A column and where its cells come from.
+
+    Attributes:
+        title, unit: the column's.
+        cell: the cell of a row, None where the row has no such figure.
+        fills: whether a cell is worth a column: any figure by default.
+    """
+
+    title: str
+    unit: Unit
+    cell: Callable[[Row], Cell]
+    fills: Callable[[Cell], bool] = lambda cell: cell is not None
+
+
+def table(
+    fields: Sequence[Field[Row]], rows: Iterable[Row], caption: str = "", *, capture: str = "", names: int = 1
+) -> Table:
+    """The rows that have a figure, under the fields that any of them fills.
+
+    Args:
+        fields: the columns.
+        rows: what the cells are made of.
+        caption: what the table shows.
+        capture: the one capture that it is of, empty where it is of several.
+        names: how many of the fields, the first ones, name the row: they stay, and are no figures.
+    """
+    every = [tuple(field.cell(row) for field in fields) for row in rows]
+    filled = [cells for cells in every if any(cell is not None for cell in cells[names:])]
+    kept = [i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled)]
+    columns = tuple(Column(fields[i].title, fields[i].unit) for i in kept)
+    return Table(columns, tuple(tuple(cells[i] for i in kept) for cells in filled), caption, capture)
