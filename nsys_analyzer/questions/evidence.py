@@ -9,15 +9,12 @@ from functools import cached_property
 
 from nsys_analyzer.analysis.labels import short_labels
 from nsys_analyzer.analysis.models import Configuration
-from nsys_analyzer.analysis.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
 from nsys_analyzer.analysis.statistics import KernelRow, Stats
-from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.benches.model import Finished
 from nsys_analyzer.report.model import Bars, Paragraph, Spread, Typical
 
-#: The phases that tables compare, and the step that holds them.
-TRAINING_PHASES = ("forward", "backward", "optimizer")
 #: Up to so many captures each is answered in full view; of more, tables of one row each come first.
 FEW = 6
 _FIGURES_PER_QUESTION = 4
@@ -79,34 +76,6 @@ class Evidence:
     def figure_key(self, capture: CaptureSummary, question: str) -> str:
         """A figure's file name, without extension."""
         return f"{self._slugs[capture.title]}-{question}"
-
-
-def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these are not all.
-
-    They are all where a forward is among them and they hold nearly all GPU time. A phase with an opaque graph is none
-    of them: shares of the kernels that are seen would mislead.
-    """
-    seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
-    parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
-    if parts and capture.phases_suffice:
-        return parts
-    steps = tuple(phase for phase in seen if phase.phase == STEP)
-    return (*parts, *steps, *_whole_of(capture))
-
-
-def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
-    """The compared phases in two: those that enclose no other one, then the step and the whole capture."""
-    compared = compared_phases(capture)
-    enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
-    return tuple(phase for phase in compared if phase not in enclosing), enclosing
-
-
-def _whole_of(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """The whole capture as a phase, if the phases do not suffice and no opaque graph hides kernels of it."""
-    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
-    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
-    return (whole,) if whole and shown else ()
 
 
 def spread(stats: Stats | None) -> Spread | None:

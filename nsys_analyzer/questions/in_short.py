@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.compared import shares_of_all
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.analysis.verdicts import busy_share
 from nsys_analyzer.questions.evidence import FEW, Evidence, status_of
-from nsys_analyzer.questions.matmul_share import matmul_of_all
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import marked, strong
@@ -74,6 +74,6 @@ _FIELDS: tuple[Field[CaptureSummary], ...] = (
     Field("step ms, profiled", "ms", _step_ms),
     Field("busy", "percent", _busy),
     Field("busy, profiled", "percent", _busy_profiled),
-    Field("matmul", "percent", matmul_of_all),
+    Field("matmul", "percent", lambda c: shares.matmul if (shares := shares_of_all(c)) else None),
     Field("products ÷ softmax", "factor", lambda c: c.attention.runtime_ratio if c.attention else None),
 )

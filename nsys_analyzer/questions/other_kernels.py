@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from nsys_analyzer.analysis.classes import CLASSES
+from nsys_analyzer.analysis.compared import ClassShares, compared_phases, parts_and_enclosing, shares_of_all
 from nsys_analyzer.analysis.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.questions.evidence import (
-    FEW,
-    Evidence,
-    compared_phases,
-    figures_of,
-    kernel_word,
-    nothing_measured,
-    parts_and_enclosing,
-)
-from nsys_analyzer.questions.matmul_share import classes_of_all
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Column, Section, Table
+from nsys_analyzer.questions.evidence import FEW, Evidence, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, milliseconds, percent
 
 _SHOWN = 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 _MATTERS = 0.03
+_Known = tuple[str, ClassShares]
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a kernel, or copies or fills, cost in each phase: ms of one instance, and the share of the kernel sum."""
+
+    name: str
+    kernel_class: str
+    ms: dict[str, float]
+    share: dict[str, float]
 
 
 def answer(evidence: Evidence) -> Section:
@@ -41,12 +46,15 @@ def answer(evidence: Evidence) -> Section:
 
 def _grid(evidence: Evidence) -> Table:
     """One row for each capture: the classes that take a share worth naming of any of them."""
-    classes = {c.title: {row.kernel_class: row.share for row in classes_of_all(c) or ()} for c in evidence.measured}
-    heaviest = {name: max(shares.get(name, 0.0) for shares in classes.values()) for name in CLASSES}
+    known = [(capture.title, shares) for capture in evidence.measured if (shares := shares_of_all(capture))]
+    heaviest = {name: max((shares.of(name) for _, shares in known), default=0.0) for name in CLASSES}
     named = sorted((name for name in CLASSES if heaviest[name] >= _MATTERS), key=lambda name: -heaviest[name])
-    rows = tuple((title, *(shares.get(name) for name in named)) for title, shares in classes.items() if shares)
-    columns = (Column("capture"), *(Column(name, "percent") for name in named))
-    return Table(columns, rows, f"Shares of the {evidence.kernel} sum of a step, or of a forward pass alone:")
+    fields: tuple[Field[_Known], ...] = (Field("capture", "text", lambda row: row[0]), *map(_share_of, named))
+    return table(fields, known, f"Shares of the {evidence.kernel} sum of a step, or of a forward pass alone:")
+
+
+def _share_of(name: str) -> Field[_Known]:
+    return Field(name, "percent", lambda row: row[1].of(name) or None)
 
 
 def _answer(capture: CaptureSummary) -> Answer:
@@ -66,51 +74,46 @@ def _tables(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
 
 
 def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
-    shown = _most_important(phases)
-    kernel = kernel_word(capture)
-    columns = [Column(kernel, "code"), Column("class")]
-    keys = {row.key for row in shown}
-    filled = [phase for phase in phases if any(row.key in keys for row in phase.kernels)]
-    for phase in filled:
-        columns += [Column(f"{phase.phase} ms", "ms"), Column("share", "percent")]
-    tables = [{row.key: row for row in phase.kernels} for phase in filled]
-    rows = [(labels[row.name], row.kernel_class, *_cells(row, tables)) for row in shown]
-    rows += [(_MEMORY[kind], "memset/memcpy", *_memory_cells(kind, filled)) for kind in _memory_kinds(filled)]
+    shown, kernel = _most_important(phases), kernel_word(capture)
+    copies = [_copies(kind, phases) for kind in _MEMORY if any(row.kind == kind for p in phases for row in p.memory)]
+    fields: tuple[Field[_Cost], ...] = (
+        Field(kernel, "code", lambda cost: cost.name),
+        Field("class", "text", lambda cost: cost.kernel_class),
+        *(field for phase in phases for field in _in_phase(phase.phase)),
+    )
     total = len(merge_kernels(*(phase.kernels for phase in phases)))
     sums = ", ".join(
         f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
     )
-    apart = " Copies and fills are GPU operations but no kernels: they have no share." if len(rows) > len(shown) else ""
     caption = (
         f"the {counted(len(shown), kernel)} with the most time, of {total}. "
-        f"Shares are of the phase's total {kernel} time: {sums}.{apart}"
+        f"Shares are of the phase's total {kernel} time: {sums}."
     )
-    return Table(tuple(columns), tuple(rows), caption, capture.title)
+    caption += " Copies and fills are GPU operations but no kernels: they have no share." if copies else ""
+    costs = [*(_cost(row, phases, labels) for row in shown), *copies]
+    return table(fields, costs, caption, capture=capture.title, names=2)
 
 
-def _memory_kinds(phases: Sequence[PhaseSummary]) -> list[str]:
-    """The kinds of copies and fills that any of the phases has."""
-    return [kind for kind in _MEMORY if any(row.kind == kind for phase in phases for row in phase.memory)]
+def _in_phase(phase: str) -> tuple[Field[_Cost], ...]:
+    return (
+        Field(f"{phase} ms", "ms", lambda cost: cost.ms.get(phase)),
+        Field("share", "percent", lambda cost: cost.share.get(phase)),
+    )
 
 
-def _memory_cells(kind: str, phases: Sequence[PhaseSummary]) -> tuple[Cell, ...]:
-    """Time of the copies or fills of each phase, and no share."""
-    cells: list[Cell] = []
-    for phase in phases:
-        cells += [next((row.ms_per_instance for row in phase.memory if row.kind == kind), None), None]
-    return tuple(cells)
+def _cost(row: KernelRow, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> _Cost:
+    found = {phase.phase: own for phase in phases for own in phase.kernels if own.key == row.key}
+    ms = {phase: own.ms_per_instance for phase, own in found.items()}
+    return _Cost(labels[row.name], row.kernel_class, ms, {phase: own.share for phase, own in found.items()})
+
+
+def _copies(kind: str, phases: tuple[PhaseSummary, ...]) -> _Cost:
+    ms = {phase.phase: row.ms_per_instance for phase in phases for row in phase.memory if row.kind == kind}
+    return _Cost(_MEMORY[kind], "memset/memcpy", ms, {})
 
 
 def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:
     return merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
-
-
-def _cells(row: KernelRow, tables: list[dict[tuple[str, str], KernelRow]]) -> tuple[Cell, ...]:
-    cells: list[Cell] = []
-    for table in tables:
-        found = table.get(row.key)
-        cells += [found.ms_per_instance, found.share] if found else [None, None]
-    return tuple(cells)
 
 
 def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:

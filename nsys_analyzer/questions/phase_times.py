@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nsys_analyzer.analysis.compared import TRAINING_PHASES
 from nsys_analyzer.analysis.phases import STEP
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.questions.evidence import (
     FEW,
-    TRAINING_PHASES,
     Evidence,
     figures_of,
     kernel_word,

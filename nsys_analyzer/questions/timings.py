@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.compared import TRAINING_PHASES
 from nsys_analyzer.analysis.runs import Unprofiled
 from nsys_analyzer.analysis.statistics import Stats
 from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions.evidence import FEW, TRAINING_PHASES, Evidence, ended, model_of, spread, variants
+from nsys_analyzer.questions.evidence import FEW, Evidence, ended, model_of, spread, variants
 from nsys_analyzer.questions.sweep_times import sweep_times
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Details, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
