@@ -178,7 +178,10 @@ def test_no_two_figures_share_a_file(here: Path) -> None:
 # --- JSON ---
 
 STATS = {"n", "mean", "std", "min", "median", "max"}
-CAPTURE = {"name", "process", "source", "status", "gpu", "nsys_version", "phases", "attention", "coverage", "warnings"}
+CAPTURE = {
+    "name", "process", "source", "status", "gpu", "nsys_version", "conditions", "phases", "top_kernels", "matmul",
+    "attention", "device_memory", "coverage", "warnings",
+}  # fmt: skip
 PHASE = {
     "phase", "range", "instances", "warmup_instances", "launch_threads", "kernels_per_instance", "wall_ms",
     "gpu_span_ms", "gpu_busy_ms", "kernel_sum_ms", "python_ms", "classes", "kernels",
@@ -232,6 +235,25 @@ def test_json_values(here: Path) -> None:
         {"kernels": 208, "attributed": 208, "in_phases": 208, "unattributed": 0, "kernel_ms": 11, "attributed_ms": 11}
     )
     assert capture["nsys_version"] == "2025.3.2.0"
+
+
+def test_json_holds_the_answers(here: Path) -> None:
+    """Forward and backward have 1.0 and 2.0 ms of matmul in 1.5 and 3.0 ms; the step 3.0 in 5.5, and 2.5 of ADD."""
+    two_steps().write(here / "train.sqlite")
+    (capture,) = as_json("train.sqlite")["captures"]
+    leaders = {one["scope"]: one["kernel"] for one in capture["top_kernels"]}
+    assert list(leaders) == ["forward", "backward", "forward+backward"]
+    assert {one["name"] for one in leaders.values()} == {GEMM}
+    assert [one["share"] for one in leaders.values()] == pytest.approx([2 / 3] * 3)
+    matmul = capture["matmul"]
+    assert {one["scope"]: one["matmul"] for one in matmul["phases"]} == pytest.approx(
+        {"forward": 2 / 3, "backward": 2 / 3, "optimizer": 0}
+    )
+    assert (matmul["step"]["scope"], matmul["inference_of"]) == ("training step", None)
+    assert (matmul["step"]["matmul"], matmul["inference"]["matmul"]) == pytest.approx((3 / 5.5, 2 / 3))
+    assert matmul["step"]["kernel_sum_ms"] == pytest.approx(5.5)
+    assert capture["conditions"]["platform"] == "CUDA"
+    assert capture["device_memory"] is None
 
 
 def test_json_into_a_file(here: Path) -> None:

@@ -68,6 +68,25 @@ class AttentionSummary:
     warmup_occurrences: int | None = None
     softmax_traffic: SoftmaxTraffic | None = None
 
+    @property
+    def softmax_flops_per_s(self) -> float | None:
+        """The FLOP/s that softmax achieves."""
+        return _rate(self.softmax_flops, self.softmax_ms)
+
+    @property
+    def matmul_flops_per_s(self) -> float | None:
+        """The FLOP/s that the attention matmuls achieve."""
+        return _rate(self.matmul_flops, self.matmul_ms)
+
+    @property
+    def fused_flops_per_s(self) -> float | None:
+        """The FLOP/s of kernels that do both at once."""
+        return _rate((self.matmul_flops or 0) + (self.softmax_flops or 0), self.fused_ms)
+
+
+def _rate(flops: int | None, ms: float | None) -> float | None:
+    return flops / (ms / 1e3) if flops and ms else None
+
 
 def summarize_attention(
     attributed: AttributedTrace, process: int, configuration: Configuration | None, gpu: Gpu | None

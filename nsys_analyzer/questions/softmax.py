@@ -11,6 +11,28 @@ from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, format_number, milliseconds, percent
 from nsys_analyzer.text import marked
 
+#: A capture's title, and its attention.
+_Row = tuple[str, AttentionSummary]
+_CAPTURE: Field[_Row] = Field("capture", "text", lambda row: row[0])
+_TIMES: tuple[Field[_Row], ...] = (
+    _CAPTURE,
+    Field("of", "text", lambda row: None if row[1].per == FORWARD else _of(row[1])),
+    Field("softmax ms", "ms", lambda row: row[1].softmax_ms),
+    Field("products ms", "ms", lambda row: row[1].matmul_ms),
+    Field("time: products ÷ softmax", "factor", lambda row: row[1].runtime_ratio),
+    Field("FLOPs: products ÷ softmax", "factor", lambda row: row[1].flop_ratio),
+)
+_RATES: tuple[Field[_Row], ...] = (
+    _CAPTURE,
+    Field("softmax FLOP/s", "flop/s", lambda row: row[1].softmax_flops_per_s),
+    Field("products FLOP/s", "flop/s", lambda row: row[1].matmul_flops_per_s),
+    Field("softmax B/s", "bytes/s", lambda row: traffic.bytes_per_s if (traffic := row[1].softmax_traffic) else None),
+    Field(
+        "of peak bandwidth", "percent", lambda row: traffic.peak_share if (traffic := row[1].softmax_traffic) else None
+    ),
+    Field("fused ms", "ms", lambda row: row[1].fused_ms),
+    Field("fused FLOP/s", "flop/s", lambda row: row[1].fused_flops_per_s),
+)
 _CONVENTION = marked(
     "Times of one forward pass, over all layers, or of what the column *of* says. Softmax is every kernel launched "
     "inside the softmax ranges (max, subtract, exp, sum, divide), or a softmax by name inside attention where there is "
@@ -114,8 +136,7 @@ def _flops(attention: AttentionSummary) -> str:
     if attention.flop_ratio is None:
         return marked("; give `--model` for the FLOP ratio")
     text = f", and do {attention.flop_ratio:.1f}× its FLOPs"
-    softmax = _rate(attention.softmax_flops, attention.softmax_ms)
-    products = _rate(attention.matmul_flops, attention.matmul_ms)
+    softmax, products = attention.softmax_flops_per_s, attention.matmul_flops_per_s
     if softmax and products:
         text += f" ({format_number(products, 'flop/s')} against {format_number(softmax, 'flop/s')})"
     return text
@@ -162,37 +183,3 @@ def _could_be_annotated(capture: CaptureSummary) -> bool:
 
 def _compiled(capture: CaptureSummary) -> bool:
     return bool(capture.run and capture.run.compile)
-
-
-def _rate(flops: int | None, ms: float | None) -> float | None:
-    """Achieved FLOP/s."""
-    return flops / (ms / 1e3) if flops and ms else None
-
-
-def _rate_of_fused(attention: AttentionSummary) -> float | None:
-    both = (attention.matmul_flops or 0) + (attention.softmax_flops or 0)
-    return _rate(both or None, attention.fused_ms)
-
-
-#: A capture's title, and its attention.
-_Row = tuple[str, AttentionSummary]
-_CAPTURE: Field[_Row] = Field("capture", "text", lambda row: row[0])
-_TIMES: tuple[Field[_Row], ...] = (
-    _CAPTURE,
-    Field("of", "text", lambda row: None if row[1].per == FORWARD else _of(row[1])),
-    Field("softmax ms", "ms", lambda row: row[1].softmax_ms),
-    Field("products ms", "ms", lambda row: row[1].matmul_ms),
-    Field("time: products ÷ softmax", "factor", lambda row: row[1].runtime_ratio),
-    Field("FLOPs: products ÷ softmax", "factor", lambda row: row[1].flop_ratio),
-)
-_RATES: tuple[Field[_Row], ...] = (
-    _CAPTURE,
-    Field("softmax FLOP/s", "flop/s", lambda row: _rate(row[1].softmax_flops, row[1].softmax_ms)),
-    Field("products FLOP/s", "flop/s", lambda row: _rate(row[1].matmul_flops, row[1].matmul_ms)),
-    Field("softmax B/s", "bytes/s", lambda row: traffic.bytes_per_s if (traffic := row[1].softmax_traffic) else None),
-    Field(
-        "of peak bandwidth", "percent", lambda row: traffic.peak_share if (traffic := row[1].softmax_traffic) else None
-    ),
-    Field("fused ms", "ms", lambda row: row[1].fused_ms),
-    Field("fused FLOP/s", "flop/s", lambda row: _rate_of_fused(row[1])),
-)

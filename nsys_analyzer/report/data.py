@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nsys_analyzer.analysis.statistics import Stats, without_communication
+from nsys_analyzer.analysis.compared import FUSED, ClassShares, Leader, MatmulShare, leaders, matmul_share
+from nsys_analyzer.analysis.statistics import KernelRow, Stats, without_communication
 from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.verdicts import busy_share
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.benches.model import Finished
+    from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 SCHEMA_VERSION = 1
 GENERATOR = "nsys-analyze"
@@ -31,7 +33,7 @@ def report_data(
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
-        "captures": [_capture(capture, labels) for capture in captures],
+        "captures": [_capture(capture, captures, labels) for capture in captures],
         "benches": [_bench(bench) for bench in benches],
     }
 
@@ -46,7 +48,7 @@ def _bench(bench: Finished) -> dict[str, Any]:
     }
 
 
-def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
+def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels: dict[str, str]) -> dict[str, Any]:
     configuration = capture.configuration
     return {
         "name": capture.name,
@@ -58,13 +60,17 @@ def _capture(capture: CaptureSummary, labels: dict[str, str]) -> dict[str, Any]:
         "message": plain(capture.message, "`") or None,
         "gpu": capture.gpu.name if capture.gpu else None,
         **_profiler(capture),
+        "conditions": _conditions(capture.metadata, capture.gpu) if capture.metadata else None,
         "configuration": _configuration(configuration) if configuration else None,
         "precisions": capture.precisions,
         "phases": [{**_phase(phase, labels), "busy_share": _busy_share(capture, phase)} for phase in capture.phases],
         "share_in_phases": capture.share_in_phases,
         "phases_suffice": capture.phases_suffice,
         "whole": _phase(capture.whole, labels) if capture.whole else None,
+        "top_kernels": [_leader(leader, labels) for leader in leaders(capture)],
+        "matmul": _matmul(matmul_share(capture, captures)),
         "attention": _attention(capture),
+        "device_memory": asdict(capture.device_memory) if capture.device_memory else None,
         "coverage": asdict(capture.coverage) if capture.coverage else None,
         "run": asdict(capture.run) if capture.run else None,
         "unprofiled": _unprofiled(capture),
@@ -93,6 +99,49 @@ def _profiler(capture: CaptureSummary) -> dict[str, Any]:
     }
 
 
+def _conditions(metadata: Metadata, gpu: Gpu | None) -> dict[str, Any]:
+    """The versions of the trace and the machine, "unknown" where the trace is silent, and the GPU's own figures."""
+    return {
+        "schema_version": metadata.schema_version,
+        "platform": metadata.platform,
+        "driver": metadata.driver,
+        "runtime": metadata.runtime,
+        "cpu": metadata.cpu,
+        "os": metadata.os,
+        "gpu_memory_bytes": gpu.memory_bytes or None if gpu else None,
+        "gpu_sm_count": gpu.sm_count or None if gpu else None,
+    }
+
+
+def _leader(leader: Leader, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "scope": leader.scope,
+        "kernel": _kernel(leader.kernel, labels),
+        "collective": _kernel(leader.collective, labels) if leader.collective else None,
+    }
+
+
+def _matmul(share: MatmulShare) -> dict[str, Any]:
+    return {
+        "phases": [_shares(one) for one in share.phases],
+        "step": _shares(share.step) if share.step else None,
+        "inference": _shares(share.inference) if share.inference else None,
+        "inference_of": share.inference_of or None,
+    }
+
+
+def _shares(shares: ClassShares) -> dict[str, Any]:
+    """Matmul's share of the kernels' time, and of those that compute: None where kernels without a name may be any."""
+    return {
+        "scope": shares.scope,
+        "kernel_sum_ms": shares.kernel_sum_ms,
+        "matmul": shares.matmul,
+        "matmul_without_communication": shares.computing().matmul,
+        "fused_attention": shares.of(FUSED),
+        "unnamed": shares.unnamed,
+    }
+
+
 def _configuration(configuration: Any) -> dict[str, Any]:
     return {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
 
@@ -115,19 +164,20 @@ def _phase(phase: PhaseSummary, labels: dict[str, str]) -> dict[str, Any]:
         "inferred": phase.inferred,
         "gpu_lag_ms": _stats(phase.gpu_lag_ms),
         "classes": _classes(phase),
-        "kernels": [
-            {
-                "name": row.name,
-                "label": labels[row.name],
-                "class": row.kernel_class,
-                "launches_per_instance": row.launches_per_instance,
-                "ms_per_instance": row.ms_per_instance,
-                "avg_us": row.avg_us,
-                "share": row.share,
-            }
-            for row in phase.kernels
-        ],
+        "kernels": [_kernel(row, labels) for row in phase.kernels],
         "memory_operations": [asdict(row) for row in phase.memory],
+    }
+
+
+def _kernel(row: KernelRow, labels: dict[str, str]) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "label": labels[row.name],
+        "class": row.kernel_class,
+        "launches_per_instance": row.launches_per_instance,
+        "ms_per_instance": row.ms_per_instance,
+        "avg_us": row.avg_us,
+        "share": row.share,
     }
 
 
@@ -158,4 +208,6 @@ def _stats(stats: Stats) -> dict[str, Any]:
 def _attention(capture: CaptureSummary) -> dict[str, Any] | None:
     if capture.attention is None:
         return None
-    return {**asdict(capture.attention), "ratio_of": "products / softmax"}
+    rates = ("softmax_flops_per_s", "matmul_flops_per_s", "fused_flops_per_s")
+    of_rates = {rate: getattr(capture.attention, rate) for rate in rates}
+    return {**asdict(capture.attention), **of_rates, "ratio_of": "products / softmax"}
