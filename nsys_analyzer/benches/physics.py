@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsys_analyzer.analysis.peaks import Peaks, find_peaks
 from nsys_analyzer.benches.model import Results
-from nsys_analyzer.report.model import Block, Cell, Column, Listing, Paragraph, Table, Unit
+from nsys_analyzer.report.model import Block, Listing, Paragraph, Unit
+from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import emphasis, strong
 
@@ -57,26 +59,50 @@ class Residence:
     why: str
 
 
+@dataclass(frozen=True)
+class Reached:
+    """The highest rate of one precision, FLOP/s or bytes/s, beside its limits.
+
+    Attributes:
+        label, precision: what reached it.
+        unit: "flop/s" or "bytes/s".
+        rate: the rate.
+        ceiling: the rate of a large product, or a large copy, in the same run; None where it was not measured.
+        peak: that of the data sheet, None where it is not known.
+    """
+
+    label: str
+    precision: str
+    unit: Unit
+    rate: float
+    ceiling: float | None
+    peak: float | None
+
+    @property
+    def share(self) -> float:
+        """Of its limit: a product that beats our large one may well be real, one that beats the silicon is not."""
+        return self.rate / (self.peak or self.ceiling or math.inf)
+
+    def written(self, value: float | None) -> str | None:
+        """One of its rates, in a column of both units."""
+        return format_number(value, self.unit) if value else None
+
+
 def physics(results: Results, rates: Sequence[Rate], residences: Sequence[Residence] = ()) -> tuple[Block, ...]:
     """The highest rates of each precision and the tightest memory, beside their limits, and what breaks one."""
     peaks = find_peaks(next((str(row.machine["gpu"]) for row in results.rows if row.machine.get("gpu")), None))
     blocks: list[Block] = []
-    rows = [row for precision in _ordered(rates) for row in _rate_rows(results, peaks, precision, rates)]
-    if rows:
+    reached = list(highest_rates(results, peaks, rates))
+    if reached:
         source = f"Peaks: {peaks.source}." if peaks else _UNKNOWN
-        columns = (
-            Column("highest rate in"), Column("of"), Column("reached"), Column("measured ceiling"), Column("peak"),
-            Column("of the limit", "percent"),
-        )  # fmt: skip
         measured = "The ceilings are a large product and a large copy, measured in the same run."
-        caption = f"{emphasis('Physics.')} {source} {measured}"
-        blocks.append(Table(columns, tuple(rows), caption))
+        blocks.append(table(_REACHED, reached, f"{emphasis('Physics.')} {source} {measured}", names=2))
     if residences:
-        blocks.append(_residence_table(residences))
+        blocks.append(table(_RESIDENCES, residences, emphasis("Physics of memory.")))
     beyond = strong("Impossible rate") if peaks else "Above the measured ceiling"
     broken = [
-        *(f"{beyond}: {row[0]} is {format_number(_share(row), 'percent')} of its limit." for row in rows
-          if _share(row) > _TOLERANCE),
+        *(f"{beyond}: {one.label} is {format_number(one.share, 'percent')} of its limit."
+          for one in reached if one.share > _TOLERANCE),
         *(f"{strong('Impossible memory')}: {one.label} shows less than what must live ({one.why})."
           for one in residences if one.measured_bytes * _TOLERANCE < one.must_live_bytes),
     ]  # fmt: skip
@@ -87,50 +113,41 @@ def physics(results: Results, rates: Sequence[Rate], residences: Sequence[Reside
     return tuple(blocks)
 
 
-def _ordered(rates: Sequence[Rate]) -> list[str]:
-    return list(dict.fromkeys(rate.precision for rate in rates))
+def highest_rates(results: Results, peaks: Peaks | None, rates: Sequence[Rate]) -> Iterator[Reached]:
+    """The highest FLOP/s and the highest bytes/s of each precision that have a limit."""
+    for precision in dict.fromkeys(rate.precision for rate in rates):
+        own = [rate for rate in rates if rate.precision == precision and rate.ms > 0]
+        ceiling = results.ceilings.get(precision)
+        measured = ceiling.figures if ceiling else {}
+        flops = {rate: rate.flops for rate in own if rate.flops}
+        moved = {rate: rate.memory_bytes for rate in own if rate.memory_bytes}
+        of_flops, of_bytes = (peaks.flops_per_s.get(precision), peaks.bytes_per_s) if peaks else (None, None)
+        found = (
+            _highest(flops, "flop/s", measured.get("product_flops_per_s"), of_flops),
+            _highest(moved, "bytes/s", measured.get("copy_bytes_per_s"), of_bytes),
+        )
+        yield from (one for one in found if one)
 
 
-def _rate_rows(
-    results: Results, peaks: Peaks | None, precision: str, rates: Sequence[Rate]
-) -> Iterable[tuple[Cell, ...]]:
-    """The highest FLOP/s and the highest bytes/s of one precision; of what is known of neither nothing."""
-    units: tuple[tuple[Unit, dict[Rate, float | None], str, float | None], ...]
-    own = [rate for rate in rates if rate.precision == precision and rate.ms > 0]
-    ceiling = results.ceilings.get(precision)
-    units = (
-        (
-            "flop/s",
-            {r: r.flops for r in own},
-            "product_flops_per_s",
-            peaks.flops_per_s.get(precision) if peaks else None,
-        ),
-        ("bytes/s", {r: r.memory_bytes for r in own}, "copy_bytes_per_s", peaks.bytes_per_s if peaks else None),
-    )
-    for unit, work, key, peak in units:
-        reached = {rate: amount / rate.ms * 1e3 for rate, amount in work.items() if amount}
-        measured = ceiling.figures.get(key) if ceiling else None
-        # A product that beats our large one may well be real, one that beats the silicon is not.
-        limit = peak or measured
-        if reached and limit:
-            best = max(reached, key=lambda rate: reached[rate])
-            shown = (format_number(value, unit) if value else "–" for value in (reached[best], measured, peak))
-            yield best.label, precision, *shown, reached[best] / limit
+def _highest(work: dict[Rate, float], unit: Unit, ceiling: float | None, peak: float | None) -> Reached | None:
+    if not work or not (peak or ceiling):
+        return None
+    best = max(work, key=lambda rate: work[rate] / rate.ms)
+    return Reached(best.label, best.precision, unit, work[best] / best.ms * 1e3, ceiling, peak)
 
 
-def _share(row: tuple[Cell, ...]) -> float:
-    share = row[-1]
-    assert isinstance(share, float)
-    return share
-
-
-def _residence_table(residences: Sequence[Residence]) -> Table:
-    columns = (
-        Column("memory of"), Column("measured", "bytes"), Column("must live", "bytes"), Column("ratio", "factor"),
-        Column("what must live"),
-    )  # fmt: skip
-    rows = tuple(
-        (one.label, one.measured_bytes, one.must_live_bytes, one.measured_bytes / one.must_live_bytes, one.why)
-        for one in residences
-    )
-    return Table(columns, rows, emphasis("Physics of memory."))
+_REACHED: tuple[Field[Reached], ...] = (
+    Field("highest rate in", "text", lambda one: one.label),
+    Field("of", "text", lambda one: one.precision),
+    Field("reached", "text", lambda one: one.written(one.rate)),
+    Field("measured ceiling", "text", lambda one: one.written(one.ceiling)),
+    Field("peak", "text", lambda one: one.written(one.peak)),
+    Field("of the limit", "percent", lambda one: one.share),
+)
+_RESIDENCES: tuple[Field[Residence], ...] = (
+    Field("memory of", "text", lambda one: one.label),
+    Field("measured", "bytes", lambda one: one.measured_bytes),
+    Field("must live", "bytes", lambda one: one.must_live_bytes),
+    Field("ratio", "factor", lambda one: one.measured_bytes / one.must_live_bytes),
+    Field("what must live", "text", lambda one: one.why),
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.benches.model import Results, Row
-from nsys_analyzer.benches.variants_growth import growth
+from nsys_analyzer.benches.variants_growth import growths
 from nsys_analyzer.benches.variants_tables import (
     BOTH,
     FORWARD,
@@ -109,10 +109,10 @@ def _time(row: Row | None, prefix: str, gain: float | None) -> str:
 
 
 def _growth_said(results: Results) -> Iterator[str]:
-    """How the peak of each variant grows, of the first table of growth."""
-    table = next(iter(growth(results)), None)
-    if table:
-        said = [f"{row[0]} {row[2]}" for row in table.rows if row[2]]
+    """How the peak of each variant grows, over the first shapes that differ in their tokens alone."""
+    _, found = next(growths(results), (None, ()))
+    said = [f"{one.variant} {one.peak:.2f}" for one in found if one.peak is not None]
+    if said:
         yield f"Peak memory of forward grows with the tokens to the power: {', '.join(said)}."
 
 
