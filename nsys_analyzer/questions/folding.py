@@ -54,7 +54,7 @@ def _shorter(block: Block) -> Iterator[Block]:
 
 def _said_once(block: Block) -> Iterator[Block]:
     """What a long table says in every row, as a sentence, and the rest of it, if there is any."""
-    if not isinstance(block, Table) or len(block.rows) <= FEW or block.columns[0].title != "capture":
+    if not isinstance(block, Table) or block.capture or len(block.rows) <= FEW:
         yield block
         return
     table = _without_shared(block)
