@@ -16,8 +16,9 @@ from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.data import report_data
-from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers.json_data import report_data
+from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.trace.metadata import Gpu
 from tests.export import ADD, GEMM, MAIN, Export, global_tid
 
@@ -58,7 +59,7 @@ def attention_of(export: Export, tmp_path: Path) -> AttentionSummary:
 
 def section_e(summary: CaptureSummary) -> str:
     report = build_report(Evidence((summary,), "nsys-analyze report"))
-    return render_markdown(report, {}).replace("\xa0", " ").split("## (e)")[1].split("\n## ")[0]
+    return render(report, {}).replace("\xa0", " ").split("## (e)")[1].split("\n## ")[0]
 
 
 def test_attention_without_a_forward_is_answered_over_the_capture_without_its_warmup(tmp_path: Path) -> None:
@@ -77,7 +78,8 @@ def test_attention_without_a_forward_is_answered_over_the_capture_without_its_wa
     assert "in total over 3 attention ranges (0.000 ms each)" in text
     assert "6.000× the 0.000 ms of softmax" in text
     assert "Left out are 2 attention ranges inside warm-up." in text
-    assert report_data((summary,), {ADD: "add", GEMM: "gemm"})["captures"][0]["attention"]["per"] == "capture"
+    data = report_data(Report("", (), (summary,), {ADD: "add", GEMM: "gemm"}))
+    assert data["captures"][0]["attention"]["per"] == "capture"
 
 
 def test_attention_inside_steps_alone_is_answered_per_step(tmp_path: Path) -> None:
@@ -258,7 +260,7 @@ def test_softmax_is_called_memory_bound_by_its_bytes_alone(tmp_path: Path) -> No
     assert "Softmax moves at least 676 GB/s, 14.1 % of the peak of 4.8 TB/s" in text
     assert "its score tensor of 2.0 KiB fits into the L2 cache of 60.0 MiB, which may have served part of it" in text
     assert "bound by" not in text
-    data = report_data((summary,), dict.fromkeys([*BY_HAND, GEMM], ""))["captures"][0]["attention"]
+    data = report_data(Report("", (), (summary,), dict.fromkeys([*BY_HAND, GEMM], "")))["captures"][0]["attention"]
     assert data["softmax_traffic"]["peak_share"] == pytest.approx(16_896 / 25e-9 / 4.8e12)
 
 

@@ -12,8 +12,8 @@ from nsys_analyzer.benches.attention import BENCH
 from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Lines, Report, Spread, Table, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 from profiling_targets.attention import Case as AttentionCase
 from profiling_targets.attention import _Attention
 from profiling_targets.timer import allocations
@@ -38,7 +38,7 @@ def row(length: int, compiled: bool, forward_ms: float, **figures: Any) -> Row:
 
 
 def text(*rows: Row) -> str:
-    return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
+    return render(Report("x", (BENCH.section(Results(rows)),)), {})
 
 
 def plain(*rows: Row) -> str:

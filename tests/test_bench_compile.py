@@ -20,8 +20,8 @@ from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.gather import Given, gather
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Bars, Report, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
@@ -56,7 +56,7 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
 
 
 def said(*rows: Row, captures: tuple[CaptureSummary, ...] = ()) -> str:
-    text = render_markdown(Report("x", (BENCH.section(Results(rows, captures=captures)),)), {})
+    text = render(Report("x", (BENCH.section(Results(rows, captures=captures)),)), {})
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
 
 

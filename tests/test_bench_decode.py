@@ -25,8 +25,8 @@ from nsys_analyzer.benches.decode_work import (
 from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.capture.cases import NAME, read_file
 from nsys_analyzer.cli import cli
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Bars, Lines, Report, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 
 TARGET = "profiling_targets.decoding"
 SHARED = {
@@ -72,7 +72,7 @@ def ceilings(bytes_per_s: float = 4e12) -> dict[str, Row]:
 
 
 def said(*rows: Row) -> str:
-    text = render_markdown(Report("x", (BENCH.section(Results(rows, ceilings())),)), {})
+    text = render(Report("x", (BENCH.section(Results(rows, ceilings())),)), {})
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
 

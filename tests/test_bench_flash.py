@@ -20,8 +20,8 @@ from nsys_analyzer.benches.flash_costs import find_limits, least_ms, rates, resi
 from nsys_analyzer.benches.model import Results, Row, Settings  # noqa: E402
 from nsys_analyzer.capture.cases import NAME, read_file  # noqa: E402
 from nsys_analyzer.cli import cli  # noqa: E402
-from nsys_analyzer.report.markdown import render_markdown  # noqa: E402
 from nsys_analyzer.report.model import Lines, Report  # noqa: E402
+from nsys_analyzer.report.renderers.markdown import render  # noqa: E402
 from profiling_targets import flash  # noqa: E402
 from profiling_targets.cases import NotHereError, measured  # noqa: E402
 
@@ -97,7 +97,7 @@ def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) 
 
 
 def text(*rows: Row) -> str:
-    said = render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
+    said = render(Report("x", (BENCH.section(Results(rows)),)), {})
     return said.replace("\N{NO-BREAK SPACE}", " ")
 
 

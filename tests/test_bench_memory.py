@@ -12,8 +12,8 @@ from nsys_analyzer.analysis.models import ModelSize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.benches.memory import BENCH
 from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Lines, Report, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 from profiling_targets import memory_history
 
 GIB = 2**30
@@ -60,7 +60,7 @@ def row(mode: str = "train", context_length: int = 256, model: str = "small", **
 
 def text(*rows: Row, **more: Any) -> str:
     section = BENCH.section(Results(rows, **more))
-    said = render_markdown(Report("x", (section,)), {one.key: one.key for one in Report("x", (section,)).figures})
+    said = render(Report("x", (section,)), {one.key: one.key for one in Report("x", (section,)).figures})
     return said.replace("\N{NO-BREAK SPACE}", " ")
 
 

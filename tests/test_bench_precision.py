@@ -11,8 +11,8 @@ from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.benches.precision import BENCH
 from nsys_analyzer.benches.steps import TARGET
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Bars, Report, Spread, Table, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 
 GIB = 2**30
 BITS = {"fp32": 23, "tf32": 10, "bf16": 7}
@@ -47,7 +47,7 @@ def blocks(*rows: Row) -> list[Any]:
 
 def text(*rows: Row, **more: Any) -> str:
     section = BENCH.section(Results(rows, **more))
-    return render_markdown(Report("x", (section,)), {}).replace("\N{NO-BREAK SPACE}", " ")
+    return render(Report("x", (section,)), {}).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def settings(device: str, **values: Any) -> Settings:

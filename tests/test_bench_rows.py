@@ -15,8 +15,8 @@ from nsys_analyzer.benches.model import Bench
 from nsys_analyzer.capture.cases import NAME
 from nsys_analyzer.commands.bench_results import read_finished
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers.markdown import render
 
 FOLDER = Path(__file__).parent.parent / "examples" / "benches"
 
@@ -36,4 +36,4 @@ def test_a_figure_that_is_none(tmp_path: Path, bench: Bench, wrong: Any) -> None
         tmp_path.mkdir()
         (tmp_path / NAME).write_text("\n".join([header, *map(json.dumps, changed)]), encoding="utf-8")
         with suppress(ConfigurationError):
-            assert render_markdown(Report("", (read_finished(tmp_path, "").section,)), {})
+            assert render(Report("", (read_finished(tmp_path, "").section,)), {})

@@ -12,8 +12,8 @@ from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.benches.steps import TARGET, cast_bytes, rates, residences
 from nsys_analyzer.benches.timing import BENCH
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 
 GIB = 2**30
 CASE = {
@@ -47,7 +47,7 @@ def studied(warmup_steps: int, times: list[float]) -> Row:
 
 
 def text(*rows: Row) -> str:
-    return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {}).replace("\N{NO-BREAK SPACE}", " ")
+    return render(Report("x", (BENCH.section(Results(rows)),)), {}).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def tables(*rows: Row) -> list[Table]:

@@ -12,8 +12,8 @@ from nsys_analyzer.benches import all_cases
 from nsys_analyzer.benches.model import Results, Row, Settings
 from nsys_analyzer.benches.variants import BENCH
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
+from nsys_analyzer.report.renderers.markdown import render
 
 CASE = {
     "device": "cuda", "batch_size": 1, "heads": 4, "context_length": 1024, "d_head": 32, "precision": "fp32",
@@ -42,7 +42,7 @@ def on_the_cpu(one: Row) -> Row:
 
 
 def text(*rows: Row) -> str:
-    return render_markdown(Report("x", (BENCH.section(Results(rows)),)), {})
+    return render(Report("x", (BENCH.section(Results(rows)),)), {})
 
 
 def table(caption: str, *rows: Row) -> tuple[Any, ...]:

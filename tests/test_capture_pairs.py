@@ -15,8 +15,8 @@ from nsys_analyzer.cli import cli
 from nsys_analyzer.commands.writing import gather_evidence
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.questions import build_report
-from nsys_analyzer.report.data import report_data
-from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.renderers import RENDERERS
+from nsys_analyzer.report.renderers.markdown import render
 from tests.export import ADD, GEMM, PID, Export, training_step
 
 CPU = Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz"
@@ -120,8 +120,9 @@ def test_every_pair(one: str, other: str, timed: bool, captures: dict[str, tuple
     csv = tmp_path / "timings.csv"
     csv.write_text("model,context_length,phase,mean_ms,std_ms\nsmall,256,forward,5,0.1\n", encoding="utf-8")
     evidence = gather_evidence(paths, [csv] if timed else [], "command")
-    text = render_markdown(build_report(evidence), {})
-    data = json.loads(json.dumps(report_data(evidence.captures, evidence.labels), allow_nan=False))
+    built = build_report(evidence)
+    text = render(built, {})
+    data = json.loads(RENDERERS["json"].render(built, {}))
     assert {path.stem for path in paths} <= {capture["name"] for capture in data["captures"]}
     assert all(path.stem in text for path in paths)
     assert "nan" not in text.split()

@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.markdown import render_markdown
+from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.text import plain
 from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
 
@@ -27,7 +27,7 @@ def summary_of(export: Export, tmp_path: Path, name: str = "t") -> CaptureSummar
 
 
 def report_of(*summaries: CaptureSummary) -> str:
-    return render_markdown(build_report(Evidence(summaries, "nsys-analyze report")), {}).replace("\xa0", " ")
+    return render(build_report(Evidence(summaries, "nsys-analyze report")), {}).replace("\xa0", " ")
 
 
 def counts(summary: CaptureSummary) -> dict[str, int]:

@@ -1,6 +1,5 @@
 """One block of each kind, and the whole text it becomes."""
 
-from nsys_analyzer.report.markdown import render_block, render_markdown
 from nsys_analyzer.report.model import (
     Answer,
     Bars,
@@ -13,6 +12,7 @@ from nsys_analyzer.report.model import (
     Spread,
     Table,
 )
+from nsys_analyzer.report.renderers.markdown import render, render_block
 from nsys_analyzer.text import strong
 
 FIGURE = Bars("one", "Time by phase", ("forward",), (("wall", (1.0,)),), "ms")
@@ -86,13 +86,13 @@ Folded.
 
 
 def test_every_block() -> None:
-    text = render_markdown(REPORT, {"one": "report_figures/one.png"})
+    text = render(REPORT, {"one": "report_figures/one.png"})
     assert text.replace("\N{NO-BREAK SPACE}", " ") == GOLDEN
 
 
 def test_a_figure_that_was_not_drawn_is_left_out() -> None:
     expected = GOLDEN.replace("![Time by phase](report_figures/one.png)\n\n", "")
-    assert render_markdown(REPORT, {}).replace("\N{NO-BREAK SPACE}", " ") == expected
+    assert render(REPORT, {}).replace("\N{NO-BREAK SPACE}", " ") == expected
 
 
 def test_what_would_end_a_cell_is_escaped() -> None:

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.writing import MARK
+from nsys_analyzer.report.renderers import RENDERERS
 from tests.conftest import Main
 from tests.export import ADD, AUTOGRAD, GEMM, Export, training_step
 
@@ -23,7 +23,7 @@ MS = 1_000_000
 PNG = b"\x89PNG\r\n\x1a\n"
 HEADER = "model,context_length,batch_size,precision,mode,phase,steps,mean_ms,std_ms,status\n"
 
-OLD = f"# the old report\n\n{MARK}\n"
+OLD = f"# the old report\n\n{RENDERERS['markdown'].mark}\n"
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from nsys_analyzer.commands.writing import gather_evidence
 from nsys_analyzer.questions import build_report
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers.markdown import render
 from tests.export import GEMM, Export
 from tests.test_report_command import section, two_steps
 from tests.test_run_folders import HEADER, rows_of, run_of
@@ -47,7 +47,7 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def text_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv") -> str:
-    return render_markdown(report_of(folder, command), {}).replace("\N{NO-BREAK SPACE}", " ")
+    return render(report_of(folder, command), {}).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def report_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv") -> Report:

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import (
     Answer,
     Bars,
@@ -26,6 +25,7 @@ from nsys_analyzer.report.model import (
     Section,
     Table,
 )
+from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.text import Span, code, emphasis, link, marked, plain, spans, strong, visible_lines
 from tests.conftest import ROOT
 from tests.hostile import TEXTS, WORST, controls
@@ -100,7 +100,7 @@ def a_report(texts: Iterator[str]) -> Report:
 def checked(report: Report) -> str:
     """The page of a report, after its tree was found to be that of the report."""
     drawn = {figure.key: f"report_figures/{figure.key}.png" for figure in report.figures}
-    page = render_markdown(report, drawn)
+    page = render(report, drawn)
     assert tree(page) == tree_of(report, drawn)
     assert not controls(page)
     page.encode()

@@ -21,8 +21,8 @@ from nsys_analyzer.benches.model import Finished
 from nsys_analyzer.commands.bench_results import read_finished
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.data import report_data
 from nsys_analyzer.report.model import Report, Section
+from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import ROOT
 from tests.export import AUTOGRAD, Export, training_step
@@ -90,7 +90,7 @@ def evidence_of(capture: CaptureSummary, poison: str, count: int) -> Evidence:
 def test_no_name_of_a_capture_changes_the_report(capture: CaptureSummary, count: int, poison: str) -> None:
     evidence = evidence_of(capture, poison, count)
     checked(build_report(evidence))
-    json.loads(json.dumps(report_data(evidence.captures, evidence.labels)))
+    json.loads(RENDERERS["json"].render(build_report(evidence), {}))
 
 
 def test_every_name_is_there(capture: CaptureSummary) -> None:

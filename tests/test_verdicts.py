@@ -18,7 +18,8 @@ from nsys_analyzer.analysis.summary import CaptureSummary
 from nsys_analyzer.analysis.verdicts import BusyShare, busy_share
 from nsys_analyzer.capture.share import share
 from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
-from nsys_analyzer.report.data import report_data
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers.json_data import report_data
 from tests.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
 from tests.kineto import Kineto
 
@@ -185,7 +186,7 @@ def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp
 def test_the_json_has_the_share_and_its_verdict(tmp_path: Path) -> None:
     summary = summary_of(forward(6), tmp_path)
     for capture, unprofiled in ((summary, False), (timed(summary, forward=8.8), True)):
-        data = report_data((capture,), {GEMM: "gemm"})["captures"][0]["phases"][0]["busy_share"]
+        data = report_data(Report("", (), (capture,), {GEMM: "gemm"}))["captures"][0]["phases"][0]["busy_share"]
         assert data["unprofiled"] is unprofiled
         assert data["verdict"] == "GPU waits"
 

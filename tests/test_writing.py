@@ -13,15 +13,17 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.writing import MARK, is_ours
+from nsys_analyzer.commands.writing import is_ours
 from nsys_analyzer.errors import NoSpaceError
 from nsys_analyzer.report.plots import SOFTWARE
+from nsys_analyzer.report.renderers import RENDERERS
 from tests.export import Export, training_step
 from tests.kineto import Kineto
 from tests.test_bench_command import Run, case
 from tests.test_bench_command import run as run
 from tests.test_report_command import HEADER, two_steps
 
+MARK = RENDERERS["markdown"].mark
 NOTES = "# What I saw\n\nIn `nsys-analyze` the backward pass takes 60 %.\n"
 PNG = b"\x89PNG\r\n\x1a\n mine"
 

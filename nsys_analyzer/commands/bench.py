@@ -110,7 +110,7 @@ def _every_option(one: Bench) -> tuple[Any, ...]:
 def _start(one: Bench, options: dict[str, Any], given: set[str]) -> None:
     from nsys_analyzer.commands.bench_plan import make_plan
     from nsys_analyzer.commands.bench_run import run_bench
-    from nsys_analyzer.report.terminal import print_answer
+    from nsys_analyzer.report.renderers.terminal import print_answer
 
     plan = make_plan(one, options, given)
     for notice in plan.notices:

@@ -16,7 +16,7 @@ from nsys_analyzer.capture.targets import Target
 from nsys_analyzer.commands.bench_plan import BenchPlan
 from nsys_analyzer.commands.bench_results import CAPTURES, check_rows_replaceable, read_finished, write_rows
 from nsys_analyzer.commands.run_progress import shown
-from nsys_analyzer.commands.writing import ELSEWHERE, check_replaceable, command_line, write_markdown_of
+from nsys_analyzer.commands.writing import ELSEWHERE, check_replaceable, command_line, write_as
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.report.model import Report
 
@@ -59,7 +59,7 @@ def run_bench(plan: BenchPlan, folder: Path, timeout_s: float, resume: bool | No
         write_rows([row for row in rows if row.module != CEILINGS], folder / f"{plan.bench.name}.csv")
         finished = read_finished(folder, "")
         report = Report(f"nsys-analyze bench {plan.bench.name}", (finished.section,))
-        write_markdown_of(report, folder / f"{plan.bench.name}.md")
+        write_as("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
     well = all(row.status in _WELL for row in rows if row.key in keys)
     return report, well and all(one.status in _WELL for one in ended)

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from nsys_analyzer.commands.options import SIZE, phase_names_option
+from nsys_analyzer.report.renderers import RENDERERS
 
 
 @click.command(
@@ -21,7 +22,7 @@ from nsys_analyzer.commands.options import SIZE, phase_names_option
     help="Where to write, folders made as needed; - prints. Default: report.md.",
 )
 @click.option(
-    "--format", "output_format", type=click.Choice(["markdown", "json"]), default="markdown", show_default=True,
+    "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
 @click.option(
@@ -91,14 +92,14 @@ def report(
         check_target,
         command_line,
         gather_evidence,
-        print_markdown,
-        write_json,
-        write_markdown,
+        print_as,
+        write_as,
     )
-    from nsys_analyzer.report.terminal import print_answers
+    from nsys_analyzer.questions import build_report
+    from nsys_analyzer.report.renderers.terminal import print_answers
 
     # Before the captures are read: a long wait should not end in a typing error.
-    to_file = output != "-" and (output or output_format == "markdown")
+    to_file = output != "-" and (output or not RENDERERS[output_format].is_data)
     target = Path(output or "report.md") if to_file else None
     # Of timings alone the captures beside them are read.
     sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
@@ -110,12 +111,13 @@ def report(
     evidence = gather_evidence(traces, csv_paths, command_line(), names, given, beside, selection)
     if target:  # reading has made exports
         check_target(target, sources, force=force)
-    if output_format == "json":
-        write_json(evidence, target)
-    elif target is None:
-        print_markdown(evidence)
-    else:
-        print_answers(write_markdown(evidence, target, figures=not no_figures, force=force))
+    built = build_report(evidence)
+    if target is None:
+        print_as(output_format, built)
+        return
+    write_as(output_format, built, target, figures=not no_figures, force=force)
+    if not RENDERERS[output_format].is_data:
+        print_answers(built)
         warnings = sum(len(capture.warnings) for capture in evidence.captures)
         said = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
         click.echo(f"\n{target}{said}")

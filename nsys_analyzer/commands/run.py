@@ -96,7 +96,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.capture.timings.writing import NAME as TIMINGS
     from nsys_analyzer.commands.run_progress import shown
     from nsys_analyzer.commands.writing import ELSEWHERE, check_replaceable, command_line, write_report
-    from nsys_analyzer.report.terminal import print_answers
+    from nsys_analyzer.report.renderers.terminal import print_answers
 
     check_replaceable(folder / "report.md", ELSEWHERE)
     interrupt_at_the_end()

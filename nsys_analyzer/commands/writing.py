@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -27,18 +26,20 @@ from nsys_analyzer.commands.gather import Given, gather, holds_captures
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.questions import build_report
 from nsys_analyzer.questions.evidence import Evidence
-from nsys_analyzer.report.data import GENERATOR, report_data
-from nsys_analyzer.report.markdown import render_markdown
 from nsys_analyzer.report.model import Paragraph, Report, Section
 from nsys_analyzer.report.plots import SOFTWARE
+from nsys_analyzer.report.renderers import RENDERERS
+from nsys_analyzer.report.renderers.json_data import GENERATOR
 from nsys_analyzer.report.screen import data_stream
 from nsys_analyzer.text import marked
 
-#: The last line of a report.
-MARK = "<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->"
 #: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
 #: so many bytes of the start or the end.
-_MARKS = (MARK.encode(), f'"generator": "{GENERATOR}"'.encode(), f"Software\0{SOFTWARE}".encode())
+_MARKS = (
+    *(form.mark.encode() for form in RENDERERS.values() if form.mark),
+    f'"generator": "{GENERATOR}"'.encode(),
+    f"Software\0{SOFTWARE}".encode(),
+)
 _NEAR = 512
 #: What captures, their exports and timings are called.
 _INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
@@ -60,7 +61,9 @@ def write_report(paths: Sequence[Path], csv_path: Path | None, output: Path, com
         NsysAnalyzerError: nothing could be read.
     """
     timed = [csv_path] if csv_path and has_rows(csv_path) else []
-    return write_markdown(gather_evidence(paths, timed, command, beside=output.parent), output)
+    built = build_report(gather_evidence(paths, timed, command, beside=output.parent))
+    write_as("markdown", built, output)
+    return built
 
 
 def gather_evidence(
@@ -179,36 +182,24 @@ def command_line() -> str:
     return shlex.join(["nsys-analyze", *words])
 
 
-def write_markdown(evidence: Evidence, path: Path, *, figures: bool = True, force: bool = False) -> Report:
-    """Writes the report and its figures, the report whole or not at all."""
-    return write_markdown_of(build_report(evidence), path, figures=figures, force=force)
+def write_as(form: str, built: Report, path: Path, *, figures: bool = True, force: bool = False) -> None:
+    """Writes a report in one of the ``RENDERERS``' formats, whole or not at all, and its figures beside it.
 
-
-def write_markdown_of(built: Report, path: Path, *, figures: bool = True, force: bool = False) -> Report:
-    """Writes a report that is built already; returns it.
-
-    What stands at its path is replaced (``check_replaceable`` comes first, before the long work).
+    What stands at its path is replaced (``check_target`` comes first, before the long work).
 
     Raises:
         NsysAnalyzerError: a figure would replace a file that was not drawn here, and ``force`` is not given.
     """
-    text = render_markdown(built, _draw(built, path, figures=figures, force=force))
-    write_whole(path, f"{text}\n{MARK}\n")
-    return built
+    chosen = RENDERERS[form]
+    drawn = _draw(built, path, figures=figures, force=force) if chosen.draws else {}
+    mark = f"\n{chosen.mark}\n" if chosen.mark else ""
+    write_whole(path, f"{chosen.render(built, drawn)}{mark}")
 
 
-def write_json(evidence: Evidence, path: Path | None) -> None:
-    """Writes the captures as JSON, whole or not at all; prints them where there is no path."""
-    text = json.dumps(report_data(evidence.captures, evidence.labels, evidence.benches), indent=1, allow_nan=False)
-    if path:
-        write_whole(path, text + "\n")
-    else:
-        click.echo(text, file=data_stream())
-
-
-def print_markdown(evidence: Evidence) -> None:
-    """Prints the report without figures."""
-    click.echo(render_markdown(build_report(evidence), {}), nl=False)
+def print_as(form: str, built: Report) -> None:
+    """Prints a report in one of the ``RENDERERS``' formats, without figures."""
+    chosen = RENDERERS[form]
+    click.echo(chosen.render(built, {}), nl=False, file=data_stream() if chosen.is_data else None)
 
 
 def file_names(keys: Iterable[str]) -> dict[str, str]:

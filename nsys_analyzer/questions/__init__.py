@@ -50,10 +50,10 @@ def build_report(evidence: Evidence) -> Report:
     """Answers every question that has an answer, the answers in short before them and the benches after them."""
     benches = tuple(bench.section for bench in evidence.benches)
     if benches and not evidence.captures:
-        return Report("Experiments on transformers", benches)
+        return Report("Experiments on transformers", benches, benches=evidence.benches)
     sections = tuple(section for question in QUESTIONS if (section := question(evidence)).blocks)
     many = len(evidence.captures) > FEW
     first = in_short.summarize_answers(evidence, sections)
-    return Report(
-        "Where the time of the training step goes", (first, *(map(fold, sections) if many else sections), *benches)
-    )
+    said = (first, *(map(fold, sections) if many else sections), *benches)
+    title = "Where the time of the training step goes"
+    return Report(title, said, evidence.captures, evidence.labels, evidence.benches)

@@ -5,9 +5,13 @@ Every string is text as ``nsys_analyzer.text`` has it: plain, but for stretches 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary import CaptureSummary
+    from nsys_analyzer.benches.model import Finished
 
 #: What the cells of a column are; ``report.units`` says how each is written.
 Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
@@ -211,10 +215,20 @@ class Section:
 
 @dataclass(frozen=True)
 class Report:
-    """A title and sections in order."""
+    """A title and sections in order, and the data that they are written from.
+
+    Attributes:
+        title, sections: for people.
+        captures: one entry for each process of each capture.
+        labels: a short label of every kernel name.
+        benches: the experiments whose sections the report takes in.
+    """
 
     title: str
     sections: tuple[Section, ...]
+    captures: tuple[CaptureSummary, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    benches: tuple[Finished, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import singledispatch
 
 from tabulate import tabulate
 
-from nsys_analyzer.report.inline import alternative, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.model import (
     TEXT_UNITS,
     Answer,
@@ -19,6 +19,7 @@ from nsys_analyzer.report.model import (
     Section,
     Table,
 )
+from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import strong
 
@@ -27,7 +28,7 @@ from nsys_analyzer.text import strong
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
 
 
-def render_markdown(report: Report, figures: dict[str, str]) -> str:
+def render(report: Report, figures: Mapping[str, str]) -> str:
     """The report as one markdown text.
 
     Args:
@@ -38,31 +39,31 @@ def render_markdown(report: Report, figures: dict[str, str]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _section(section: Section, figures: dict[str, str]) -> str:
+def _section(section: Section, figures: Mapping[str, str]) -> str:
     blocks = [render_block(block, figures) for block in section.blocks]
     return "\n\n".join([f"## {heading(section.title)}", *(block for block in blocks if block)])
 
 
 @singledispatch
-def render_block(block: object, figures: dict[str, str]) -> str:
+def render_block(block: object, figures: Mapping[str, str]) -> str:
     """One block as markdown."""
     raise TypeError(f"no markdown for {type(block).__name__} ({len(figures)} figures)")
 
 
 @render_block.register
-def _(block: Paragraph, figures: dict[str, str]) -> str:
+def _(block: Paragraph, figures: Mapping[str, str]) -> str:
     del figures
     return line(block.text)
 
 
 @render_block.register
-def _(block: Answer, figures: dict[str, str]) -> str:
+def _(block: Answer, figures: Mapping[str, str]) -> str:
     del figures
     return line(f"{strong(f'{block.capture}:')} {block.text}")
 
 
 @render_block.register
-def _(block: Listing, figures: dict[str, str]) -> str:
+def _(block: Listing, figures: Mapping[str, str]) -> str:
     del figures
     if block.kind != "bullets":
         return fence(block.lines, "sh" if block.kind == "commands" else "python")
@@ -70,7 +71,7 @@ def _(block: Listing, figures: dict[str, str]) -> str:
 
 
 @render_block.register
-def _(block: Table, figures: dict[str, str]) -> str:
+def _(block: Table, figures: Mapping[str, str]) -> str:
     del figures
     return _table(block, len(block.rows) <= _LONGEST_PADDED)
 
@@ -98,7 +99,7 @@ def _plain_table(headers: list[str], rows: list[list[str]], alignment: list[str]
 
 
 @render_block.register
-def _(block: Details, figures: dict[str, str]) -> str:
+def _(block: Details, figures: Mapping[str, str]) -> str:
     blocks = (_table(one, False) if isinstance(one, Table) else render_block(one, figures) for one in block.blocks)
     inner = "\n\n".join(blocks)
     return f"<details><summary>{summary(block.title)}</summary>\n\n{inner}\n\n</details>"
@@ -106,6 +107,6 @@ def _(block: Details, figures: dict[str, str]) -> str:
 
 @render_block.register(Bars)
 @render_block.register(Lines)
-def _(block: Bars | Lines, figures: dict[str, str]) -> str:
+def _(block: Bars | Lines, figures: Mapping[str, str]) -> str:
     path = figures.get(block.key)
     return f"![{alternative(block.title)}]({target(path)})" if path else ""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,27 +15,26 @@ from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.benches.model import Finished
+    from nsys_analyzer.report.model import Report
     from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 SCHEMA_VERSION = 1
 GENERATOR = "nsys-analyze"
 
 
-def report_data(
-    captures: Sequence[CaptureSummary], labels: dict[str, str], benches: Sequence[Finished] = ()
-) -> dict[str, Any]:
-    """The captures as plain data for ``json.dumps``; times are those of one instance, shares are fractions.
+def render(report: Report, figures: Mapping[str, str]) -> str:
+    """The report as one JSON document, without figures."""
+    del figures
+    return json.dumps(report_data(report), indent=1, allow_nan=False) + "\n"
 
-    Args:
-        captures: one entry for each process of each capture.
-        labels: short label of every kernel name.
-        benches: the experiments whose sections the report takes in.
-    """
+
+def report_data(report: Report) -> dict[str, Any]:
+    """What a report says as plain data for ``json.dumps``; times are those of one instance, shares are fractions."""
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
-        "captures": [_capture(capture, captures, labels) for capture in captures],
-        "benches": [_bench(bench) for bench in benches],
+        "captures": [_capture(capture, report.captures, report.labels) for capture in report.captures],
+        "benches": [_bench(bench) for bench in report.benches],
     }
 
 
@@ -48,7 +48,7 @@ def _bench(bench: Finished) -> dict[str, Any]:
     }
 
 
-def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels: dict[str, str]) -> dict[str, Any]:
+def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> dict[str, Any]:
     configuration = capture.configuration
     return {
         "name": capture.name,
@@ -113,7 +113,7 @@ def _conditions(metadata: Metadata, gpu: Gpu | None) -> dict[str, Any]:
     }
 
 
-def _leader(leader: Leader, labels: dict[str, str]) -> dict[str, Any]:
+def _leader(leader: Leader, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "scope": leader.scope,
         "kernel": _kernel(leader.kernel, labels),
@@ -146,7 +146,7 @@ def _configuration(configuration: Any) -> dict[str, Any]:
     return {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
 
 
-def _phase(phase: PhaseSummary, labels: dict[str, str]) -> dict[str, Any]:
+def _phase(phase: PhaseSummary, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "phase": phase.phase,
         "range": phase.range,
@@ -169,7 +169,7 @@ def _phase(phase: PhaseSummary, labels: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _kernel(row: KernelRow, labels: dict[str, str]) -> dict[str, Any]:
+def _kernel(row: KernelRow, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "name": row.name,
         "label": labels[row.name],
