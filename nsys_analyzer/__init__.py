@@ -1,6 +1,7 @@
 """Answers from Nsight Systems captures of transformers.
 
-``Trace.load("capture.sqlite").kernels`` is the kernel table as a pandas DataFrame.
+``load("capture.sqlite").kernels`` is the kernel table as a pandas DataFrame, and
+``render(build_report(summarize("capture.sqlite")))`` the report.
 """
 
 from __future__ import annotations
@@ -8,16 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsys_analyzer.api import Trace
+    from nsys_analyzer.api import Trace, build_report, load, render, summarize
 
 __version__ = "0.1.0"
-__all__ = ["Trace", "__version__"]
+__all__ = ["Trace", "__version__", "build_report", "load", "render", "summarize"]
 
 
 def __getattr__(name: str) -> Any:
-    """Loads ``Trace`` when it is first asked for: ``nsys-analyze --help`` needs no numpy."""
-    if name == "Trace":
-        from nsys_analyzer.api import Trace
+    """Loads what is in ``__all__`` when it is first asked for: ``nsys-analyze --help`` needs no numpy."""
+    if name in __all__:
+        from nsys_analyzer import api
 
-        return Trace
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

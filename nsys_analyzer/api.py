@@ -1,14 +1,22 @@
-"""What people use from Python: a trace with its kernel table."""
+"""What people use from Python: what the command line does, step by step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.frame import kernel_frame
+from nsys_analyzer.analysis.phases import PhaseNames
 from nsys_analyzer.trace import trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from nsys_analyzer.analysis.summary import CaptureSummary
+    from nsys_analyzer.report.model import Report
+
+_Path = str | Path
 
 
 class Trace(trace.Trace):
@@ -27,3 +35,60 @@ class Trace(trace.Trace):
             MissingTableError: the export has no GPU activity table.
         """
         return kernel_frame(self)
+
+
+def load(path: _Path) -> Trace:
+    """One capture: an export (.sqlite), a report of nsys (.nsys-rep) or a trace of PyTorch (.json, .json.gz).
+
+    Raises:
+        TraceError: it is absent, damaged, or of another program.
+    """
+    return Trace.load(Path(path))
+
+
+def summarize(
+    *paths: _Path, timings: _Path | Sequence[_Path] = (), phases: Mapping[str, Sequence[str]] | None = None,
+    model: str | None = None, context_length: int | None = None, batch_size: int | None = None,
+    precision: str | None = None,
+) -> tuple[CaptureSummary, ...]:  # fmt: skip
+    """The figures of captures, ordered by model and context length, one entry for each process.
+
+    Args:
+        paths: captures, and folders that hold them.
+        timings: files of times without a profiler, as ``--csv`` takes them.
+        phases: phase to the names of its ranges, in place of the default names.
+        model, context_length, batch_size, precision: what the captures do not say of their configuration.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read.
+    """
+    from nsys_analyzer.capture.timings import read_timings
+    from nsys_analyzer.commands.gather import Given, gather
+
+    files = [Path(one) for one in ([timings] if isinstance(timings, str | Path) else timings)]
+    names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
+    given = Given(model, context_length, batch_size, precision)
+    return gather([Path(path) for path in paths], names, given, read_timings(*files) if files else None)
+
+
+def build_report(captures: Iterable[CaptureSummary]) -> Report:
+    """The report of these captures: sections for people, and the data they are written from."""
+    from nsys_analyzer import questions
+    from nsys_analyzer.questions.evidence import Evidence
+
+    return questions.build_report(Evidence(tuple(captures)))
+
+
+def render(report: Report, output_format: str = "markdown") -> str:
+    """A report as text, without figures.
+
+    Args:
+        report: the report.
+        output_format: one of ``nsys_analyzer.report.renderers.RENDERERS``: "markdown" or "json".
+
+    Raises:
+        KeyError: there is no such format.
+    """
+    from nsys_analyzer.report.renderers import RENDERERS
+
+    return RENDERERS[output_format].render(report, {})

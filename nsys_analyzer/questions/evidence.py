@@ -30,14 +30,14 @@ class Evidence:
 
     Attributes:
         captures: one entry for each process of each capture.
-        command: the command line that makes the report again.
+        command: the command line that makes the report again, empty where a program of its own has made it.
         timings: the name of the timings CSV, empty without one.
         notes: what was decided while reading it.
         benches: the experiments whose sections the report takes in.
     """
 
     captures: tuple[CaptureSummary, ...]
-    command: str
+    command: str = ""
     timings: str = ""
     notes: tuple[str, ...] = ()
     benches: tuple[Finished, ...] = ()

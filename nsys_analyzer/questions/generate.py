@@ -51,11 +51,12 @@ def answer(evidence: Evidence) -> Section:
     parts = [
         *([(title, *runs)] if runs else []),
         *([made] if made else []),
-        *([] if whole else [("# this report", evidence.command)]),
+        *([] if whole or not evidence.command else [("# this report", evidence.command)]),
     ]
     lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
     recipe = () if runs or made else (*_recorded(evidence), *_recipe(evidence))
-    blocks = (*recipe, Listing(lines, "commands"), Paragraph(_HOW_TO_READ))
+    commands = [Listing(lines, "commands")] if lines else []
+    blocks = (*recipe, *commands, Paragraph(_HOW_TO_READ))
     return Section("generate", "How to generate this file", blocks)
 
 

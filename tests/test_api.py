@@ -1,0 +1,75 @@
+"""The library: it says what the command line says."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import nsys_analyzer
+from nsys_analyzer import build_report, load, render, summarize
+from nsys_analyzer.cli import cli
+from tests.test_report_command import two_steps
+
+ROOT = Path(__file__).parent.parent
+EXAMPLE = re.compile(r"```python\n(from nsys_analyzer import .*?)```", re.DOTALL)
+
+
+def test_the_json_is_that_of_the_command(real_capture: Callable[[str], Path]) -> None:
+    path = real_capture("train_small256")
+    done = CliRunner().invoke(cli, ["report", str(path), "--format", "json"])
+    assert render(build_report(summarize(path)), "json") == done.stdout
+
+
+def test_the_markdown_is_that_of_the_command_but_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = two_steps().write(tmp_path / "train.sqlite")
+    said = CliRunner().invoke(cli, ["report", str(path), "-o", "-"]).stdout
+    told = render(build_report(summarize(path)))
+    assert re.sub(r"\n```sh\n# this report\n.*?```\n", "", said, flags=re.DOTALL) == told
+
+
+def test_what_is_given_counts(tmp_path: Path) -> None:
+    path = two_steps().write(tmp_path / "a.sqlite")
+    csv = tmp_path / "t.csv"
+    csv.write_text("model,phase,mean_ms\nsmall,forward,3.5\n", encoding="utf-8")
+    (capture,) = summarize(path, timings=csv, phases={"forward": ["optimizer"]}, model="small", context_length=256)
+    assert capture.configuration is not None
+    assert (capture.configuration.context_length, capture.phase("forward") is not None) == (256, True)
+    assert capture.phase("optimizer") is None  # its ranges are forward's
+    assert capture.unprofiled is not None
+    assert capture.unprofiled.typical_ms("forward") == 3.5
+
+
+def test_the_kernels_are_a_data_frame(tmp_path: Path) -> None:
+    assert len(load(str(two_steps().write(tmp_path / "a.sqlite"))).kernels) == 208
+
+
+def test_all_is_there_and_nothing_else() -> None:
+    assert all(hasattr(nsys_analyzer, name) for name in nsys_analyzer.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'other'"):
+        _ = nsys_analyzer.other
+
+
+def test_the_example_of_the_readme(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
+    (example,) = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    real_capture("train_small256").rename(tmp_path / "capture.sqlite")
+    done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    busy, *_ = (line for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d+", line))
+    assert float(busy) == pytest.approx(19.21, abs=0.01)  # as README.md says of this capture
+    assert json.loads(done.stdout[done.stdout.index("\n{") :])["captures"][0]["configuration"]["batch_size"] == 4
+
+
+def test_the_example_that_compares(real_capture: Callable[[str], Path]) -> None:
+    path = real_capture("train_small256")
+    script = [sys.executable, ROOT / "examples/compare.py", path, path]
+    done = subprocess.run(script, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^backward +19\.2\d\d to 19\.2\d\d +\d\d\.\d% to \d\d\.\d%$", done.stdout, re.MULTILINE)
