@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -59,7 +60,7 @@ def test_all_is_there_and_nothing_else() -> None:
 
 def test_the_example_of_the_readme(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
     (example,) = EXAMPLE.findall((ROOT / "README.md").read_text(encoding="utf-8"))
-    real_capture("train_small256").rename(tmp_path / "capture.sqlite")
+    shutil.copyfile(real_capture("train_small256"), tmp_path / "capture.sqlite")
     done = subprocess.run([sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     busy, *_ = (line for line in done.stdout.splitlines() if re.fullmatch(r"\d+\.\d+", line))
