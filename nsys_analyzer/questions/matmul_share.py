@@ -25,12 +25,13 @@ _Known = tuple[CaptureSummary, MatmulShare]
 
 def answer(evidence: Evidence) -> Section:
     """Class shares by phase, and the training step against inference."""
+    shares = {capture.title: matmul_share(capture, evidence.measured) for capture in evidence.measured}
     captures = [capture for capture in evidence.measured if any(p.kernels for p in compared_phases(capture))]
-    known = [(capture, matmul_share(capture, evidence.measured)) for capture in captures]
+    known = [(capture, shares[capture.title]) for capture in captures]
     blocks: list[Block] = [_answer(capture, share) for capture, share in known]
     blocks += [_grid(known, evidence.kernel)] if len(known) > FEW else []
     blocks += [table for capture, share in known for table in _tables(capture, share)]
-    blocks += figures_of(evidence, lambda capture: _figure(capture, evidence))
+    blocks += figures_of(evidence, lambda c: _figure(c, shares[c.title].scopes, evidence.figure_key(c, "class-shares")))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
 
 
@@ -123,15 +124,15 @@ def _share_in(shares: ClassShares) -> Field[str]:
     return Field(shares.scope, "percent", lambda name: shares.of(name) or None)
 
 
-def _figure(capture: CaptureSummary, evidence: Evidence) -> Bars:
-    scopes, kernel = matmul_share(capture, evidence.measured).scopes, kernel_word(capture)
+def _figure(capture: CaptureSummary, scopes: tuple[ClassShares, ...], key: str) -> Bars:
+    kernel = kernel_word(capture)
     classes = sorted(
         {row.kernel_class for one in scopes for row in one.classes},
         key=lambda name: -sum(one.of(name) for one in scopes),
     )
     series = tuple((name, tuple(one.of(name) * 100 for one in scopes)) for name in classes)
     return Bars(
-        evidence.figure_key(capture, "class-shares"),
+        key,
         f"{capture.title}: classes of {kernel}s, share of each phase's {kernel} sum",
         tuple(one.scope for one in scopes),
         tuple(one for one in series if max(one[1]) >= _THIN),

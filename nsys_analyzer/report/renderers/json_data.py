@@ -206,8 +206,13 @@ def _stats(stats: Stats) -> dict[str, Any]:
 
 
 def _attention(capture: CaptureSummary) -> dict[str, Any] | None:
-    if capture.attention is None:
+    attention = capture.attention
+    if attention is None:
         return None
-    rates = ("softmax_flops_per_s", "matmul_flops_per_s", "fused_flops_per_s")
-    of_rates = {rate: getattr(capture.attention, rate) for rate in rates}
-    return {**asdict(capture.attention), **of_rates, "ratio_of": "products / softmax"}
+    return {
+        **asdict(attention),
+        "softmax_flops_per_s": attention.softmax_flops_per_s,
+        "matmul_flops_per_s": attention.matmul_flops_per_s,
+        "fused_flops_per_s": attention.fused_flops_per_s,
+        "ratio_of": "products / softmax",
+    }
