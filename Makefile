@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test nsys lint examples bench fuzz clean
+.PHONY: demo test mutants nsys lint coverage examples benchmark fuzz clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,7 +17,7 @@ demo: $(READY)  ## run the small model here, on a GPU or the CPU, and report
 	$(BIN)/nsys-analyze run --model small --output-dir demo --rerun
 
 test: lint  ## style, types and tests; with `make nsys` before it, a real nsys too
-	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest
+	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 nsys:  ## Debian's nsys, unpacked into .nsys without root
 	tests/fetch_nsys.sh
@@ -26,15 +27,21 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+coverage: $(READY)  ## which lines and branches the tests reach, also in the processes that they start
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report term
+
 examples: $(READY)  ## committed reports, figures, README.md's answers and picture anew, from the committed captures
 	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt markdown pymupdf
 	$(BIN)/python -m tests.renew_examples
 
-bench: $(READY)  ## speed and memory, as ratios within one run
+benchmark: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report
 	$(BIN)/python -m tests.benchmarks.bench_kineto
 	$(BIN)/python -m tests.benchmarks.bench_timings
 	$(BIN)/python -m tests.benchmarks.bench_target
+
+mutants: $(READY)  ## single changes to the analysis, and the share of them that its tests notice
+	$(BIN)/python -m tests.mutants
 
 FUZZ_SECONDS ?= 600
 fuzz: $(READY)  ## broken, hostile and odd inputs, and killed sweeps, for FUZZ_SECONDS; seeds are printed

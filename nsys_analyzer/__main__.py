@@ -1,6 +1,6 @@
 """``python -m nsys_analyzer``."""
 
-from nsys_analyzer.cli import main
+from nsys_analyzer.cli.main import main
 
 if __name__ == "__main__":
     main()

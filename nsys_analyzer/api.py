@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.frame import kernel_frame
-from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.kernels.frame import kernel_frame
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.trace import trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from nsys_analyzer.analysis.summary import CaptureSummary
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.report.model import Report
 
 _Path = str | Path
@@ -22,14 +22,14 @@ _Path = str | Path
 class Trace(trace.Trace):
     """An nsys export: ``Trace.load(path).kernels`` is its kernel table.
 
-    For other phase names than the default ones see :func:`nsys_analyzer.analysis.frame.kernel_frame`.
+    For other phase names than the default ones see :func:`nsys_analyzer.analysis.kernels.frame.kernel_frame`.
     """
 
     @property
     def kernels(self) -> pd.DataFrame:
         """One row for each kernel, with its phase, instance, range path and class.
 
-        The columns and their units are ``nsys_analyzer.analysis.frame.COLUMNS``.
+        The columns and their units are ``nsys_analyzer.analysis.kernels.frame.COLUMNS``.
 
         Raises:
             MissingTableError: the export has no GPU activity table.
@@ -62,19 +62,20 @@ def summarize(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    from nsys_analyzer.capture.timings import read_timings
-    from nsys_analyzer.commands.gather import Given, gather
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.runs.gather import gather
+    from nsys_analyzer.runs.timings import read_timings
 
     files = [Path(one) for one in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
-    given = Given(model, context_length, batch_size, precision)
+    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     return gather([Path(path) for path in paths], names, given, read_timings(*files) if files else None)
 
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:
     """The report of these captures: sections for people, and the data they are written from."""
-    from nsys_analyzer import questions
-    from nsys_analyzer.questions.evidence import Evidence
+    from nsys_analyzer.report import sections as questions
+    from nsys_analyzer.report.sections.evidence import Evidence
 
     return questions.build_report(Evidence(tuple(captures)))
 

@@ -1,40 +1,36 @@
-"""Text for a person, with marked stretches: code, strong, emphasis and links.
+"""Text for a person: spans of plain text, code, emphasis and links.
 
 The sentences of a report hold names that somebody else chose: of captures, kernels, ranges, files, messages of a
-profiler. None of them may act on the output. So text is plain unless a stretch is marked, and no character of plain
-text means anything: ``f"{name} is slow"`` is safe whatever ``name`` is, backticks, asterisks and tags in it are shown
-as they are. Marks are made here alone, by ``code``, ``strong``, ``emphasis`` and ``link`` around one value, or by
-``marked`` in a sentence of ours; the renderers take a text apart with ``spans``, and escape each span for their format.
+profiler. None of them may act on the output. So a ``str`` is plain: backticks, asterisks and tags in it are shown as
+they are. Text with other spans is a :class:`Text`, made here alone: by ``code``, ``strong``, ``emphasis`` and ``link``
+of one value, or by ``phrase``, whose template is a literal of ours with marks and whose values are plain::
 
-Marked text is a ``str``, so that sentences are joined as any others. A mark is a Unicode noncharacter with a number
-that is drawn anew by each process, as the boundary of a MIME message is: no text from outside can hold one.
+    phrase("The range `{}` holds **no** backward pass ({:,} kernels)", name, count)
+
+Renderers escape each span for their format.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from string import Formatter
+from typing import Literal, NoReturn, TypeAlias
 
 Kind = Literal["plain", "code", "strong", "emphasis", "link"]
 
-_BOUNDARY = f"\ufdd0{secrets.token_hex(8)}"
-_LETTERS: dict[str, Kind] = {"c": "code", "s": "strong", "e": "emphasis", "l": "link"}
-_END, _TARGET = f"{_BOUNDARY}.", f"{_BOUNDARY}|"
-_MARKED = re.compile(
-    rf"{_BOUNDARY}(?P<letter>[{''.join(_LETTERS)}])(?P<text>.*?)(?:{re.escape(_TARGET)}(?P<target>.*?))?"
-    rf"{re.escape(_END)}",
-    re.DOTALL,
-)
-_MARKUP = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<strong>[^*]+)\*\*|\*(?P<emphasis>[^*]+)\*")
+#: The marks of a template: code in backticks, strong in double asterisks, emphasis in single ones.
+_MARKS = re.compile(r"`(?P<code>[^`]+)`|\*\*(?P<strong>[^*]+)\*\*|\*(?P<emphasis>[^*]+)\*")
 
 #: What may not reach a page or a terminal: control characters, those that turn the direction of writing, halves of
-#: surrogate pairs, which no file can hold, and the noncharacter that marks start with.
-_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0]")
+#: surrogate pairs, which no file can hold, and noncharacters.
+_UNSEEN = re.compile("[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef]")
 _BREAKS = re.compile("[\t\v\f\r\x85\u2028\u2029]")
 _STANDS_FOR_UNSEEN = "\N{REPLACEMENT CHARACTER}"
+
+
+_NOTHING = object()
 
 
 @dataclass(frozen=True)
@@ -46,52 +42,113 @@ class Span:
     target: str = ""
 
 
-def code(value: str) -> str:
+@dataclass(frozen=True)
+class Text:
+    """Spans in order, none of them plain and empty.
+
+    Texts and strings are joined by ``+`` and ``joined``; ``str(text)`` is the text without its marks.
+    """
+
+    spans: tuple[Span, ...]
+
+    def __add__(self, other: Words) -> Text:
+        return Text((*self.spans, *spans(other)))
+
+    def __radd__(self, other: str) -> Text:
+        return Text((*spans(other), *self.spans))
+
+    def __contains__(self, part: str) -> bool:
+        return part in plain(self)
+
+    def __str__(self) -> str:
+        return plain(self)
+
+    def __format__(self, _: str) -> NoReturn:
+        """Refuses to stand in an f-string, which would lose the spans.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"phrase() takes a Text, an f-string does not: {plain(self)!r}")
+
+
+Words: TypeAlias = "str | Text"
+
+
+def code(value: Words) -> Text:
     """A name, an option or a piece of code, to be shown letter by letter."""
-    return _mark("c", plain(value))
+    return Text((Span("code", plain(value)),))
 
 
-def strong(value: str) -> str:
+def strong(value: Words) -> Text:
     """A stretch that stands out."""
-    return _mark("s", plain(value))
+    return Text((Span("strong", plain(value)),))
 
 
-def emphasis(value: str) -> str:
+def emphasis(value: Words) -> Text:
     """A stretch that is set apart, as a term where it is defined."""
-    return _mark("e", plain(value))
+    return Text((Span("emphasis", plain(value)),))
 
 
-def link(value: str, path: str) -> str:
+def link(value: Words, path: str) -> Text:
     """A text that leads to a file, by its path as the reader of the text sees it."""
-    return _mark("l", f"{plain(value)}{_TARGET}{plain(path)}")
+    return Text((Span("link", plain(value), path),))
 
 
-def _mark(letter: str, content: str) -> str:
-    return f"{_BOUNDARY}{letter}{content}{_END}"
+def phrase(template: str, *values: object) -> Text:
+    """A sentence of ours with values in it.
 
-
-def marked(sentence: str) -> str:
-    """A sentence of ours, a literal without values, whose code is in backticks and whose emphasis in asterisks."""
-    return _MARKUP.sub(lambda found: _mark((found.lastgroup or "")[0], found[found.lastgroup or 0]), sentence)
-
-
-def spans(text: str) -> Iterator[Span]:
-    """The spans of a text in order, none of them empty but for those that are marked."""
+    Args:
+        template: a literal; code stands in backticks, what stands out in asterisks, and values go where
+            :meth:`str.format` puts them, in order: ``{}``, ``{:,}``.
+        values: the values, plain or with spans of their own; inside a mark their spans count for nothing.
+    """
+    left = iter(values)
+    found: list[Span] = []
     at = 0
-    for found in _MARKED.finditer(text):
-        if found.start() > at:
-            yield Span("plain", text[at : found.start()])
-        yield Span(_LETTERS[found["letter"]], found["text"], found["target"] or "")
-        at = found.end()
-    if at < len(text):
-        yield Span("plain", text[at:])
+    for mark in _MARKS.finditer(template):
+        found += _filled(template[at : mark.start()], left)
+        kind: Kind = "code" if mark["code"] else "strong" if mark["strong"] else "emphasis"
+        found.append(Span(kind, "".join(span.text for span in _filled(mark[kind], left))))
+        at = mark.end()
+    found += _filled(template[at:], left)
+    if unused := list(left):
+        raise TypeError(f"no place for {unused} in {template!r}")
+    return Text(tuple(found))
 
 
-def plain(text: str, quote: str = "") -> str:
+def _filled(template: str, values: Iterator[object]) -> Iterator[Span]:
+    """The spans of a stretch without marks, its fields filled in order."""
+    for literal, field, spec, _ in Formatter().parse(template):
+        yield from spans(literal)
+        if field is not None:
+            value = next(values, _NOTHING)
+            if value is _NOTHING:
+                raise TypeError(f"no value for each place in {template!r}")
+            yield from spans(value if isinstance(value, Text) else format(value, spec or ""))
+
+
+def joined(separator: str, parts: Iterable[Words]) -> Words:
+    """The parts with a separator between them; a ``str`` where all of them are."""
+    listed = list(parts)
+    if all(isinstance(part, str) for part in listed):
+        return separator.join(map(str, listed))
+    between = [part for one in listed for part in (separator, one)][1:]
+    return Text(tuple(span for part in between for span in spans(part)))
+
+
+def spans(text: Words) -> tuple[Span, ...]:
+    """The spans of a text in order, none of them plain and empty."""
+    if isinstance(text, Text):
+        return text.spans
+    return (Span("plain", text),) if text else ()
+
+
+def plain(text: Words, quote: str = "") -> str:
     """The text without its marks; ``quote`` is put around code."""
-    if _BOUNDARY not in text:
+    if isinstance(text, str):
         return text
-    return "".join(f"{quote}{one.text}{quote}" if one.kind == "code" else one.text for one in spans(text))
+    return "".join(f"{quote}{one.text}{quote}" if one.kind == "code" else one.text for one in text.spans)
 
 
 def visible(text: str) -> str:
@@ -102,6 +159,13 @@ def visible(text: str) -> str:
 def visible_lines(text: str) -> str:
     """The text with a stand-in for each control character but the newline, and for what turns or breaks text.
 
-    These are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, and lone surrogates.
+    These are C0, DEL and C1 characters, U+202A to U+202E, U+2066 to U+2069, lone surrogates and noncharacters.
     """
     return _UNSEEN.sub(_STANDS_FOR_UNSEEN, _BREAKS.sub(" ", text))
+
+
+def plural(number: float, noun: str) -> str:
+    """The noun as it stands behind a number."""
+    if number == 1:
+        return noun
+    return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"

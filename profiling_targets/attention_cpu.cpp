@@ -2,7 +2,7 @@
 //
 // q, k, v and the result have the shape (B, H, N, d), are contiguous and fp32. All four run on every thread that
 // PyTorch uses and share the exponential of attention_cpu.h; they differ in what they store and in the order they go
-// in. blocked and flash share their products too: between these two, memory makes the difference. Every temporary is a
+// in. blocked and flash share their matmuls too: between these two, memory makes the difference. Every temporary is a
 // tensor, allocated before the threads start, so that PyTorch's memory events count it.
 
 #include <ATen/Parallel.h>
@@ -61,7 +61,7 @@ struct Tile {
 };
 
 // The scores of a tile of queries against `columns` keys from `key` on; `turned` (d, kTile) takes the keys transposed,
-// so that the product runs along them without a sum across lanes.
+// so that the matmul runs along them without a sum across lanes.
 void score_tile(Matrix<float> scores, const Problem& p, const Tile& tile, int64_t key, int64_t columns, float* turned) {
   const float *q = p.q + (tile.head + tile.begin) * p.d, *k = p.k + (tile.head + key) * p.d;
   for (int64_t c = 0; c < p.d; ++c) {
@@ -71,7 +71,7 @@ void score_tile(Matrix<float> scores, const Problem& p, const Tile& tile, int64_
   add_product(scores, {q, p.d}, {turned, kTile}, tile.rows, p.d, columns);
 }
 
-// Three passes over all scores, (B, H, N, N), in plain loops. The mask comes after the products: none is spared.
+// Three passes over all scores, (B, H, N, N), in plain loops. The mask comes after the scores: none is spared.
 Tensor naive(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   const Problem p(q, k, v, causal);
   const Tensor scores = at::empty({p.batch, p.heads, p.n, p.n}, q.options()), out = at::empty_like(q);
@@ -88,7 +88,7 @@ Tensor naive(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   return out;
 }
 
-// As `naive`, with both products tile by tile out of the cache.
+// As `naive`, with both matmuls tile by tile out of the cache.
 Tensor blocked(const Tensor& q, const Tensor& k, const Tensor& v, bool causal) {
   const Problem p(q, k, v, causal);
   const Tensor scores = at::empty({p.batch, p.heads, p.n, p.n}, q.options()), out = at::empty_like(q);

@@ -1,4 +1,4 @@
-// The arithmetic of attention on a CPU, fp32: exponentials, softmax, products row by row and tile by tile.
+// The arithmetic of attention on a CPU, fp32: exponentials, softmax, matmuls row by row and tile by tile.
 #pragma once
 
 #include <algorithm>

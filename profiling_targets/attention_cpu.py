@@ -17,8 +17,6 @@ from torch.utils import cpp_extension
 
 from profiling_targets.cases import NotHereError
 
-IMPLEMENTATIONS = ("naive", "blocked", "fused", "flash")
-
 _NAME = "nsys_analyze_attention"
 _SOURCE = Path(__file__).with_name("attention_cpu.cpp")
 #: Without the two "no-", compilers do not vectorise the rounding inside an exponential. Neither changes a result.
@@ -33,7 +31,7 @@ _STALE_SECONDS = 600
 
 
 def attention(implementation: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Attention by one of ``IMPLEMENTATIONS``, forward only.
+    """Attention by one of ``CPP_VARIANTS``, forward only.
 
     Args:
         implementation: the variant.

@@ -1,6 +1,7 @@
 """Targets that measure one case at a time: alone from the command line, or many from a file.
 
-A target is a dataclass of options and a function ``measure(case, figures)``. Run alone it prints its figures; with
+A target is a function ``measure(case, figures)`` and the types of both, which ``nsys_analyzer`` declares: the fields of
+the case are the options of the command line. Run alone it prints its figures; with
 ``--cases FILE --rows FILE`` it measures each case of a JSON list and appends a line of JSON for it, so that whoever
 started it can go on where it ended. Running out of memory ends the process after its row: the memory of the next case
 should be that of a fresh one.
@@ -14,25 +15,18 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 import torch
 
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.runs.rows import CaseTarget, written
 from profiling_targets.harness import is_out_of_memory, machine
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-    class _Case(DataclassInstance, Protocol):
-        @property
-        def device(self) -> str: ...
-
-
-Figures = dict[str, Any]
-CaseType = TypeVar("CaseType", bound="_Case")
+C = TypeVar("C")
+F = TypeVar("F")
 
 
 class NotHereError(ConfigurationError):
@@ -56,42 +50,32 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def option(default: Any, help: str, choices: tuple[str, ...] = ()) -> Any:
-    """A field of a case with what its command line says of it."""
-    return field(default=default, metadata={"help": help, "choices": choices})
-
-
-def main(
-    case_type: type[CaseType], measure: Callable[[CaseType, Figures], None], arguments: list[str] | None = None
-) -> int:
+def main(target: CaseTarget[C, F], measure: Callable[[C, F], None], arguments: list[str] | None = None) -> int:
     """Runs the command line of a target and returns its exit code.
 
     Args:
-        case_type: a frozen dataclass; each field, ``device`` among them, is an option and has a default.
-        measure: fills a dictionary with what it measures, in JSON's types, as it goes: what was there when memory
-            ran out is kept.
+        target: its types; each field of a case is an option, and has a default, but for ``device``.
+        measure: fills the figures as it goes: what was there when memory ran out is kept.
         arguments: the command line without the program, of this process where there is none.
     """
-    parser = _parser(case_type, measure.__doc__ or "")
+    parser = _parser(target, measure.__doc__ or "")
     given = vars(parser.parse_args(arguments))
     cases, rows = given.pop("cases"), given.pop("rows")
     if bool(cases) != bool(rows):
         parser.error("--cases and --rows go together")
     try:
         if not cases:
-            return _alone(case_type(**given), measure)
-        return _many(case_type, json.loads(cases.read_text(encoding="utf-8")), rows, measure)
+            return _alone(target, target.case(**given), measure)
+        return _many(target, json.loads(cases.read_text(encoding="utf-8")), rows, measure)
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2
 
 
-def _parser(case_type: type[CaseType], says: str) -> argparse.ArgumentParser:
-    module = sys.modules[case_type.__module__]
-    name = module.__spec__.name if module.__spec__ else case_type.__module__
-    parser = argparse.ArgumentParser(f"python -m {name}", description=says.partition("\n")[0])
-    hints = get_type_hints(case_type)
-    for one in fields(case_type):
+def _parser(target: CaseTarget[Any, Any], says: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(f"python -m {target.module}", description=says.partition("\n")[0])
+    hints = get_type_hints(target.case)
+    for one in fields(target.case):
         _add_option(parser, one, hints[one.name])
     parser.add_argument("--cases", type=Path, metavar="FILE", help="measure the cases of a JSON list instead")
     parser.add_argument("--rows", type=Path, metavar="FILE", help="append a line of JSON for each of them there")
@@ -100,7 +84,7 @@ def _parser(case_type: type[CaseType], says: str) -> argparse.ArgumentParser:
 
 def _add_option(parser: argparse.ArgumentParser, one: Field[Any], kind: Any) -> None:
     name = f"--{one.name.replace('_', '-')}"
-    default = one.default_factory() if one.default_factory is not MISSING else one.default
+    default = default_device() if one.name == "device" else one.default
     says = f"{one.metadata.get('help', '')} (default {default})".strip()
     if kind is bool:
         parser.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=says)
@@ -108,8 +92,8 @@ def _add_option(parser: argparse.ArgumentParser, one: Field[Any], kind: Any) -> 
         parser.add_argument(name, type=kind, default=default, choices=one.metadata.get("choices") or None, help=says)
 
 
-def _alone(case: CaseType, measure: Callable[[CaseType, Figures], None]) -> int:
-    row = measured(case, measure)
+def _alone(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> int:
+    row = measured(target, case, measure)
     for key, value in row["figures"].items():
         print(f"{key:32} {value:.6g}" if isinstance(value, float) else f"{key:32} {value}")
     if row["message"]:
@@ -117,26 +101,22 @@ def _alone(case: CaseType, measure: Callable[[CaseType, Figures], None]) -> int:
     return EXIT_CODES[row["status"]]
 
 
-def _many(
-    case_type: type[CaseType],
-    cases: list[Mapping[str, Any]],
-    rows: Path,
-    measure: Callable[[CaseType, Figures], None],
-) -> int:
+def _many(target: CaseTarget[C, F], cases: list[Mapping[str, Any]], rows: Path, measure: Callable[[C, F], None]) -> int:
     """Measures the cases in order; ends after the first that leaves the process in doubt."""
     for values in cases:
-        row = measured(case_type(**values), measure)
+        row = measured(target, target.case(**values), measure)
         with rows.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({**row, "case": dict(values)}) + "\n")
+            file.write(json.dumps(row) + "\n")
         if code := EXIT_CODES[row["status"]]:
             return code
     return 0
 
 
-def measured(case: CaseType, measure: Callable[[CaseType, Figures], None]) -> dict[str, Any]:
-    """One row: the case, how it ended, its figures, and the machine."""
-    _forget(case.device)
-    figures: Figures = {}
+def measured(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:
+    """One row in JSON's types: the case, how it ended, its figures, and the machine."""
+    device = written(case)["device"]
+    _forget(device)
+    figures = target.figures()
     ending = Ending("ok")
     try:
         measure(case, figures)
@@ -150,11 +130,11 @@ def measured(case: CaseType, measure: Callable[[CaseType, Figures], None]) -> di
             traceback.print_exc()
             ending = Ending("failed", f"{type(error).__name__}: {line}")
     return {
-        "case": asdict(case),
+        "case": written(case),
         "status": ending.status,
         "message": ending.message,
-        "figures": dict(_plain(figures)),
-        "machine": _machine(case.device),
+        "figures": dict(_plain(written(figures))),
+        "machine": _machine(device),
     }
 
 
@@ -165,7 +145,7 @@ def _machine(device: str) -> dict[str, Any]:
     return {**known, "threads": torch.get_num_threads()}
 
 
-def _plain(figures: Figures) -> Iterator[tuple[str, Any]]:
+def _plain(figures: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The figures in JSON's types: an infinity or a NaN is none of them."""
     for key, value in figures.items():
         finite = not isinstance(value, float) or value - value == 0

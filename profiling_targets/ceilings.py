@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from profiling_targets.cases import Figures, default_device, main, option
+from nsys_analyzer.experiments.ceilings import TARGET, CeilingsCase, CeilingsFigures
+from profiling_targets.cases import main
 from profiling_targets.products import kept_bits, set_precision
 from profiling_targets.timer import times_ms
 
@@ -21,31 +21,23 @@ _SIDE = {"cuda": 8192, "cpu": 1024}
 _COPIED = {"cuda": 2**32, "cpu": 2**28}
 
 
-@dataclass(frozen=True)
-class Case:
-    """The ceilings in one precision."""
-
-    device: str = field(default_factory=default_device)
-    precision: str = option("fp32", "of the product", ("fp32", "tf32", "bf16"))
-
-
-def measure(case: Case, figures: Figures) -> None:
+def measure(case: CeilingsCase, figures: CeilingsFigures) -> None:
     """Times the product of square matrices and the copy of a large tensor; the best of ten, for it is a ceiling."""
     set_precision(case.precision)
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
-    figures["product_bits"] = kept_bits(case.device, dtype)
+    figures.product_bits = kept_bits(case.device, dtype)
     side = _SIDE[case.device]
     matrix = torch.randn(side, side, device=case.device, dtype=dtype)
     fastest_ms = min(times_ms(partial(torch.matmul, matrix, matrix.T), case.device, _WARMUP, _STEPS))
-    figures["product_side"] = side
-    figures["product_flops_per_s"] = 2 * side**3 / fastest_ms * 1e3  # a multiplication and an addition for each term
+    figures.product_side = side
+    figures.product_flops_per_s = 2 * side**3 / fastest_ms * 1e3  # a multiplication and an addition for each term
     del matrix
     source = torch.zeros(_COPIED[case.device] // 4, device=case.device)
     target = torch.empty_like(source)
     fastest_ms = min(times_ms(lambda: target.copy_(source), case.device, _WARMUP, _STEPS))
-    figures["copied_bytes"] = _COPIED[case.device]
-    figures["copy_bytes_per_s"] = 2 * _COPIED[case.device] / fastest_ms * 1e3  # read once, written once
+    figures.copied_bytes = _COPIED[case.device]
+    figures.copy_bytes_per_s = 2 * _COPIED[case.device] / fastest_ms * 1e3  # read once, written once
 
 
 if __name__ == "__main__":
-    sys.exit(main(Case, measure))
+    sys.exit(main(TARGET, measure))

@@ -13,7 +13,6 @@ import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import cast
 
@@ -21,13 +20,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
 from torch import Tensor
 
-from nsys_analyzer.analysis.models import find_model
-from nsys_analyzer.errors import ConfigurationError
-from profiling_targets.cases import Figures, NotHereError, default_device, main, option
-from profiling_targets.config import ATTENTIONS, PRECISIONS, Config
+from nsys_analyzer.experiments.decode.work import TARGET, DecodeCase, DecodeFigures
+from nsys_analyzer.runs.rows import Times
+from profiling_targets.cases import NotHereError, main
+from profiling_targets.config import Config
 from profiling_targets.harness import annotate
 from profiling_targets.products import kept_bits, set_precision
-from profiling_targets.timer import allocations, statistics_of, times_ms
+from profiling_targets.timer import allocations, times_ms
 from profiling_targets.transformer import SelfAttention, Transformer, unfused_attention
 
 #: How far logits with and without the cache may differ, as a share of the largest: products of other shapes are summed
@@ -37,41 +36,12 @@ TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 _FIRST_TOKENS = 5
 
 
-@dataclass(frozen=True)
-class Case:
-    """One model, and how its tokens are made.
-
-    Raises:
-        ConfigurationError: lengths that do not go together.
-
-    """
-
-    device: str = field(default_factory=default_device)
-    model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "in place of the model's; 0 is the model's own")
-    batch_size: int = option(16, "sequences")
-    prompt_length: int = option(1024, "tokens of each that are there before the first")
-    cache_length: int = option(2048, "positions that the cache has room for")
-    tokens: int = option(100, "to make, the first among them")
-    warmup_tokens: int = option(100, "made before anything is timed")
-    precision: str = option("fp32", "bf16 is that of weights, activations and cache", PRECISIONS)
-    attention: str = option("unfused", "written out, or PyTorch's own", ATTENTIONS)
-    cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.tokens < 3 or self.warmup_tokens < 1 or self.prompt_length < 1:
-            raise ConfigurationError("tokens must be at least 3, warmup_tokens and prompt_length at least 1")
-        if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
-            raise ConfigurationError(f"{self.tokens} tokens more do not fit a cache of {self.cache_length}")
-
-    @property
-    def config(self) -> Config:
-        """The transformer's; its context, for which it has tables, is the cache's length."""
-        size = find_model(self.model)
-        size = replace(size, num_layers=self.num_layers or size.num_layers)
-        sizes = (size, self.cache_length, self.batch_size)
-        return Config(*sizes, "forward", self.precision, self.attention, device=self.device)
+def config_of(case: DecodeCase) -> Config:
+    """The transformer's; its context, for which it has tables, is the cache's length."""
+    return Config(
+        case.size, context_length=case.cache_length, batch_size=case.batch_size, mode="forward",
+        precision=case.precision, attention=case.attention, device=case.device,
+    )  # fmt: skip
 
 
 class Cache:
@@ -181,9 +151,9 @@ def _made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
 class _Decoding:
     """The model of a case, its sequences, and its cache."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: DecodeCase) -> None:
         torch.manual_seed(case.seed)
-        self.case, config = case, case.config
+        self.case, config = case, config_of(case)
         with _made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None
@@ -202,7 +172,7 @@ class _Decoding:
         next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
 
 
-def measure(case: Case, figures: Figures) -> None:
+def measure(case: DecodeCase, figures: DecodeFigures) -> None:
     """Times the first token and those after it, warm, after comparing logits with and without the cache."""
     if case.precision == "tf32" and case.device == "cpu":
         raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
@@ -211,25 +181,26 @@ def measure(case: Case, figures: Figures) -> None:
         _measure(case, figures)
 
 
-def _measure(case: Case, figures: Figures) -> None:
+def _measure(case: DecodeCase, figures: DecodeFigures) -> None:
     with allocations(case.device) as counted:
         decoding = _Decoding(case)
         decoding.longest()
     weights, cache = decoding.model.parameters(), decoding.cache
-    figures |= {"peak_bytes": counted.peak_bytes, "weights_bytes": sum(weight.nbytes for weight in weights)}
-    figures["cache_bytes"] = cache.tensor.nbytes if cache else 0
-    figures["product_bits"] = kept_bits(case.device, decoding.model.head.weight.dtype)
+    figures.peak_bytes = counted.peak_bytes
+    figures.weights_bytes = sum(weight.nbytes for weight in weights)
+    figures.cache_bytes = cache.tensor.nbytes if cache else 0
+    figures.product_bits = kept_bits(case.device, decoding.model.head.weight.dtype)
     _check(case, decoding, figures)
     decoding.tokens_ms(case.warmup_tokens)
-    figures |= statistics_of("first_token", [decoding.tokens_ms(1)[0] for _ in range(_FIRST_TOKENS)])
-    times = figures["token_times_ms"] = decoding.tokens_ms(case.tokens)
-    figures |= statistics_of("between_tokens", times[1:])
-    figures["between_tokens_p95_ms"] = statistics.quantiles(times[1:], n=20, method="inclusive")[-1]
-    figures["tokens_per_s"] = case.batch_size / figures["between_tokens_ms"] * 1e3
-    figures["generation_tokens_per_s"] = case.batch_size * case.tokens / sum(times) * 1e3
+    figures.first_token = Times.of([decoding.tokens_ms(1)[0] for _ in range(_FIRST_TOKENS)])
+    times = figures.token_times_ms = decoding.tokens_ms(case.tokens)
+    figures.between_tokens = Times.of(times[1:])
+    figures.between_tokens_p95_ms = statistics.quantiles(times[1:], n=20, method="inclusive")[-1]
+    figures.tokens_per_s = case.batch_size / figures.between_tokens.ms * 1e3
+    figures.generation_tokens_per_s = case.batch_size * case.tokens / sum(times) * 1e3
 
 
-def _check(case: Case, decoding: _Decoding, figures: Figures) -> None:
+def _check(case: DecodeCase, decoding: _Decoding, figures: DecodeFigures) -> None:
     """Compares the logits with and without the cache: a wrong model's times say nothing.
 
     Raises:
@@ -238,13 +209,14 @@ def _check(case: Case, decoding: _Decoding, figures: Figures) -> None:
     cache = decoding.cache
     if cache is None:
         with _made_in(decoding.model.head.weight.dtype, case.device):
-            cache = Cache(case.config)
+            cache = Cache(config_of(case))
     error, largest, same = max_error(decoding.model, decoding.sequence, case.prompt_length, cache)
     allowed = TOLERANCE[case.precision] * largest
-    figures.update(max_error=error, largest_logit=largest, tolerance=allowed, same_tokens=same)
+    figures.max_error, figures.largest_logit = error, largest
+    figures.tolerance, figures.same_tokens = allowed, same
     if not error <= allowed:  # a NaN is no agreement
         raise ArithmeticError(f"logits with the cache are {error:.3g} off those without, {allowed:.3g} is allowed")
 
 
 if __name__ == "__main__":
-    sys.exit(main(Case, measure))
+    sys.exit(main(TARGET, measure))

@@ -10,7 +10,6 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -19,36 +18,18 @@ import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from nsys_analyzer.analysis.models import ModelSize
-from profiling_targets.cases import Figures, NotHereError, default_device, main, option
+from nsys_analyzer.analysis.transformer.models import ModelSize
+from nsys_analyzer.experiments.precision.dtypes import TARGET, TERM, DtypesCase, DtypesFigures
+from profiling_targets.cases import NotHereError, main
 from profiling_targets.config import Config
 from profiling_targets.products import kept_bits, set_precision
 from profiling_targets.transformer import Transformer
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-TERM = 0.01
 _SIDE = 64
 
 
-@dataclass(frozen=True)
-class Case:
-    """One experiment in one precision; each takes the options that concern it."""
-
-    device: str = field(default_factory=default_device)
-    experiment: str = option("dtypes", "what to look at", ("dtypes", "sums", "products"))
-    model: str = option("toy", "whose dtypes", ("toy", "transformer"))
-    precision: str = option("bf16", "autocast's of the dtypes, the operands' of the products", tuple(DTYPES))
-    accumulation: str = option(
-        "fp32",
-        "of products: fp32; reduced: a product that is split joins its parts in the operands' precision, which is what "
-        "PyTorch allows by default; fp16: all in fp16",
-        ("fp32", "reduced", "fp16"),
-    )
-    terms: int = option(1000, f"how often the sums add {TERM}")
-    length: int = option(16384, "terms of each sum in the products")
-
-
-def measure(case: Case, figures: Figures) -> None:
+def measure(case: DtypesCase, figures: DtypesFigures) -> None:
     """Looks at dtypes or measures errors; nothing here is timed."""
     torch.manual_seed(0)
     {"dtypes": _dtypes, "sums": _sums, "products": _products}[case.experiment](case, figures)
@@ -85,7 +66,7 @@ class _Inside(TorchFunctionMode):
         return result
 
 
-def _dtypes(case: Case, figures: Figures) -> None:
+def _dtypes(case: DtypesCase, figures: DtypesFigures) -> None:
     """The dtype of parameters, of each layer's output, of logits and loss, and of gradients."""
     with torch.device(case.device):
         model, batch = _MODELS[case.model]()
@@ -101,7 +82,7 @@ def _dtypes(case: Case, figures: Figures) -> None:
     loss.backward()  # type: ignore[no-untyped-call]
     seen["loss"] = _name(loss.dtype)
     seen["gradients"] = _names(p.grad for p in parameters if p.grad is not None)
-    figures["dtypes"] = [list(pair) for pair in seen.items()]
+    figures.dtypes = list(seen.items())
 
 
 def _keep_output(seen: dict[str, str], name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
@@ -109,7 +90,7 @@ def _keep_output(seen: dict[str, str], name: str, _module: nn.Module, _args: Any
 
 
 @contextmanager
-def _autocast(case: Case) -> Iterator[None]:
+def _autocast(case: DtypesCase) -> Iterator[None]:
     """Autocast in the case's precision, off for fp32; raises NotHereError where the device has none."""
     dtype = DTYPES[case.precision]
     wanted = dtype != torch.float32
@@ -132,7 +113,7 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _sums(case: Case, figures: Figures) -> None:
+def _sums(case: DtypesCase, figures: DtypesFigures) -> None:
     """Adds 0.01 many times: in one dtype, and terms of fp16 into fp32, as they are and converted before."""
     fp32, fp16, bf16 = torch.float32, torch.float16, torch.bfloat16
     ways = {
@@ -147,11 +128,11 @@ def _sums(case: Case, figures: Figures) -> None:
         term = torch.tensor(TERM, dtype=term_dtype, device=case.device)
         for _ in range(case.terms):
             total += term.to(added_dtype)
-        figures[name] = total.item()
-    figures["sum_exact"] = TERM * case.terms
+        setattr(figures, name, total.item())
+    figures.sum_exact = TERM * case.terms
 
 
-def _products(case: Case, figures: Figures) -> None:
+def _products(case: DtypesCase, figures: DtypesFigures) -> None:
     """Multiplies a wide matrix with a tall one; errors are relative, against fp64 and the same operands.
 
     ``product_error`` is that of the product, ``rounding_error`` that of the exact result rounded once: what is above
@@ -165,9 +146,9 @@ def _products(case: Case, figures: Figures) -> None:
     exact = a.double() @ b.double()
     set_precision(case.precision)
     with _accumulating(case):
-        figures["product_error"] = _error(a @ b, exact)
-        figures["product_bits"] = kept_bits(device, dtype)
-    figures["rounding_error"] = _error(exact.to(dtype), exact)
+        figures.product_error = _error(a @ b, exact)
+        figures.product_bits = kept_bits(device, dtype)
+    figures.rounding_error = _error(exact.to(dtype), exact)
 
 
 def _error(found: Tensor, exact: Tensor) -> float:
@@ -176,7 +157,7 @@ def _error(found: Tensor, exact: Tensor) -> float:
 
 
 @contextmanager
-def _accumulating(case: Case) -> Iterator[None]:
+def _accumulating(case: DtypesCase) -> Iterator[None]:
     """Sets how cuBLAS may accumulate, and puts it back; raises NotHereError where there is no such choice."""
     wanted = {"allow_fp16_reduced_precision_reduction": case.accumulation == "reduced",
               "allow_bf16_reduced_precision_reduction": case.accumulation == "reduced"}  # fmt: skip
@@ -198,4 +179,4 @@ def _accumulating(case: Case) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Case, measure))
+    sys.exit(main(TARGET, measure))

@@ -43,8 +43,9 @@ def _launches(*sizes: tuple[int, int, int, int]) -> dict[int, Launch]:
 
 # True fp32 has no tensor cores: a thread holds all its operands in registers, which only a small tile leaves room for.
 _SMALL = dict.fromkeys(D_HEADS, Launch(32, 32, 4, 1))
-#: By kernel and products, then d_head. Of half and tf32x3 the fastest of those tried on an H200, causal, 16 heads: over
-#: contexts of 4,096 and 16,384 tokens (fp32: 2,048), each weighted with the inverse of its scores.
+#: By kernel and precision of the matmuls, then d_head. Of half and tf32x3 the fastest of those tried on an H200,
+#: causal, 16 heads: over contexts of 4,096 and 16,384 tokens (fp32: 2,048), each weighted with the inverse of
+#: its scores.
 LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
     ("forward", "half"): _launches((64, 64, 4, 3), (64, 64, 4, 3), (128, 64, 4, 3), (128, 128, 8, 3)),
     ("keys", "half"): _launches((64, 128, 4, 3), (64, 128, 4, 3), (32, 64, 4, 2), (64, 64, 4, 2)),
@@ -61,13 +62,13 @@ LAUNCHES: dict[tuple[str, str], dict[int, Launch]] = {
 def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, fp32_products: str = "ieee") -> Tensor:
     """Attention, softmax(q·kᵀ ÷ √d_head)·v, that never writes its scores to memory.
 
-    Products of bf16 and fp16 tensors accumulate in fp32.
+    Matmuls of bf16 and fp16 tensors accumulate in fp32.
 
     Args:
         q, k, v: (B, H, S, d_head) in bf16, fp16 or fp32 on one device, d_head one of ``D_HEADS``. Strides are
             free, but where those of the three differ or the last dimension is not contiguous, they are copied first.
         causal: whether a row sees no later key.
-        fp32_products: of fp32 tensors, ``ieee`` for true fp32, ``tf32x3`` for each product as three of TF32, which
+        fp32_products: of fp32 tensors, ``ieee`` for true fp32, ``tf32x3`` for each matmul as three of TF32, which
             tensor cores do, with an error close to that of fp32.
 
     Returns:
@@ -114,8 +115,8 @@ def run_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, contiguous.
 
-    One kernel goes over the rows for each tile of keys, one over the keys for each tile of rows: each makes the scores
-    anew, seven products in all instead of five, but no two blocks add to the same number.
+    One kernel goes over the rows for each tile of keys, one over the keys for each tile of rows: each recomputes the
+    scores, seven matmuls in all instead of five, but no two blocks add to the same number.
     """
     delta = torch.empty_like(lse)  # (B, H, S)
     with torch.cuda.device(q.get_device()):

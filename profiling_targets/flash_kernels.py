@@ -1,8 +1,8 @@
 """FlashAttention-2 as Triton kernels: one for the forward pass, three for the backward pass.
 
 No kernel ever writes the S × S scores to memory: each holds a tile of them in registers, uses it and drops it. The
-forward pass keeps one number a row, the logarithm of the softmax's denominator, from which the backward pass makes
-the probabilities anew (Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
+forward pass keeps one number a row, the logarithm of the softmax's denominator, from which the backward pass
+recomputes the probabilities (Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691, algorithms 1 and 2).
 ``tiled_attention.py`` is the same algorithm in PyTorch, to read first.
 
 Powers of two are cheaper than powers of e, so ``scale`` is log2(e) ÷ √d_head and a row's ``lse`` the binary logarithm
@@ -129,7 +129,7 @@ def key_tiles(
 ):  # fmt: skip
     """Adds what the rows ``begin`` to ``end`` say of the gradients of some keys and values.
 
-    All is transposed, keys down and rows across, so that no product needs its first operand turned. Rows past the
+    All is transposed, keys down and rows across, so that no matmul needs its first operand transposed. Rows past the
     length are zeros in q and in the gradient, and so add nothing.
     """
     for first in tl.range(begin, end, block_m):

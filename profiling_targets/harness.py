@@ -7,7 +7,6 @@ before them lies inside a range ``warmup``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import statistics
@@ -15,12 +14,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
+
+from nsys_analyzer.configuration import Options, Run, as_json
+from nsys_analyzer.system.atomic_write import write_text
 
 Phases = Mapping[str, Callable[[], None]]
 Times = dict[str, list[float]]
@@ -28,44 +30,6 @@ Times = dict[str, list[float]]
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")
 _GRAPH_WARMUP = 3
 _ranges_wanted = True
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """How a target is measured.
-
-    Attributes:
-        device: ``cuda`` or ``cpu``.
-        warmup_steps, steps: steps before the measured ones, and the measured ones.
-        cuda_graph: whether each phase is captured once and replayed.
-        results: the JSON file for times and status, None for none.
-    """
-
-    device: str
-    warmup_steps: int
-    steps: int
-    cuda_graph: bool
-    results: Path | None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Measurement]:
-    """Adds the options that every target has; returns the function that reads them."""
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cuda", "cpu"), default=default)
-    parser.add_argument("--warmup", type=int, default=5, help="steps before the measured ones")
-    parser.add_argument("--steps", type=int, default=10, help="measured steps")
-    parser.add_argument("--cuda-graph", action="store_true", help="capture each phase once, then replay it")
-    parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges: the difference is what they cost")
-    parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status there, as JSON")
-
-    def read(given: argparse.Namespace) -> Measurement:
-        if given.steps < 1 or given.warmup < 0:
-            parser.error("--steps must be at least 1, and --warmup at least 0")
-        global _ranges_wanted
-        _ranges_wanted = not given.no_ranges
-        return Measurement(given.device, given.warmup, given.steps, given.cuda_graph, given.results)
-
-    return read
 
 
 def annotate(name: str, wanted: bool = True) -> AbstractContextManager[None]:
@@ -114,36 +78,39 @@ class Workload(Protocol):
         """The phases of a step, in order."""
 
 
-def run(build: Callable[[], Workload], measurement: Measurement, described: Mapping[str, Any]) -> int:
+def run(
+    build: Callable[[], Workload],
+    options: Options[NoReturn],
+    described: Run,
+    results: Path | None,
+    *,
+    ranges: bool = True,
+) -> int:
     """Builds the workload, measures it, prints and writes what came of it; returns the exit code.
 
     Running out of memory is a result, with exit code 3; every other error is the caller's.
 
     Args:
         build: makes the workload.
-        measurement: how to measure.
-        described: what the results say of the configuration, in JSON's types.
+        options: device, warm-up and measured steps, and whether each phase is captured as a CUDA graph.
+        described: what the results say of the configuration.
+        results: the JSON file for all that a manifest holds of the run, and the times; None for none.
+        ranges: whether there are NVTX ranges.
     """
+    global _ranges_wanted
+    _ranges_wanted = ranges
     times: Times = {}
     status, message = "ok", None
     try:
-        _measure(build().phases(), measurement, times)
+        _measure(build().phases(), options, times)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         status, message = "oom", str(error).strip().partition("\n")[0] or type(error).__name__
         print(f"Out of memory: {message}", file=sys.stderr)
-    results = {
-        **described,
-        **machine(measurement.device),
-        "warmup_steps": measurement.warmup_steps,
-        "steps": measurement.steps,
-        "status": status,
-        "message": message,
-        "times_ms": times,
-    }
-    if measurement.results:
-        _write(measurement.results, results)
+    ended = replace(described, **machine(options.device), status=status, message=message)
+    if results:
+        write_text(results, json.dumps({**as_json(ended), "times_ms": times}, indent=1) + "\n")
     _print(times)
     return 3 if status == "oom" else 0
 
@@ -153,27 +120,17 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
-def _write(path: Path, results: Mapping[str, Any]) -> None:
-    """Writes the results whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.part")
-    try:
-        unfinished.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def _measure(phases: Phases, measurement: Measurement, times: Times) -> None:
+def _measure(phases: Phases, options: Options[NoReturn], times: Times) -> None:
     """Warms up, then times the measured steps into ``times``, in milliseconds by phase, ``step`` the last."""
-    device = measurement.device
+    device = options.device
     with annotate("warmup"):
-        if measurement.cuda_graph:
+        if options.cuda_graph:
             phases = _captured(phases)
-        for _ in range(measurement.warmup_steps):
+        for _ in range(options.warmup_steps):
             step_ns(phases, device)
         synchronize(device)  # nothing that made the model and its data may run into the first measured step
     _profiler("start", device)
-    for _ in range(measurement.steps):
+    for _ in range(options.steps):
         for phase, ns in step_ns(phases, device).items():
             times.setdefault(phase, []).append(ns / 1e6)
     _profiler("stop", device)

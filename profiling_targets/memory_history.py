@@ -11,20 +11,20 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from nsys_analyzer.analysis.models import find_model
-from nsys_analyzer.analysis.saved_tensors import residual_bytes, saved_by_layer
+from nsys_analyzer.analysis.transformer.saved_tensors import residual_bytes, saved_by_layer
 from nsys_analyzer.capture.cases import FOLDER
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
 from profiling_targets import memory_of_cpu, memory_of_gpu
-from profiling_targets.cases import Figures, NotHereError, default_device, main, option
-from profiling_targets.config import PRECISIONS, Config
+from profiling_targets.cases import NotHereError, main
+from profiling_targets.config import Config
 from profiling_targets.harness import Phases, step_ns, synchronize
 from profiling_targets.memory_figures import add_figures
 from profiling_targets.memory_recording import Recording
@@ -34,65 +34,34 @@ _CALLS, _ROUNDS = 1_000, 5
 _FP32 = 4
 
 
-@dataclass(frozen=True)
-class Case:
-    """One configuration.
-
-    Raises:
-        ConfigurationError: fewer than two steps to warm up, or none to measure.
-
-    """
-
-    device: str = field(default_factory=default_device)
-    model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "in place of the model's; 0 is the model's own")
-    context_length: int = 256
-    batch_size: int = 4
-    mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
-    precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
-    warmup_steps: int = option(3, "steps before the measured ones; the first makes the optimizer's moments")
-    steps: int = option(5, "steps timed without a recorder")
-    snapshot: str = option("", "file for the allocator's snapshot, on a GPU; empty for none")
-
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.warmup_steps < 1:
-            raise ConfigurationError("steps and warmup_steps must be at least 1")
-
-
-def measure(case: Case, figures: Figures) -> None:
+def measure(case: MemoryCase, figures: MemoryFigures) -> None:
     """Times the phases, then records the memory of one more step and reduces it to figures."""
-    config = _config(case)
-    size, shape = config.size, (case.batch_size, case.context_length)
-    figures["parameter_bytes"] = _FP32 * size.parameters
-    figures["logits_bytes"] = _FP32 // (2 if case.precision == "bf16" else 1) * shape[0] * shape[1] * size.vocab_size
-    figures["residual_bytes"] = residual_bytes(size, *shape)
-    if case.mode == "train":
+    size, shape = case.size, (case.batch_size, case.context_length)
+    figures.parameter_bytes = _FP32 * size.parameters
+    figures.logits_bytes = _FP32 // (2 if case.precision == "bf16" else 1) * shape[0] * shape[1] * size.vocab_size
+    figures.residual_bytes = residual_bytes(size, *shape)
+    if case.trains:
         saved = saved_by_layer(size, *shape, case.precision, case.device == "cuda")
-        figures["layer_saves_by_shapes_bytes"] = sum(one.bytes for one in saved)
-    training = Training(config)
+        figures.layer_saves_by_shapes_bytes = sum(one.bytes for one in saved)
+    training = Training(_config(case))
     phases = training.phases()
     for _ in range(case.warmup_steps):
         step_ns(phases, case.device)
-    figures["moment_bytes"] = sum(one.untyped_storage().nbytes() for one in _moments(training))
+    figures.moment_bytes = sum(one.untyped_storage().nbytes() for one in _moments(training))
     times = _times_ms(phases, case.device, case.steps)
-    figures["step_ms"] = sum(wall for wall, _ in times.values())
-    figures["cached_call_us"] = _cached_call_us(case, config)
-    add_figures(_recorded(case, training), figures, size.num_layers if case.mode == "train" else None)
-    for phase in figures["phases"]:
-        wall, issue = times[phase["name"]]
-        phase |= {"wall_ms": wall, "issue_ms": issue, "cold_ms": None}
-        phase["allocator_ms"] = phase["allocations"] * figures["cached_call_us"] / 1e3 + phase["device_calls_ms"]
+    figures.step_ms = sum(wall for wall, _ in times.values())
+    figures.cached_call_us = _cached_call_us(case)
+    recording = _recorded(case, training)
+    add_figures(recording, figures, times, figures.cached_call_us, size.num_layers if case.trains else None)
     if case.device == "cuda":
         # The last of all: an empty cache takes some steps to settle again, which no other figure may see.
         _add_cold(phases, figures)
 
 
-def _config(case: Case) -> Config:
-    size = find_model(case.model)
-    size = replace(size, num_layers=case.num_layers or size.num_layers)
+def _config(case: MemoryCase) -> Config:
     same = {key: getattr(case, key) for key in ("context_length", "batch_size", "mode", "precision", "device")}
     try:
-        return Config(size, **same)
+        return Config(case.size, **same)
     except ConfigurationError as error:
         raise NotHereError(str(error)) from error
 
@@ -111,21 +80,20 @@ def _times_ms(phases: Phases, device: str, steps: int) -> dict[str, tuple[float,
     return {name: (wall, issue) for name, (wall, issue) in medians.items()}
 
 
-def _add_cold(phases: Phases, figures: Figures) -> None:
+def _add_cold(phases: Phases, figures: MemoryFigures) -> None:
     """Adds the times of a step whose allocator has nothing in its cache, and its calls to the device."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     before = torch.cuda.memory_stats()["segment.all.allocated"]
     cold_ms = {name: ns / 1e6 for name, ns in step_ns(phases, "cuda").items()}
-    figures["cold_device_calls"] = torch.cuda.memory_stats()["segment.all.allocated"] - before
-    figures["cold_step_ms"] = cold_ms["step"]
-    for phase in figures["phases"]:
-        phase["cold_ms"] = cold_ms[phase["name"]]
+    figures.cold_device_calls = torch.cuda.memory_stats()["segment.all.allocated"] - before
+    figures.cold_step_ms = cold_ms["step"]
+    figures.phases = [replace(phase, cold_ms=cold_ms[phase.name]) for phase in figures.phases or []]
 
 
-def _cached_call_us(case: Case, config: Config) -> float:
+def _cached_call_us(case: MemoryCase) -> float:
     """The time in which the allocator hands out a residual stream and takes it back, the call from Python included."""
-    shape = (case.batch_size, case.context_length, config.size.d_model)
+    shape = (case.batch_size, case.context_length, case.size.d_model)
     rounds = []
     for _ in range(_ROUNDS):
         before = time.perf_counter_ns()
@@ -150,7 +118,7 @@ def _living(training: Training) -> Iterator[Tensor]:
     yield from (training.tokens, training.targets, training.logits, training.value)
 
 
-def _recorded(case: Case, training: Training) -> Recording:
+def _recorded(case: MemoryCase, training: Training) -> Recording:
     """One more step, recorded; a snapshot's relative path begins in the bench's folder, or in the working directory."""
     if case.device == "cpu":
         return memory_of_cpu.record(training.phases(), lambda: _living(training))
@@ -159,4 +127,4 @@ def _recorded(case: Case, training: Training) -> Recording:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Case, measure))
+    sys.exit(main(TARGET, measure))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsys_analyzer.analysis.memory_timeline import MemoryEvent, Span
+from nsys_analyzer.experiments.memory.timeline import MemoryEvent, Span
 from profiling_targets.harness import Phases
 from profiling_targets.memory_recording import Frame, Recording, Source, source_of
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from nsys_analyzer.analysis.memory_timeline import MemoryEvent, Span
+from nsys_analyzer.experiments.memory.timeline import MemoryEvent, Span
 from profiling_targets import transformer
 from profiling_targets.harness import Phases
 from profiling_targets.memory_recording import DeviceCall, Recording, source_of

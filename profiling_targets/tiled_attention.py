@@ -2,8 +2,8 @@
 
 Softmax over a row needs the row's maximum and the sum of its exponentials, which seems to need the whole row. It does
 not: go over the keys a tile at a time, keep the largest score so far and the sums relative to it, and when a larger
-score comes along, shrink what was summed. So only one tile of the S × S scores exists at a time. Backward makes each
-tile of probabilities anew from the row's ``lse``, the logarithm of its softmax's denominator.
+score comes along, shrink what was summed. So only one tile of the S × S scores exists at a time. Backward recomputes
+each tile of probabilities from the row's ``lse``, the logarithm of its softmax's denominator.
 
 Dao, *FlashAttention-2*, 2023, https://arxiv.org/abs/2307.08691: algorithm 1 is ``forward``, algorithm 2 ``backward``.
 Shapes: B sequences, H heads, S tokens; M rows and N keys make a tile.
@@ -65,7 +65,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
-        """The gradients of q, k and v, each tile of probabilities computed anew."""
+        """The gradients of q, k and v, each tile of probabilities recomputed."""
         q, k, v, out, lse = ctx.saved_tensors
         out_grad, scale = grads[0].float(), 1 / math.sqrt(q.shape[-1])
         delta = (out_grad * out.float()).sum(-1)  # (B, H, S), what each row of softmax's gradient shares

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,24 +28,6 @@ def times_ms(work: Callable[[], object], device: str, warmup: int, steps: int) -
         synchronize(device)
         times.append((time.perf_counter_ns() - before) / 1e6)
     return times
-
-
-def statistics_of(prefix: str, times: Sequence[float]) -> dict[str, float]:
-    """Mean (``<prefix>_ms``), std, min, max and median in ms, and the coefficient of variation, std ÷ mean.
-
-    Of a single time there is neither std nor coefficient.
-    """
-    mean = statistics.fmean(times)
-    found = {
-        f"{prefix}_ms": mean,
-        f"{prefix}_min_ms": min(times),
-        f"{prefix}_max_ms": max(times),
-        f"{prefix}_median_ms": statistics.median(times),
-    }
-    if len(times) > 1:
-        std = statistics.stdev(times)
-        found |= {f"{prefix}_std_ms": std, f"{prefix}_cv": std / mean}
-    return found
 
 
 @dataclass

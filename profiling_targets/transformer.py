@@ -239,8 +239,8 @@ class Training:
 def main() -> int:
     """Runs the target; returns its exit code."""
     try:
-        config, measurement = parse(sys.argv[1:])
-        return harness.run(lambda: Training(config), measurement, config.described())
+        config, given = parse(sys.argv[1:])
+        return harness.run(lambda: Training(config), config, config.run(), given.results, ranges=not given.no_ranges)
     except ConfigurationError as error:
         print(f"Error: {error}", file=sys.stderr)
         return 2

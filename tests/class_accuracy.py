@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from nsys_analyzer.analysis.classes import OTHER, RULES, classify
+from nsys_analyzer.analysis.kernels.classes import OTHER, RULES, classify
 
 PAIRS = Path(__file__).parent / "data" / "kernel_pairs.tsv.xz"
 _SHOWN = 90  # characters of a name

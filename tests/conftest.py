@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -10,11 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from hypothesis import settings
 
-from nsys_analyzer.capture.installation import find_importer, start_fault
-from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.cli import main
-from tests.export import AUTOGRAD, Export, training_step
+from nsys_analyzer.capture.nsys.installation import find_importer, start_fault
+from nsys_analyzer.cli.main import main
+from nsys_analyzer.system.nsys import Nsys
+from tests.support.export import AUTOGRAD, Export, training_step
+
+# torch would start a thread for each core in every process of the tests, and all of them would wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A busy machine is no failure.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"

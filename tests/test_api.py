@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 import nsys_analyzer
 from nsys_analyzer import build_report, load, render, summarize
-from nsys_analyzer.cli import cli
+from nsys_analyzer.cli.main import cli
 from tests.test_report_command import two_steps
 
 ROOT = Path(__file__).parent.parent

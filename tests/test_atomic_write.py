@@ -17,8 +17,8 @@ from typing import NoReturn
 
 import pytest
 
-from nsys_analyzer.capture.atomic_write import append_whole, followed, made_whole, remove_unfinished, write_whole
 from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
+from nsys_analyzer.system.atomic_write import append_text, atomic_write, link_target, remove_unfinished, write_text
 
 
 def mode_of(path: Path) -> int:
@@ -29,7 +29,7 @@ def mode_of(path: Path) -> int:
 def test_a_new_file_has_what_the_umask_leaves(umask: int, mode: int, tmp_path: Path) -> None:
     before = os.umask(umask)
     try:
-        write_whole(tmp_path / "new.md", "text")
+        write_text(tmp_path / "new.md", "text")
     finally:
         os.umask(before)
     assert mode_of(tmp_path / "new.md") == mode
@@ -48,7 +48,7 @@ def test_another_form_of_a_file_permits_no_more_than_it(
         target.chmod(before)
     umask = os.umask(0o022)
     try:
-        with made_whole(target, source=source) as unfinished:
+        with atomic_write(target, source=source) as unfinished:
             unfinished.write_text("new")
     finally:
         os.umask(umask)
@@ -62,7 +62,7 @@ def test_a_file_that_is_replaced_keeps_its_permissions_and_owner(tmp_path: Path)
         os.chown(path, 12345, 23456)
     path.chmod(0o604)
     before = path.stat()
-    write_whole(path, "new")
+    write_text(path, "new")
     assert (mode_of(path), path.stat().st_uid, path.stat().st_gid) == (0o604, before.st_uid, before.st_gid)
     assert path.read_text() == "new"
 
@@ -73,7 +73,7 @@ def test_links_are_followed_and_stay(tmp_path: Path) -> None:
     (tmp_path / "near/one").symlink_to("../far/two")
     (tmp_path / "far/two").symlink_to(tmp_path / "far/new.md")  # nothing is there yet
     seen = []
-    with made_whole(tmp_path / "near/one") as unfinished:
+    with atomic_write(tmp_path / "near/one") as unfinished:
         seen = [path.name for path in (tmp_path / "near").iterdir()]
         unfinished.write_text("text")
     assert seen == ["one"]  # it was made beside what the links lead to
@@ -91,16 +91,16 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         "/dev/stdout": "is a stream", "/proc/self/fd/1": "is a stream",
     }.items():  # fmt: skip
         with pytest.raises(NsysAnalyzerError, match=said):
-            write_whole(tmp_path / name, "text")
+            write_text(tmp_path / name, "text")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["circle", "folder", "pipe"]
-    assert followed(Path("/dev/shm/x.md")) == Path(os.path.realpath("/dev/shm"), "x.md")
+    assert link_target(Path("/dev/shm/x.md")) == Path(os.path.realpath("/dev/shm"), "x.md")
 
 
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "old.md").write_text("old")
 
     def interrupted() -> None:
-        with made_whole(tmp_path / "old.md") as unfinished:
+        with atomic_write(tmp_path / "old.md") as unfinished:
             unfinished.write_text("half")
             raise KeyboardInterrupt
 
@@ -113,8 +113,8 @@ HALF = """
 import os, sys
 from pathlib import Path
 from typing import NoReturn
-from nsys_analyzer.capture.atomic_write import made_whole
-with made_whole(Path(sys.argv[1])) as unfinished:
+from nsys_analyzer.system.atomic_write import atomic_write
+with atomic_write(Path(sys.argv[1])) as unfinished:
     unfinished.write_text("half")
     print("half", flush=True)
     sys.stdin.read()
@@ -141,7 +141,7 @@ def test_what_a_killed_process_left_goes_at_the_next_write(tmp_path: Path) -> No
     mine.mkdir()
     (mine / "notes.txt").write_text("of a person, in a folder of such a name")
     assert len(list(tmp_path.iterdir())) == 4
-    write_whole(tmp_path / "a.md", "whole")
+    write_text(tmp_path / "a.md", "whole")
     left = {path.name[:10] for path in tmp_path.iterdir() if path != mine}
     assert (mine / "notes.txt").exists()
     assert left == {"a.md", ".a-export-", ".b-export-"}  # of the one at work, and of another file
@@ -153,7 +153,7 @@ def test_what_a_killed_process_left_goes_at_the_next_write(tmp_path: Path) -> No
 
 def test_a_long_name(tmp_path: Path) -> None:
     name = "é" * 126 + ".md"  # 255 bytes, the longest that there is
-    write_whole(tmp_path / name, "text")
+    write_text(tmp_path / name, "text")
     assert [path.name for path in tmp_path.iterdir()] == [name]
 
 
@@ -161,20 +161,20 @@ def test_a_long_name(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_says_the_file_and_its_need(tmp_path: Path) -> None:
-    write_whole(tmp_path / "a.md", "old")
-    with pytest.raises(NoSpaceError) as known, made_whole(tmp_path / "a.md", 3_000_000):
+    write_text(tmp_path / "a.md", "old")
+    with pytest.raises(NoSpaceError) as known, atomic_write(tmp_path / "a.md", 3_000_000):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert known.value.message.startswith(
         f"{tmp_path}/a.md cannot be written (No space left on device): it needs 3.0 MB, and "
     )
     assert known.value.hint == f"Make room there, or name another place: df -h {tmp_path}"
-    with pytest.raises(NoSpaceError, match=r"it needs more than [\d,.]+ MB"), made_whole(tmp_path / "a.md"):
+    with pytest.raises(NoSpaceError, match=r"it needs more than [\d,.]+ MB"), atomic_write(tmp_path / "a.md"):
         raise sqlite3.OperationalError("database or disk is full")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 def test_an_error_of_another_kind_stays_itself(tmp_path: Path) -> None:
-    with pytest.raises(sqlite3.DatabaseError, match="malformed"), made_whole(tmp_path / "a.md"):
+    with pytest.raises(sqlite3.DatabaseError, match="malformed"), atomic_write(tmp_path / "a.md"):
         raise sqlite3.DatabaseError("database disk image is malformed")
 
 
@@ -192,7 +192,7 @@ def limited() -> Iterator[None]:
 def test_a_file_that_may_not_become_so_large(tmp_path: Path) -> None:
     said = r"a\.md cannot be written \(File too large\): it needs 5\.0 kB, and"
     with limited(), pytest.raises(NoSpaceError, match=said):
-        write_whole(tmp_path / "a.md", "x" * 5000)
+        write_text(tmp_path / "a.md", "x" * 5000)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -200,11 +200,11 @@ def test_a_line_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "rows"
     said = r"rows cannot be written \(File too large\): it needs 0\.2 kB"
     with limited():
-        append_whole(path, "x" * 899 + "\n")
+        append_text(path, "x" * 899 + "\n")
         with pytest.raises(NoSpaceError, match=said):
-            append_whole(path, "y" * 199 + "\n")
+            append_text(path, "y" * 199 + "\n")
         assert path.read_text() == "x" * 899 + "\n"
-        append_whole(path, "z\n")
+        append_text(path, "z\n")
     assert path.read_text().endswith("x\nz\n")
 
 
@@ -219,7 +219,7 @@ def test_a_file_system_without_owners_or_permissions(
     target.write_text("old")
     monkeypatch.setattr("os.chown", refuse)
     monkeypatch.setattr("pathlib.Path.chmod", refuse)
-    write_whole(target, "new")
+    write_text(target, "new")
     assert target.read_text() == "new"
 
 
@@ -228,5 +228,5 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
     monkeypatch.setattr("os.scandir", refuse)
-    write_whole(tmp_path / "report.md", "new")
+    write_text(tmp_path / "report.md", "new")
     assert (tmp_path / "report.md").read_text() == "new"

@@ -2,19 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from nsys_analyzer.analysis.attention_costs import (
-    AttentionShape,
-    attention_backward_bytes,
-    attention_backward_flops,
-    attention_forward_bytes,
-    attention_forward_flops,
-    roofline_ms,
-    square_bytes,
-)
-from nsys_analyzer.analysis.flops import attention_product_flops
-from nsys_analyzer.analysis.models import ModelSize
+from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape, roofline_ms
+from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops
+from nsys_analyzer.analysis.transformer.models import ModelSize
 
-SHAPE = AttentionShape(batch_size=2, heads=3, context_length=5, d_head=16, causal=True, bytes_per_number=2)
+SHAPE = AttentionShape(batch_size=2, heads=3, context_length=5, d_head=16, causal=True, precision="bf16")
 
 
 def test_a_causal_square_is_its_half_with_the_diagonal() -> None:
@@ -24,20 +16,20 @@ def test_a_causal_square_is_its_half_with_the_diagonal() -> None:
 
 
 def test_flops() -> None:
-    assert attention_forward_flops(SHAPE) == 5_760  # 4·16·90
-    assert attention_backward_flops(SHAPE) == 14_400  # 10·16·90, 2.5 forwards
+    assert SHAPE.forward_flops == 5_760  # 4·16·90
+    assert SHAPE.backward_flops == 14_400  # 10·16·90, 2.5 forwards
 
 
 def test_forward_is_that_of_the_model() -> None:
     model = ModelSize("tiny", d_model=48, d_ff=1, num_layers=1, num_heads=3, vocab_size=1)
-    assert attention_forward_flops(replace(SHAPE, causal=False)) == attention_product_flops(model, 2, 5)
+    assert replace(SHAPE, causal=False).forward_flops == attention_matmul_flops(model, 2, 5)
 
 
 def test_bytes() -> None:
     # one tensor 2·3·5·16·2 = 960, one number a row 2·3·5·4 = 120
-    assert attention_forward_bytes(SHAPE) == 3_960  # q, k, v, out: 4·960 + 120
-    assert attention_backward_bytes(SHAPE) == 7_800  # q, k, v, out, dout, dq, dk, dv: 8·960 + 120
-    assert square_bytes(SHAPE) == 300  # 2·3·5²·2
+    assert SHAPE.forward_bytes == 3_960  # q, k, v, out: 4·960 + 120
+    assert SHAPE.backward_bytes == 7_800  # q, k, v, out, dout, dq, dk, dv: 8·960 + 120
+    assert SHAPE.square_bytes == 300  # 2·3·5²·2
 
 
 @pytest.mark.parametrize(("flops", "moved", "least_ms"), [(4e12, 1e9, 4.0), (1e12, 1e10, 5.0)])

@@ -8,9 +8,10 @@ import pandas as pd
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.frame import COLUMNS, kernel_frame
-from nsys_analyzer.analysis.phases import PhaseNames
-from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, training_step
+from nsys_analyzer.analysis.kernels.frame import COLUMNS, kernel_frame
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.errors import MissingTableError
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
 
 OTHER_PID = 200
 
@@ -142,7 +143,7 @@ def test_a_graphs_nodes_keep_the_ranges_they_were_captured_in(tmp_path: Path) ->
     export = Export().range("warmup", 0, 90).range("forward", 5, 80).range("softmax", 10, 20)
     for at, node, original in ((12, 9, None), (84, 1 << 32, None), (85, 1 << 32, 9)):
         export.add(
-            "CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=(1 << 48) | (100 << 24) | MAIN, graphNodeId=node,
+            "CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=global_tid(), graphNodeId=node,
             originalGraphNodeId=original,
         )  # fmt: skip
     export.range("forward", 100, 200)
@@ -171,3 +172,90 @@ def test_phases_by_option(tmp_path: Path) -> None:
     frame = kernels(export, tmp_path, "data=copy in")
     assert column(frame, "phase")[-1] == "data"
     assert column(kernels(export, tmp_path), "phase")[-1] == "step"
+
+
+def test_a_thread_with_a_range_of_its_own_inherits_phases_alone(tmp_path: Path) -> None:
+    # `my model` names no phase, so that it is nothing to the thread in `loader`; a thread without ranges takes it.
+    export = Export().range("my model", 0, 100).range("loader", 0, 90, tid=101)
+    export.kernel(GEMM, 15, 30, 40, tid=101).kernel(GEMM, 16, 40, 50, tid=102)
+    frame = kernels(export, tmp_path)
+    assert column(frame, "range_path") == ["loader", "loader"]
+    assert column(frame, "how") == ["same thread", "other thread"]
+    assert column(frame, "launch_tid") == [101, 102]
+    export = Export().range("loader", 0, 90, tid=101).range("my model", 5, 100).kernel(GEMM, 15, 30, 40, tid=101)
+    assert column(kernels(export, tmp_path), "range_path") == ["loader"]
+    # A step is inherited as the phases in it are.
+    export = Export().range("step", 0, 100).range("loader", 5, 90, tid=101).kernel(GEMM, 15, 30, 40, tid=101)
+    assert column(kernels(export, tmp_path), "range_path") == ["step / loader"]
+
+
+def test_a_thread_in_no_phase_makes_nothing_ambiguous(tmp_path: Path) -> None:
+    export = Export().range("forward", 0, 100).range("loader", 0, 100, tid=101).kernel(GEMM, 15, 30, 40, tid=102)
+    frame = kernels(export, tmp_path)
+    assert column(frame, "range_path") == ["forward"]
+    assert column(frame, "ambiguous") == [False]
+
+
+def test_each_node_of_a_graph_has_the_ranges_of_its_own_capture(tmp_path: Path) -> None:
+    # Node 1 was captured in scores, node 3 in softmax; the replay holds node 2, too, which nothing tells of, and 4.
+    export = Export().range("forward", 0, 50).range("scores", 10, 20).range("softmax", 20, 30)
+    for at, node in ((11, 1), (21, 3)):
+        export.add("CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=global_tid(), graphNodeId=node)
+    export.range("forward", 100, 200)
+    launch = export.call("cudaGraphLaunch_v10000", 110)
+    for node in (1, 2, 3, 4):
+        export.kernel(GEMM, None, 110 + node, 111 + node, correlation=launch, node=node)
+    assert column(kernels(export, tmp_path), "range_path") == [
+        "forward / scores", "forward", "forward / softmax", "forward",
+    ]  # fmt: skip
+
+
+def test_a_node_of_a_graph_within_a_graph_was_captured_where_the_first_was(tmp_path: Path) -> None:
+    # 5 is a copy of 6, which is a copy of 7, which was captured in softmax.
+    export = Export().range("forward", 0, 50).range("softmax", 20, 30)
+    for at, node, original in ((25, 7, None), (60, 6, 7), (70, 5, 6)):
+        export.add(
+            "CUDA_GRAPH_NODE_EVENTS", start=at, end=at, globalTid=global_tid(), graphNodeId=node,
+            originalGraphNodeId=original,
+        )  # fmt: skip
+    export.range("forward", 100, 200)
+    launch = export.call("cudaGraphLaunch_v10000", 110)
+    export.kernel(GEMM, None, 120, 130, correlation=launch, node=5)
+    assert column(kernels(export, tmp_path), "range_path") == ["forward / softmax"]
+
+
+def test_a_replay_in_no_range_of_the_capture_has_them_all_below_its_own(tmp_path: Path) -> None:
+    export = Export().range("forward", 0, 50).range("block", 10, 40).range("softmax", 20, 30)
+    export.add("CUDA_GRAPH_NODE_EVENTS", start=25, end=25, globalTid=global_tid(), graphNodeId=3)
+    launch = export.range("replay", 100, 200).call("cudaGraphLaunch_v10000", 110)
+    export.kernel(GEMM, None, 120, 130, correlation=launch, node=3)
+    assert column(kernels(export, tmp_path), "range_path") == ["replay / forward / block / softmax"]
+
+
+def test_correlation_ids_in_any_order(tmp_path: Path) -> None:
+    # The last kernel has the highest ID and no launch row.
+    export = Export().range("forward", 0, 100).range("backward", 100, 200)
+    for launch, correlation in ((10, 9), (110, 3), (20, 5)):
+        export.kernel(GEMM, launch, 300 + launch, 301 + launch, correlation=correlation)
+    export.kernel(ADD, None, 400, 410, correlation=12)
+    frame = kernels(export, tmp_path)
+    assert column(frame, "launch_ns") == [10, 110, 20, None]
+    assert column(frame, "phase") == ["forward", "backward", "forward", None]
+
+
+def test_instances_are_numbered_within_their_phase_and_process(tmp_path: Path) -> None:
+    # Each process has two forwards and a backward between them; the last kernel lies outside.
+    export = Export()
+    for pid in (100, OTHER_PID):
+        for at, name in ((0, "forward"), (100, "backward"), (200, "forward")):
+            export.range(name, at, at + 50, tid=pid, pid=pid).kernel(GEMM, at + 5, at + 10, at + 20, tid=pid, pid=pid)
+    frame = kernels(export.kernel(ADD, 300, 310, 320), tmp_path)
+    assert column(frame, "instance") == [0, 0, 1, 0, 0, 1, None]
+    assert column(frame, "warmup") == [False] * 7
+
+
+def test_a_trace_without_kernels_has_no_table(tmp_path: Path) -> None:
+    export = Export().range("forward", 0, 100)
+    with pytest.raises(MissingTableError) as failure:
+        kernels(export, tmp_path)
+    assert failure.value.hint == "Capture again with --trace=cuda,nvtx"

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.axis import OFF_AXIS, Axis
+from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 values = INT64 | st.integers(-3, 3)
@@ -25,7 +25,10 @@ def test_places_are_in_the_order_of_group_then_value(
     for pair, where in zip(on_axis, place, strict=False):
         for other, there in zip(asked, place, strict=True):
             assert (pair < other, pair == other) == (where < there, where == there)
-    own = axis.place_own(group, value)
+    in_order = [where for _, where in sorted(zip(asked, place, strict=True))]
+    assert in_order == sorted(in_order)
+    assert in_order[0] > OFF_AXIS
+    own = axis.place(group, value)
     assert own.tolist() == place[: len(on_axis)]
     assert axis.value(own).tolist() == value.tolist()
     lengths = axis.length(np.repeat(own, len(own)), np.tile(own, len(own)))
@@ -50,3 +53,19 @@ def test_a_group_that_is_not_there_has_no_place(on_axis: list[tuple[int, int]], 
 def test_without_values_nothing_has_a_place() -> None:
     empty = np.empty(0, np.int64)
     assert Axis(empty, empty).place(np.array([0]), np.array([5])).tolist() == [OFF_AXIS]
+
+
+def test_a_value_beyond_all_others_stays_in_its_group() -> None:
+    # Groups 3, 4 and 6 hold values from 10 to 20, 5 is none of them.
+    axis = Axis(np.array([3, 4, 6, 6]), np.array([10, 20, 10, 20]))
+    group, value = np.array([3, 3, 4, 4, 6, 6]), np.array([20, 99, -99, 99, -99, 10])
+    place = axis.place(group, value).tolist()
+    assert place == sorted(set(place))
+    assert axis.place(np.array([5, 2, 7]), np.array([15, 15, 15])).tolist() == [OFF_AXIS] * 3
+
+
+def test_groups_that_are_numbered_from_0_on() -> None:
+    axis = Axis(np.array([1, 0, 2]), np.array([10, 20]))
+    assert axis.place(np.array([-1, 3]), np.array([10, 10])).tolist() == [OFF_AXIS] * 2
+    place = axis.place(np.array([0, 0, 1, 2, 2]), np.array([10, 20, 10, 10, 20])).tolist()
+    assert place == sorted(set(place))

@@ -7,16 +7,20 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.benches import all_cases
-from nsys_analyzer.benches.attention import BENCH
-from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.capture.cases import NAME, read_file
-from nsys_analyzer.cli import cli
-from nsys_analyzer.report.model import Lines, Report, Spread, Table, unfolded
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase
+from nsys_analyzer.experiments.attention.section import BENCH
+from nsys_analyzer.experiments.model import AnyRow as Row
+from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.report.model import Panels, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from profiling_targets.attention import Case as AttentionCase
-from profiling_targets.attention import _Attention
+from nsys_analyzer.runs.rows import NAME, read_file, typed
+from profiling_targets.attention import saved_tensors
+from profiling_targets.attention_passes import Passes
+from profiling_targets.attention_variants import later_keys
 from profiling_targets.timer import allocations
+from profiling_targets.transformer import unfused_attention
 
 COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
@@ -37,8 +41,13 @@ def row(length: int, compiled: bool, forward_ms: float, **figures: Any) -> Row:
     return Row("profiling_targets.attention", case, "ok", "", {**known, **figures}, {"gpu": "NVIDIA H200"})
 
 
+def section(*rows: Row) -> Section:
+    """The section of rows as the file holds them."""
+    return BENCH.section(Results(tuple(typed(row, TARGET) for row in rows)))
+
+
 def text(*rows: Row) -> str:
-    return render(Report("x", (BENCH.section(Results(rows)),)), {})
+    return render(Report("x", (section(*rows),)), {})
 
 
 def plain(*rows: Row) -> str:
@@ -51,7 +60,7 @@ def test_cases() -> None:
     )
     cases = all_cases(BENCH, settings)
     assert len(cases) == 1 + 2 * 4 * 5  # the ceilings; eager and compiled, four widths, five lengths
-    assert cases[1].values == {**CASE, "d": 16, "context_length": 256, "compile": False}
+    assert cases[1].case == AttentionCase(**CASE, d=16, context_length=256, compile=False)
     assert [case.environment for case in (cases[1], cases[-1])] == [{}, COLD]  # eager first, compiled last
     on_cpu = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
     assert not any(case.environment for case in all_cases(BENCH, Settings("cpu", on_cpu)))
@@ -69,10 +78,11 @@ def test_section() -> None:
     assert "8 × 4,096 × 64 | float32 | 1 | 8.0 MiB" in said.replace(
         "\N{NO-BREAK SPACE}", " "
     )  # the output: 8·4096·64·4
-    blocks = list(unfolded(BENCH.section(Results((row(1024, True, 5),))).blocks))
+    blocks = list(unfolded(section(row(1024, True, 5)).blocks))
     forward, backward = [block for block in blocks if isinstance(block, Table)][:2]
-    assert forward.rows == ((64, 1024, None, Spread(5, None), None, "ok"),)
-    assert backward.rows == ((64, 1024, None, Spread(10, None), None, "ok"),)
+    assert [column.title for column in forward.columns] == ["d", "context", "compiled ms", "status"]  # nothing eager
+    assert forward.rows == ((64, 1024, Spread(5, None), "ok"),)
+    assert backward.rows == ((64, 1024, Spread(10, None), "ok"),)
 
 
 def test_unsteady_passes_are_flagged_and_make_no_headline() -> None:
@@ -102,8 +112,8 @@ def test_rows_of_either_environment_are_paired() -> None:
     assert "compiled code made anew" in plain(eager, anew)
 
 
-def test_what_waits_for_backward_is_named_so() -> None:
-    assert "| what waits for backward at d 64, context 1,024 |" in plain(row(1024, False, 10))
+def test_what_is_saved_for_backward_is_named_so() -> None:
+    assert "| saved for backward at d 64, context 1,024 |" in plain(row(1024, False, 10))
 
 
 def test_rows_equal_to_the_last_digit_are_flagged() -> None:
@@ -135,6 +145,7 @@ def test_what_failed_says_why() -> None:
     assert "No shape ran out of memory" not in said
 
 
+@pytest.mark.slow
 def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["--d", "8", "--context-length", "32,64", "--steps", "2", "--warmup-steps", "0", "--device", "cpu"]
@@ -156,16 +167,18 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_figures_name_their_axes() -> None:
-    section = BENCH.section(Results((row(1024, False, 10), row(4096, False, 160))))
-    figures = [block for block in section.blocks if isinstance(block, Lines)]
+    blocks = section(row(1024, False, 10), row(4096, False, 160)).blocks
+    figures = [block for block in blocks if isinstance(block, Panels)]
     assert [figure.y_axis for figure in figures] == ["ms", "ms", "MiB"]
-    assert figures[0].series == (("d 64, eager", ((1024, 10), (4096, 160))),)
+    assert figures[0].panels == (("d 64", (("eager", ((1024, 10), (4096, 160))),)),)
 
 
 def test_what_is_saved_is_freed_again() -> None:
-    attention = _Attention(AttentionCase(device="cpu", batch_size=2, context_length=16, d=4))
+    masked = later_keys(16, 16, "cpu")
+    passes = Passes.random(lambda q, k, v: unfused_attention(q, k, v, masked), (2, 16, 4), "cpu")
     with allocations("cpu") as counted:
-        attention.saved()
-        attention.forget()
-    assert counted.total_bytes > 3 * 2 * 16**2 * 4  # it did save three score matrices
+        saved = saved_tensors(passes.forward)
+    # the scores, their exponentials and the weights, (B, S, S) each
+    assert ([2, 16, 16], "float32", 3, 3 * 2 * 16**2 * 4) in saved
+    assert counted.total_bytes > 3 * 2 * 16**2 * 4
     assert counted.alive_bytes == 0

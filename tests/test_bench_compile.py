@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.analysis.phases import PhaseNames
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.benches import all_cases
-from nsys_analyzer.benches.compiled import BENCH
-from nsys_analyzer.benches.compiled_pairs import pairs_of
-from nsys_analyzer.benches.compiled_traces import TracePair, answers, class_changes, shares, trace_pairs
-from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.capture.cases import NAME, read_file
-from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.gather import Given, gather
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.experiments.compile.pairs import pairs_of
+from nsys_analyzer.experiments.compile.section import BENCH
+from nsys_analyzer.experiments.compile.traces import TracePair, answers, class_changes, shares, trace_pairs
+from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.registry import all_cases
+from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
 from nsys_analyzer.report.model import Bars, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.runs.gather import gather
+from nsys_analyzer.runs.rows import NAME, read_file
+from tests.support.rows import default_settings, typed_row
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
@@ -33,12 +34,10 @@ CASE = {
 
 
 def settings(device: str = "cuda", **changes: Any) -> Settings:
-    defaults = {option.name: option.cuda if device == "cuda" else option.cpu for option in BENCH.options}
-    several = {option.name: option.several for option in BENCH.options}
-    return Settings(device, {name: v if several[name] else v[0] for name, v in defaults.items()} | changes)
+    return default_settings(BENCH, device, **changes)
 
 
-def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, **figures: Any) -> Row:
+def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, **figures: Any) -> StepRow:
     """Forward is 0.3 of a step, loss 0.1, backward 0.4, optimizer 0.2; the first step takes 20 s more."""
     known: dict[str, Any] = {
         "forward_ms": 0.3 * step_ms, "loss_ms": 0.1 * step_ms, "backward_ms": 0.4 * step_ms,
@@ -50,19 +49,17 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
     known |= figures
     known = {**{f"{key[:-3]}_median_ms": ms for key, ms in known.items() if key[:-3] in PARTED}, **known}
     case = {**CASE, "compile": compiled, **(changes or {})}
-    machine = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
-    environment = COLD if compiled else {}
-    return Row("profiling_targets.training_steps", case, "ok", "", known, machine, environment)
+    return typed_row(TARGET, case, known, environment=COLD if compiled else {})
 
 
-def said(*rows: Row, captures: tuple[CaptureSummary, ...] = ()) -> str:
+def said(*rows: StepRow, captures: tuple[CaptureSummary, ...] = ()) -> str:
     text = render(Report("x", (BENCH.section(Results(rows, captures=captures)),)), {})
     return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
 
 
 @pytest.fixture(scope="module")
 def example_captures() -> dict[str, CaptureSummary]:
-    found = gather([EXAMPLES], PhaseNames.parse(()), Given(), None)
+    found = gather([EXAMPLES])
     return {capture.name: capture for capture in found}
 
 
@@ -77,16 +74,16 @@ def trace_pair(example_captures: dict[str, CaptureSummary]) -> TracePair:
 def test_cases_are_eager_first_then_compiled_without_a_cache() -> None:
     cases = all_cases(BENCH, settings())[2:]  # after the ceilings in fp32 and bf16
     assert len(cases) == 2 * 3 * 2 * 2  # eager and compiled, three models, two precisions, two modes
-    assert [case.values["compile"] for case in cases] == [False] * 12 + [True] * 12
+    assert [case.case.compile for case in cases] == [False] * 12 + [True] * 12
     assert [dict(case.environment) for case in cases] == [{}] * 12 + [COLD] * 12
-    assert cases[1].values == {**CASE, "compile": False}
+    assert cases[1].case == StepCase(**CASE)
     assert cases[13].label == "small, context 256, fp32, train, compiled"
 
 
 def test_on_a_cpu_one_narrow_layer_and_the_cache_for_the_traces() -> None:
     cases = all_cases(BENCH, settings("cpu"))[1:]
-    assert [(case.values["compile"], dict(case.environment)) for case in cases] == [(False, {}), (True, {})]
-    assert [cases[0].values[key] for key in ("d_model", "d_ff", "num_layers", "num_heads")] == [256, 1024, 1, 4]
+    assert [(case.case.compile, dict(case.environment)) for case in cases] == [(False, {}), (True, {})]
+    assert [getattr(cases[0].case, key) for key in ("d_model", "d_ff", "num_layers", "num_heads")] == [256, 1024, 1, 4]
 
 
 def test_the_profiled_step_is_that_of_the_cases() -> None:
@@ -99,7 +96,7 @@ def test_the_profiled_step_is_that_of_the_cases() -> None:
     )  # fmt: skip
     assert (bf16.name, compiled.name) == ("small_ctx256_train_bf16", "small_ctx256_train_fp32_compile")
     assert not compiled.timed
-    assert [compiled.described[key] for key in ("d_model", "num_layers", "seed")] == [768, 3, 7]
+    assert [getattr(compiled.run, key) for key in ("d_model", "num_layers", "seed")] == [768, 3, 7]
     assert BENCH.captures(settings(profiled_models=0)).targets == ()
 
 
@@ -125,7 +122,7 @@ def test_backward_and_optimizer_are_summed() -> None:
 def test_a_forward_step_has_no_other_parts() -> None:
     forward = {"mode": "forward"}
     rows = [
-        Row(one.module, one.case, "ok", "", {k: v for k, v in one.figures.items() if "backward" not in k})
+        replace(one, figures=replace(one.figures, backward=None))
         for one in (row(False, 10, forward), row(True, 5, forward))
     ]
     (pair,) = pairs_of(rows)
@@ -159,7 +156,9 @@ def test_steps_that_are_not_warm_are_flagged() -> None:
     times = [17.2, 16.8, 16.7, 14.7, 14.5, 14.6, 14.7, 14.6, 14.3]
     text = said(row(False, 28), row(True, 15, times_ms=times, forward_cv=0.2, loss_cv=0.1))
     assert "small fp32, context 256, train, compiled (16.80 ms, then 14.60 ms)" in text
-    assert "**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled 20.0 %." in text
+    assert (
+        "**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled: 20.0 %. Was" in text
+    )
     steady = said(row(False, 28), row(True, 15, times_ms=[15.7, 15.7, 15.7, 15.0, 15.0, 15.0, 15.0, 15.0, 15.0]))
     assert "**Not warm yet**" not in steady  # 15.7 ÷ 15 = 1.047
     assert "**Unsteady phases**" not in steady
@@ -172,7 +171,9 @@ def test_nothing_compiled_is_flagged() -> None:
 
 
 def test_out_of_memory_keeps_its_row() -> None:
-    lost = replace(row(True, 1), status="oom", message="CUDA out of memory", figures={"peak_allocated_bytes": 2**33})
+    lost = replace(
+        row(True, 1), status="oom", message="CUDA out of memory", figures=StepFigures(peak_allocated_bytes=2**33)
+    )
     text = said(row(False, 100), lost)
     line = next(line for line in text.splitlines() if line.startswith("| small fp32, context 256"))
     assert "eager ok, compiled oom" in line
@@ -255,6 +256,7 @@ def test_figures(trace_pair: TracePair) -> None:
     assert figures[0].series[2] == ("step", (1.25,))
 
 
+@pytest.mark.slow
 def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run of all but the compiler, which takes half a minute: what is compiled is the model itself then."""
     pytest.importorskip("torch", reason="the targets need PyTorch")

@@ -9,26 +9,31 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.benches import all_cases
-from nsys_analyzer.benches.decode import BENCH
-from nsys_analyzer.benches.decode_answers import next_speed_up
-from nsys_analyzer.benches.decode_work import (
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
+from nsys_analyzer.experiments.decode.answers import next_speed_up
+from nsys_analyzer.experiments.decode.section import BENCH
+from nsys_analyzer.experiments.decode.work import (
+    TARGET,
+    DecodeCase,
+    DecodeFigures,
+    DecodeRow,
     bandwidth_share,
+    minimum_memory,
     next_ms,
     pass_flops,
     rates,
-    residences,
     token_bytes,
     token_flops,
     warm_times,
 )
-from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.capture.cases import NAME, read_file
-from nsys_analyzer.cli import cli
+from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.report.model import Bars, Lines, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.runs.rows import NAME, Row, read_file
+from tests.support.rows import default_settings, typed_row
 
-TARGET = "profiling_targets.decoding"
 SHARED = {
     "device": "cuda", "num_layers": 0, "batch_size": 16, "prompt_length": 1024, "cache_length": 2048, "tokens": 100,
     "seed": 0,
@@ -38,12 +43,12 @@ CACHE_BYTES = 12 * 2 * 16 * 2048 * 768 * 4  # layers, keys and values, sequences
 
 
 def settings(device: str, **changes: Any) -> Settings:
-    defaults = {option.name: option.cuda if device == "cuda" else option.cpu for option in BENCH.options}
-    several = {option.name: option.several for option in BENCH.options}
-    return Settings(device, {name: v if several[name] else v[0] for name, v in defaults.items()} | changes)
+    return default_settings(BENCH, device, **changes)
 
 
-def row(next_ms: float, cache: bool = True, attention: str = "unfused", first_ms: float = 200, **case: Any) -> Row:
+def row(
+    next_ms: float, cache: bool = True, attention: str = "unfused", first_ms: float = 200, **case: Any
+) -> DecodeRow:
     precision = case.get("precision", "fp32")
     figures = {
         "peak_bytes": 4 * PARAMETERS + CACHE_BYTES + 2**30, "weights_bytes": 4 * PARAMETERS,
@@ -55,23 +60,23 @@ def row(next_ms: float, cache: bool = True, attention: str = "unfused", first_ms
     }  # fmt: skip
     known = {**SHARED, "model": "small", "precision": "fp32", "attention": attention, "cache": cache,
              "warmup_tokens": 100}  # fmt: skip
-    return Row(TARGET, {**known, **case}, "ok", "", figures, {"gpu": "NVIDIA H200", "torch": "2.11.0"})
+    return typed_row(TARGET, {**known, **case}, figures)
 
 
-def four() -> tuple[Row, ...]:
+def four() -> tuple[DecodeRow, ...]:
     return (
         row(10, cache=True), row(400, cache=False),
         row(5, cache=True, attention="sdpa", first_ms=100), row(300, cache=False, attention="sdpa", first_ms=100),
     )  # fmt: skip
 
 
-def ceilings(bytes_per_s: float = 4e12) -> dict[str, Row]:
-    case = {"device": "cuda", "precision": "fp32"}
-    figures = {"copy_bytes_per_s": bytes_per_s, "product_flops_per_s": 5e13, "product_bits": 23}
+def ceilings(bytes_per_s: float = 4e12) -> dict[str, Row[CeilingsCase, CeilingsFigures]]:
+    case = CeilingsCase("cuda", "fp32")
+    figures = CeilingsFigures(copy_bytes_per_s=bytes_per_s, product_flops_per_s=5e13, product_bits=23)
     return {"fp32": Row("profiling_targets.ceilings", case, "ok", "", figures, {"gpu": "NVIDIA H200"})}
 
 
-def said(*rows: Row) -> str:
+def said(*rows: DecodeRow) -> str:
     text = render(Report("x", (BENCH.section(Results(rows, ceilings())),)), {})
     return text.replace("\N{NO-BREAK SPACE}", " ")
 
@@ -79,16 +84,15 @@ def said(*rows: Row) -> str:
 def test_cases() -> None:
     cases = all_cases(BENCH, settings("cuda"))
     assert len(cases) == 2 + 3 * 2 * 2 * 2  # ceilings in two precisions; models, precisions, attentions, cache or not
-    assert cases[2].values == {**SHARED, "model": "small", "precision": "fp32", "attention": "unfused", "cache": True,
-                               "warmup_tokens": 100}  # fmt: skip
-    assert (cases[3].values["cache"], cases[3].values["warmup_tokens"]) == (False, 100)
+    assert cases[2].case == DecodeCase(**SHARED, warmup_tokens=100)
+    assert (cases[3].case.cache, cases[3].case.warmup_tokens) == (False, 100)
     assert len(all_cases(BENCH, settings("cpu"))) == 1 + 4
 
 
-def cold_row(**case: Any) -> Row:
+def cold_row(**case: Any) -> DecodeRow:
     """50 ms a token, but 20 ms where the warm-up had seen the length: the first token, and four behind it."""
     cold = row(50, cache=False, warmup_tokens=5, **case)
-    return replace(cold, figures={**cold.figures, "token_times_ms": [200.0, *4 * [20.0], *95 * [50.0]]})
+    return replace(cold, figures=replace(cold.figures, token_times_ms=[200.0, *4 * [20.0], *95 * [50.0]]))
 
 
 def test_lengths_that_the_warm_up_had_not_seen_are_flagged() -> None:
@@ -118,7 +122,7 @@ def test_warm_lengths_stand_for_the_next_token() -> None:
 def test_two_without_the_cache_are_compared_over_the_same_lengths() -> None:
     growing = row(60, cache=False, attention="unfused", warmup_tokens=5)
     times = [200.0, *4 * [40.0], *95 * [59.0]]  # 59 < 1.5 · 40: not cold, longer sequences take longer
-    growing = replace(growing, figures={**growing.figures, "token_times_ms": times})
+    growing = replace(growing, figures=replace(growing.figures, token_times_ms=times))
     group = {("unfused", False): growing, ("sdpa", False): cold_row(attention="sdpa")}
     assert next_speed_up(group, ("unfused", False), ("sdpa", False)) == 2  # 40 ÷ 20, not 60 ÷ 20
 
@@ -180,24 +184,27 @@ def test_faster_than_memory_is_flagged() -> None:
 
 def test_memory_that_does_not_hold_the_cache_is_flagged() -> None:
     one = row(10)
-    forgot = replace(one, figures={**one.figures, "peak_bytes": one.figures["weights_bytes"]})
+    forgot = replace(one, figures=replace(one.figures, peak_bytes=one.figures.weights_bytes))
     assert "Impossible memory" in said(forgot)
-    with_cache, without = residences((row(10, cache=False), one, forgot))
-    assert without.why == "weights, cache"
-    assert without.measured_bytes == one.figures["weights_bytes"]  # the tightest of the two
-    assert with_cache.why == "weights"
+    with_cache, without = minimum_memory((row(10, cache=False), one, forgot))
+    assert without.parts == "weights, cache"
+    assert without.measured_bytes == one.figures.weights_bytes  # the tightest of the two
+    assert with_cache.parts == "weights"
 
 
 def test_unsteady_tokens_are_flagged() -> None:
     one = row(10)
     assert "Unsteady" not in said(one)
-    busy = replace(one, figures={**one.figures, "between_tokens_p95_ms": 30.0})
-    assert "**Unsteady tokens** in 1 of 1 rows: the 95th percentile is up to 3.000× the median" in said(busy)
+    busy = replace(one, figures=replace(one.figures, between_tokens_p95_ms=30.0))
+    assert (
+        "**Unsteady tokens**, 95th percentile ÷ median above 1.500×: small fp32, unfused, with the cache: 3.000×."
+        in said(busy)
+    )
 
 
 def test_out_of_memory_keeps_its_row_and_what_was_known() -> None:
     lost = replace(row(1, cache=False), status="oom", message="CUDA out of memory",
-                   figures={"weights_bytes": 2**31, "peak_bytes": 2**32})  # fmt: skip
+                   figures=DecodeFigures(weights_bytes=2**31, peak_bytes=2**32))  # fmt: skip
     text = said(row(10), lost)
     assert "Out of memory: small fp32, unfused, without the cache." in text
     times = next(line for line in text.splitlines() if line.startswith("| small fp32") and "| oom" in line)
@@ -207,7 +214,7 @@ def test_out_of_memory_keeps_its_row_and_what_was_known() -> None:
 
 
 def test_nothing_measured_says_no_figure() -> None:
-    lost = [replace(one, status="failed", message="no", figures={}) for one in four()]
+    lost = [replace(one, status="failed", message="no", figures=DecodeFigures()) for one in four()]
     section = BENCH.section(Results(tuple(lost)))
     assert not [block for block in unfolded(section.blocks) if isinstance(block, Bars | Lines)]
     assert "Failed: small fp32, unfused, with the cache; " in said(*lost)
@@ -225,6 +232,7 @@ def test_figures_show_the_largest_model_that_is_complete() -> None:
     assert bars.series[1] == ("unfused, no cache", (16 / 400 * 1e3, None))
 
 
+@pytest.mark.slow
 def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="the targets need PyTorch")
     monkeypatch.chdir(tmp_path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,21 +15,29 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from nsys_analyzer.benches import all_cases  # noqa: E402
-from nsys_analyzer.benches.flash import BENCH  # noqa: E402
-from nsys_analyzer.benches.flash_costs import find_limits, least_ms, rates, residences  # noqa: E402
-from nsys_analyzer.benches.model import Results, Row, Settings  # noqa: E402
-from nsys_analyzer.capture.cases import NAME, read_file  # noqa: E402
-from nsys_analyzer.cli import cli  # noqa: E402
+from nsys_analyzer.cli.main import cli  # noqa: E402
+from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures  # noqa: E402
+from nsys_analyzer.experiments.flash.cases import TARGET, FlashCase, FlashFigures, FlashRow  # noqa: E402
+from nsys_analyzer.experiments.flash.compared import find_limits  # noqa: E402
+from nsys_analyzer.experiments.flash.section import BENCH, minimum_memory, rates  # noqa: E402
+from nsys_analyzer.experiments.model import AnyRow as Row  # noqa: E402
+from nsys_analyzer.experiments.model import Results, Settings  # noqa: E402
+from nsys_analyzer.experiments.registry import all_cases  # noqa: E402
 from nsys_analyzer.report.model import Lines, Report  # noqa: E402
 from nsys_analyzer.report.renderers.markdown import render  # noqa: E402
+from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
 from profiling_targets import flash  # noqa: E402
+from profiling_targets.attention_passes import Attend  # noqa: E402
 from profiling_targets.cases import NotHereError, measured  # noqa: E402
 
 SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
 CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3", "warmup_ms": 25,
         "measured_ms": 100, "warmup_steps": 1, "steps": 3}  # fmt: skip
 INPUTS = 4 * 2 * 40 * 8 * 4  # q, k, v and the gradient; 2 heads, 40 tokens, 8 features, 4 bytes
+
+
+def measured_flash(**case: Any) -> dict[str, Any]:
+    return measured(TARGET, FlashCase(**{**SMALL, **case}), flash.measure)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +50,9 @@ INPUTS = 4 * 2 * 40 * 8 * 4  # q, k, v and the gradient; 2 heads, 40 tokens, 8 f
     ],
 )
 def test_measure(implementation: str, precision: str, kernel: str) -> None:
-    row = measured(flash.Case(**{**SMALL, "implementation": implementation, "precision": precision}), flash.measure)
+    row = measured(
+        TARGET, FlashCase(**{**SMALL, "implementation": implementation, "precision": precision}), flash.measure
+    )
     figures = row["figures"]
     assert (row["status"], figures["kernel"]) == ("ok", kernel)
     assert figures["inputs_bytes"] == (INPUTS if precision == "fp32" else INPUTS / 2)
@@ -53,50 +64,50 @@ def test_measure(implementation: str, precision: str, kernel: str) -> None:
 
 
 def test_unfused_memory_holds_the_square() -> None:
-    row = measured(flash.Case(**{**SMALL, "implementation": "unfused", "context_length": 256}), flash.measure)
+    row = measured(TARGET, FlashCase(**{**SMALL, "implementation": "unfused", "context_length": 256}), flash.measure)
     weights = 2 * 256**2 * 4
     assert row["figures"]["peak_bytes"] > 2 * weights  # the weights and their gradient
 
 
 def test_the_backend_that_ran_is_named() -> None:
     with sdpa_kernel(SDPBackend.MATH):
-        row = measured(flash.Case(**{**SMALL, "implementation": "sdpa"}), flash.measure)
+        row = measured_flash(implementation="sdpa")
     assert row["figures"]["kernel"] == "math"
 
 
-@pytest.mark.parametrize("factor", [1.001, float("nan")])
-def test_a_wrong_kernel_is_not_timed(factor: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(case: flash.Case) -> flash.Attend:
+@pytest.mark.parametrize(("factor", "says"), [(1.001, "0.001"), (float("nan"), "nan")])
+def test_a_wrong_kernel_is_not_timed(factor: float, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(case: FlashCase) -> Attend:
         return lambda q, k, v: factor * torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.causal)
 
     monkeypatch.setattr(flash, "_attend", wrong)
-    row = measured(flash.Case(**SMALL), flash.measure)
+    row = measured_flash()
     assert row["status"] == "failed"
-    assert "of the largest number, more than 1e-04" in row["message"]
+    assert row["message"].startswith(f"WrongResultError: max_error is {says}")
     assert "forward_ms" not in row["figures"]
 
 
 def test_what_cannot_run_here_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NotHereError, match="no fp32"):
-        flash.measure(flash.Case(device="cuda", implementation="sdpa_flash", precision="fp32"), {})
+        flash.measure(FlashCase(device="cuda", implementation="sdpa_flash", precision="fp32"), FlashFigures())
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(NotHereError, match="pip install triton"):
-        flash.measure(flash.Case(device="cuda", implementation="flash"), {})
+        flash.measure(FlashCase(device="cuda", implementation="flash"), FlashFigures())
 
 
-def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) -> Row:
+def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) -> FlashRow:
     case = {**CASE, "implementation": implementation, "precision": "bf16", "d_head": 64, "context_length": length}
     figures = {"forward_ms": end_to_end_ms / 4, "backward_ms": end_to_end_ms, "end_to_end_ms": end_to_end_ms,
                "peak_bytes": 2**30, "kernel": implementation, "forward_timer": "do_bench"}  # fmt: skip
     status, message = changes.pop("status", "ok"), changes.pop("message", "")
     case |= {key: changes.pop(key) for key in tuple(changes) if key in case}
-    return Row(
+    return typed(Row(
         "profiling_targets.flash", case, status, message,
         {**figures, **changes} if status == "ok" else changes, {"gpu": "NVIDIA H200", "torch": "2.11"},
-    )  # fmt: skip
+    ), TARGET)  # fmt: skip
 
 
-def text(*rows: Row) -> str:
+def text(*rows: FlashRow) -> str:
     said = render(Report("x", (BENCH.section(Results(rows)),)), {})
     return said.replace("\N{NO-BREAK SPACE}", " ")
 
@@ -107,7 +118,7 @@ def test_cases() -> None:
     # ceilings in both precisions; three implementations in both, SDPA's FlashAttention in bf16; 4 widths, 10 lengths
     assert len(cases) == 2 + (3 * 2 + 1) * 4 * 10
     shape = {"precision": "bf16", "d_head": 16, "context_length": 128}
-    assert cases[2].values == {**CASE, **shape, "implementation": "flash"}
+    assert cases[2].case == FlashCase(**{**CASE, **shape, "implementation": "flash"})
     on_cpu = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
     assert len(all_cases(BENCH, Settings("cpu", on_cpu))) == 1 + 3 * 3
 
@@ -149,8 +160,8 @@ def test_roofline() -> None:
     limits = find_limits(Results((one,)), "bf16")
     assert limits is not None
     # 8·4096·4097 ÷ 2 = 67,125,248 scores of 4·64 FLOPs forward, 10·64 backward, at 989.4 TFLOP/s
-    assert least_ms(one, "forward_ms", limits) == pytest.approx(0.0173684, rel=1e-4)
-    assert least_ms(one, "end_to_end_ms", limits) == pytest.approx(3.5 * 0.0173684, rel=1e-4)
+    assert limits.least_ms(one, "forward") == pytest.approx(0.0173684, rel=1e-4)
+    assert limits.least_ms(one, "end_to_end") == pytest.approx(3.5 * 0.0173684, rel=1e-4)
     # of 1 ÷ 4 ms forward, and of 1 ms backward, 2.5 times that
     assert "at best 6.9 % forward (d_head 64, context 4,096) and 4.3 % backward" in text(one)
 
@@ -160,7 +171,7 @@ def test_a_short_pass_is_bound_by_moving() -> None:
     limits = find_limits(Results((short,)), "bf16")
     assert limits is not None
     # 4 tensors of 8·2·64·2 bytes and 8·2·4 of lse: 8,256 bytes at 4.8 TB/s; 24 scores are 6,144 FLOPs
-    assert least_ms(short, "forward_ms", limits) == pytest.approx(8256 / 4.8e12 * 1e3)
+    assert limits.least_ms(short, "forward") == pytest.approx(8256 / 4.8e12 * 1e3)
 
 
 def test_fp32_by_three_products_of_tf32_has_their_limit() -> None:
@@ -172,30 +183,30 @@ def test_fp32_by_three_products_of_tf32_has_their_limit() -> None:
 
 
 def test_without_a_datasheet_the_ceilings_limit() -> None:
-    ceiling = Row("profiling_targets.ceilings", {"precision": "fp32"}, "ok", "",
-                  {"product_flops_per_s": 1e11, "copy_bytes_per_s": 1e10})  # fmt: skip
-    on_cpu = Row("profiling_targets.flash", {**row("flash", 128, 1).case, "device": "cpu", "precision": "fp32"}, "ok")
+    ceiling = Row("profiling_targets.ceilings", CeilingsCase("cuda", "fp32"), "ok", "",
+                  CeilingsFigures(product_flops_per_s=1e11, copy_bytes_per_s=1e10))  # fmt: skip
+    on_cpu = replace(row("flash", 128, 1, device="cpu", precision="fp32"), machine={})
     limits = find_limits(Results((on_cpu,), {"fp32": ceiling}), "fp32")
     assert limits is not None
     assert (limits.flops_per_s, limits.bytes_per_s, limits.source) == (1e11, 1e10, "the measured ceilings")
 
 
 def test_claims_of_unfused_attention_are_its_own() -> None:
-    forward, backward = rates(Results((row("unfused", 4096, 4.0),)))
+    forward, backward = rates(row("unfused", 4096, 4.0))
     square = 8 * 4096**2
     assert (forward.flops, backward.flops) == (4 * 64 * square, 8 * 64 * square)  # masked scores are computed, too
     assert forward.bytes == 8 * square * 2
     assert forward.ms == 1.0  # a quarter of 4
-    (memory,) = residences(Results((row("unfused", 4096, 4.0),)))
-    assert memory.must_live_bytes == 2 * square * 2 + 8 * 4096 * 64 * 2
+    (memory,) = minimum_memory([row("unfused", 4096, 4.0)])
+    assert memory.least_bytes == 2 * square * 2 + 8 * 4096 * 64 * 2
 
 
 def test_sdpa_in_fp32_is_held_to_tensor_cores() -> None:
     rows = [row(one, 128, 1, precision="fp32") for one in ("flash", "sdpa", "unfused")]
-    found = [rate.precision for rate in rates(Results(tuple(rows))) if "forward" in rate.label]
+    found = [rate.precision for row in rows for rate in rates(row) if "forward" in rate.label]
     assert found == ["tf32", "tf32", "fp32"]
     true_fp32 = row("flash", 128, 1, precision="fp32", fp32_products="ieee")
-    three, one = (rates(Results((made,)))[0] for made in (rows[0], true_fp32))
+    three, one = (next(rates(made)) for made in (rows[0], true_fp32))
     assert one.precision == "fp32"
     assert three.flops == 3 * one.flops  # against the peak of TF32
 
@@ -242,6 +253,7 @@ def test_figures() -> None:
     assert (figures[2].log_x, figures[2].log_y, figures[2].y_axis) == (True, True, "ms")
 
 
+@pytest.mark.slow
 def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     options = ["--d-head", "8", "--context-length", "32,64", "--steps", "1", "--device", "cpu"]

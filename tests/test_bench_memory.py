@@ -7,22 +7,23 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.device_memory import DeviceMemory
-from nsys_analyzer.analysis.models import ModelSize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.benches.memory import BENCH
-from nsys_analyzer.benches.model import Results, Row, Settings
+from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.models import ModelSize
+from nsys_analyzer.experiments.memory import case as memory_case
+from nsys_analyzer.experiments.memory.case import TARGET, MemoryFigures, MemoryRow
+from nsys_analyzer.experiments.memory.section import BENCH
+from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.report.model import Lines, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from profiling_targets import memory_history
+from tests.support.rows import default_settings, typed_row
 
 GIB = 2**30
-TARGET = "profiling_targets.memory_history"
 
 
 def settings(device: str = "cuda", **changes: Any) -> Settings:
-    known = {one.name: getattr(one, device) if one.several else getattr(one, device)[0] for one in BENCH.options}
-    return Settings(device, {**known, **changes})
+    return default_settings(BENCH, device, **changes)
 
 
 def phase(name: str, peak_bytes: int, **changes: Any) -> dict[str, Any]:
@@ -36,7 +37,7 @@ def phase(name: str, peak_bytes: int, **changes: Any) -> dict[str, Any]:
     return {**known, **changes}
 
 
-def row(mode: str = "train", context_length: int = 256, model: str = "small", **figures: Any) -> Row:
+def row(mode: str = "train", context_length: int = 256, model: str = "small", **figures: Any) -> MemoryRow:
     case = {
         "device": "cuda", "model": model, "context_length": context_length, "mode": mode, "precision": "fp32",
         "num_layers": 0, "batch_size": 4, "warmup_steps": 3, "steps": 5, "snapshot": "",
@@ -55,10 +56,10 @@ def row(mode: str = "train", context_length: int = 256, model: str = "small", **
         line = {"source": "transformer.py:65 unfused_attention", "code": "weights = scores.exp()  # (B, H, S, S)"}
         kept = {"layer_saves_bytes": 64 * 2**20, "layer_saves_by_shapes_bytes": 64 * 2**20, "kept_bytes": GIB}
         known |= {**kept, "layer_saves": [{**line, "tensors": 1, "bytes": 64 * 2**20}]}
-    return Row(TARGET, case, "ok", "", {**known, **figures}, {"gpu": "NVIDIA H200", "torch": "2.11"})
+    return typed_row(TARGET, case, {**known, **figures})
 
 
-def text(*rows: Row, **more: Any) -> str:
+def text(*rows: MemoryRow, **more: Any) -> str:
     section = BENCH.section(Results(rows, **more))
     said = render(Report("x", (section,)), {one.key: one.key for one in Report("x", (section,)).figures})
     return said.replace("\N{NO-BREAK SPACE}", " ")
@@ -68,24 +69,22 @@ def test_cases_on_a_gpu() -> None:
     cases = BENCH.cases(settings())
     # Two models, each with three lengths in fp32 and the longest in bf16, forward alone and trained.
     assert len(cases) == 2 * (3 + 1) * 2
-    assert [case.label for case in cases if case.values["precision"] == "bf16"] == [
+    assert [case.label for case in cases if case.case.precision == "bf16"] == [
         f"{model}, context 512, {mode}, bf16" for model in ("small", "large") for mode in ("forward", "train")
     ]
-    kept = [case.values["snapshot"] for case in cases if case.values["snapshot"]]
+    kept = [case.case.snapshot for case in cases if case.case.snapshot]
     assert kept == ["snapshots/small_ctx128_forward_fp32.pickle", "snapshots/small_ctx128_train_fp32.pickle"]
-    for case in cases:
-        assert memory_history.Case(**case.values).model == case.values["model"]
 
 
 def test_snapshots_of_all_and_of_none() -> None:
-    assert all(case.values["snapshot"] for case in BENCH.cases(settings(snapshots="all")))
-    assert not any(case.values["snapshot"] for case in BENCH.cases(settings(snapshots="none")))
+    assert all(case.case.snapshot for case in BENCH.cases(settings(snapshots="all")))
+    assert not any(case.case.snapshot for case in BENCH.cases(settings(snapshots="none")))
 
 
 def test_cases_on_a_cpu() -> None:
     cases = BENCH.cases(settings("cpu"))
     assert [case.label for case in cases] == ["small, context 32, forward, fp32", "small, context 32, train, fp32"]
-    assert not any(case.values["snapshot"] for case in cases)
+    assert not any(case.case.snapshot for case in cases)
     assert BENCH.captures
     assert BENCH.captures(settings("cpu")).targets == ()
 
@@ -104,7 +103,7 @@ def test_the_answers_are_computed() -> None:
     assert "Memory is highest in small 512 train fp32: 7.0 GiB, in its backward." in said
     assert "The peak of a full step lies in its backward (2 of 2)." in said
     assert "once the launch queue is full" not in said
-    assert "A layer keeps up to 64.0 MiB of forward for backward (small 256 train fp32), 1.000× what" in said
+    assert "A layer saves up to 64.0 MiB of activations for backward (small 256 train fp32), 1.000× what" in said
     # Two phases of each full step and one of forward alone; each waits for 4 of its 10 ms.
     assert "The phases forward and backward wait for the GPU (5 of 5)." in said
     assert "Nothing ran out of memory." in said
@@ -158,7 +157,9 @@ def test_equal_peaks_are_said_to_lie_between_the_phases() -> None:
 
 
 def test_running_out_of_memory_keeps_its_row() -> None:
-    lost = replace(row(model="large"), status="oom", message="CUDA out of memory", figures={"parameter_bytes": GIB})
+    lost = replace(
+        row(model="large"), status="oom", message="CUDA out of memory", figures=MemoryFigures(parameter_bytes=GIB)
+    )
     said = text(row(), lost)
     assert "Out of memory: large 256 train fp32." in said
     assert any(line.startswith("| large 256 train fp32") and "oom" in line for line in said.splitlines())
@@ -166,8 +167,8 @@ def test_running_out_of_memory_keeps_its_row() -> None:
 
 
 def test_whatever_was_not_measured_says_why() -> None:
-    broken = replace(row(model="large"), status="failed", message="ValueError: no such layer", figures={})
-    late = replace(row(model="xl"), status="timeout", message="more than 600 s", figures={})
+    broken = replace(row(model="large"), status="failed", message="ValueError: no such layer", figures=MemoryFigures())
+    late = replace(row(model="xl"), status="timeout", message="more than 600 s", figures=MemoryFigures())
     said = text(row(), broken, late)
     assert "Out of time: xl 256 train fp32. Failed: large 256 train fp32." in said
     assert "Nothing ran out of memory" not in said
@@ -181,13 +182,13 @@ def test_what_the_allocator_held() -> None:
     figures = {"base_bytes": GIB, "inactive_split_peak_bytes": 3 * GIB // 2}
     assert "| small 256 train fp32 | 1.0 GiB | 5.0 GiB | 6.0 GiB | 8.0 GiB | 1.5 GiB |" in text(row(**figures))
     # A row without these figures leaves them out.
-    assert "| small 256 train fp32 | – | 5.0 GiB | 6.0 GiB | 8.0 GiB | – |" in text(row())
+    assert "| small 256 train fp32 | 5.0 GiB | 6.0 GiB | 8.0 GiB |" in text(row())
 
 
 def test_where_an_empty_cache_costs_time() -> None:
     # 90 ms ÷ 30 ms; of forward 40 − 10 ms, and backward was not timed.
     one = row(phases=[phase("forward", GIB), phase("backward", GIB, cold_ms=None)])
-    assert "| small 256 train fp32 | 30.00 | 90.00 | 3.000× | 77 | 30.00 | – | – | – |" in text(one)
+    assert "| small 256 train fp32 | 30.00 | 90.00 | 3.000× | 77 | 30.00 |" in text(one)
 
 
 def test_reserved_memory_that_no_tensor_had() -> None:
@@ -211,7 +212,7 @@ MODES = ("forward", "train")
 
 
 def test_snapshots_are_linked_from_where_the_section_is_read() -> None:
-    kept = replace(row(), case={**row().case, "snapshot": "snapshots/small.pickle"})
+    kept = replace(row(), case=replace(row().case, snapshot="snapshots/small.pickle"))
     assert "[small.pickle](snapshots/small.pickle)" in text(kept)
     assert "[small.pickle](bench/memory/snapshots/small.pickle)" in text(kept, folder="bench/memory")
     assert "memory_viz" not in text(row())
@@ -266,12 +267,11 @@ def test_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     from profiling_targets.cases import measured
 
     tiny = ModelSize("small", d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=100)
-    for place in ("profiling_targets.memory_history", "nsys_analyzer.benches.memory_facts"):
-        monkeypatch.setattr(f"{place}.find_model", lambda _: tiny)
+    monkeypatch.setattr(memory_case, "find_model", lambda _: tiny)
     rows = []
     for case in BENCH.cases(settings("cpu", num_layers=0)):
-        found = measured(memory_history.Case(**case.values), memory_history.measure)
-        rows.append(Row(TARGET, case.values, found["status"], "", found["figures"], found["machine"]))
+        found = measured(TARGET, case.case, memory_history.measure)
+        rows.append(typed_row(TARGET, found["case"], found["figures"], found["status"], machine=found["machine"]))
     said = text(*rows)
     assert [one.status for one in rows] == ["ok", "ok"]
     assert "1.000× what its shapes say" in said

@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.benches import dtypes
-from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.benches.precision import BENCH
-from nsys_analyzer.benches.steps import TARGET
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
+from nsys_analyzer.experiments.model import AnyRow, Results, Row, Settings
+from nsys_analyzer.experiments.precision import dtypes
+from nsys_analyzer.experiments.precision.dtypes import DtypesCase, DtypesFigures
+from nsys_analyzer.experiments.precision.section import BENCH
+from nsys_analyzer.experiments.steps import TARGET, StepCase
 from nsys_analyzer.report.model import Bars, Report, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.runs.rows import written
+from tests.support.rows import default_settings, typed_row
 
 GIB = 2**30
 BITS = {"fp32": 23, "tf32": 10, "bf16": 7}
@@ -22,7 +26,9 @@ CASE = {
 }  # fmt: skip
 
 
-def row(precision: str, step_ms: float, peak_gib: float = 8, figures: dict[str, Any] | None = None, **case: Any) -> Row:
+def row(
+    precision: str, step_ms: float, peak_gib: float = 8, figures: dict[str, Any] | None = None, **case: Any
+) -> AnyRow:
     known = {
         "forward_flops": 1e12, "backward_flops": 2e12, "product_bits": BITS[precision], "parameters_bytes": GIB,
         "logits_bytes": GIB, "gradients_bytes": GIB, "optimizer_bytes": 0, "peak_allocated_bytes": peak_gib * GIB,
@@ -30,45 +36,43 @@ def row(precision: str, step_ms: float, peak_gib: float = 8, figures: dict[str, 
         "tokens_per_s": 64 * 256e3 / step_ms,
     }  # fmt: skip
     values = {**CASE, "precision": precision, **case}
-    return Row(TARGET, values, "ok", "", {**known, **(figures or {})}, {"gpu": "NVIDIA H200"})
+    return typed_row(TARGET, values, {**known, **(figures or {})})
 
 
-def lost(precision: str, **case: Any) -> Row:
-    return Row(TARGET, {**CASE, "precision": precision, **case}, "oom", "CUDA out of memory")
+def lost(precision: str, **case: Any) -> AnyRow:
+    return typed_row(TARGET, {**CASE, "precision": precision, **case}, {}, "oom", "CUDA out of memory", {})
 
 
-def other(figures: dict[str, Any], status: str = "ok", **case: Any) -> Row:
-    return Row(dtypes.TARGET, {"device": "cuda", **case}, status, "", figures)
+def other(figures: dict[str, Any], status: str = "ok", **case: Any) -> AnyRow:
+    return typed_row(dtypes.TARGET, {"device": "cuda", **case}, figures, status, machine={})
 
 
-def blocks(*rows: Row) -> list[Any]:
+def blocks(*rows: AnyRow) -> list[Any]:
     return list(unfolded(BENCH.section(Results(rows)).blocks))
 
 
-def text(*rows: Row, **more: Any) -> str:
+def text(*rows: AnyRow, **more: Any) -> str:
     section = BENCH.section(Results(rows, **more))
     return render(Report("x", (section,)), {}).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def settings(device: str, **values: Any) -> Settings:
-    defaults = {one.name: one.cuda if device == "cuda" else one.cpu for one in BENCH.options}
-    several = {one.name: one.several for one in BENCH.options}
-    return Settings(device, {**{key: one if several[key] else one[0] for key, one in defaults.items()}, **values})
+def settings(device: str, **changes: Any) -> Settings:
+    return default_settings(BENCH, device, **changes)
 
 
 def test_cases_on_a_gpu() -> None:
     cases = BENCH.cases(settings("cuda"))
-    steps = [case for case in cases if case.module == TARGET]
+    steps = [case for case in cases if case.target == TARGET]
     assert len(steps) == 2 * 2 * 3  # models, modes, precisions
-    assert {(case.values["model"], case.values["batch_size"]) for case in steps} == {("small", 64), ("large", 32)}
-    assert steps[2].values == {**CASE, "mode": "forward", "precision": "bf16"}
-    looks = [case.values["experiment"] for case in cases if case.module == dtypes.TARGET]
+    assert {(case.case.model, case.case.batch_size) for case in steps} == {("small", 64), ("large", 32)}
+    assert steps[2].case == StepCase(**{**CASE, "mode": "forward", "precision": "bf16"})
+    looks = [case.case.experiment for case in cases if case.target == dtypes.TARGET]
     assert looks == [*6 * ["dtypes"], "sums", *7 * ["products"]]
     assert BENCH.precisions(settings("cuda")) == ("fp32", "tf32", "bf16")
 
 
 def test_a_cpu_is_not_asked_for_tf32() -> None:
-    assert not [case for case in BENCH.cases(settings("cpu")) if "tf32" in case.values.values()]
+    assert not [case for case in BENCH.cases(settings("cpu")) if "tf32" in written(case.case).values()]
 
 
 @pytest.mark.parametrize("wrong", ["small", "small:", "small:0", "small:many", ":4"])
@@ -118,7 +122,7 @@ def test_figures() -> None:
 
 
 def test_fp32_that_ran_as_tf32_is_flagged() -> None:
-    ceiling = Row("ceilings", {"precision": "fp32"}, "ok", "", {"product_bits": 10})
+    ceiling = Row("ceilings", CeilingsCase("cuda", "fp32"), "ok", "", CeilingsFigures(10))
     said = text(row("fp32", 300, figures={"product_bits": 10}), ceilings={"fp32": ceiling})
     assert "**Products called fp32 ran as TF32" in said
     assert "in 1 of 1 rows: fp32 kept 10 bits" in said
@@ -159,7 +163,7 @@ def test_products() -> None:
 
 
 def test_sums_that_were_not_measured_say_so() -> None:
-    lacking = Row(dtypes.TARGET, {"experiment": "sums", "terms": 9}, "failed", "a bug")
+    lacking = Row(dtypes.TARGET.module, DtypesCase("cuda", "sums", terms=9), "failed", "a bug", DtypesFigures())
     assert "0.01 added 9 times, one by one. Not measured: failed, a bug." in text(row("fp32", 300), lacking)
 
 
@@ -172,10 +176,12 @@ def test_real_rows() -> None:
     tiny = {"d_model": 32, "d_ff": 64, "num_heads": 4, "vocab_size": 50, "context_length": 16, "length": 256}
     rows = []
     for case in BENCH.cases(settings("cpu", **tiny)):
-        target = {TARGET: training_steps, dtypes.TARGET: looks}[case.module]
-        found = measured(target.Case(**case.values), target.measure)
+        measure: Any = looks.measure if case.target == dtypes.TARGET else training_steps.measure
+        found = measured(case.target, case.case, measure)
         assert found["status"] in ("ok", "unsupported"), found["message"]
-        rows.append(Row(case.module, case.values, found["status"], found["message"] or "", found["figures"]))
+        rows.append(
+            typed_row(case.target, found["case"], found["figures"], found["status"], found["message"] or "", {})
+        )
     said = text(*rows)
     assert "Speed of forward-backward against fp32: small: bf16 autocast" in said
     assert "Under autocast these stay in fp32: parameters," in said

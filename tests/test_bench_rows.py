@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.benches import BENCHES
-from nsys_analyzer.benches.model import Bench
-from nsys_analyzer.capture.cases import NAME
-from nsys_analyzer.commands.bench_results import read_finished
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.model import Bench
+from nsys_analyzer.experiments.registry import BENCHES
+from nsys_analyzer.experiments.results import read_finished
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.runs.rows import NAME
 
 FOLDER = Path(__file__).parent.parent / "examples" / "benches"
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.benches import warmup
-from nsys_analyzer.benches.model import Results, Row, Settings
-from nsys_analyzer.benches.steps import TARGET, cast_bytes, rates, residences
-from nsys_analyzer.benches.timing import BENCH
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.steps import TARGET, StepCase, StepRow, cast_bytes, minimum_memory, rates
+from nsys_analyzer.experiments.timing import warmup
+from nsys_analyzer.experiments.timing.section import BENCH
 from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
+from tests.support.rows import default_settings, typed_row
 
 GIB = 2**30
 CASE = {
@@ -22,7 +23,7 @@ CASE = {
 }  # fmt: skip
 
 
-def row(step_ms: float = 40.0, figures: dict[str, Any] | None = None, **case: Any) -> Row:
+def row(step_ms: float = 40.0, figures: dict[str, Any] | None = None, **case: Any) -> StepRow:
     known = {
         "forward_flops": 1e12, "backward_flops": 2e12, "product_bits": 23, "parameters_bytes": GIB, "logits_bytes": GIB,
         "gradients_bytes": GIB, "optimizer_bytes": 2 * GIB, "peak_allocated_bytes": 8 * GIB,
@@ -31,14 +32,14 @@ def row(step_ms: float = 40.0, figures: dict[str, Any] | None = None, **case: An
         "forward_ms": step_ms / 4, "loss_ms": step_ms / 8, "backward_ms": step_ms / 2, "optimizer_ms": step_ms / 8,
         "warmup_times_ms": 5 * [step_ms], "times_ms": 10 * [step_ms],
     }  # fmt: skip
-    return Row(TARGET, {**CASE, **case}, "ok", "", {**known, **(figures or {})}, {"gpu": "NVIDIA H200"})
+    return typed_row(TARGET, {**CASE, **case}, {**known, **(figures or {})})
 
 
-def lost(**case: Any) -> Row:
-    return Row(TARGET, {**CASE, **case}, "oom", "CUDA out of memory", {"forward_flops": 1}, {"gpu": "NVIDIA H200"})
+def lost(**case: Any) -> StepRow:
+    return typed_row(TARGET, {**CASE, **case}, {"forward_flops": 1}, "oom", "CUDA out of memory")
 
 
-def studied(warmup_steps: int, times: list[float]) -> Row:
+def studied(warmup_steps: int, times: list[float]) -> StepRow:
     mean = sum(times) / len(times)
     before = [1000.0, *4 * [20.0]][:warmup_steps]
     figures = {"times_ms": times, "warmup_times_ms": before, "step_median_ms": 20.0, "step_cv": 0.5}
@@ -46,36 +47,34 @@ def studied(warmup_steps: int, times: list[float]) -> Row:
     return replace(one, environment={warmup.VARIABLE: str(warmup_steps)})
 
 
-def text(*rows: Row) -> str:
+def text(*rows: StepRow) -> str:
     return render(Report("x", (BENCH.section(Results(rows)),)), {}).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def tables(*rows: Row) -> list[Table]:
+def tables(*rows: StepRow) -> list[Table]:
     return [block for block in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(block, Table)]
 
 
-def settings(device: str, **values: Any) -> Settings:
-    defaults = {one.name: one.cuda if device == "cuda" else one.cpu for one in BENCH.options}
-    several = {one.name: one.several for one in BENCH.options}
-    return Settings(device, {**{key: one if several[key] else one[0] for key, one in defaults.items()}, **values})
+def settings(device: str, **changes: Any) -> Settings:
+    return default_settings(BENCH, device, **changes)
 
 
 def test_cases_on_a_gpu() -> None:
     cases = BENCH.cases(settings("cuda"))
     assert len(cases) == 5 * 4 * 3 + 4  # sizes, contexts, modes; four warm-ups
-    assert cases[0].values == {**CASE, "context_length": 128, "mode": "forward"}
+    assert cases[0].case == StepCase(**{**CASE, "context_length": 128, "mode": "forward"})
     assert not any(case.environment for case in cases[:60])  # one process as long as memory lasts
     study = cases[60:]
-    assert [case.values["warmup_steps"] for case in study] == [0, 1, 2, 5]
+    assert [case.case.warmup_steps for case in study] == [0, 1, 2, 5]
     assert len({tuple(case.environment.items()) for case in study}) == 4  # a process each
-    assert all(case.values["steps"] == 10 and case.values["context_length"] == 256 for case in study)
+    assert all(case.case.steps == 10 and case.case.context_length == 256 for case in study)
 
 
 def test_dimensions_are_told_where_they_are_given() -> None:
     cases = BENCH.cases(settings("cuda", d_model=64))
-    assert {case.values["d_model"] for case in cases} == {64}
-    assert "num_layers" not in cases[0].values
-    assert BENCH.cases(settings("cpu"))[0].values["num_layers"] == 2
+    assert {case.case.d_model for case in cases} == {64}
+    assert cases[0].case.num_layers == 0
+    assert BENCH.cases(settings("cpu"))[0].case.num_layers == 2
 
 
 def test_every_default_is_allowed_on_the_command_line() -> None:
@@ -96,7 +95,7 @@ def test_section() -> None:
     said = text(*rows)
     assert "Of 4 configurations 3 were measured." in said
     assert "A step takes 40.00 ms (small, context 256, train) to 80.00 ms (small, context 512, train)." in said
-    assert "Backward takes 2.000× to 2.000× the forward pass." in said  # half a step against a quarter
+    assert "Backward takes 2.000× the forward pass." in said  # half a step against a quarter
     assert "Steps vary by 1.0 % at the most" in said
     assert "Out of memory: small, context 1,024, train." in said
     assert tables(*rows)[0].rows == (
@@ -130,9 +129,10 @@ def test_warmup_study() -> None:
 
 
 def test_a_study_without_slow_steps_says_so() -> None:
-    quick = replace(studied(5, 10 * [20.0]), case={**CASE, "warmup_steps": 0})
+    quick = studied(5, 10 * [20.0])
+    quick = replace(quick, case=replace(quick.case, warmup_steps=0))
     steady = studied(5, 10 * [20.0])
-    rows = tuple(replace(one, figures={**one.figures, "warmup_times_ms": []}) for one in (quick, steady))
+    rows = tuple(replace(one, figures=replace(one.figures, warmup_times_ms=[])) for one in (quick, steady))
     assert "No step of a process took more than 1.5 times the steady step." in text(row(), *rows)
 
 
@@ -173,13 +173,13 @@ def test_a_rate_above_the_peak_is_impossible() -> None:
     assert "**Impossible rate**" not in text(row(400))
 
 
-def test_residences_are_the_tightest_of_each_mode() -> None:
+def test_minimum_memory_is_the_tightest_of_each_mode() -> None:
     tight = row(40, {"peak_allocated_bytes": 6 * GIB}, context_length=128)
-    (one,) = residences([row(40), tight, lost()])
+    (one,) = minimum_memory([row(40), tight, lost()])
     # A layer keeps 10·(4·128·768) + 2·512 + 3·(4·12·128²) + 2·(4·12·128) + 4·(4·128·3072) = 12,596,224 numbers.
     kept = 12 * 4 * 12_596_224
-    assert (one.measured_bytes, one.must_live_bytes) == (6 * GIB, 5 * GIB + kept)  # 1 + 1 + 2 + 1, and what is kept
-    assert one.why == "parameters, gradients, states, logits, kept by the layers"
+    assert (one.measured_bytes, one.least_bytes) == (6 * GIB, 5 * GIB + kept)  # 1 + 1 + 2 + 1, and what is kept
+    assert one.parts == "parameters, gradients, states, logits, activations"
     assert "**Impossible memory**" in text(row(400, {"peak_allocated_bytes": 4 * GIB}))
 
 
@@ -187,21 +187,21 @@ def test_what_must_live_is_what_the_row_tells() -> None:
     plain = row(40, {"optimizer_bytes": 0}, mode="forward-backward")
     only = {"parameters", "gradients", "logits"}
     for changes in ({"compile": True}, {"attention": "sdpa"}, {"warmup_steps": 0, "steps": 1}):
-        (one,) = residences([replace(plain, case={**plain.case, **changes})])
-        assert (one.must_live_bytes, set(one.why.split(", "))) == (3 * GIB, only)
+        (one,) = minimum_memory([replace(plain, case=replace(plain.case, **changes))])
+        assert (one.least_bytes, set(one.parts.split(", "))) == (3 * GIB, only)
     # one layer of d 8, d_ff 16, 2 heads and 100 words casts 4·8² + 3·8·16 = 640, and the head's 800; 2 bytes each
     tiny = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
-    assert cast_bytes(row(precision="bf16", **tiny)) == 2 * 1440
-    assert cast_bytes(row(**tiny)) == 0
+    assert cast_bytes(row(precision="bf16", **tiny).case) == 2 * 1440
+    assert cast_bytes(row(**tiny).case) == 0
     nothing = {"gradients_bytes": 0, "optimizer_bytes": 0, "product_bits": 7}
-    (one,) = residences([row(40, nothing, mode="forward", precision="bf16", **tiny)])
-    assert (one.must_live_bytes, one.why) == (2 * GIB + 2880, "parameters, logits, weights cast to bf16")
+    (one,) = minimum_memory([row(40, nothing, mode="forward", precision="bf16", **tiny)])
+    assert (one.least_bytes, one.parts) == (2 * GIB + 2880, "parameters, logits, weights cast to bf16")
 
 
 def test_flags() -> None:
     said = text(row(400, {"product_bits": 10}), row(400, {"step_cv": 0.25}, context_length=512))
     assert "**Products in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits." in said
-    assert "**Unsteady steps**, CV above 10.0 %: small, context 512, train: 25.0 %." in said
+    assert "**Unsteady steps**, CV above 10.0 %: small, context 512, train: 25.0 %. Was the machine busy?" in said
     assert "**Products" not in text(row(400))
     assert "**Unsteady" not in text(row(400))
 
@@ -216,11 +216,11 @@ def test_real_rows_of_a_tiny_model() -> None:
     assert len(cases) == 2 * 3 + 2
     rows = []
     for case in cases:
-        found = measured(training_steps.Case(**case.values), training_steps.measure)
+        found = measured(TARGET, case.case, training_steps.measure)
         assert found["status"] == "ok", found["message"]
         rows.append(
-            Row(case.module, case.values, "ok", "", found["figures"], found["machine"], case.environment)
-        )  # fmt: skip
+            typed_row(TARGET, found["case"], found["figures"], machine=found["machine"], environment=case.environment)
+        )
     said = text(*rows)
     assert "Of 6 configurations 6 were measured." in said
     assert "With 0 warm-up steps the mean is" in said

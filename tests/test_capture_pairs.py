@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.capture.kineto import convert_trace
-from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.writing import gather_evidence
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.questions import build_report
+from nsys_analyzer.experiments.gathering import gather_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
-from tests.export import ADD, GEMM, PID, Export, training_step
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.trace.sources import convert
+from tests.support.export import ADD, GEMM, PID, Export, training_step
 
 CPU = Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz"
 
@@ -101,7 +101,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
             if kind in BUILDERS:
                 BUILDERS[kind](Export()).write(path)
             elif kind == "on_cpu":
-                convert_trace(CPU, path)
+                convert(CPU, path)
             else:
                 annotated(Export()).write(path)
                 path.write_bytes(path.read_bytes()[:5000] if kind == "truncated" else b"")

@@ -7,15 +7,17 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.capture.cases import NAME, Case, Row, go_on, read_file, remaining_cases, run_cases, start_file
-from nsys_analyzer.capture.process import Ended
-from nsys_analyzer.capture.progress import Progress
+from nsys_analyzer.capture.cases import remaining_cases, run_cases
 from nsys_analyzer.errors import ConfigurationError, NoSpaceError
+from nsys_analyzer.runs.rows import NAME, CaseTarget, Row, Task, note_command, read_file, start_file
+from nsys_analyzer.system.process import Ended, Progress
+
+TARGET: CaseTarget[Any, Any] = CaseTarget("tests.support.case_target")
 
 
-def case(ends: str, number: int = 0, **more: Any) -> Case:
+def case(ends: str, number: int = 0, **more: Any) -> Task[Any]:
     environment = more.pop("environment", {})
-    return Case("tests.case_target", {"ends": ends, "number": number, **more}, f"{ends} {number}", environment)
+    return Task(TARGET, {"ends": ends, "number": number, **more}, f"{ends} {number}", environment)
 
 
 class Runner:
@@ -26,7 +28,7 @@ class Runner:
         self.told: list[str] = []
         start_file(folder, {"bench": "test"})
 
-    def run(self, *cases: Case, timeout_s: float = 30) -> tuple[Row, ...]:
+    def run(self, *cases: Task[Any], timeout_s: float = 30) -> tuple[Row[Any, Any], ...]:
         def ended(name: str, end: Ended, _: float) -> None:
             self.told.append(f"{name}: {end.status}")
 
@@ -94,7 +96,7 @@ def test_a_line_that_was_cut_off_is_passed_over_and_cut(runner: Runner) -> None:
     with (runner.folder / NAME).open("a") as file:
         file.write('{"module": "m", "ca')
     assert len(read_file(runner.folder / NAME)[1]) == 1
-    go_on(runner.folder, "nsys-analyze bench test --resume")
+    note_command(runner.folder, "nsys-analyze bench test --resume")
     assert len(runner.run(case("ok", 2))) == 2
     assert read_file(runner.folder / NAME)[0]["runs"] == ["nsys-analyze bench test --resume"]
 

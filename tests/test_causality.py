@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import plain
-from tests.export import ADD, GEMM, PID, Export, training_step
-from tests.kineto import Kineto
+from tests.support.export import ADD, GEMM, PID, Export, training_step
+from tests.support.kineto import Kineto
 
 KERNEL, RANGE = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS"
 SECOND = 10**9
@@ -89,7 +89,7 @@ def test_an_operation_with_an_impossible_time(tmp_path: Path, wrong: str, why: s
     assert forward is not None
     assert (forward.instances, forward.incomplete_instances) == (2, 1)
     assert forward.gpu_busy_ms.mean == pytest.approx(120 / 1e6)
-    assert any("2 instances of phases left out" in warning for warning in after.warnings)
+    assert any("2 instances of phases left out" in plain(warning) for warning in after.warnings)
 
 
 @pytest.fixture
@@ -355,3 +355,65 @@ def test_half_of_all_times_are_decades_away(tmp_path: Path) -> None:
     summary = broken(path, f"UPDATE {KERNEL} {moved}", f"UPDATE {RANGE} {moved} WHERE rowid <= 6")
     assert left_out(summary)
     assert summary.coverage is not None
+
+
+MS = 10**6
+
+
+@pytest.mark.parametrize(
+    ("launched", "early", "by", "rows"),
+    [
+        # A hundredth of the launches, and one at the least, may not start more than 1 ms before its launch.
+        (15, 1, MS, 0),
+        (15, 1, 2 * MS - 1, 1),
+        (15, 2, 2 * MS, 0),
+        (200, 2, 2 * MS, 2),
+        # However many there are, none but a clock's error of 100 ms.
+        (15, 2, 100 * MS, 0),
+        (15, 2, 199 * MS, 2),
+    ],
+)
+def test_how_far_an_operation_may_lie_before_its_launch(
+    launched: int, early: int, by: int, rows: int, tmp_path: Path
+) -> None:
+    export = Export().range("forward", SECOND, 3 * SECOND)
+    for number in range(launched):
+        at = SECOND + 1000 * (number + 1)
+        start = at - by if number < early else at + 500
+        export.kernel(GEMM, at, start, start + 100)
+    summary = broken(export.write(tmp_path / "t.sqlite"))
+    assert summary.coverage is not None
+    assert summary.coverage.kernels == launched - rows
+    assert len(left_out(summary)) == (rows > 0)
+
+
+def test_a_clock_that_is_a_little_behind_is_left_as_it_is(tmp_path: Path) -> None:
+    export = Export().range("forward", SECOND, 3 * SECOND)
+    for number in range(20):
+        at = SECOND + 1000 * (number + 1)
+        export.kernel(GEMM, at, at - 50 * MS, at - 50 * MS + 100)
+    summary = broken(export.write(tmp_path / "t.sqlite"))
+    assert summary.coverage is not None
+    assert (summary.coverage.kernels, summary.coverage.shortest_wait_ms) == (20, -50.0)
+
+
+@pytest.mark.parametrize(
+    ("length", "node", "stream", "kept"),
+    [
+        (16 * MS, None, 7, True),
+        (16 * MS + 1, None, 7, False),
+        (19 * MS, None, 7, False),
+        (19 * MS, 5, 7, True),  # the nodes of a graph overlap
+        (19 * MS, None, 8, True),  # nothing follows on its stream
+    ],
+)
+def test_an_operation_that_outlasts_the_next_of_its_stream(
+    length: int, node: int | None, stream: int, kept: bool, tmp_path: Path
+) -> None:
+    # The next one runs from 5 to 6 ms after its start, and is the last of all. More than 10 ms later nothing runs.
+    export = Export().range("forward", SECOND, 3 * SECOND)
+    export.kernel(GEMM, SECOND + 10, SECOND + 100, SECOND + 100 + length, node=node, stream=stream)
+    export.kernel(ADD, SECOND + 20, SECOND + 100 + 5 * MS, SECOND + 100 + 6 * MS)
+    summary = broken(export.write(tmp_path / "t.sqlite"))
+    assert summary.coverage is not None
+    assert summary.coverage.kernels == 1 + kept

@@ -16,8 +16,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer import __version__
-from nsys_analyzer.cli import cli, main
-from tests.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
+from nsys_analyzer.cli.main import cli, main
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
 
 RealCapture = Callable[[str], Path]
 MS = 1_000_000
@@ -262,7 +262,7 @@ def test_help_starts_at_once(arguments: list[str]) -> None:
     code = (
         "import sys\n"
         f"sys.argv = ['nsys-analyze', *{arguments!r}]\n"
-        "from nsys_analyzer.cli import main\n"
+        "from nsys_analyzer.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit as stop:\n    assert not stop.code\n"
         f"print([name for name in {HEAVY!r} if name in sys.modules])\n"
     )

@@ -8,12 +8,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
-from nsys_analyzer.analysis.models import ModelSize  # noqa: E402
+from nsys_analyzer.analysis.transformer.models import ModelSize  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import decoding, transformer  # noqa: E402
 from profiling_targets.cases import measured  # noqa: E402
 from profiling_targets.config import ATTENTIONS, Config  # noqa: E402
-from profiling_targets.decoding import Cache, Case, Decoder, generate, max_error, measure  # noqa: E402
+from profiling_targets.decoding import Cache, DecodeCase, Decoder, generate, max_error, measure  # noqa: E402
 
 TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=4, vocab_size=50)
 ROOM = 24
@@ -21,7 +21,7 @@ BATCH = 2
 
 
 def config(attention: str = "unfused") -> Config:
-    return Config(TINY, ROOM, BATCH, "forward", attention=attention, device="cpu")
+    return Config(TINY, context_length=ROOM, batch_size=BATCH, mode="forward", attention=attention, device="cpu")
 
 
 def decoder(attention: str = "unfused") -> Decoder:
@@ -33,9 +33,13 @@ def tokens(length: int) -> Any:
     return torch.randint(TINY.vocab_size, (BATCH, length), generator=torch.Generator().manual_seed(1))
 
 
-def small_case(**changes: Any) -> Case:
+def measure_small(**changes: Any) -> dict[str, Any]:
+    return measured(decoding.TARGET, small_case(**changes), measure)
+
+
+def small_case(**changes: Any) -> DecodeCase:
     known = {"num_layers": 1, "batch_size": 2, "prompt_length": 6, "cache_length": 16, "tokens": 5, "warmup_tokens": 2}
-    return Case(**{"device": "cpu", **known, **changes})
+    return DecodeCase(**{"device": "cpu", **known, **changes})
 
 
 @pytest.mark.parametrize("attention", ATTENTIONS)
@@ -88,7 +92,7 @@ def test_a_generation_fills_the_cache_anew_up_to_its_last_token() -> None:
 
 @pytest.mark.parametrize("cache", [True, False])
 def test_the_figures_of_a_case(cache: bool) -> None:
-    row = measured(small_case(cache=cache), measure)
+    row = measure_small(cache=cache)
     figures = row["figures"]
     assert (row["status"], figures["product_bits"], figures["same_tokens"]) == ("ok", 23, 1)
     assert figures["max_error"] <= figures["tolerance"] == pytest.approx(1e-4 * figures["largest_logit"])
@@ -110,7 +114,7 @@ def test_the_figures_of_a_case(cache: bool) -> None:
 
 
 def test_bf16_halves_weights_and_cache() -> None:
-    single, half = (measured(small_case(precision=precision), measure)["figures"] for precision in ("fp32", "bf16"))
+    single, half = (measure_small(precision=precision)["figures"] for precision in ("fp32", "bf16"))
     assert half["product_bits"] == 7
     for key in ("weights_bytes", "cache_bytes"):
         assert 2 * half[key] == single[key]
@@ -122,7 +126,7 @@ def test_a_cache_that_is_wrong_is_not_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(decoding, "max_error", lambda *_: (float("nan"), 1.0, 0.0))
-    row = measured(small_case(), measure)
+    row = measure_small()
     assert row["status"] == "failed"
     assert "logits with the cache are nan off those without, 0.0001 is allowed" in row["message"]
     assert "between_tokens_ms" not in row["figures"]
@@ -130,7 +134,7 @@ def test_a_cache_that_is_wrong_is_not_timed(
 
 
 def test_tf32_is_not_there_on_a_cpu() -> None:
-    assert measured(small_case(precision="tf32"), measure)["status"] == "unsupported"
+    assert measure_small(precision="tf32")["status"] == "unsupported"
 
 
 @pytest.mark.parametrize(

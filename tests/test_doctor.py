@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.capture import doctor, machine
-from nsys_analyzer.capture.doctor import Check, checks
-from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.commands import run_plan
-from nsys_analyzer.commands.doctor import doctor as command
-from nsys_analyzer.commands.doctor import run_check
+from nsys_analyzer.capture import doctor
+from nsys_analyzer.capture import plan as run_plan
+from nsys_analyzer.capture.doctor import checks, run_check
+from nsys_analyzer.capture.nsys import installation
+from nsys_analyzer.capture.nsys.installation import Check
+from nsys_analyzer.cli.doctor import doctor as command
+from nsys_analyzer.runs import machine
+from nsys_analyzer.system.nsys import Nsys
 from tests.test_nsys import make_command
 from tests.test_profile import IMPORTER, OPTIONS_2022, make_nsys
 
@@ -108,7 +110,7 @@ def test_an_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert one("importer") == Check("importer", "ok", f"starts: {importer}")
     make_command(importer, "echo 'no licence' >&2; exit 1")
     assert (one("importer").status, one("importer").found) == ("broken", f"{importer} does not start: no licence")
-    monkeypatch.setattr(doctor, "missing_libraries", {importer: ("libdw.so.1",)}.get)
+    monkeypatch.setattr(installation, "missing_libraries", {importer: ("libdw.so.1",)}.get)
     assert one("importer") == Check("importer", "broken", f"{importer} lacks libdw.so.1", "apt-get install libdw1")
 
 
@@ -117,8 +119,8 @@ def test_no_importer(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     install_nsys(monkeypatch, nsys)
     assert (one("importer").status, one("importer").found) == ("unknown", f"{nsys} is a script, and only it knows")
     nsys.with_name("binary").write_bytes(b"\x7fELF")
-    monkeypatch.setattr(doctor, "find_importer", lambda _nsys: None)
-    assert doctor.importer_check(Nsys(nsys.with_name("binary"), "2022.4.2.1")).status == "missing"
+    monkeypatch.setattr(installation, "find_importer", lambda _nsys: None)
+    assert installation.importer_check(Nsys(nsys.with_name("binary"), "2022.4.2.1")).status == "missing"
 
 
 def test_a_gpu(one: Look, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +277,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert shown.exit_code == 0, shown.output
     lines = shown.output.splitlines()
     assert lines[0] == "nsys            missing  not on the PATH, nor where installers put it"
-    assert lines[1].startswith("                         to mend it: apt-get install nsight-systems")
+    assert lines[1].startswith("                         to fix it: apt-get install nsight-systems")
     assert lines[-1].startswith("run             ok       records with torch.profiler")
     set_recorders(monkeypatch, torch=None)
     assert CliRunner().invoke(command, arguments).exit_code == 1

@@ -11,11 +11,11 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from profiling_targets import dtypes  # noqa: E402
 from profiling_targets.cases import NotHereError, measured  # noqa: E402
-from profiling_targets.dtypes import Case, measure  # noqa: E402
+from profiling_targets.dtypes import TARGET, DtypesCase, measure  # noqa: E402
 
 
 def row(**values: Any) -> dict[str, Any]:
-    return measured(Case(device="cpu", **values), measure)
+    return measured(TARGET, DtypesCase(device="cpu", **values), measure)
 
 
 def dtypes_of(model: str, precision: str) -> dict[str, str]:
@@ -53,7 +53,7 @@ def test_a_device_without_this_autocast_is_not_a_failure(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(("text", "error"), [("not implemented for 'Half'", NotHereError), ("a bug", RuntimeError)])
 def test_only_a_missing_kernel_is_no_failure(text: str, error: type[Exception]) -> None:
-    with pytest.raises(error, match=text), dtypes._autocast(Case(device="cpu")):
+    with pytest.raises(error, match=text), dtypes._autocast(DtypesCase(device="cpu")):
         raise RuntimeError(text)
 
 
@@ -95,13 +95,13 @@ def test_settings_are_put_back() -> None:
     before = backend.allow_fp16_reduced_precision_reduction
 
     def fails() -> None:
-        with dtypes._accumulating(Case(device="cuda", precision="fp16")):
+        with dtypes._accumulating(DtypesCase(device="cuda", precision="fp16")):
             assert backend.allow_fp16_reduced_precision_reduction is False
             raise ValueError("on the way")
 
     with pytest.raises(ValueError, match="on the way"):
         fails()
     assert backend.allow_fp16_reduced_precision_reduction is before
-    with dtypes._accumulating(Case(device="cuda", precision="fp16", accumulation="reduced")):
+    with dtypes._accumulating(DtypesCase(device="cuda", precision="fp16", accumulation="reduced")):
         assert backend.allow_fp16_reduced_precision_reduction is True
     assert backend.allow_fp16_reduced_precision_reduction is before

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.benches import BENCHES
-from nsys_analyzer.benches.model import Bench
-from nsys_analyzer.capture.cases import NAME, read_file
+from nsys_analyzer.experiments.model import Bench
+from nsys_analyzer.experiments.registry import BENCHES
+from nsys_analyzer.runs.rows import NAME, read_file
 from tests.test_bench_command import invoke
 
 BENCHES_FOLDER = Path(__file__).parent.parent / "examples" / "benches"

@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture import export, placement
-from nsys_analyzer.capture.export import exported_sqlite
-from nsys_analyzer.capture.kineto import converted_sqlite
 from nsys_analyzer.errors import ExportError, NoSpaceError
-from tests.kineto import Kineto
+from nsys_analyzer.trace.sources import made, sqlite_of
+from nsys_analyzer.trace.sources import nsys_report as export
+from tests.support.kineto import Kineto
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
 # which report it was made from.
@@ -98,32 +97,32 @@ def age(path: Path, seconds: int) -> None:
 def test_exports_beside_the_report(suffix: str, report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
     report = report.rename(report.with_name(f"run.v2{suffix}"))
-    assert exported_sqlite(report) == report.with_name("run.v2.sqlite")
+    assert sqlite_of(report) == report.with_name("run.v2.sqlite")
     assert made_from(report.with_name("run.v2.sqlite")) == b"first capture"
     assert calls_of(nsys) == 1
 
 
 def test_a_fresh_export_is_used_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
-    assert exported_sqlite(report) == exported_sqlite(report)
+    assert sqlite_of(report) == sqlite_of(report)
     assert calls_of(nsys) == 1
 
 
 def test_an_export_as_old_as_the_report_is_fresh(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
-    sqlite = exported_sqlite(report)
+    sqlite = sqlite_of(report)
     modified = report.stat().st_mtime_ns
     os.utime(sqlite, ns=(modified, modified))
-    exported_sqlite(report)
+    sqlite_of(report)
     assert calls_of(nsys) == 1
 
 
 def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
-    sqlite = exported_sqlite(report)
+    sqlite = sqlite_of(report)
     report.write_bytes(b"second capture")
     age(sqlite, seconds=3600)
-    assert exported_sqlite(report) == sqlite
+    assert sqlite_of(report) == sqlite
     assert made_from(sqlite) == b"second capture"
     assert calls_of(nsys) == 2
 
@@ -132,14 +131,14 @@ def test_an_older_export_is_made_again(report: Path, fake_nsys: Callable[..., Pa
 def test_a_file_that_is_no_database_is_made_again(content: bytes, report: Path, fake_nsys: Callable[..., Path]) -> None:
     fake_nsys()
     report.with_suffix(".sqlite").write_bytes(content)
-    assert made_from(exported_sqlite(report)) == b"first capture"
+    assert made_from(sqlite_of(report)) == b"first capture"
 
 
 def test_a_fresh_export_needs_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "find_nsys", lambda: None)
     with closing(sqlite3.connect(report.with_suffix(".sqlite"))) as database:
         database.execute("CREATE TABLE anything (x)")
-    assert exported_sqlite(report) == report.with_suffix(".sqlite")
+    assert sqlite_of(report) == report.with_suffix(".sqlite")
 
 
 def test_a_folder_that_cannot_be_written(
@@ -148,18 +147,18 @@ def test_a_folder_that_cannot_be_written(
     nsys = fake_nsys()
     captures = report.parent
     # Root writes where the mode forbids it, so the question is answered for it.
-    monkeypatch.setattr(placement, "_is_writable", lambda folder: folder != captures)
-    sqlite = exported_sqlite(report)
+    monkeypatch.setattr(made, "_is_writable", lambda folder: folder != captures)
+    sqlite = sqlite_of(report)
     assert sqlite.name == "run.sqlite"
     assert sqlite.is_relative_to(own_cache / "nsys-analyze")
     assert made_from(sqlite) == b"first capture"
     assert sqlite.parent.stat().st_mode & 0o777 == 0o700
     assert [path.name for path in captures.iterdir()] == ["run.nsys-rep"]
 
-    assert exported_sqlite(report) == sqlite
+    assert sqlite_of(report) == sqlite
     assert calls_of(nsys) == 1
     age(sqlite, seconds=3600)
-    assert exported_sqlite(report) == sqlite
+    assert sqlite_of(report) == sqlite
     assert calls_of(nsys) == 2
 
 
@@ -170,15 +169,15 @@ def test_reports_of_one_name_have_a_cache_each(
     other = tmp_path / "others" / "run.nsys-rep"
     other.parent.mkdir()
     other.write_bytes(b"another capture")
-    monkeypatch.setattr(placement, "_is_writable", lambda _folder: False)
-    assert made_from(exported_sqlite(report)) == b"first capture"
-    assert made_from(exported_sqlite(other)) == b"another capture"
+    monkeypatch.setattr(made, "_is_writable", lambda _folder: False)
+    assert made_from(sqlite_of(report)) == b"first capture"
+    assert made_from(sqlite_of(other)) == b"another capture"
 
 
 def test_writability_is_tried(tmp_path: Path) -> None:
-    assert placement._is_writable(tmp_path)
+    assert made._is_writable(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert not placement._is_writable(tmp_path / "absent")
+    assert not made._is_writable(tmp_path / "absent")
 
 
 def test_a_cache_that_cannot_be_made(
@@ -186,15 +185,15 @@ def test_a_cache_that_cannot_be_made(
 ) -> None:
     fake_nsys()
     own_cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(placement, "_is_writable", lambda _folder: False)
+    monkeypatch.setattr(made, "_is_writable", lambda _folder: False)
     with pytest.raises(ExportError, match="Set XDG_CACHE_HOME to a folder that can be written"):
-        exported_sqlite(report)
+        sqlite_of(report)
 
 
 def test_no_nsys(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "find_nsys", lambda: None)
     with pytest.raises(ExportError) as caught:
-        exported_sqlite(report)
+        sqlite_of(report)
     assert caught.value.message == f"{report} must be exported to SQLite first, and there is no nsys here"
     assert caught.value.hint == (
         "Install Nsight Systems, or export on the machine that has it: nsys export --type sqlite run.nsys-rep"
@@ -208,7 +207,7 @@ def test_no_nsys_and_an_old_export(report: Path, monkeypatch: pytest.MonkeyPatch
         database.execute("CREATE TABLE anything (x)")
     age(sqlite, seconds=3600)
     with pytest.raises(ExportError, match=r"run\.sqlite is older than run\.nsys-rep"):
-        exported_sqlite(report)
+        sqlite_of(report)
 
 
 FAILURES = {
@@ -235,7 +234,7 @@ def test_a_failed_export_leaves_nothing(failure: str, report: Path, fake_nsys: C
     behaviour, message = FAILURES[failure]
     fake_nsys(behaviour)
     with pytest.raises(ExportError) as caught:
-        exported_sqlite(report)
+        sqlite_of(report)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
@@ -243,11 +242,11 @@ def test_a_failed_export_leaves_nothing(failure: str, report: Path, fake_nsys: C
 
 def test_a_failed_export_leaves_the_older_one(report: Path, fake_nsys: Callable[..., Path]) -> None:
     fake_nsys()
-    sqlite = exported_sqlite(report)
+    sqlite = sqlite_of(report)
     age(sqlite, seconds=3600)
     fake_nsys("sys.exit(1)")
     with pytest.raises(ExportError):
-        exported_sqlite(report)
+        sqlite_of(report)
     assert made_from(sqlite) == b"first capture"
 
 
@@ -264,7 +263,7 @@ def test_an_interrupted_export_leaves_nothing(
 
     monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        exported_sqlite(report)
+        sqlite_of(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
@@ -274,7 +273,7 @@ def test_an_export_that_hangs_is_stopped_with_what_it_started(report: Path, fake
         'open(os.path.join(here, "child"), "w").write(str(child.pid)); child.wait()'
     )
     with pytest.raises(ExportError, match=r"nsys export of .*run\.nsys-rep was stopped after 1 s") as caught:
-        exported_sqlite(report, timeout_s=1)
+        sqlite_of(report, timeout_s=1)
     assert f"nsys export --type sqlite {report}" in caught.value.hint
     assert calls_of(nsys) == 1
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
@@ -287,22 +286,22 @@ def test_the_conversion_of_another_trace_is_not_taken_for_the_export(
 ) -> None:
     nsys = fake_nsys()
     trace = Kineto().launch(1, 0).kernel("gemm", 1, 5, 1).write(report.with_name("run.json.gz"))
-    conversion = converted_sqlite(trace)
+    conversion = sqlite_of(trace)
     assert conversion == report.with_name("run.sqlite")
     kept = conversion.read_bytes()
     for _ in range(2):
-        sqlite = exported_sqlite(report)
+        sqlite = sqlite_of(report)
         assert sqlite.is_relative_to(own_cache)
         assert made_from(sqlite) == b"first capture"
     assert calls_of(nsys) == 1
-    assert converted_sqlite(trace).read_bytes() == kept
+    assert sqlite_of(trace).read_bytes() == kept
 
 
 def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys('sys.exit("Exportation error: Version number is invalid: 2023@4@4@54-234433681190v0")')
     report.write_bytes(b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n\x0bLocal (CLI)")
     with pytest.raises(ExportError) as caught:
-        exported_sqlite(report)
+        sqlite_of(report)
     assert caught.value.message == (
         f"{report} was taken by Nsight Systems 2023.4.4.54, and {nsys} is 2022.4.2.1: too old to read it"
     )
@@ -313,14 +312,14 @@ def test_an_nsys_that_cannot_run(report: Path, fake_nsys: Callable[..., Path]) -
     nsys = fake_nsys()
     nsys.write_text("#!/no/such/interpreter\n")
     with pytest.raises(ExportError, match="cannot be run"):
-        exported_sqlite(report)
+        sqlite_of(report)
 
 
 def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
     nsys = fake_nsys()
     report.write_bytes(b"")
     with pytest.raises(ExportError, match="is empty"):
-        exported_sqlite(report)
+        sqlite_of(report)
     assert calls_of(nsys) == 0
 
 
@@ -328,7 +327,7 @@ def test_an_empty_report(report: Path, fake_nsys: Callable[..., Path]) -> None:
 def test_a_report_that_is_no_file(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.nsys-rep").mkdir()
     with pytest.raises(ExportError, match="does not exist or is not a file"):
-        exported_sqlite(tmp_path / name)
+        sqlite_of(tmp_path / name)
 
 
 @pytest.mark.parametrize("name", ["--output=evil.nsys-rep", "-o.nsys-rep"])
@@ -339,13 +338,13 @@ def test_a_report_that_is_called_like_an_option(
     (tmp_path / "captures").mkdir()
     monkeypatch.chdir(tmp_path / "captures")
     Path(name).write_bytes(b"first capture")
-    assert made_from(exported_sqlite(Path(name))) == b"first capture"
+    assert made_from(sqlite_of(Path(name))) == b"first capture"
     assert nsys.with_name("calls").read_text() == f"{tmp_path}/captures/{name}\n"
     fake_nsys("sys.exit(1)")
     Path(name).touch()
     os.utime(name, (4e9, 4e9))
     with pytest.raises(ExportError, match=rf"by hand: nsys export --type sqlite '?\./{name}"):
-        exported_sqlite(Path(name))
+        sqlite_of(Path(name))
 
 
 @pytest.mark.parametrize("said", ["database or disk is full", ""])
@@ -355,10 +354,9 @@ def test_a_full_disk(said: str, report: Path, fake_nsys: Callable[..., Path], mo
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
     with pytest.raises(NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): it needs more"):
-        exported_sqlite(report)
+        sqlite_of(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 
 
-def test_a_file_of_another_name(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match="not called like an Nsight Systems report"):
-        exported_sqlite(tmp_path / "run.sqlite")
+def test_an_export_is_read_as_it_is(tmp_path: Path) -> None:
+    assert sqlite_of(tmp_path / "run.sqlite") == tmp_path / "run.sqlite"

@@ -17,7 +17,7 @@ if importlib.util.find_spec("triton") is None:
 
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
-from tests.attention_reference import TOLERATED, error, random_inputs  # noqa: E402
+from tests.support.attention_reference import TOLERATED, error, random_inputs  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; the interpreter runs here")
@@ -25,8 +25,9 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an N
 in_autograd = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
 
 
+@pytest.mark.slow
 def test_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/interpreted_flash.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/support/interpreted_flash.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

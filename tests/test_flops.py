@@ -1,7 +1,7 @@
 import pytest
 
-from nsys_analyzer.analysis.flops import (
-    attention_product_flops,
+from nsys_analyzer.analysis.transformer.flops import (
+    attention_matmul_flops,
     attention_to_softmax_flop_ratio,
     backward_flops,
     feed_forward_flops,
@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.flops import (
     projection_flops,
     softmax_flops,
 )
-from nsys_analyzer.analysis.models import MODEL_SIZES, ModelSize, find_model
+from nsys_analyzer.analysis.transformer.models import MODEL_SIZES, ModelSize, find_model
 
 TINY = ModelSize("tiny", d_model=8, d_ff=16, num_layers=3, num_heads=2, vocab_size=100)
 B, S = 2, 5
@@ -18,7 +18,7 @@ B, S = 2, 5
 
 def test_each_part_of_a_tiny_model() -> None:
     assert projection_flops(TINY, B, S) == 15_360  # 8·2·5·8²·3
-    assert attention_product_flops(TINY, B, S) == 4_800  # 4·2·5²·8·3
+    assert attention_matmul_flops(TINY, B, S) == 4_800  # 4·2·5²·8·3
     assert feed_forward_flops(TINY, B, S) == 23_040  # 6·2·5·8·16·3
     assert head_flops(TINY, B, S) == 16_000  # 2·2·5·8·100
     assert softmax_flops(TINY, B, S) == 1_500  # 5·2·2·5²·3
@@ -31,7 +31,7 @@ def test_parts_are_the_products_they_stand_for() -> None:
     tokens, d, d_head = B * S, TINY.d_model, TINY.d_head
     assert projection_flops(TINY, B, S) == 3 * 4 * product(tokens, d, d)
     scores_and_values = product(S, d_head, S) + product(S, S, d_head)
-    assert attention_product_flops(TINY, B, S) == 3 * B * TINY.num_heads * scores_and_values
+    assert attention_matmul_flops(TINY, B, S) == 3 * B * TINY.num_heads * scores_and_values
     assert feed_forward_flops(TINY, B, S) == 3 * (2 * product(tokens, d, TINY.d_ff) + product(tokens, TINY.d_ff, d))
     assert head_flops(TINY, B, S) == product(tokens, d, TINY.vocab_size)
 
@@ -49,7 +49,7 @@ def test_forward_of_small() -> None:
 
 @pytest.mark.parametrize("model", MODEL_SIZES, ids=lambda model: model.name)
 def test_ratio_is_four_fifths_of_d_head(model: ModelSize) -> None:
-    ratio = attention_product_flops(model, 4, 512) / softmax_flops(model, 4, 512)
+    ratio = attention_matmul_flops(model, 4, 512) / softmax_flops(model, 4, 512)
     assert attention_to_softmax_flop_ratio(model) == pytest.approx(ratio)
 
 

@@ -14,6 +14,7 @@ from tests.fuzz.sandbox import Outcome
 CASES = 60
 
 
+@pytest.mark.slow
 def test_a_short_round_finds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with capsys.disabled():  # the child writes to the file descriptors themselves
         tried, found = fuzz(600, 20, tmp_path, most=CASES)

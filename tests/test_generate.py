@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.share_scrub import shown_command
-from nsys_analyzer.cli import cli
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.share.scrub import shown_command
 from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import DATA
-from tests.export import Export, training_step
-from tests.kineto import Kineto
+from tests.support.export import Export, training_step
+from tests.support.kineto import Kineto
 from tests.test_report_command import section
 
 MARKED = "A recipe, not what was run:"

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.models import configuration_from_name
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.questions import build_report
-from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.models import configuration_from_name
 from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.text import plain
-from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
 
 MS = 1e-6
 
@@ -147,7 +147,7 @@ def test_a_warm_up_without_an_end_lasts_to_the_end(tmp_path: Path) -> None:
     export.range("warmup", 60, None).range("forward", 100, 200).kernel(GEMM, 110, 120, 130)
     summary = summary_of(export, tmp_path)
     assert counts(summary) == {"forward": 1}
-    assert any("warm-up range has no end" in warning for warning in summary.warnings)
+    assert any("warm-up range has no end" in plain(warning) for warning in summary.warnings)
 
 
 def test_a_straggler_of_a_microsecond_is_no_lack_of_synchronisation(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_kernel_without_an_end_is_left_out_and_said(tmp_path: Path) -> None:
     (summary,) = summarize(Trace.load(path), "t")
     assert summary.coverage is not None
     assert (summary.coverage.kernels, summary.coverage.kernel_ms) == (1, pytest.approx(10 * MS))
-    (said,) = [plain(warning, "`") for warning in summary.warnings if "Left out of every figure" in warning]
+    (said,) = [plain(warning, "`") for warning in summary.warnings if "Left out of every figure" in plain(warning)]
     assert said == (
         "Left out of every figure: 1 row of CUPTI_ACTIVITY_KIND_KERNEL with no times, such as "
         f"`{ADD}`, 50 to unknown ns."
@@ -179,13 +179,13 @@ def test_several_threads_in_one_phase_are_said(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100)
     for tid in (101, 102):
         export.range("forward", 10, 90, tid=tid).kernel(GEMM, 20, 30, 40, tid=tid)
-    assert any("Several threads have forward open" in w for w in summary_of(export, tmp_path).warnings)
+    assert any("Several threads have forward open" in plain(w) for w in summary_of(export, tmp_path).warnings)
 
 
 def test_two_gpus_of_one_process_are_said(tmp_path: Path) -> None:
     export = Export().range("forward", 0, 100).kernel(GEMM, 10, 20, 40).kernel(GEMM, 12, 20, 40, device=1)
     summary = summary_of(export, tmp_path)
-    assert any("2 GPUs" in warning for warning in summary.warnings)
+    assert any("2 GPUs" in plain(warning) for warning in summary.warnings)
     assert summary.phases[0].gpu_busy_ms.mean == pytest.approx(20 * MS)
 
 

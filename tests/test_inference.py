@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.phases import PhaseNames
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from tests.export import ADD, AUTOGRAD, GEMM, Export
-from tests.kineto import AUTOGRAD as TORCH_AUTOGRAD
-from tests.kineto import Kineto
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from tests.support.export import ADD, AUTOGRAD, GEMM, Export
+from tests.support.kineto import AUTOGRAD as TORCH_AUTOGRAD
+from tests.support.kineto import Kineto
 
 ENGINE = "autograd::engine::evaluate_function: MmBackward0"
 
@@ -87,6 +87,34 @@ def test_a_phase_named_by_option_switches_it_off(tmp_path: Path) -> None:
     summary = summary_of(path, PhaseNames.parse(["forward=my_pass"]))
     assert kernels(summary) == {"forward": (1, 6)}  # all of 5 to 500: backward is not known, so nothing is taken out
     assert not summary.phases[0].inferred
+
+
+def test_a_phase_named_by_option_and_not_in_the_capture_switches_it_off(tmp_path: Path) -> None:
+    assert kernels(summary_of(traced().write(tmp_path / "t.sqlite"), PhaseNames.parse(["forward=missing"]))) == {}
+
+
+def test_of_several_threads_that_call_modules_the_busiest_runs_the_forwards(tmp_path: Path) -> None:
+    export = Export()
+    for at, tid in ((0, 101), (100, 102), (200, 102), (300, 103)):
+        export.range("torch.nn.modules.Module.__call__", at + 1, at + 50, tid=tid)
+        export.kernel(GEMM, at + 10, at + 20, at + 30, tid=tid)
+    assert kernels(summary_of(export.write(tmp_path / "t.sqlite"))) == {"forward": (2, 1)}
+
+
+def test_warm_up_of_another_process_parts_no_forward(tmp_path: Path) -> None:
+    # It begins between the model and its criterion.
+    export = traced().range("warmup", 305, None, tid=200, pid=200).kernel(ADD, 1, 2, 3, tid=200, pid=200)
+    first, _ = sorted(summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t"), key=lambda one: one.pid or 0)
+    assert kernels(first) == {"forward": (2, 3), "backward": (2, 2), "optimizer": (2, 1)}
+
+
+def test_a_forward_begins_with_the_outermost_operator_of_its_thread(tmp_path: Path) -> None:
+    # aten::to opens at 45 around aten::copy_, which launches at 50; backward makes its first gradient from 188 on.
+    trace = Kineto()
+    torch_step(trace.operator("aten::to", 45, 10).operator("aten::copy_", 47, 5), 0, 1)
+    forward = summary_of(trace.write(tmp_path / "t.json")).phase("forward")
+    assert forward is not None
+    assert forward.wall_ms.mean == pytest.approx((188 - 45) / 1e3)
 
 
 # --- autograd's operators ----------------------------------------------------------------------------------------

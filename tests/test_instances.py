@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import plain
-from tests.export import ADD, AUTOGRAD, GEMM, Export, training_step
+from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
 
 
 def summary_of(export: Export, tmp_path: Path) -> CaptureSummary:
@@ -102,3 +103,99 @@ def test_an_allocation_that_succeeds_on_retry_is_not(tmp_path: Path) -> None:
     summary = summary_of(export.kernel(GEMM, 20, 30, 40), tmp_path)
     assert summary.status == "ok"
     assert phase_counts(summary) == {"forward": (1, 0, 0)}
+
+
+def of_two(export: Export, tmp_path: Path) -> tuple[CaptureSummary, CaptureSummary]:
+    """The summaries of processes 100 and 200."""
+    first, second = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    return (first, second) if first.pid == 100 else (second, first)
+
+
+def lost(summary: CaptureSummary) -> int:
+    assert summary.coverage is not None
+    return summary.coverage.lost_launches
+
+
+def test_only_launches_within_a_capture_run_nothing(tmp_path: Path) -> None:
+    # Process 100 captures a graph in [10, 30). Its launches at 5 and 40 lack their kernels, and the one of process
+    # 200 at 20; the one at 20 was captured. Nothing ends what begins at 60: the launch at 70 lacks its kernel.
+    export = Export().range("forward", 0, 100).kernel(GEMM, 80, 90, 95)
+    export.range("forward", 0, 100, tid=200, pid=200).kernel(GEMM, 1, 2, 3, tid=200, pid=200)
+    for api, at in (("cudaStreamBeginCapture_v10000", 10), ("cudaStreamEndCapture_v10000", 30)):
+        export.call(api, at)
+    for at in (5, 20, 40, 70):
+        export.call("cudaLaunchKernel_v7000", at)
+    export.call("cudaStreamBeginCapture_v10000", 60)
+    export.call("cudaLaunchKernel_v7000", 20, tid=200, pid=200)
+    first, second = of_two(export, tmp_path)
+    assert (lost(first), lost(second)) == (3, 1)
+    assert phase_counts(first) == phase_counts(second) == {"forward": (0, 0, 1)}
+
+
+def test_warm_up_without_an_end_lasts_to_the_end_of_its_process(tmp_path: Path) -> None:
+    # It starts at 500, with the second forward.
+    export = Export().range("warmup", 500, None)
+    for pid in (100, 200):
+        for at in (0, 500, 700):
+            export.range("forward", at, at + 50, tid=pid, pid=pid).kernel(
+                GEMM, at + 5, at + 10, at + 20, tid=pid, pid=pid
+            )
+    first, second = of_two(export, tmp_path)
+    assert phase_counts(first)["forward"] == (1, 2, 0)
+    assert phase_counts(second)["forward"] == (3, 0, 0)
+
+
+def test_a_phase_that_autograds_thread_alone_opens_is_an_instance(tmp_path: Path) -> None:
+    export = Export().thread(AUTOGRAD, "pt_autograd_0").range("backward", 0, 100, tid=AUTOGRAD)
+    assert phase_counts(summary_of(export.kernel(GEMM, 20, 30, 40, tid=AUTOGRAD), tmp_path)) == {"backward": (1, 0, 0)}
+
+
+def test_steps_without_a_backward_are_apart_where_others_have_one(tmp_path: Path) -> None:
+    # Process 100 trains in its first step and evaluates in the other two; process 200 only ever evaluates.
+    export = Export()
+    for pid in (100, 200):
+        for at in (0, 1000, 2000):
+            export.range("step", at, at + 500, tid=pid, pid=pid).kernel(
+                GEMM, at + 5, at + 10, at + 20, tid=pid, pid=pid
+            )
+    export.range("backward", 100, 200).kernel(GEMM, 110, 120, 130)
+    first, second = of_two(export, tmp_path)
+    assert {p.phase: (p.instances, p.holds_backward) for p in first.phases} == {
+        "backward": (1, True), "step": (1, True), "step without backward": (2, False),
+    }  # fmt: skip
+    assert phase_counts(second) == {"step": (3, 0, 0)}
+
+
+def test_what_is_open_or_out_of_memory_in_one_process_is_so_in_it_alone(tmp_path: Path) -> None:
+    # Process 100 leaves backward and warm-up open; process 200 fails to allocate at 300 and launches nothing more.
+    export = Export().range("backward", 200, None).range("warmup", 900, None)
+    for pid in (100, 200):
+        export.range("forward", 0, 100, tid=pid, pid=pid).kernel(GEMM, 5, 10, 20, tid=pid, pid=pid)
+    export.kernel(GEMM, 400, 410, 420)
+    export.call("cudaMalloc_v3020", 300, tid=200, pid=200, result=2)
+    export.call("cudaFree_v3020", 350, tid=200, pid=200)
+    first, second = of_two(export, tmp_path)
+    assert (first.status, second.status) == ("partial", "oom")
+    attributed = AttributedTrace(Trace.load(tmp_path / "t.sqlite"))
+    ours, other = global_pid(100), global_pid(200)
+    assert [attributed.open_phases(one) for one in (ours, other)] == [("backward",), ()]
+    assert [attributed.open_warmups(one) for one in (ours, other)] == [1, 0]
+    assert [attributed.out_of_memory(one) for one in (ours, other)] == [False, True]
+
+
+def test_phases_inside_others_and_phases_at_once(tmp_path: Path) -> None:
+    # Process 100: two losses lie inside forward, a third one beside it; the last two of three backwards are on two
+    # threads at once.
+    # Process 200: two forwards, one behind the other, and a warm-up range in the second.
+    export = Export().range("forward", 0, 100).kernel(GEMM, 5, 10, 20)
+    for start, end in ((10, 20), (90, 100), (150, 160)):
+        export.range("loss", start, end)
+    for start, tid in ((200, 101), (300, 101), (350, 102)):
+        export.range("backward", start, start + 100, tid=tid)
+    export.range("forward", 0, 100, tid=200, pid=200).range("forward", 100, 200, tid=200, pid=200)
+    export.range("warmup", 120, 130, tid=200, pid=200).kernel(GEMM, 5, 10, 20, tid=200, pid=200)
+    attributed = AttributedTrace(Trace.load(export.write(tmp_path / "t.sqlite")))
+    ours, other = global_pid(100), global_pid(200)
+    assert [attributed.nested_phases(one) for one in (ours, other)] == [{("loss", "forward"): 2}, {}]
+    assert [attributed.concurrent_phases(one) for one in (ours, other)] == [("backward",), ()]
+    assert [attributed.around_warmup(one) for one in (ours, other)] == [(), ("forward",)]

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals import group_sum, unions
+from nsys_analyzer.analysis.intervals.timeline import group_sum, unions
 
 GROUPS = 3
 intervals = st.lists(

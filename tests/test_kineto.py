@@ -18,19 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.classes import classify
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.capture import placement
-from nsys_analyzer.capture.kineto import convert_trace, converted_sqlite
-from nsys_analyzer.capture.kineto_ids import folded
-from nsys_analyzer.capture.kineto_operators import is_operator, stretches
-from nsys_analyzer.capture.kineto_origin import CONVERTER, Source
-from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.gather import find_traces
+from nsys_analyzer.analysis.kernels.classes import classify
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.runs.gather import find_traces
+from nsys_analyzer.trace.sources import convert, made, sqlite_of
+from nsys_analyzer.trace.sources.kineto.ids import folded
+from nsys_analyzer.trace.sources.kineto.operators import is_operator, stretches
+from nsys_analyzer.trace.sources.made import CONVERTER, Fingerprint
 from tests.conftest import DATA
-from tests.export import Export
-from tests.kineto import AUTOGRAD, MAIN, PID, Kineto
+from tests.support.export import Export
+from tests.support.kineto import AUTOGRAD, MAIN, PID, Kineto
 
 VM = 1 << 48
 GEMM = "ampere_sgemm_128x64_tn"
@@ -48,7 +47,7 @@ def rows(sqlite: Path, query: str) -> list[tuple[Any, ...]]:
 
 
 def converted(trace: Kineto, tmp_path: Path) -> Path:
-    convert_trace(trace.write(tmp_path / "t.json"), tmp_path / "t.sqlite")
+    convert(trace.write(tmp_path / "t.json"), tmp_path / "t.sqlite")
     return tmp_path / "t.sqlite"
 
 
@@ -382,7 +381,7 @@ def test_bad_input_is_one_clear_line(content: bytes, message: str, tmp_path: Pat
     path = tmp_path / "t.json.gz"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message) as caught:
-        converted_sqlite(path)
+        sqlite_of(path)
     assert caught.value.hint
     assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == [path]
@@ -399,12 +398,12 @@ def test_no_such_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["a.b.json", "a.b.json.gz", "a.b.pt.trace.json", "a.b.pt.trace.json.gz"])
 def test_the_converted_file_lies_beside_the_trace_and_is_kept(name: str, tmp_path: Path) -> None:
     trace = gpu_step().write(tmp_path / name)
-    sqlite = converted_sqlite(trace)
+    sqlite = sqlite_of(trace)
     assert sqlite == tmp_path / "a.b.sqlite"
     made = sqlite.stat().st_ino
-    assert converted_sqlite(trace).stat().st_ino == made
+    assert sqlite_of(trace).stat().st_ino == made
     os.utime(trace, ns=(0, sqlite.stat().st_mtime_ns + 1))
-    assert converted_sqlite(trace).stat().st_ino == made  # its content is what it was
+    assert sqlite_of(trace).stat().st_ino == made  # its content is what it was
 
 
 def replaced(trace: Path, other: Kineto, mtime_ns: int) -> Path:
@@ -425,43 +424,43 @@ def test_a_trace_that_was_replaced_is_converted_again(shift_ns: int, tmp_path: P
 
 def test_a_trace_that_cannot_be_read_again_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = gpu_step().write(tmp_path / "a.json.gz")
-    converted_sqlite(trace)
+    sqlite_of(trace)
     os.utime(trace, (0, 0))
 
     def refused(*_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Source, "of", refused)
+    monkeypatch.setattr(Fingerprint, "of", refused)
     with pytest.raises(TraceError, match=r"a\.json\.gz: Permission denied"):
-        converted_sqlite(trace)
+        sqlite_of(trace)
 
 
 def test_a_folder_that_was_copied_is_not_converted_again(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
-    converted_sqlite(gpu_step().write(tmp_path / "one" / "a.json.gz"))
+    sqlite_of(gpu_step().write(tmp_path / "one" / "a.json.gz"))
     shutil.copytree(tmp_path / "one", tmp_path / "two", copy_function=shutil.copy)
     copy = tmp_path / "two" / "a.sqlite"
     made = copy.stat().st_ino
     os.utime(tmp_path / "two" / "a.json.gz", (2**31, 2**31))  # newer than all
     assert [path.name for path in find_traces([tmp_path / "two"])] == ["a.sqlite"]
-    assert converted_sqlite(tmp_path / "two" / "a.json.gz") == copy
+    assert sqlite_of(tmp_path / "two" / "a.json.gz") == copy
     assert copy.stat().st_ino == made
 
 
 def test_a_file_of_another_converter_is_made_again(tmp_path: Path) -> None:
     trace = gpu_step().write(tmp_path / "a.json")
-    sqlite = converted_sqlite(trace)
+    sqlite = sqlite_of(trace)
     with closing(sqlite3.connect(sqlite)) as connection:
         connection.execute("UPDATE META_DATA_EXPORT SET value = '0' WHERE name = 'EXPORT_CONVERTER_VERSION'")
         connection.commit()
-    converted_sqlite(trace)
+    sqlite_of(trace)
     assert (CONVERTER,) in rows(sqlite, "SELECT value FROM META_DATA_EXPORT")
 
 
 def test_an_export_of_nsys_of_that_name_is_not_written_over(tmp_path: Path, own_cache: Path) -> None:
     export = Export().kernel(GEMM, 1, 2, 3).write(tmp_path / "a.sqlite")
     before = export.read_bytes()
-    sqlite = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
+    sqlite = sqlite_of(gpu_step().write(tmp_path / "a.json.gz"))
     assert sqlite.is_relative_to(own_cache)
     assert export.read_bytes() == before
 
@@ -472,29 +471,29 @@ def test_traces_of_one_name_have_a_file_each(tmp_path: Path) -> None:
     for _ in range(2):
         assert Trace.load(first).operations.names == (GEMM,)
         assert Trace.load(second).operations.names == ("aten::mm",)
-    assert {converted_sqlite(first).parent, converted_sqlite(second).parent} > {tmp_path}
+    assert {sqlite_of(first).parent, sqlite_of(second).parent} > {tmp_path}
 
 
 def test_a_renamed_trace_keeps_its_file(tmp_path: Path) -> None:
-    sqlite = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
+    sqlite = sqlite_of(gpu_step().write(tmp_path / "a.json.gz"))
     trace = (tmp_path / "a.json.gz").rename(tmp_path / "b.json.gz")
-    assert converted_sqlite(trace) != sqlite.rename(tmp_path / "c.sqlite")
+    assert sqlite_of(trace) != sqlite.rename(tmp_path / "c.sqlite")
     (tmp_path / "c.sqlite").rename(tmp_path / "b.sqlite")
     assert [path.name for path in find_traces([tmp_path])] == ["b.sqlite"]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "_is_writable", lambda folder: folder != tmp_path)
+    monkeypatch.setattr(made, "_is_writable", lambda folder: folder != tmp_path)
     trace = gpu_step().write(tmp_path / "a.json.gz")
-    assert converted_sqlite(trace).is_relative_to(own_cache)
-    assert converted_sqlite(trace) == converted_sqlite(trace)
+    assert sqlite_of(trace).is_relative_to(own_cache)
+    assert sqlite_of(trace) == sqlite_of(trace)
 
 
 def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
     output = tmp_path / "folder"
     (output / "t.sqlite").mkdir(parents=True)
     with pytest.raises(NsysAnalyzerError, match=r"t\.sqlite is a folder, not a file"):
-        convert_trace(gpu_step().write(tmp_path / "t.json"), output / "t.sqlite")
+        convert(gpu_step().write(tmp_path / "t.json"), output / "t.sqlite")
     assert [path.name for path in output.iterdir()] == ["t.sqlite"]
 
 
@@ -506,17 +505,17 @@ def test_a_folder_holds_each_trace_once_and_no_plain_json(tmp_path: Path) -> Non
         gpu_step().write(tmp_path / name)
     found = [path.name for path in find_traces([tmp_path])]
     assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz"]
-    converted_sqlite(tmp_path / "a.json.gz")
+    sqlite_of(tmp_path / "a.json.gz")
     assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite", *found[1:]]
 
 
 def test_a_file_stands_for_the_trace_that_it_was_made_from(tmp_path: Path) -> None:
     (tmp_path / "run.nsys-rep").write_bytes(b"report")
     second = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "run.pt.trace.json")
-    made = converted_sqlite(gpu_step().write(tmp_path / "run.json.gz"))
+    made = sqlite_of(gpu_step().write(tmp_path / "run.json.gz"))
     assert [path.name for path in find_traces([tmp_path])] == ["run.nsys-rep", "run.pt.trace.json", "run.sqlite"]
     made.unlink()
-    converted_sqlite(second)
+    sqlite_of(second)
     assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.nsys-rep", "run.sqlite"]
     made.unlink()
     Export().kernel(GEMM, 1, 2, 3).write(made)  # an export of nsys, newer than its report
@@ -526,13 +525,13 @@ def test_a_file_stands_for_the_trace_that_it_was_made_from(tmp_path: Path) -> No
 
 
 def test_a_trace_stands_for_the_file_of_an_older_converter(tmp_path: Path) -> None:
-    made = converted_sqlite(gpu_step().write(tmp_path / "a.json.gz"))
+    made = sqlite_of(gpu_step().write(tmp_path / "a.json.gz"))
     with closing(sqlite3.connect(made)) as connection:  # the first converter did not say from what it converted
         connection.execute("DELETE FROM META_DATA_EXPORT WHERE name = 'EXPORT_SOURCE_SUFFIX'")
         connection.execute("UPDATE META_DATA_EXPORT SET value = '1' WHERE name = 'EXPORT_CONVERTER_VERSION'")
         connection.commit()
     assert [path.name for path in find_traces([tmp_path])] == ["a.json.gz"]
-    assert converted_sqlite(tmp_path / "a.json.gz") == made
+    assert sqlite_of(tmp_path / "a.json.gz") == made
     assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite"]
 
 

@@ -8,12 +8,12 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.capture.share import share
-from nsys_analyzer.cli import cli
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.share.copy import share
 from nsys_analyzer.trace.columns import ALLOCATE, BEGIN_CAPTURE, END_CAPTURE, LAUNCH, OTHER_CALL
-from tests.kineto import MAIN, PID, Kineto
+from tests.support.kineto import MAIN, PID, Kineto
 
 GEMM = "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32"
 HIP_VERSION = 70_253_211  # 7.2.53211: major · 10,000,000 + minor · 100,000 + patch

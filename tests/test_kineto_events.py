@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.kineto import convert_trace
 from nsys_analyzer.errors import TraceError
-from tests.kineto import Kineto
+from nsys_analyzer.trace.sources import convert
+from tests.support.kineto import Kineto
 
 GEMM = "ampere_sgemm_128x64_tn"
 
@@ -27,7 +27,7 @@ def tables(text: str, tmp_path: Path) -> dict[str, list[tuple[Any, ...]]]:
     """The rows of what a trace of this text becomes, by table; all but the mark of where it came from."""
     path, output = tmp_path / "t.json", tmp_path / "t.sqlite"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
-    convert_trace(path, output)
+    convert(path, output)
     with closing(sqlite3.connect(output)) as connection:
         names = [name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         found = {name: connection.execute(f'SELECT * FROM "{name}"').fetchall() for name in names}

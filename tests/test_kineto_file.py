@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.analysis.verdicts import busy_share
-from nsys_analyzer.capture.timings import read_timings
-from nsys_analyzer.commands.timed import with_timings
-from nsys_analyzer.questions.overhead import overhead
-from nsys_analyzer.questions.verdicts import verdicts
-from tests.kineto import Kineto
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.verdicts import busy_share
+from nsys_analyzer.report.sections.overhead import overhead
+from nsys_analyzer.report.sections.verdicts import verdicts
+from nsys_analyzer.runs.timed import with_timings
+from nsys_analyzer.runs.timings import read_timings
+from tests.support.kineto import Kineto
 
 GEMM = "ampere_sgemm_128x64_tn"
 ADD = "vectorized_elementwise_kernel"

@@ -18,10 +18,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsys_analyzer.capture.kineto import convert_trace
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.trace.sources import convert
 from tests.conftest import DATA
-from tests.kineto import AUTOGRAD, Kineto
+from tests.support.kineto import AUTOGRAD, Kineto
 
 ANCHOR = "anchor"
 
@@ -149,7 +149,7 @@ def rows_of(trace: Any, tables: tuple[str, ...]) -> dict[str, Counter[tuple[Any,
     with tempfile.TemporaryDirectory() as folder:
         path, output = Path(folder) / "t.json", Path(folder) / "t.sqlite"
         path.write_text(json.dumps(trace), encoding="utf-8")
-        convert_trace(path, output)
+        convert(path, output)
         with closing(sqlite3.connect(output)) as database:
             there = {name for (name,) in database.execute("SELECT name FROM sqlite_master")}
             query = f"SELECT start FROM ({OF_EVENTS['NVTX_EVENTS']}) WHERE value = ?"
@@ -200,6 +200,6 @@ def test_bytes_that_are_no_trace_are_one_line(text: bytes, data: st.DataObject) 
         path = Path(folder) / "t.json"
         path.write_bytes(text)
         try:
-            convert_trace(path, Path(folder) / "t.sqlite")
+            convert(path, Path(folder) / "t.sqlite")
         except NsysAnalyzerError as error:
             assert "\n" not in str(error)  # noqa: PT017

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from tests.kineto import Kineto
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from tests.support.kineto import Kineto
 
 
 def loaded(trace: Kineto, tmp_path: Path) -> Trace:

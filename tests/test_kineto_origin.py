@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.capture.inputs import check_no_input
-from nsys_analyzer.capture.kineto import converted_sqlite
-from nsys_analyzer.capture.placement import SQLITE_SIDECARS
-from nsys_analyzer.cli import cli
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError
-from tests.export import Export
-from tests.kineto import Kineto
+from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.sources.inputs import check_no_input
+from nsys_analyzer.trace.sources.made import SQLITE_SIDECARS
+from tests.support.export import Export
+from tests.support.kineto import Kineto
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_what_is_made_of_a_private_trace_is_private(tmp_path: Path) -> None:
     trace = Kineto().operator("aten::mm", 10, 20).write(tmp_path / "t.json")
     trace.chmod(0o600)
-    assert converted_sqlite(trace).stat().st_mode & 0o777 == 0o600
+    assert sqlite_of(trace).stat().st_mode & 0o777 == 0o600
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.capture import kineto_text
-from nsys_analyzer.capture.kineto import converted_sqlite
-from nsys_analyzer.capture.kineto_file import read_kineto
 from nsys_analyzer.errors import TraceError
-from tests.kineto import Kineto
+from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.sources.kineto import json_text
+from nsys_analyzer.trace.sources.kineto.read import read_kineto
+from tests.support.kineto import Kineto
 
 MIB = 1 << 20
 
@@ -93,8 +93,8 @@ def test_what_is_not_read_may_be_of_any_form_and_length(
 ) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"a": %s, "b": 1.5, ' % (value or "[" * 50_000 + "]" * 50_000) + step().text()[1:])
-    for piece in (kineto_text._PIECE, kineto_text._PIECE if len(value) > MIB else 3):
-        monkeypatch.setattr(kineto_text, "_PIECE", piece)
+    for piece in (json_text._PIECE, json_text._PIECE if len(value) > MIB else 3):
+        monkeypatch.setattr(json_text, "_PIECE", piece)
         assert len(read_kineto(path).of("operator")) == 2
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_expands_a_thousand_times_is_refused(tmp_path: Path) -> None
 
 
 def test_what_is_unpacked_by_hand_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kineto_text, "_ALWAYS_READ", 0)
+    monkeypatch.setattr(json_text, "_ALWAYS_READ", 0)
     packed, plain = tmp_path / "t.json.gz", tmp_path / "t.json"
     plain.write_text(spread(step().text(), " " * MIB))
     packed.write_bytes(gzip.compress(plain.read_bytes()))
@@ -145,13 +145,13 @@ def test_deep_nesting_is_one_line(before: str, depth: int, tmp_path: Path) -> No
 def test_what_is_no_file_is_not_opened(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "t.json.gz")
     with pytest.raises(TraceError, match=r"t\.json\.gz is no file that can be read to its end"):
-        converted_sqlite(tmp_path / "t.json.gz")
+        sqlite_of(tmp_path / "t.json.gz")
 
 
 def test_a_fifo_in_the_place_of_the_converted_file_is_not_opened(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     os.mkfifo(tmp_path / "t.sqlite")
-    assert converted_sqlite(step().write(tmp_path / "t.json")).is_relative_to(tmp_path / "cache")
+    assert sqlite_of(step().write(tmp_path / "t.json")).is_relative_to(tmp_path / "cache")
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
@@ -159,11 +159,13 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text('{"traceEvents": [' + ", ".join(event % (n, n) for n in range(200_000)) + "]}")
     program = (
-        "import resource, sys; from pathlib import Path; import nsys_analyzer.capture.kineto as kineto, sqlite_utils\n"
+        "import resource, sys; from pathlib import Path\n"
+        "import nsys_analyzer.trace.sources.kineto.tables  # before the memory is scarce\n"
+        "from nsys_analyzer.trace.sources import sqlite_of\n"
         "from nsys_analyzer.errors import TraceError\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20,) * 2)\n"
-        "try: kineto.converted_sqlite(Path(sys.argv[1]))\n"
+        "try: sqlite_of(Path(sys.argv[1]))\n"
         "except TraceError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
@@ -196,6 +198,6 @@ def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int,
         path = Path(folder) / "t.json"
         path.write_text(text, encoding="utf-8")
         whole = read_kineto(path)
-        patched.setattr(kineto_text, "_PIECE", piece)
+        patched.setattr(json_text, "_PIECE", piece)
         assert read_kineto(path) == whole
     assert len(whole.of("operator")) == 3

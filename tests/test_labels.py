@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.classes import RULES
-from nsys_analyzer.analysis.labels import short_labels
+from nsys_analyzer.analysis.kernels.classes import RULES
+from nsys_analyzer.analysis.kernels.labels import short_labels
 
 _VECTORIZED = "void at::native::vectorized_elementwise_kernel<(int)4, "
 _MUL = "at::native::BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture import machine
+from nsys_analyzer.runs import machine
 from tests.test_nsys import make_command
 
 
@@ -76,5 +76,5 @@ def test_what_cannot_be_found_out_is_left_out(tmp_path: Path, monkeypatch: pytes
     make_command(tmp_path / "bin/nvidia-smi", "echo 'NVIDIA-SMI has failed'; exit 9")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no git there
     assert not {"driver", "git_commit", "git_dirty"} & set(machine.provenance(tmp_path))
-    monkeypatch.setattr(machine, "_cpu", lambda: None)
+    monkeypatch.setattr(machine, "cpu_model", lambda: None)
     assert machine.provenance(tmp_path) == {}

@@ -4,9 +4,15 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
-from nsys_analyzer.capture.manifest import ManifestError, find_manifest, manifests_without_trace, read_manifest
+from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.runs.manifest import (
+    ManifestError,
+    configuration_of,
+    find_manifest,
+    manifests_without_trace,
+    read_manifest,
+)
 
 SMALL = {"d_model": 768, "d_ff": 3072, "num_layers": 12, "num_heads": 12, "vocab_size": 10_000}
 
@@ -21,6 +27,10 @@ def touch(*paths: Path) -> None:
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
+
+
+def model_in(path: Path) -> ModelSize | None:
+    return configuration_of(read_manifest(path)).model
 
 
 def test_full_manifest(tmp_path: Path) -> None:
@@ -44,7 +54,7 @@ def test_full_manifest(tmp_path: Path) -> None:
     manifest = read_manifest(write(tmp_path / "manifest.json", **values))
     assert manifest.warmup_steps == 0
     assert manifest.capture == "small.nsys-rep"
-    assert manifest.configuration() == Configuration(find_model("small"), 256, 4, "bf16", "train", "sdpa", "manifest")
+    assert configuration_of(manifest) == Configuration(find_model("small"), 256, 4, "bf16", "train", "sdpa", "manifest")
 
 
 def test_everything_is_optional(tmp_path: Path) -> None:
@@ -52,7 +62,7 @@ def test_everything_is_optional(tmp_path: Path) -> None:
     path.write_text("\ufeff{}", encoding="utf-8")
     manifest = read_manifest(path)
     assert manifest.status == "ok"
-    assert manifest.configuration() == Configuration(source="manifest")
+    assert configuration_of(manifest) == Configuration(source="manifest")
 
 
 def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
@@ -68,11 +78,11 @@ def test_what_a_run_says_of_itself(tmp_path: Path) -> None:
 
 def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
     path = tmp_path / "manifest.json"
-    assert read_manifest(write(path, **SMALL)).configuration().model == find_model("small")
-    assert read_manifest(write(path, model="2_7b", d_model=2560)).configuration().model == find_model("2.7B")
+    assert model_in(write(path, **SMALL)) == find_model("small")
+    assert model_in(write(path, model="2_7b", d_model=2560)) == find_model("2.7B")
     tiny = {"d_model": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4, "vocab_size": 50}
     expected = ModelSize("tiny", 64, 256, 2, 4, 50)
-    assert read_manifest(write(path, model="tiny", **tiny)).configuration().model == expected
+    assert model_in(write(path, model="tiny", **tiny)) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,14 +91,17 @@ def test_model_by_dimensions_or_name(tmp_path: Path) -> None:
         ("{", "not JSON"),
         ("", "not JSON"),
         ("[1]", "JSON list, not an object"),
-        ('{"d_model": "wide"}', "'d_model' is 'wide' where a whole number is due"),
-        ('{"batch_size": true}', "'batch_size' is True where a whole number is due"),
-        ('{"context_length": 256.5}', "where a whole number is due"),
-        ('{"model": 7}', "'model' is 7 where text is due"),
-        ('{"context_length": 0}', "'context_length' is 0, which is impossible"),
-        ('{"status": "great"}', "unknown status 'great'. Use one of ok, oom, failed, timeout"),
-        ('{"compile": 1}', "'compile' is 1 where true or false is due"),
-        ('{"peak_memory_bytes": -1}', "'peak_memory_bytes' is -1, which is impossible"),
+        ('{"d_model": "wide"}', "d_model is 'wide': Expected `int"),
+        ('{"batch_size": true}', "batch_size is True: Expected `int"),
+        ('{"context_length": 256.5}', "context_length is 256.5: Expected `int"),
+        ('{"context_length": 256.0}', "context_length is 256.0: Expected `int"),
+        ('{"context_length": 1180591620717411303424}', "context_length is 1180591620717411303424: Expected `int`"),
+        ('{"model": 7}', "model is 7: Expected `str"),
+        ('{"context_length": 0}', "context_length is 0: Expected `int` >= 1"),
+        ('{"status": "great"}', "status is 'great': .*ok.oom.failed.timeout"),
+        ('{"status": "ok\\n"}', "status is 'ok"),
+        ('{"compile": 1}', "compile is 1: Expected `bool"),
+        ('{"peak_memory_bytes": -1}', "peak_memory_bytes is -1: Expected `int` >= 0"),
         ('{"schema_version": 2}', "schema version 2, this release reads 1. Upgrade"),
         ('{"model": "huge"}', "Unknown model 'huge'. Known models: small.*or give d_model"),
         ('{"d_model": 70, "d_ff": 9, "num_layers": 1, "num_heads": 3}', "70 is not a multiple of num_heads 3"),
@@ -154,8 +167,8 @@ def test_manifests_without_trace(tmp_path: Path) -> None:
     write(tmp_path / ".hidden" / "manifest.json", status="oom")
     write(tmp_path / "flat.manifest.json", model="large", status="oom")
     found = manifests_without_trace(tmp_path).manifests
-    assert [(manifest.model, manifest.status) for manifest in found] == [("large", "oom"), ("xl", "oom")]
-    assert found[1].message == "CUDA out of memory"
+    assert [(manifest.model, manifest.status) for manifest in found.values()] == [("large", "oom"), ("xl", "oom")]
+    assert found[tmp_path / "xl/manifest.json"].message == "CUDA out of memory"
 
 
 def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
@@ -164,9 +177,9 @@ def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
     write(tmp_path / "c.manifest.json")
     write(tmp_path / "gone.manifest.json", status="failed")
     write(tmp_path / "manifest.json", capture="b.nsys-rep")
-    assert [manifest.path.name for manifest in manifests_without_trace(tmp_path).manifests] == ["gone.manifest.json"]
+    assert [path.name for path in manifests_without_trace(tmp_path).manifests] == ["gone.manifest.json"]
     write(tmp_path / "manifest.json", capture="d.nsys-rep", status="oom")
-    assert [manifest.status for manifest in manifests_without_trace(tmp_path).manifests] == ["failed", "oom"]
+    assert [manifest.status for manifest in manifests_without_trace(tmp_path).manifests.values()] == ["failed", "oom"]
 
 
 def test_manifests_without_a_folder(tmp_path: Path) -> None:
@@ -177,7 +190,7 @@ def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
     write(tmp_path / "xl" / "manifest.json", status="oom")
     found = manifests_without_trace(tmp_path)
-    assert [manifest.status for manifest in found.manifests] == ["oom"]
+    assert [manifest.status for manifest in found.manifests.values()] == ["oom"]
     ((path, error),) = found.refused.items()
     assert path == tmp_path / "manifest.json"
     assert "not JSON" in str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.mantissa import MANTISSA_BITS, PRECISION_BY_BITS, precision_title
+from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, PRECISION_BY_BITS, precision_title
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsys_analyzer.capture.timings import Selection, Timings, read_timings
-from nsys_analyzer.capture.timings import series as series_module
 from nsys_analyzer.errors import TimingsError
+from nsys_analyzer.runs.timings import Selection, Timings, layouts, read_timings
 
 
 def read(tmp_path: Path, text: str, skip: int | None = None) -> Timings:
@@ -29,13 +28,12 @@ def iterations(count: int) -> str:
 @pytest.mark.parametrize("count", [80, 800])
 def test_a_description_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """However many rows there are: eight phases and context lengths."""
-    lines: list[int] = []
-    whole = series_module.timings_of
-    monkeypatch.setattr(
-        series_module, "timings_of", lambda row, admits: (lines.append(row.line), whole(row, admits))[1]
-    )
+    described: list[int] = []
+    whole = layouts.Timing
+    monkeypatch.setattr(layouts, "Timing", lambda **values: (described.append(1), whole(**values))[1])
     timings = read(tmp_path, iterations(count))
-    assert lines == list(range(2, 10))
+    assert len(described) == 8
+    assert [row.line for row in timings.rows] == list(range(2, 10))
     assert [row.steps for row in timings.rows] == [count // 8] * 8
 
 
@@ -115,7 +113,8 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from nsys_analyzer.capture.timings import read_timings\n"
+        "import pandas\n"
+        "from nsys_analyzer.runs.timings import read_timings\n"
         "pages = int(Path('/proc/self/statm').read_text().split()[0])\n"
         "limit = pages * resource.getpagesize() + 150_000_000\n"
         "resource.setrlimit(resource.RLIMIT_AS, (limit, limit))\n"

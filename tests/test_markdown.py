@@ -1,5 +1,7 @@
 """One block of each kind, and the whole text it becomes."""
 
+import re
+
 from nsys_analyzer.report.model import (
     Answer,
     Bars,
@@ -13,7 +15,7 @@ from nsys_analyzer.report.model import (
     Table,
 )
 from nsys_analyzer.report.renderers.markdown import render, render_block
-from nsys_analyzer.text import strong
+from nsys_analyzer.text import phrase
 
 FIGURE = Bars("one", "Time by phase", ("forward",), (("wall", (1.0,)),), "ms")
 TABLE = Table(
@@ -22,7 +24,7 @@ TABLE = Table(
         ("small", "gemm<4>", 1300, Spread(20.9, 0.25)),
         ("medium", None, None, None),
     ),
-    f"{strong('Times')} of one instance:",
+    phrase("**Times** of one instance:"),
 )
 REPORT = Report(
     "Where the time goes",
@@ -34,7 +36,7 @@ REPORT = Report(
             "Lists",
             (
                 Listing(("nsys profile python train.py", "# then", "nsys-analyze report"), "commands"),
-                Listing((f"{strong('small:')} one", "two")),
+                Listing((phrase("**small:** one"), "two")),
                 Details("1 kernel", (Paragraph("Folded."), Listing(("a",)))),
             ),
         ),
@@ -50,6 +52,13 @@ GOLDEN = """\
 A sentence.
 
 **small:** it takes 21 ms.
+
+**Contents**
+
+- [First](#first)
+- [Table](#table)
+- [Lists](#lists)
+- [Nothing](#nothing)
 
 ## Table
 
@@ -124,3 +133,11 @@ def test_a_long_cell_widens_no_other() -> None:
 def test_a_folded_table_is_not_padded() -> None:
     folded = render_block(Details("2 rows", (Table((Column("n", "count"),), ((1,), (1000,))),)), {})
     assert folded.splitlines()[2:6] == ["| n |", "|--:|", "| 1 |", "| 1,000 |"]
+
+
+def test_the_contents_name_headings_as_github_does() -> None:
+    titles = ("(a) How long, and why?", "Same title", "Same title", "Kernel attribution check")
+    page = render(Report("t", tuple(Section(str(i), title, ()) for i, title in enumerate(titles))), {})
+    assert re.findall(r"\]\((#.*)\)", page) == [
+        "#a-how-long-and-why", "#same-title", "#same-title-1", "#kernel-attribution-check",
+    ]  # fmt: skip

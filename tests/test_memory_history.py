@@ -13,28 +13,31 @@ from typing import Any
 import pytest
 import torch
 
-from nsys_analyzer.analysis.models import ModelSize
+from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.memory import case as memory_case
+from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
+from nsys_analyzer.runs.rows import written
 from profiling_targets import memory_history, memory_of_gpu, transformer
 from profiling_targets.cases import measured
-from profiling_targets.memory_history import Case, measure
+from profiling_targets.memory_history import measure
 from profiling_targets.memory_recording import code_of, source_of
 from profiling_targets.timer import allocations
 from profiling_targets.transformer import Block, Training
 
 TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=2, vocab_size=100)
-CASE = Case(device="cpu", context_length=16, batch_size=2, warmup_steps=1, steps=1)
+CASE = MemoryCase(device="cpu", context_length=16, batch_size=2, warmup_steps=1, steps=1)
 
 
 @pytest.fixture(autouse=True)
 def _tiny_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_history, "find_model", lambda _: TINY)
+    monkeypatch.setattr(memory_case, "find_model", lambda _: TINY)
 
 
-def figures_of(case: Case) -> dict[str, Any]:
-    figures: dict[str, Any] = {}
+def figures_of(case: MemoryCase) -> dict[str, Any]:
+    figures = MemoryFigures()
     measure(case, figures)
-    return figures
+    return written(figures)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -103,7 +106,7 @@ def test_the_times_are_of_steps_without_a_recorder(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_case_that_cannot_run_here() -> None:
-    row = measured(replace(CASE, precision="tf32"), measure)
+    row = measured(TARGET, replace(CASE, precision="tf32"), measure)
     assert row["status"] == "unsupported"
     with pytest.raises(ConfigurationError, match="at least 1"):
         replace(CASE, warmup_steps=0)
@@ -251,8 +254,10 @@ def test_the_history_ends_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) 
 def test_the_figures_of_a_gpus_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = _Memory()
     memory.install(monkeypatch)
-    figures: dict[str, Any] = {}
-    memory_history.add_figures(memory_of_gpu.record({"forward": memory.work}, None), figures, 1)
+    measured = MemoryFigures()
+    recording = memory_of_gpu.record({"forward": memory.work}, None)
+    memory_history.add_figures(recording, measured, {"forward": (2.0, 1.0)}, 1.0, 1)
+    figures = written(measured)
     (phase,) = figures["phases"]
     assert figures["forward_peak_bytes"] == phase["counted_peak_bytes"] == 512 + 1000
     assert figures["reserved_peak_bytes"] == 2 << 20
@@ -272,7 +277,7 @@ def test_the_cold_step_comes_after_the_recording(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(memory_history, "_cached_call_us", lambda *_: 2.0)
     recorded = memory_history._recorded
 
-    def record(_: Case, training: Training) -> Any:
+    def record(_: MemoryCase, training: Training) -> Any:
         order.append("recorded")
         return recorded(CASE, training)
 

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.memory_timeline import (
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.transformer.models import ModelSize
+from nsys_analyzer.analysis.transformer.saved_tensors import residual_bytes, saved_by_layer
+from nsys_analyzer.experiments.memory.timeline import (
     Group,
     MemoryEvent,
     Point,
@@ -25,11 +28,8 @@ from nsys_analyzer.analysis.memory_timeline import (
     thinned,
     up_to_peak,
 )
-from nsys_analyzer.analysis.models import ModelSize
-from nsys_analyzer.analysis.saved_tensors import residual_bytes, saved_by_layer
-from nsys_analyzer.analysis.summarize import summarize
 from nsys_analyzer.trace.trace import Trace
-from tests.export import Export, global_pid, training_step
+from tests.support.export import Export, global_pid, training_step
 
 SPANS = [Span("forward", 0.0, 4.0), Span("backward", 5.0, 9.0)]
 #: Forward keeps 30 of 50, backward frees what was there before (100) and makes 20.

@@ -1,6 +1,6 @@
 import pytest
 
-from nsys_analyzer.analysis.models import (
+from nsys_analyzer.analysis.transformer.models import (
     MODEL_SIZES,
     Configuration,
     ModelSize,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import Nsys, find_every_nsys, find_nsys, nsys_version
 from nsys_analyzer.errors import ExportError
+from nsys_analyzer.system.nsys import Nsys, find_every_nsys, find_nsys, nsys_version
 
 
 def make_command(path: Path, script: str = "exit 0") -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.phases import PhaseNames
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import ConfigurationError
 
 

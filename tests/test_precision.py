@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.precision import (
+from nsys_analyzer.analysis.kernels.precision import (
     PRECISION_RULES,
     PrecisionRule,
     first_precision_rule,

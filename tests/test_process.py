@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.process import Ended, end_left_in, last_lines, run_captured, run_logged
 from nsys_analyzer.errors import CaptureError
-from tests.sweeping import wait_for
+from nsys_analyzer.system.process import Ended, end_earlier_run, last_lines, run_captured, run_logged
+from tests.support.sweeping import wait_for
 
 
 def python(code: str) -> list[str]:
@@ -89,7 +89,7 @@ def test_an_interrupt_ends_the_children_too(tmp_path: Path) -> None:
     log = tmp_path / "log"
     code = f"""
 from pathlib import Path
-from nsys_analyzer.capture.process import run_logged
+from nsys_analyzer.system.process import run_logged
 run_logged({python(STUBBORN)!r}, Path({str(log)!r}), None)
 """
     running = subprocess.Popen(python(code), stderr=subprocess.PIPE)
@@ -122,7 +122,7 @@ time.sleep(60)
 TOOL = """
 import sys
 from pathlib import Path
-from nsys_analyzer.capture.process import run_logged
+from nsys_analyzer.system.process import run_logged
 run_logged(sys.argv[2:], Path(sys.argv[1]), None)
 """
 #: Leaves the group, and the session, as nsys's target does, and listens to no signal.
@@ -175,10 +175,10 @@ def test_what_outlived_its_watcher_is_ended_by_the_next_run_there(tmp_path: Path
         one.wait(20)
     assert alive(pid)
     (tmp_path / "link").symlink_to("here")
-    end_left_in(tmp_path / "link")
+    end_earlier_run(tmp_path / "link")
     assert gone(pid)
     assert alive(other_pid)  # another folder's
-    end_left_in(tmp_path / "here2")
+    end_earlier_run(tmp_path / "here2")
     assert gone(other_pid)
 
 
@@ -188,8 +188,8 @@ def test_another_run_below_or_beside_is_left_alone(tmp_path: Path) -> None:
     far.mkdir(parents=True)
     tool, pid = tool_with(DEAF + "time.sleep(60)", far / "log")
     shutil.copytree(far, tmp_path / "copy")
-    end_left_in(tmp_path / "copy")
-    end_left_in(tmp_path)
+    end_earlier_run(tmp_path / "copy")
+    end_earlier_run(tmp_path)
     assert alive(pid)
     assert not list((tmp_path / "copy").glob(".*"))
     tool.kill()
@@ -201,7 +201,7 @@ def test_what_goes_on_behind_a_run_that_ended_well_is_left_alone(tmp_path: Path)
     code = DETACHED.replace("\ntime.sleep(60)", "\ntime.sleep(0.5)")  # a service, such as a compiler's cache
     assert run_logged(python(code), tmp_path / "log", None) == Ended("ok")
     pid = int((tmp_path / "log").read_text())
-    end_left_in(tmp_path)
+    end_earlier_run(tmp_path)
     assert alive(pid)
     os.kill(pid, signal.SIGKILL)
 
@@ -226,17 +226,17 @@ def test_a_target_without_the_mark_is_ended_too(detached: bool, tmp_path: Path) 
 
 
 def test_what_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nsys_analyzer.capture.watcher.end_all", lambda _: {7, 41})
+    monkeypatch.setattr("nsys_analyzer.system.watcher.end_all", lambda _: {7, 41})
     status = tmp_path.stat()
     (tmp_path / f".running-x_{status.st_dev}-{status.st_ino}").touch()
     with pytest.raises(CaptureError, match=r"A program of an earlier run into .* is still running") as caught:
-        end_left_in(tmp_path)
+        end_earlier_run(tmp_path)
     assert "(process 7, 41)" in caught.value.message
 
 
 def test_the_caller_is_never_ended() -> None:
     """A resume may be typed in a terminal that a target has started."""
-    code = "import os; from nsys_analyzer.capture.watcher import end_all; print(end_all(b'MINE=1'), flush=True)"
+    code = "import os; from nsys_analyzer.system.watcher import end_all; print(end_all(b'MINE=1'), flush=True)"
     shell = f"{sys.executable} -c {shlex.quote(code)}; echo alive"
     done = subprocess.run(["sh", "-c", shell], env={**os.environ, "MINE": "1"}, capture_output=True, text=True)
     assert done.stdout == "set()\nalive\n"
@@ -260,5 +260,5 @@ def test_only_what_was_killed_was_killed_for_memory(
 ) -> None:
     """The counter is the whole system's: it rises for others, too."""
     counts = iter([4, 5])
-    monkeypatch.setattr("nsys_analyzer.capture.process._oom_kills", lambda: next(counts))
+    monkeypatch.setattr("nsys_analyzer.system.process._oom_kills", lambda: next(counts))
     assert run_logged(python(code), tmp_path / "log", None).status == status

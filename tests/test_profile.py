@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture import profile
-from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys import profile
+from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError, NsysAnalyzerError
+from nsys_analyzer.system.nsys import Nsys
 from tests.test_nsys import make_command
 
 PROGRAM = ("python", "train.py", "--steps", "3")

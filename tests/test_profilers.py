@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.capture.process import Ended
-from nsys_analyzer.capture.profile import ProfileOptions
+from nsys_analyzer.capture.nsys.profile import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.process import Ended
 from nsys_analyzer.trace.trace import Trace
-from tests.sweeping import make_recording_nsys
+from tests.support.sweeping import make_recording_nsys
 
 OUTPUT = ["-m", "nsys_analyzer.capture.recorder", "--output", "out/capture.json.gz"]
 
@@ -53,6 +53,8 @@ def recorder(folder: Path, code: str) -> tuple[str, str]:
     """A program that takes the recorder's place: a module of its name, found first."""
     module = folder / "nsys_analyzer/capture/recorder.py"
     module.parent.mkdir(parents=True)
+    for package in (module.parent.parent, module.parent):
+        (package / "__init__.py").touch()
     module.write_text(f"import gzip, pathlib, sys\noutput = pathlib.Path(sys.argv[2])\n{code}")
     return sys.executable, "train.py"
 

@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.processes import processes_of
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.capture.share import share
-from nsys_analyzer.cli import cli
-from tests.export import GEMM, Export, global_tid
-from tests.kineto import Kineto
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.share.copy import share
+from tests.support.export import GEMM, Export, global_tid
+from tests.support.kineto import Kineto
 
 SCHEMA = 16_777_227  # as NCCL 2.27 numbers that of ncclCommInitRank
 

@@ -13,11 +13,11 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.cli import cli
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.trace.reader import Reader
-from tests.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
 
 RealCapture = Callable[[str], Path]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 
 Capture = Callable[[str], Path]
 EXACT = 1e-3

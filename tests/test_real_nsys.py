@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.export import exported_sqlite
-from nsys_analyzer.capture.installation import find_importer
-from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys.installation import find_importer
+from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.trace.sources import sqlite_of
 from nsys_analyzer.trace.trace import Trace
 
-pytestmark = pytest.mark.nsys
+pytestmark = [pytest.mark.nsys, pytest.mark.slow]
 
 STEPS = 3
 PROGRAM = f"""
@@ -68,10 +68,10 @@ def check_ranges(trace: Trace) -> None:
 def test_a_capture_of_ranges(nsys: Nsys, program: list[str], tmp_path: Path) -> None:
     run = tmp_path / "run"
     report = profiled(nsys, program, ProfileOptions(capture_range=False), run)
-    sqlite = exported_sqlite(report)
+    sqlite = sqlite_of(report)
     check_ranges(Trace.load(sqlite))
     modified = sqlite.stat().st_mtime_ns
-    assert exported_sqlite(report).stat().st_mtime_ns == modified
+    assert sqlite_of(report).stat().st_mtime_ns == modified
     assert sorted(path.name for path in run.iterdir()) == ["capture.nsys-rep", "capture.sqlite", "target.log"]
 
 
@@ -90,7 +90,7 @@ def test_an_nsys_that_does_not_find_its_importer(nsys: Nsys, program: list[str],
     report = profiled(apart, program, ProfileOptions(capture_range=False), run)
     assert sorted(path.name for path in run.iterdir()) == ["capture.nsys-rep", "target.log"]
     assert "mporter" in (run / "target.log").read_text()  # nsys complained that it found none
-    check_ranges(Trace.load(exported_sqlite(report)))
+    check_ranges(Trace.load(sqlite_of(report)))
 
 
 def debian_layout(nsys: Nsys, usr: Path) -> Nsys:

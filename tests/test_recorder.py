@@ -15,8 +15,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.recorder import NOTHING_RECORDED, Recorder, main
-from nsys_analyzer.capture.recorder_hooks import Annotation, Ranges
+from nsys_analyzer.capture.recorder.hooks import Annotation, Ranges
+from nsys_analyzer.capture.recorder.record import NOTHING_RECORDED, Recorder, main
+
+pytestmark = pytest.mark.slow  # each program imports torch
 
 ROOT = Path(__file__).parent.parent
 
@@ -84,7 +86,7 @@ def record(tmp_path: Path) -> Record:
         command = [sys.executable, "-m", "nsys_analyzer.capture.recorder", "--output", str(output), *options]
         finished = subprocess.run(
             [*command, "--", *named, *arguments], capture_output=True, text=True, cwd=tmp_path,
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path)},
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
         return Outcome(finished.returncode, finished.stdout, finished.stderr, output)
 

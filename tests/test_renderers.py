@@ -8,13 +8,13 @@ from types import ModuleType
 import click
 import pytest
 
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.commands.report import report
-from nsys_analyzer.commands.writing import write_as
-from nsys_analyzer.questions import build_report
-from nsys_analyzer.questions.evidence import Evidence
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.report import report
 from nsys_analyzer.report.model import Answer, Report
 from nsys_analyzer.report.renderers import RENDERERS, Format
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.report.writing import write_as
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.trace import Trace
 from tests.test_report_command import two_steps

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.cli import cli
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.renderers import RENDERERS
 from tests.conftest import Main
-from tests.export import ADD, AUTOGRAD, GEMM, Export, training_step
+from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
 
 RealCapture = Callable[[str], Path]
 MS = 1_000_000
@@ -445,7 +445,7 @@ def test_only_another_precision_ran_out_of_memory(here: Path) -> None:
 def test_timings_of_another_configuration(timed: Path) -> None:
     (timed / "timings.csv").write_text(HEADER + "xl,1024,4,fp32,train,forward,10,3.2,0.1,ok\n", encoding="utf-8")
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert "The CSV has no timing, or no single one, for this configuration." in text
+    assert "The CSV has no timing" in text
 
 
 TWO_CONDITIONS = (
@@ -467,12 +467,12 @@ def test_rows_of_two_conditions_are_not_chosen_from(timed: Path) -> None:
     (timed / "timings.csv").write_text(TWO_CONDITIONS, encoding="utf-8")
     mean, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
     assert mean is None
-    assert warnings == [
-        "timings.csv: none of the rows that fit is used, they differ in bfloat16 (False, True), "
-        "compile (False, True); pick with --csv-where bfloat16=False --csv-where compile=False"
-    ]
+    (warning,) = warnings
+    assert warning.startswith("timings.csv: ")
+    assert "bfloat16 (False, True), compile (False, True)" in warning
+    assert "--csv-where bfloat16=False --csv-where compile=False" in warning
     text = report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-")
-    assert "they differ in bfloat16 (False, True)" in section(text, "Warnings")
+    assert "bfloat16 (False, True)" in section(text, "Warnings")
 
 
 def test_rows_that_fit_a_capture_are_no_other_runs(timed: Path) -> None:
@@ -552,9 +552,7 @@ def test_times_that_cannot_be_right_are_flagged(timed: Path, mean: str, std: str
         assert warnings == []
         return
     (warning,) = warnings
-    assert warning.startswith(
-        f"timings.csv, line 3: forward {float(mean):.3f} ms is not trusted, no verdict rests on it"
-    )
+    assert warning.startswith(f"timings.csv, line 3: forward {float(mean):.3f} ms ")
     assert reason in warning
     assert reason in section(report("small_ctx256.sqlite", "--csv", "timings.csv", "-o", "-"), "Warnings")
 
@@ -564,16 +562,14 @@ def test_a_time_of_several_phases_is_compared_with_their_sum(timed: Path) -> Non
     rows = "small,256,4,fp32,train,forward+backward,10,4,0,ok\nsmall,256,4,fp32,train,step,10,5,0,ok\n"
     (timed / "timings.csv").write_text(HEADER + rows, encoding="utf-8")
     _, warnings = forward_of("small_ctx256.sqlite", "--csv", "timings.csv")
-    assert [re.search(r"busy for longer, [\d.]+ ms", line)[0] for line in warnings] == [  # type: ignore[index]
-        "busy for longer, 4.500 ms",
-        "busy for longer, 5.500 ms",
-    ]
+    busy = [re.search(r"busy for longer, ([\d.]+) ms", line) for line in warnings]
+    assert [found and found[1] for found in busy] == ["4.500", "5.500"]
 
 
 def test_a_deviation_above_the_mean_without_a_capture(timed: Path) -> None:
     (timed / "timings.csv").write_text(HEADER + "xl,512,4,fp32,train,forward,10,50,99,ok\n", encoding="utf-8")
     captures = as_json("--csv", "timings.csv")["captures"]
-    assert "its deviation, 99.000 ms, is above its mean" in captures[1]["warnings"][0]
+    assert "deviation, 99.000 ms" in captures[1]["warnings"][0]
 
 
 # --- what goes wrong ---

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.writing import write_report
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.questions.generate import _wrapped
-from tests.export import Export
+from nsys_analyzer.experiments.gathering import gather_evidence
+from nsys_analyzer.report.model import Panels, Report
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.sections.generate import _wrapped
+from nsys_analyzer.report.writing import write_as
+from nsys_analyzer.runs.timings.table import has_rows
+from tests.support.export import Export
 from tests.test_report_command import captures_table, section, two_steps
 
 HEADER = (
@@ -23,6 +27,13 @@ HEADER = (
     "mean_ms,std_ms,min_ms,median_ms,max_ms,peak_memory_bytes,status,message\n"
 )
 MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "fp32", "mode": "train"}
+
+
+def write_report(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
+    timed = [csv] if csv and has_rows(csv) else []
+    built = build_report(gather_evidence(paths, timed, command, beside=output.parent))
+    write_as("markdown", built, output)
+    return built
 
 
 @pytest.fixture
@@ -161,8 +172,8 @@ def test_the_step_by_context_length_is_drawn(runs: Path) -> None:
     csv = timings(runs, timed("short", "step", 10.0), timed("long", "step", 21.0))
     report = write_report([runs], csv, runs / "report.md", "nsys-analyze run --model small")
     (figure,) = report.figures
-    assert figure.groups == ("128", "256")
-    assert figure.series == (("small", (10.0, 21.0)),)
+    assert isinstance(figure, Panels)
+    assert figure.panels == (("small", (("all", ((128, 10.0), (256, 21.0))),)),)
     assert (runs / "report_figures" / "unprofiled-times.png").is_file()
 
 
@@ -262,7 +273,7 @@ def test_timings_alone(tmp_path: Path) -> None:
     assert captures_table(text) == [("small_ctx256_b4_fp32_train", "not profiled")]
     assert "forward 3.200 ms, backward 5.000 ms by Python's clock" in section(text, "(a)")
     assert ["small_ctx256_b4_fp32_train", "forward", "10", "3.200 ± 0.100"] in rows_of(section(text, "(a)"))
-    assert "time: forward 3.200 ms, backward 5.000 ms (Python's clock, not profiled)" in section(text, "In short")
+    assert "time: forward 3.200 ms, backward 5.000 ms (Python's clock, not profiled)" in section(text, "Summary")
 
 
 def test_a_missing_trace_is_an_error_with_timings_too(tmp_path: Path) -> None:
@@ -296,14 +307,14 @@ def cpu_export() -> Export:
 def test_a_capture_of_the_cpu_says_so(runs: Path) -> None:
     run_of(runs, "laptop", cpu_export(), device="cpu", profiler="torch")
     text = as_text(runs)
-    assert "device: the CPU, there is no GPU: its kernels are operators of PyTorch" in section(text, "In short")
+    assert "device: the CPU, there is no GPU: its kernels are operators of PyTorch" in section(text, "Summary")
     assert "**laptop:** ran on the CPU, there is no GPU." in section(text, "Captures")
     assert "forward takes 4.000 ms of wall time, operators compute for 1.500 ms" in section(text, "(a)")
     assert "The GPU waits" not in text
     assert "estimated cost" not in text
     assert "## (b) Which operator takes the most time?" in text
-    assert rows_of(section(text, "Captures"))[0][-2:] == ["operators", "operator ms"]
-    assert rows_of(section(text, "(a)"))[0][-3:] == ["operator span ms", "operators busy ms", "operator sum ms"]
+    assert rows_of(section(text, "Captures"))[0][-1] == "operators"
+    assert rows_of(section(text, "(a)"))[0][-3:] == ["operator span ms", "operators busy ms", "total operator time ms"]
     assert "classes of kernels" not in section(text, "(d)")
     conditions = rows_of(section(text, "Capture conditions"))
     assert dict(zip(conditions[0], conditions[1], strict=True)) == {
@@ -354,7 +365,7 @@ def test_many_captures_are_rows_first_and_answers_folded(runs: Path) -> None:
     text = (runs / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     open_text = re.sub(r"<details>.*?</details>", "", text, flags=re.S)
     # busy 1.5 + 3 + 1 of the 10 ms of an unprofiled step; matmul 1 + 2 of 5.5 ms; all ended well, so no column says so
-    titles, first, *_ = rows_of(section(open_text, "In short"))
+    titles, first, *_ = rows_of(section(open_text, "Summary"))
     assert titles == ["capture", "step ms, no profiler", "step ms, profiled", "busy", "matmul"]
     assert first == ["run0", "10.00", "12.00", "55.0 %", "54.5 %"]
     assert "**run0:**" not in open_text

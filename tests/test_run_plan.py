@@ -1,27 +1,31 @@
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from nsys_analyzer.capture import plan as run_plan
+from nsys_analyzer.capture.plan import Plan, Recording, Request, make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
-from nsys_analyzer.commands import run_plan
-from nsys_analyzer.commands.run_plan import Plan, make_plan
+from nsys_analyzer.configuration import OPTIONS, Run
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
-from tests.sweeping import make_recording_nsys
-
-USUAL: dict[str, Any] = {
-    "model": ("small",), "context_length": (), "mode": ("train",), "precision": ("fp32",), "batch_size": 4,
-    "attention": "unfused", "optimizer": "torch", "compiled": False, "cuda_graph": False, "warmup": None,
-    "steps": None, "device": None, "target_option": (), "profiler": None, "trace": "cuda,nvtx", "memory": False,
-    "autograd_ranges": False, "whole_program": False, "nsys_option": (), "program": (),
-}  # fmt: skip
+from tests.support.sweeping import make_recording_nsys
 
 
 def plan(**given: Any) -> Plan:
     """The plan for these options, the others as they are by default."""
-    return make_plan({**USUAL, **given}, given)
+    options = {name: values if isinstance(values, tuple) else (values,) for name, values in given.items()}
+    return make_plan(
+        Request(
+            models=given.get("model", ()),
+            options={name: options[name] for name in OPTIONS if name in options},
+            recording=Recording(**{one.name: given[one.name] for one in fields(Recording) if one.name in given}),
+            target_option=given.get("target_option", ()),
+            program=given.get("program", ()),
+        )
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +78,7 @@ def test_a_gpu_without_nsys(monkeypatch: pytest.MonkeyPatch) -> None:
     machine(monkeypatch, gpus=1)
     made = plan()
     assert isinstance(made.profiler, TorchProfiler)
-    assert made.notices == ("There is no nsys here (nsys-analyze doctor says what mends it): torch.profiler records.",)
+    assert made.notices == ("There is no nsys here (nsys-analyze doctor says how to fix it): torch.profiler records.",)
 
 
 @pytest.mark.parametrize("words", [{"device": "cpu"}, {}])
@@ -107,12 +111,12 @@ def test_nsys_is_told_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_what_the_target_is_told_comes_last() -> None:
-    made = plan(target_option=("--seed 3", "--d-model=64"), steps=1, warmup=0)
+    made = plan(target_option=("--seed 3", "--d-model=64"), steps=1, warmup_steps=0)
     assert words_of(made)[-7:] == ["--steps", "1", "--warmup", "0", "--seed", "3", "--d-model=64"]
 
 
 def test_every_light_default_can_be_changed_and_then_nothing_is_said() -> None:
-    assert len(plan(context_length=(64,), warmup=2, steps=3).notices) == 1
+    assert len(plan(context_length=(64,), warmup_steps=2, steps=3).notices) == 1
     assert "context 64, 1 + 2 steps" in plan(context_length=(64,)).notices[1]
 
 
@@ -133,15 +137,24 @@ def test_an_nsys_that_was_named_and_is_not_there(monkeypatch: pytest.MonkeyPatch
         plan()
 
 
-@pytest.mark.parametrize("name", ["optimizer", "compiled", "cuda_graph", "warmup", "steps", "target_option"])
-def test_what_a_program_cannot_be_told(name: str) -> None:
-    option = "--compile" if name == "compiled" else "--" + name.replace("_", "-")
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        ("--optimizer", {"optimizer": "torch"}),
+        ("--compile", {"compile": True}),
+        ("--cuda-graph", {"cuda_graph": True}),
+        ("--warmup", {"warmup_steps": 0}),
+        ("--steps", {"steps": 1}),
+        ("--target-option", {"target_option": ("--seed 1",)}),
+    ],
+)
+def test_what_a_program_cannot_be_told(option: str, given: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=f"{option} is for our transformer"):
-        plan(program=("python", "train.py"), **{name: USUAL[name]})
+        plan(program=("python", "train.py"), **given)
 
 
 def test_a_program_is_described() -> None:
     made = plan(program=("python", "train.py"), model=("2_7b",), mode=("forward-backward",), batch_size=8)
     (target,) = made.targets
-    assert target.described == {"model": "2.7B", "mode": "forward+backward", "batch_size": 8}
-    assert plan(program=("python", "train.py")).targets[0].described == {}  # nothing is assumed of it
+    assert target.run == Run(model="2.7B", mode="forward-backward", batch_size=8)
+    assert plan(program=("python", "train.py")).targets[0].run == Run()  # nothing is assumed of it

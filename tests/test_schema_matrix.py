@@ -39,12 +39,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.graphs import find_captures
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.cli import cli
+from nsys_analyzer.analysis.attribution.graphs import find_captures
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError
 from tests.conftest import DATA
-from tests.export import AUTOGRAD, Export, global_pid, training_step
+from tests.support.export import AUTOGRAD, Export, global_pid, training_step
 
 RealCapture = Callable[[str], Path]
 
@@ -61,7 +61,7 @@ SLEEPS = {"forward": 2, "backward": 3, "optimizer": 1}
 class Version:
     """A version of the schema as far as anything reads it, and how it differs from its neighbour in ``VERSIONS``.
 
-    The neighbour is the next on the way to the version that ``tests.export`` builds.
+    The neighbour is the next on the way to the version that ``tests.support.export`` builds.
 
     Attributes:
         schema: ``EXPORT_SCHEMA_VERSION``, empty where the export carries none.
@@ -76,7 +76,7 @@ class Version:
     absent: tuple[str, ...] = ()
 
 
-#: The version that ``tests.export`` builds.
+#: The version that ``tests.support.export`` builds.
 _EXPORT = Version("3.20.3", "2025.3.2", {})
 #: Newest first; all but the first are of exports that were read. Which tables and columns a version knows is told by
 #: those with ``--lazy=false`` (3.0, 3.7, 3.11), and by the documentation and the reports that 2020.4 brings. That some

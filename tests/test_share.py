@@ -19,18 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.class_rules import RULES, Rule
-from nsys_analyzer.analysis.classes import classify, first_rule, open_classes
-from nsys_analyzer.analysis.phases import PhaseNames
-from nsys_analyzer.analysis.precision import gemm_precision
-from nsys_analyzer.capture.share import share
-from nsys_analyzer.capture.share_scrub import Renamed, Scrubber, shown_command
-from nsys_analyzer.capture.share_vocabulary import is_ordinary
-from nsys_analyzer.capture.share_words import PrivateValues, private_parts
-from nsys_analyzer.cli import cli
+from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
+from nsys_analyzer.analysis.kernels.classes import classify, first_rule, open_classes
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.share.copy import share
+from nsys_analyzer.share.private import PrivateValues, private_parts
+from nsys_analyzer.share.scrub import Renamed, Scrubber, shown_command
+from nsys_analyzer.share.vocabulary import is_ordinary
 from tests.conftest import DATA, ROOT
-from tests.export import Export, training_step
+from tests.support.export import Export, training_step
 from tests.test_share_names import FAMILIES
 
 RealCapture = Callable[[str], Path]
@@ -210,11 +210,11 @@ def test_the_copy_gives_the_same_report(real_capture: RealCapture, tmp_path: Pat
         connection.commit()
     shared = share(raw, tmp_path / "copies" / f"{name}.sqlite")
     assert report_of(shared.path) == report_of(raw)
-    assert shared.left_out.texts == 0  # no name of a real kernel or range was touched
-    assert shared.left_out.renamed == ()
+    assert shared.not_copied.texts == 0  # no name of a real kernel or range was touched
+    assert shared.not_copied.renamed == ()
     assert shared.bytes_after < shared.bytes_before
     # NUL_VARIABLES, VARIABLES and OLDPWD: each variable once, though PROJECT is in two places
-    assert shared.left_out.variables == len(NUL_VARIABLES) + len(VARIABLES) + 1
+    assert shared.not_copied.variables == len(NUL_VARIABLES) + len(VARIABLES) + 1
     assert found_in(shared.path) == set()
 
 
@@ -613,7 +613,7 @@ def test_names_of_tables_and_columns_with_quotes_in_them(tmp_path: Path) -> None
         connection.execute("""INSERT INTO "o""dd" VALUES ('x', 'HOSTNAME', 'bluefalcon')""")
     connection.close()
     shared = share(path, tmp_path / "copy.sqlite")
-    assert shared.left_out.tables['o"dd'] == 1
+    assert shared.not_copied.tables['o"dd'] == 1
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.kernel_class}-{rule.example[:30]}")

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.phases import DEFAULT_NAMES
-from nsys_analyzer.capture.share_names import is_name, readable_words
-from nsys_analyzer.capture.share_scrub import Scrubber
-from nsys_analyzer.capture.share_tokens import may_be_secret
-from nsys_analyzer.capture.share_words import PrivateValues
+from nsys_analyzer.share.names import is_name, readable_words
+from nsys_analyzer.share.private import PrivateValues
+from nsys_analyzer.share.scrub import Scrubber
+from nsys_analyzer.share.secrets import may_be_secret
 from nsys_analyzer.trace.diagnostics import _NO_CUDA
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 from tests.conftest import DATA
 
 Draw = Callable[[random.Random], str]

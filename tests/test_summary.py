@@ -5,17 +5,30 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.consistency import check_conservation
-from nsys_analyzer.analysis.models import Configuration, find_model
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
+from nsys_analyzer.analysis.kernels.kernels import Kernels
+from nsys_analyzer.analysis.summary.coverage import check_attribution
+from nsys_analyzer.analysis.summary.statistics import (
+    ClassRow,
+    KernelRow,
+    MemoryRow,
+    Stats,
+    class_rows,
+    kernel_rows,
+    merge_kernels,
+    share_of,
+    without_communication,
+)
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, ThreadShare
+from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.errors import NsysAnalyzerError
-from tests.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, SOFTMAX, Export, training_step
 
 MS = 1e-6  # ms in one ns
 
@@ -35,13 +48,16 @@ def test_the_five_clocks_of_a_step(step_trace: Path) -> None:
     assert forward.kernel_sum_ms.mean == pytest.approx(120 * MS)
     # backward: [360, 560) and [560, 600); both launched by autograd.
     assert backward.kernel_sum_ms.mean == pytest.approx(240 * MS)
-    assert [(t.thread, t.kernels_per_instance) for t in backward.launch_threads] == [("pt_autograd_0", 2.0)]
+    assert backward.launch_threads == (ThreadShare("pt_autograd_0", AUTOGRAD, 2.0),)
+    assert forward.launch_threads == (ThreadShare("python3", MAIN, 2.0),)
     # optimizer: [720, 800).
     assert optimizer.kernel_sum_ms.mean == pytest.approx(80 * MS)
     # step: all five, 120 + 240 + 80 = 440, from 30 to 800.
     assert step.kernels_per_instance == 5
     assert step.kernel_sum_ms.mean == pytest.approx(440 * MS)
     assert step.gpu_span_ms.mean == pytest.approx(770 * MS)
+    assert [phase.holds_backward for phase in summary.phases] == [False, True, False, True]
+    assert [phase.gpu_lag_ms.max for phase in summary.phases] == [0.0] * 4
 
 
 def test_classes_and_kernels_of_a_phase(step_trace: Path) -> None:
@@ -138,6 +154,7 @@ def test_softmax_against_the_products(tmp_path: Path) -> None:
         export.kernel(ADD, at, at + 10 * (at - 150), at + 10 * (at - 150) + length)
     export.range("final matmul", 190, 290).kernel(GEMM, 195, 200, 230)
     export.kernel(GEMM, 400, 500, 600).kernel(SOFTMAX, 410, 600, 700)
+    export.range("softmax", 420, 450).kernel(ADD, 430, 700, 800)  # a sampler's
     (summary,) = summaries(export, tmp_path)
     attention = summary.attention
     assert attention is not None
@@ -222,19 +239,177 @@ def test_laws(
 
 
 def test_a_file_name_that_the_kernels_contradict_is_not_believed(step_trace: Path) -> None:
-    # The small model needs 4 · 12 + 1 = 49 products per forward or more; the step launches one.
+    # The small model needs 4 · 12 + 1 = 49 matmuls per forward or more; the step launches one.
     guessed = Configuration(find_model("small"), 256, source="file name")
     (summary,) = summarize(Trace.load(step_trace), "train_small256", configuration=guessed)
     assert summary.configuration is not None
     assert (summary.configuration.model, summary.configuration.context_length) == (None, 256)
-    assert any("49 products" in warning for warning in summary.warnings)
+    assert any("49 matmuls" in warning for warning in summary.warnings)
+
+
+@pytest.mark.parametrize(("matmuls", "believed"), [(0, True), (48, False), (49, True)])
+def test_a_file_names_model_needs_four_matmuls_a_layer_and_a_head(matmuls: int, believed: bool, tmp_path: Path) -> None:
+    # The small model has 12 layers: 49. Other kernels, and those of backward, are no matmul of the forward.
+    export = Export().range("forward", 0, 1000).range("backward", 1000, 2000).kernel(GEMM, 1001, 1010, 1020)
+    for number in range(60):
+        export.kernel(GEMM if number < matmuls else ADD, 1 + number, 10 + number, 11 + number)
+    trace, model = Trace.load(export.write(tmp_path / "t.sqlite")), find_model("small")
+    (guessed,) = summarize(trace, "t", configuration=Configuration(model, 256, source="file name"))
+    assert guessed.configuration == Configuration(model if believed else None, 256, source="file name")
+    (told,) = summarize(trace, "t", configuration=Configuration(model, 256, source="manifest"))
+    assert told.configuration == Configuration(model, 256, source="manifest")
+
+
+def test_threads_by_how_many_kernels_they_launch(tmp_path: Path) -> None:
+    # Two forwards: MAIN launches one kernel in each, thread 101 three in the first and one in the second.
+    export = Export().thread(101, "loader").range("forward", 0, 100).range("forward", 200, 300)
+    for launch, tid in ((10, MAIN), (11, 101), (12, 101), (13, 101), (210, MAIN), (211, 101)):
+        export.kernel(GEMM, launch, launch + 20, launch + 21, tid=tid)
+    (summary,) = summaries(export.kernel(ADD, None, 400, 410), tmp_path)
+    forward = summary.phases[0]
+    assert forward.launch_threads == (ThreadShare("loader", 101, 2.0), ThreadShare("python3", MAIN, 1.0))
+    assert summary.whole is not None
+    assert summary.whole.wall_ms == Stats(0)
+    assert summary.whole.launch_threads == (ThreadShare("loader", 101, 4.0), ThreadShare("python3", MAIN, 2.0))
+    assert (forward.kernels_least, forward.kernels_most) == (0, 0)  # it is not inferred
+
+
+def test_rows_are_of_one_instance(tmp_path: Path) -> None:
+    # Two forwards with GEMMs of 10, 30 and 20 ns, 60 in three launches, copies of 4 and 8 ns, and an ADD of 15.
+    export = Export().range("forward", 0, 100).range("forward", 200, 300)
+    for launch, start, end in ((10, 20, 30), (11, 30, 60), (210, 220, 240)):
+        export.kernel(GEMM, launch, start, end)
+    export.kernel(ADD, 211, 240, 255).memory("MEMCPY", 12, 60, 64).memory("MEMCPY", 212, 260, 268)
+    (summary,) = summaries(export, tmp_path)
+    forward = summary.phases[0]
+    assert [(r.name, r.launches_per_instance, r.ms_per_instance, r.avg_us, r.share) for r in forward.kernels] == [
+        (GEMM, 1.5, pytest.approx(30 * MS), pytest.approx(0.020), pytest.approx(60 / 75)),
+        (ADD, 0.5, pytest.approx(7.5 * MS), pytest.approx(0.015), pytest.approx(15 / 75)),
+    ]
+    assert forward.memory == (MemoryRow("memcpy", 1.0, pytest.approx(6 * MS)),)
+    # Kernel sums of 40 and 35: mean 37.5, sample deviation sqrt(2 · 2.5²).
+    total = forward.kernel_sum_ms
+    assert (total.n, total.mean, total.std) == (2, pytest.approx(37.5 * MS), pytest.approx(3.5355339 * MS))
+    assert summary.precisions == {"fp32": 1.0}
+
+
+def test_tables_of_phases_together() -> None:
+    # 2 launches of 3 ms each and 1 of 2 ms are 8 ms in 3 launches, of 10 ms together.
+    gemm = KernelRow("gemm", "matmul", 2.0, 6.0, 3000.0, 0.75)
+    merged = merge_kernels(
+        (KernelRow("add", "elementwise", 4.0, 2.0, 500.0, 0.25), gemm),
+        (replace(gemm, launches_per_instance=1.0, ms_per_instance=2.0),),
+    )
+    assert merged == (
+        KernelRow("gemm", "matmul", 3.0, 8.0, pytest.approx(8000 / 3), 0.8),
+        KernelRow("add", "elementwise", 4.0, 2.0, 500.0, 0.2),
+    )
+    assert merge_kernels((replace(gemm, ms_per_instance=0.0),))[0].share == 0.0
+    only = Kernels(np.zeros(1, np.int64), ("gemm",), ("matmul",))
+    assert kernel_rows(only, np.ones(1, np.int64), np.zeros(1, np.int64), 1)[0].share == 0.0
+    assert class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2))
+
+
+def test_a_share_is_unknown_where_kernels_without_a_name_may_change_its_digits() -> None:
+    rows = [ClassRow("matmul", 1.0, 6.0, 0.6), ClassRow("unknown", 1.0, 4.0, 0.4)]
+    assert share_of(rows, "matmul") is None
+    few = [ClassRow("matmul", 1.0, 6.0, 0.6), ClassRow("unknown", 1.0, 0.004, 0.0004)]
+    assert (share_of(few, "matmul"), share_of(few, "softmax")) == (0.6, 0.0)
+
+
+def test_shares_of_the_classes_that_compute() -> None:
+    rows = [
+        ClassRow("communication", 1.0, 6.0, 0.6),
+        ClassRow("matmul", 1.0, 3.0, 0.3),
+        ClassRow("random", 1.0, 1.0, 0.1),
+    ]
+    assert [(row.kernel_class, row.share) for row in without_communication(rows)] == [
+        ("matmul", 0.75),
+        ("random", 0.25),
+    ]
+    assert without_communication(rows[:1]) == ()
+    assert without_communication([replace(rows[0], kernel_class="matmul", ms_per_instance=0.0)])[0].share == 0.6
+    assert without_communication([rows[0], replace(rows[1], ms_per_instance=0.0)])[0].share == 0.0
+
+
+@pytest.mark.parametrize(
+    ("length", "late", "synchronized"),
+    [(50_000, 5_000, True), (50_000, 5_001, False), (9_000_000, 9_000, True), (9_000_000, 9_001, False)],
+)
+def test_a_few_microseconds_are_no_lack_of_synchronisation(
+    length: int, late: int, synchronized: bool, tmp_path: Path
+) -> None:
+    # Clock skew: 5 µs, or a thousandth of the range where that is more.
+    start = 10**9
+    export = (
+        Export().range("forward", start, start + length).kernel(GEMM, start + 10, start + 20, start + length + late)
+    )
+    (summary,) = summaries(export, tmp_path)
+    assert summary.phases[0].synchronized == synchronized
+    assert summary.phases[0].gpu_lag_ms.mean == pytest.approx(late * MS)
+
+
+@pytest.mark.parametrize(("stragglers", "synchronized"), [(1, True), (2, False)])
+def test_one_instance_in_twenty_may_end_late(stragglers: int, synchronized: bool, tmp_path: Path) -> None:
+    export = Export()
+    for number in range(20):
+        at = number * 100_000
+        export.range("forward", at, at + 1000)
+        export.kernel(GEMM, at + 10, at + 20, at + (90_000 if number < stragglers else 900))
+    (summary,) = summaries(export, tmp_path)
+    assert summary.phases[0].synchronized == synchronized
+    assert summary.phases[0].gpu_lag_ms.min == 0.0
+
+
+def test_the_names_of_a_phases_ranges(tmp_path: Path) -> None:
+    export = Export().range("optimizer", 900, 950).kernel(GEMM, 910, 920, 930)
+    for number in range(5):
+        export.range(f"step {number}", number * 100, number * 100 + 50)
+    for number, name in enumerate(("forward", "fwd", "forward pass")):
+        export.range(name, number * 100, number * 100 + 20)
+    (summary,) = summaries(export, tmp_path)
+    assert {phase.phase: phase.range for phase in summary.phases} == {
+        "forward": "forward, forward pass, fwd",
+        "optimizer": "optimizer",
+        "step": "step 0, step 1, step 2 and 2 more",
+    }
+    assert not any(phase.holds_backward for phase in summary.phases)
+
+
+def test_precisions_by_time_of_matmul_and_attention(tmp_path: Path) -> None:
+    # fp32 10 + 10, tf32 60, unknown 20 of 100; ADD is no matmul.
+    export = Export()
+    for at, (name, length) in enumerate(
+        ((GEMM, 10), ("cutlass_80_tensorop_s1688tf32gemm_128x128", 60), (GEMM, 10), ("gemm_kernel", 20), (ADD, 50))
+    ):
+        export.kernel(name, at * 100, at * 100 + 10, at * 100 + 10 + length)
+    (summary,) = summaries(export, tmp_path)
+    assert list(summary.precisions.items()) == [("tf32", 0.6), ("fp32", 0.2), ("unknown", 0.2)]
+
+
+def test_counts_and_times_of_coverage(tmp_path: Path) -> None:
+    # Process 100: a kernel of 100 ns in the step and in no other phase, one of 40 outside every range, one of 5 without
+    # a launch. It lasts from its first call at 10 to the end of its step at 2000; waits of 20, 10. Process 200: one
+    # kernel of 7 ns that waits for 3, from 4000 to 4010.
+    export = Export().range("step", 500, 2000).kernel(GEMM, 600, 620, 720).kernel(ADD, 10, 20, 60)
+    export.kernel(ADD, None, 800, 805).kernel(GEMM, 4000, 4003, 4010, tid=200, pid=200, device=1)
+    ours, other = (summary.coverage for summary in summaries(export, tmp_path))
+    assert ours is not None
+    assert other is not None
+    assert (ours.kernels, ours.attributed, ours.in_phases, ours.unattributed, ours.without_launch) == (3, 1, 1, 2, 1)
+    assert (ours.kernel_ms, ours.attributed_ms, ours.unattributed_ms) == tuple(
+        pytest.approx(t * MS) for t in (145, 100, 45)
+    )
+    assert (ours.extent_ms, ours.shortest_wait_ms) == (pytest.approx(1990 * MS), pytest.approx(10 * MS))
+    assert (other.extent_ms, other.shortest_wait_ms) == (pytest.approx(10 * MS), pytest.approx(3 * MS))
+    assert ours.how == {"none": 2, "same thread": 1, "other thread": 0, "graph": 0}
 
 
 def test_a_broken_law_is_an_error_not_a_warning(step_trace: Path) -> None:
     (summary,) = summarize(Trace.load(step_trace), "step")
     coverage = summary.coverage
     assert coverage is not None
-    check_conservation(summary)
+    check_attribution(summary)
     for broken in ({"attributed": 6}, {"unattributed_ms": 1.0}, {"in_phases": 4}, {"kernel_ms": 0.5}):
         with pytest.raises(NsysAnalyzerError, match="does not hold"):
-            check_conservation(replace(summary, coverage=replace(coverage, **broken)))
+            check_attribution(replace(summary, coverage=replace(coverage, **broken)))

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.capture.atomic_write import UNFINISHED_MARK
-from nsys_analyzer.capture.process import Ended, run_logged
 from nsys_analyzer.capture.profilers import Profiler
-from nsys_analyzer.capture.progress import Progress
-from nsys_analyzer.capture.sweep import locked, recover, remaining, run_sweep
-from nsys_analyzer.capture.targets import Target
+from nsys_analyzer.capture.runner import locked
+from nsys_analyzer.capture.sweep import recover, remaining, run_sweep
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from tests.export import Export, training_step
+from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.system.atomic_write import UNFINISHED_MARK
+from nsys_analyzer.system.process import Ended, Progress, run_logged
+from tests.support.export import Export, training_step
 
 #: A target that writes the results it is told to, as our own targets do, and ends as it is told to.
 SCRIPT = """
@@ -31,7 +32,13 @@ sys.exit(code)
 """
 OK = {"status": "ok", "message": None, "times_ms": {"forward": [1.0, 3.0], "step": [2.0, 4.0]}, "torch": "2.13.0"}
 OOM = {"status": "oom", "message": "CUDA out of memory. Tried to allocate 2 GiB", "times_ms": {}}
-DESCRIBED = {"model": "small", "context_length": 256, "batch_size": 4, "mode": "forward", "precision": "fp32"}
+DESCRIBED: dict[str, Any] = {
+    "model": "small",
+    "context_length": 256,
+    "batch_size": 4,
+    "mode": "forward",
+    "precision": "fp32",
+}
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class Told:
 
 def target(name: str, results: dict[str, Any] | None = None, code: int = 0, **described: Any) -> Target:
     program = (sys.executable, "-c", SCRIPT, json.dumps(OK if results is None else results), str(code))
-    return Target(name, program, {**DESCRIBED, **described}, timed=True)
+    return Target(name, program, Run(**{**DESCRIBED, **described}), timed=True)
 
 
 def sweep(targets: Sequence[Target], folder: Path, profiler: Profiler | None = None) -> tuple[list[Ended], list[str]]:
@@ -108,7 +115,7 @@ def test_a_target_is_timed_profiled_and_described(tmp_path: Path) -> None:
 
 
 def test_the_sweep_goes_on_after_a_crash_and_an_out_of_memory(tmp_path: Path) -> None:
-    crashed = Target("crashed", (sys.executable, "-c", "import no_such_module"), DESCRIBED, timed=True)
+    crashed = Target("crashed", (sys.executable, "-c", "import no_such_module"), Run(**DESCRIBED), timed=True)
     targets = [crashed, target("full", OOM, 3), target("fine")]
     ended, _ = sweep(targets, tmp_path, FakeProfiler())
     assert [one.status for one in ended] == ["failed", "oom", "ok"]
@@ -134,7 +141,7 @@ def test_a_crash_under_the_profiler_keeps_the_times(tmp_path: Path) -> None:
 
 
 def test_a_time_out(tmp_path: Path) -> None:
-    slow = Target("slow", (sys.executable, "-c", "import time; time.sleep(60)"), DESCRIBED, timed=True)
+    slow = Target("slow", (sys.executable, "-c", "import time; time.sleep(60)"), Run(**DESCRIBED), timed=True)
     with locked(tmp_path):
         ended = run_sweep([slow], tmp_path, None, 0.5, Told().progress)
     assert ended == [Ended("timeout", "stopped after 0.5 s")]
@@ -142,7 +149,7 @@ def test_a_time_out(tmp_path: Path) -> None:
 
 
 def test_a_program_that_times_nothing(tmp_path: Path) -> None:
-    program = Target("train", (sys.executable, "-c", SCRIPT, "{}", "0"))
+    program = Target("train", (sys.executable, "-c", SCRIPT, "{}", "0"), Run())
     ended, told = sweep([program], tmp_path, FakeProfiler())
     assert (ended, told) == ([Ended("ok")], ["train: profiling with nsys", "train: ok"])
     assert timings(tmp_path) == []
@@ -241,7 +248,7 @@ def test_timings_are_written_anew_from_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_target_that_writes_no_times_has_failed(tmp_path: Path) -> None:
-    silent = Target("silent", (sys.executable, "-c", "print('bye')"), DESCRIBED, timed=True)
+    silent = Target("silent", (sys.executable, "-c", "print('bye')"), Run(**DESCRIBED), timed=True)
     ended, _ = sweep([silent], tmp_path, FakeProfiler())
     assert ended == [Ended("failed", "it ended well and wrote no times: bye")]
     assert timings(tmp_path)[0]["status"] == "failed"

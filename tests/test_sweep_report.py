@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.commands.writing import gather_evidence
-from nsys_analyzer.questions import build_report
-from nsys_analyzer.report.model import Report
+from nsys_analyzer.experiments.gathering import gather_evidence
+from nsys_analyzer.report.model import Panels, Report
 from nsys_analyzer.report.renderers.markdown import render
-from tests.export import GEMM, Export
+from nsys_analyzer.report.sections import build_report
+from tests.support.export import GEMM, Export
 from tests.test_report_command import section, two_steps
 from tests.test_run_folders import HEADER, rows_of, run_of
 
@@ -56,7 +56,7 @@ def report_of(folder: Path, command: str = "nsys-analyze report --csv timings.cs
 
 
 def test_the_step_by_model_and_context(sweep: Path) -> None:
-    rows = rows_of(section(text_of(sweep), "Timings"))
+    rows = rows_of(section(text_of(sweep), "Summary"))
     assert rows[:4] == [
         ["model", "context 128", "context 256", "context 512"],
         ["small", "10.00", "20.00", "41.00"],
@@ -64,20 +64,23 @@ def test_the_step_by_model_and_context(sweep: Path) -> None:
         ["2.7B", "–", "oom", "–"],
     ]
     # bf16 was run at one context alone: it stands beside fp32 there
-    assert rows[4] == ["model", "bf16", "fp32"]
-    assert rows[5:7] == [["small", "8.000", "20.00"], ["medium", "24.00", "61.00"]]
+    assert rows[4] == ["model", "context", "fp32", "bf16"]
+    assert rows[5:7] == [["small", "256", "20.00", "8.000"], ["medium", "256", "61.00", "24.00"]]
+    # 20 ÷ 8 and 61 ÷ 24
+    assert rows[7:10] == [
+        ["model", "context", "bf16 over fp32"],
+        ["small", "256", "2.500×"],
+        ["medium", "256", "2.542×"],
+    ]
 
 
-def test_the_matrices_are_drawn(sweep: Path) -> None:
-    report = report_of(sweep)
-    figures = {figure.key: figure for figure in report.figures if figure.key.startswith("unprofiled")}
-    assert list(figures) == ["unprofiled-times-fp32", "unprofiled-times-context-256"]
-    drawn = figures["unprofiled-times-fp32"]
-    assert drawn.groups == ("small", "medium")  # nothing is known of 2.7B
-    assert drawn.series == (
-        ("context 128", (10.0, 30.0)),
-        ("context 256", (20.0, 61.0)),
-        ("context 512", (41.0, None)),
+def test_the_step_is_drawn_by_model_over_context(sweep: Path) -> None:
+    figures = [figure for figure in report_of(sweep).figures if figure.key.startswith("unprofiled")]
+    (drawn,) = figures
+    assert isinstance(drawn, Panels)
+    assert drawn.panels == (  # nothing is known of 2.7B
+        ("small", (("fp32", ((128, 10.0), (256, 20.0), (512, 41.0))), ("bf16", ((256, 8.0),)))),
+        ("medium", (("fp32", ((128, 30.0), (256, 61.0))), ("bf16", ((256, 24.0),)))),
     )
 
 
@@ -88,7 +91,8 @@ def test_no_matrix_of_one_model(sweep: Path) -> None:
 
 
 def test_how_a_run_ended_is_a_column_where_one_ended_badly(sweep: Path) -> None:
-    rows = rows_of(section(text_of(sweep), "In short"))
+    rows = rows_of(section(text_of(sweep), "Summary"))
+    rows = rows[rows.index(next(row for row in rows if row[0] == "capture")) :]
     assert rows[0][:2] == ["capture", "status"]
     assert rows[-1][:3] == ["2.7B_ctx256_fp32", "oom", "–"]
 
@@ -136,7 +140,7 @@ def test_matmul_of_a_capture_of_the_forward_pass_alone(tmp_path: Path) -> None:
         forward = Export().gpu().range("forward", 0, 9 * MS)
         forward.kernel(GEMM, 10, MS, 3 * MS).kernel("softmax_warp_forward", 20, 4 * MS, 5 * MS)
         run_of(tmp_path, f"run{i}", forward, mode="forward")
-    head, first, *_ = rows_of(section(text_of(tmp_path), "In short"))
+    head, first, *_ = rows_of(section(text_of(tmp_path), "Summary"))
     assert first[head.index("matmul")] == "66.7 %"
 
 

@@ -7,38 +7,48 @@ from typing import Any
 
 import pytest
 
-from profiling_targets.cases import Figures, NotHereError, main, measured, option
+from nsys_analyzer.runs.rows import CaseTarget, option
+from profiling_targets.cases import NotHereError, main, measured
 
 
 @dataclass(frozen=True)
 class Case:
-    device: str = "cpu"
+    device: str
     side: int = option(4, "of the square")
     ends: str = option("well", "how", ("well", "oom", "oddly", "elsewhere"))
     doubled: bool = option(False, "twice as large")
 
 
+@dataclass
+class Figures:
+    area: int | None = None
+    ratio: float | None = None
+
+
+TARGET = CaseTarget("tests.test_target_cases", Case, Figures)
+
+
 def measure(case: Case, figures: Figures) -> None:
     """Computes an area."""
-    figures["area"] = case.side**2 * (2 if case.doubled else 1)
+    figures.area = case.side**2 * (2 if case.doubled else 1)
     if case.ends == "oom":
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB\nand more lines")
     if case.ends == "oddly":
         raise ValueError("a bug")
     if case.ends == "elsewhere":
         raise NotHereError("needs a GPU")
-    figures["ratio"] = float("nan")
+    figures.ratio = float("nan")
 
 
 def test_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(Case, measure, ["--side", "3", "--doubled"]) == 0
+    assert main(TARGET, measure, ["--device", "cpu", "--side", "3", "--doubled"]) == 0
     assert "area" in (said := capsys.readouterr().out)
     assert "18" in said  # 3² · 2
 
 
 def test_its_help_says_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(Case, measure, ["--help"])
+        main(TARGET, measure, ["--help"])
     said = capsys.readouterr().out
     assert "Computes an area." in said
     assert "--no-doubled" in said
@@ -46,7 +56,7 @@ def test_its_help_says_what_it_measures(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_row_is_json() -> None:
-    row = measured(Case(side=3), measure)
+    row = measured(TARGET, Case("cpu", side=3), measure)
     assert json.loads(json.dumps(row, allow_nan=False))["figures"] == {"area": 9, "ratio": None}  # a NaN is none
     assert row["machine"]["torch"]
 
@@ -59,21 +69,21 @@ def test_a_row_is_json() -> None:
     ],
 )
 def test_what_was_measured_before_the_end_stays(ends: str, status: str, message: str) -> None:
-    row = measured(Case(ends=ends), measure)
+    row = measured(TARGET, Case("cpu", ends=ends), measure)
     assert (row["status"], row["message"], row["figures"]) == (status, message, {"area": 16})
 
 
 def test_a_bug_is_a_failed_row_with_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    row = measured(Case(ends="oddly"), measure)
+    row = measured(TARGET, Case("cpu", ends="oddly"), measure)
     assert (row["status"], row["message"]) == ("failed", "ValueError: a bug")
     assert "Traceback" in capsys.readouterr().err
 
 
 def many(tmp_path: Path, *cases: dict[str, Any]) -> tuple[int, list[dict[str, Any]]]:
     given, rows = tmp_path / "cases.json", tmp_path / "rows.jsonl"
-    given.write_text(json.dumps(cases))
+    given.write_text(json.dumps([{"device": "cpu", **case} for case in cases]))
     rows.touch()
-    code = main(Case, measure, ["--cases", str(given), "--rows", str(rows)])
+    code = main(TARGET, measure, ["--cases", str(given), "--rows", str(rows)])
     return code, [json.loads(line) for line in rows.read_text().splitlines()]
 
 
@@ -81,7 +91,7 @@ def test_many(tmp_path: Path) -> None:
     code, rows = many(tmp_path, {"side": 1}, {"side": 2, "ends": "elsewhere"}, {"side": 3})
     assert code == 0
     assert [row["status"] for row in rows] == ["ok", "unsupported", "ok"]
-    assert rows[0]["case"] == {"side": 1}  # as it was given: its key must be the same
+    assert rows[0]["case"] == {"device": "cpu", "side": 1, "ends": "well", "doubled": False}
 
 
 def test_out_of_memory_ends_the_process(tmp_path: Path) -> None:
@@ -92,6 +102,6 @@ def test_out_of_memory_ends_the_process(tmp_path: Path) -> None:
 
 def test_cases_need_a_place_for_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(Case, measure, ["--cases", str(tmp_path / "x")])
+        main(TARGET, measure, ["--cases", str(tmp_path / "x")])
     assert ended.value.code == 2
     assert "go together" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Marks in text, and that nothing but these acts on a page."""
+"""Spans of text, and that nothing but these acts on a page."""
 
 from __future__ import annotations
 
@@ -26,41 +26,68 @@ from nsys_analyzer.report.model import (
     Table,
 )
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.text import Span, code, emphasis, link, marked, plain, spans, strong, visible_lines
+from nsys_analyzer.text import Span, Words, code, emphasis, joined, link, phrase, plain, spans, strong, visible_lines
 from tests.conftest import ROOT
-from tests.hostile import TEXTS, WORST, controls
-from tests.page import tree, tree_of
+from tests.support.hostile import TEXTS, WORST, controls
+from tests.support.page import tree, tree_of
 
 MARKED = st.one_of(TEXTS, TEXTS.map(code), TEXTS.map(strong), TEXTS.map(emphasis), st.builds(link, TEXTS, TEXTS))
-SENTENCES = st.lists(MARKED, max_size=4).map(" and ".join)
+SENTENCES = st.lists(MARKED, max_size=4).map(lambda parts: joined(" and ", parts))
 
 
 def test_spans() -> None:
-    text = f"a {code('b')}{strong('c')} {emphasis('d')}, {link('e', 'f/g')}."
-    assert list(spans(text)) == [
+    text = "a " + code("b") + strong("c") + " " + emphasis("d") + ", " + link("e", "f/g") + "."
+    assert spans(text) == (
         Span("plain", "a "), Span("code", "b"), Span("strong", "c"), Span("plain", " "), Span("emphasis", "d"),
         Span("plain", ", "), Span("link", "e", "f/g"), Span("plain", "."),
-    ]  # fmt: skip
-    assert plain(text) == "a bc d, e."
+    )  # fmt: skip
+    assert str(text) == plain(text) == "a bc d, e."
     assert plain(text, "`") == "a `b`c d, e."
 
 
-def test_a_sentence_of_ours() -> None:
-    assert list(spans(marked("*busy*: a **great** share, `--csv`."))) == [
+def test_a_phrase() -> None:
+    assert spans(phrase("*busy*: a **great** share, `--csv`.")) == (
         Span("emphasis", "busy"), Span("plain", ": a "), Span("strong", "great"), Span("plain", " share, "),
         Span("code", "--csv"), Span("plain", "."),
-    ]  # fmt: skip
+    )  # fmt: skip
 
 
-def test_a_mark_around_a_mark_is_one() -> None:
-    assert list(spans(strong(f"a {code('b')}"))) == [Span("strong", "a b")]
+def test_the_values_of_a_phrase() -> None:
+    text = phrase("`{}` has **{:,} {{}}**, {}", "*a*", 1234, code("b"))
+    assert spans(text) == (
+        Span("code", "*a*"), Span("plain", " has "), Span("strong", "1,234 {}"), Span("plain", ", "), Span("code", "b"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("template", "values"), [("{}", ()), ("{} {}", ("a",)), ("a", ("b",)), ("`a`", ("b",))])
+def test_a_phrase_has_a_place_for_each_value(template: str, values: tuple[str, ...]) -> None:
+    with pytest.raises(TypeError, match="place"):
+        phrase(template, *values)
+
+
+def test_a_span_around_a_span_is_one() -> None:
+    assert spans(strong("a " + code("b"))) == (Span("strong", "a b"),)
+
+
+def test_no_span_is_lost_in_an_f_string() -> None:
+    with pytest.raises(TypeError, match="phrase"):
+        f"{code('a')}"
+
+
+@given(st.lists(MARKED), TEXTS)
+def test_joined_texts_keep_their_spans(parts: list[Words], separator: str) -> None:
+    text = joined(separator, parts)
+    assert plain(text) == separator.join(map(plain, parts))
+    assert [span for span in spans(text) if span.kind != "plain"] == [
+        span for part in parts for span in spans(part) if span.kind != "plain"
+    ]
 
 
 @given(TEXTS)
-def test_no_text_holds_a_mark(text: str) -> None:
+def test_no_text_of_others_holds_a_span(text: str) -> None:
     assert plain(text) == text
     assert [span.kind for span in spans(text)] == ["plain"] * bool(text)
-    assert list(spans(code(text))) == [Span("code", text)]
+    assert spans(phrase("`{}` {}", text, text))[0] == Span("code", text)
 
 
 @given(TEXTS)
@@ -76,25 +103,28 @@ def test_what_may_be_seen_stays() -> None:
     assert visible_lines(text) == text
 
 
-def a_report(texts: Iterator[str]) -> Report:
+def a_report(texts: Iterator[Words]) -> Report:
     """A report with one of the texts in every place that holds one, some 36."""
 
+    def name() -> str:
+        return plain(next(texts))
+
     def table() -> Table:
-        columns = (Column(next(texts)), Column(next(texts), "code"), Column(next(texts), "count"))
+        columns = (Column(name()), Column(name(), "code"), Column(name(), "count"))
         row: tuple[Cell, ...] = (next(texts), next(texts), 1)
-        return Table(columns, (row, (next(texts), None, None)), next(texts), next(texts))
+        return Table(columns, (row, (next(texts), None, None)), next(texts), name())
 
     blocks: tuple[Block, ...] = (
         Paragraph(next(texts)),
-        Answer(next(texts), next(texts), next(texts)),
+        Answer(name(), next(texts), next(texts)),
         table(),
         Paragraph(next(texts)),
         Listing((next(texts), next(texts))),
         Listing((next(texts), next(texts)), "commands"),
-        Bars("drawn", next(texts), (next(texts),), ((next(texts), (1.0,)),), next(texts)),
-        Details(next(texts), (Paragraph(next(texts)), table(), Listing((next(texts),), "python"))),
+        Bars("drawn", name(), (name(),), ((name(), (1.0,)),), name()),
+        Details(name(), (Paragraph(next(texts)), table(), Listing((next(texts),), "python"))),
     )
-    return Report(next(texts), (Section("key", next(texts), blocks, next(texts)), Section("end", next(texts), ())))
+    return Report(name(), (Section("key", name(), blocks, name()), *(Section("end", name(), ()) for _ in range(3))))
 
 
 def checked(report: Report) -> str:
@@ -109,12 +139,13 @@ def checked(report: Report) -> str:
 
 @given(st.lists(SENTENCES, min_size=1, max_size=7))
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_no_text_changes_a_page(texts: list[str]) -> None:
+def test_no_text_changes_a_page(texts: list[Words]) -> None:
     checked(a_report(cycle(texts)))
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n", "\xa0", "\ud800", "`", "|", "\\", WORST, *map(chr, range(0x80))])
 def test_no_character_changes_a_page(text: str) -> None:
+    one: Words
     for one in (text, f"a{text}b", f"{text}{text} b", code(text), strong(text), emphasis(text), link(text, text)):
         checked(a_report(repeat(one)))
 
@@ -137,17 +168,27 @@ def test_a_link_leads_to_the_bytes_of_a_path() -> None:
 
 PACKAGE = ROOT / "nsys_analyzer"
 MARKUP = re.compile(r"(?<!`)`[^`\s][^`]*`(?!`)|\*\*?[^\W_][^*\n]*\*")
-ROOMS = ("questions", "benches", "analysis/warnings.py", "trace/diagnostics.py", "commands", "report/terminal.py")
-MODULES = sorted(path for room in ROOMS for path in (PACKAGE / room, *(PACKAGE / room).glob("*.py")) if path.is_file())
+ROOMS = (
+    "report/sections",
+    "experiments",
+    "analysis/summary",
+    "trace/diagnostics.py",
+    "cli",
+    "report/renderers/terminal.py",
+)
+MODULES = sorted(path for room in ROOMS for path in (PACKAGE / room, *(PACKAGE / room).rglob("*.py")) if path.is_file())
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_markup_stands_in_literals_that_are_marked(path: Path) -> None:
-    """``marked`` takes no value, and no sentence has asterisks or backticks for marks without it."""
+def test_markup_stands_in_templates(path: Path) -> None:
+    """A template is a literal, not a text with values in it, and no other sentence has asterisks or backticks."""
     parsed = ast.parse(path.read_text(encoding="utf-8"))
     calls = [node for node in ast.walk(parsed) if isinstance(node, ast.Call) and node.args]
-    ours = [call.args[0] for call in calls if isinstance(call.func, ast.Name) and call.func.id == "marked"]
-    assert all(isinstance(one, ast.Constant) for one in ours)
+    templates = {id(call.args[0]): call.args[0] for call in calls if ast.unparse(call.func) == "phrase"}
+    assert not any(isinstance(node, ast.JoinedStr) for one in templates.values() for node in ast.walk(one))
+    constants = {ast.unparse(one).partition(".")[0] for one in templates.values()}
+    assigned = [node for node in parsed.body if isinstance(node, ast.Assign)]
+    ours = [*templates.values(), *(node.value for node in assigned if ast.unparse(node.targets[0]) in constants)]
     patterns = [call.args[0] for call in calls if ast.unparse(call.func).startswith("re.")]
     docstrings = [node.value for node in ast.walk(parsed) if isinstance(node, ast.Expr)]
     other = {id(part) for node in (*ours, *patterns, *docstrings) for part in ast.walk(node)}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from profiling_targets.tiled_attention import tiled_attention  # noqa: E402
-from tests.attention_reference import TOLERATED, error, passes, random_inputs  # noqa: E402
+from tests.support.attention_reference import TOLERATED, error, passes, random_inputs  # noqa: E402
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 

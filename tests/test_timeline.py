@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.timeline import (
+from nsys_analyzer.analysis.intervals.timeline import (
     LONG_AGO,
     NONE,
     Timeline,
@@ -83,6 +83,16 @@ def test_merged_ranges_cover_the_same_moments_once(rows: list[Range]) -> None:
     joined = list(zip(*(column.tolist() for column in merged(*columns(rows))), strict=True))
     for group, time in MOMENTS:
         assert len(opened(joined, group, time)) == min(len(opened(rows, group, time)), 1)
+
+
+def test_long_ago_is_before_every_time_and_in_64_bits() -> None:
+    assert -(2**63) < LONG_AGO < -(2**60)  # 36 years in ns
+
+
+def test_ranges_that_touch_are_one() -> None:
+    # [0, 10) and [10, 20) touch, [21, 30) does not; of another group is [5, 25).
+    joined = merged(*columns([(0, 10, 20), (1, 5, 25), (0, 21, 30), (0, 0, 10)]))
+    assert [column.tolist() for column in joined] == [[0, 0, 1], [0, 21, 5], [20, 30, 25]]
 
 
 def test_many_crossing_ranges_stay_cheap() -> None:

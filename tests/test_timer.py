@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from nsys_analyzer.analysis.mantissa import MANTISSA_BITS
+from nsys_analyzer.experiments.ceilings import MANTISSA_BITS
+from nsys_analyzer.runs.rows import Times
 from profiling_targets.products import kept_bits, set_precision
-from profiling_targets.timer import allocations, statistics_of, times_ms
+from profiling_targets.timer import allocations, times_ms
 
 MIB = 2**20
 
@@ -18,21 +19,13 @@ def test_warm_up_is_not_measured() -> None:
 
 def test_statistics() -> None:
     # 1, 2, 6: mean 3, deviations −2, −1, 3, variance (4 + 1 + 9) ÷ 2 = 7
-    found = statistics_of("step", [1.0, 2.0, 6.0])
-    assert found == pytest.approx(
-        {
-            "step_ms": 3,
-            "step_min_ms": 1,
-            "step_max_ms": 6,
-            "step_median_ms": 2,
-            "step_std_ms": 7**0.5,
-            "step_cv": 7**0.5 / 3,
-        }
-    )
+    found = Times.of([1.0, 2.0, 6.0])
+    assert (found.ms, found.min_ms, found.max_ms, found.median_ms) == (3, 1, 6, 2)
+    assert (found.std_ms, found.cv) == pytest.approx((7**0.5, 7**0.5 / 3))
 
 
 def test_one_time_has_no_spread() -> None:
-    assert set(statistics_of("step", [2.0])) == {"step_ms", "step_min_ms", "step_max_ms", "step_median_ms"}
+    assert Times.of([2.0]) == Times(2.0, 2.0, 2.0, 2.0, None, None)
 
 
 def test_allocations_are_counted_with_temporaries() -> None:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.timings import Timings, read_timings
 from nsys_analyzer.errors import TimingsError
+from nsys_analyzer.runs.timings import Timings, read_timings
 
 Times = list[tuple[str, str, float | None]]
 SIZES = "768,3072,12,12"

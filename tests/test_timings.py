@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.analysis.models import Configuration, ModelSize, find_model
-from nsys_analyzer.analysis.runs import RunConditions, Unprofiled
-from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.capture.timings import UNKNOWN_PHASE, Selection, Timing, Timings, read_timings
-from nsys_analyzer.capture.timings.columns import cell_of_time
+from nsys_analyzer.analysis.summary.runs import Unprofiled
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
+from nsys_analyzer.runs.timings import UNKNOWN_PHASE, Selection, Timing, Timings, read_timings
+from nsys_analyzer.runs.timings.cells import cell_of_time
 
 OURS = (
     "model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"
@@ -150,7 +151,7 @@ def test_mode_says_what_was_timed_where_there_is_no_phase(tmp_path: Path) -> Non
 def test_unknown_phase_matches_nothing(tmp_path: Path) -> None:
     timings = read(tmp_path, "model,mean_ms\nsmall,20\n")
     assert timings.rows[0].phase == UNKNOWN_PHASE
-    assert timings.find(Configuration(find_model("small")), "forward") is None
+    assert found(timings, model=find_model("small")) is None
 
 
 def test_synonyms_of_the_other_fields(tmp_path: Path) -> None:
@@ -277,7 +278,11 @@ SWEEP = (
 
 
 def found(timings: Timings, phase: str = "forward", **known: object) -> float | None:
-    timing = timings.find(Configuration(**known), phase)  # type: ignore[arg-type]
+    return found_under(timings, Configuration(**known), phase=phase)  # type: ignore[arg-type]
+
+
+def found_under(timings: Timings, known: Configuration, run: Run | None = None, phase: str = "forward") -> float | None:
+    timing = timings.of_capture("any", set(), known, run or Run()).get(phase)
     return timing.mean_ms if timing else None
 
 
@@ -420,20 +425,18 @@ def test_known_conditions_are_apart(tmp_path: Path) -> None:
     ]
     assert timings.notes == ()
     small = find_model("small")
-    eager, compiled = RunConditions(compile=False), RunConditions(compile=True)
+    eager, compiled = Run(compile=False), Run(compile=True)
     assert found(timings, model=small, precision="fp32") is None  # compiled or not: unsure
     for precision, run, expected in (("fp32", eager, 10.0), ("fp32", compiled, 8.0), ("bf16", compiled, 4.0)):
-        timing = timings.find(Configuration(small, precision=precision), "forward", run)
-        assert timing is not None
-        assert timing.mean_ms == expected
-    assert timings.find(Configuration(small), "forward", compiled) is None
+        assert found_under(timings, Configuration(small, precision=precision), run) == expected
+    assert found_under(timings, Configuration(small), compiled) is None
 
 
 def test_unknown_conditions_are_apart(tmp_path: Path) -> None:
     rows = "small,128,fp32,,True,10,2025-01-01\nsmall,128,fp32,,False,12,2025-01-02\n"
     timings = read(tmp_path, CONDITIONS + rows)
     assert conditions(timings) == [(None, (("causal", "True"),), 10.0), (None, (("causal", "False"),), 12.0)]
-    assert timings.find(SMALL, "forward") is None
+    assert found_under(timings, SMALL) is None
     assert timings.undecided("a", set(), SMALL) == {"causal": ("True", "False")}
 
 
@@ -441,26 +444,20 @@ def test_a_column_that_is_the_same_in_a_setup_splits_nothing(tmp_path: Path) -> 
     rows = "small,128,fp32,,True,10,\nsmall,256,fp32,,False,12,\n"
     timings = read(tmp_path, CONDITIONS + rows)
     assert conditions(timings) == [(None, (), 10.0), (None, (), 12.0)]
-    timing = timings.find(SMALL, "forward")
-    assert timing is not None
-    assert timing.mean_ms == 10.0
+    assert found_under(timings, SMALL) == 10.0
 
 
 def test_the_run_chooses_by_a_column_of_its_own_name(tmp_path: Path) -> None:
     timings = read(tmp_path, "model,profiler,forward_ms\nsmall,nsys,10\nsmall,torch,9\n")
-    timing = timings.find(Configuration(find_model("small")), "forward", RunConditions(profiler="torch"))
-    assert timing is not None
-    assert timing.mean_ms == 9.0
+    assert found_under(timings, Configuration(find_model("small")), Run(profiler="torch")) == 9.0
 
 
 @pytest.mark.parametrize(("asked", "expected"), [("sdpa", 8.0), ("SDPA", 8.0), ("unfused", None)])
 def test_words_choose_where_the_file_uses_them(tmp_path: Path, asked: str, expected: float | None) -> None:
     """What one calls naive is unfused for another: both fit, and neither is chosen."""
     timings = read(tmp_path, "model,attention,optimizer,forward_ms\nsmall,naive,AdamW,10\nsmall,sdpa,AdamW,8\n")
-    timing = timings.find(
-        Configuration(find_model("small"), attention=asked), "forward", RunConditions(optimizer="torch")
-    )
-    assert (timing.mean_ms if timing else None) == expected
+    known = Configuration(find_model("small"), attention=asked)
+    assert found_under(timings, known, Run(optimizer="torch")) == expected
 
 
 def test_a_device_that_is_a_gpu(tmp_path: Path) -> None:
@@ -473,8 +470,7 @@ def test_a_device_that_is_a_gpu(tmp_path: Path) -> None:
 )
 def test_the_gpu_chooses(tmp_path: Path, gpu: str, expected: float | None) -> None:
     timings = read(tmp_path, "gpu,model,forward_ms\nA100 80GB,small,9\nH100,small,5\n")
-    timing = timings.find(Configuration(find_model("small")), "forward", RunConditions(gpu=gpu))
-    assert (timing.mean_ms if timing else None) == expected
+    assert found_under(timings, Configuration(find_model("small")), Run(gpu=gpu)) == expected
 
 
 @pytest.mark.parametrize(

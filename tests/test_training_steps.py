@@ -8,11 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
-from nsys_analyzer.analysis.flops import forward_flops  # noqa: E402
+from nsys_analyzer.analysis.transformer.flops import forward_flops  # noqa: E402
 from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import training_steps  # noqa: E402
 from profiling_targets.cases import main, measured  # noqa: E402
-from profiling_targets.training_steps import Case, measure  # noqa: E402
+from profiling_targets.training_steps import TARGET, StepCase, measure  # noqa: E402
 
 TINY = {
     "device": "cpu", "d_model": 32, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 50,
@@ -21,7 +21,7 @@ TINY = {
 
 
 def row(**values: Any) -> dict[str, Any]:
-    return measured(Case(**{**TINY, **values}), measure)
+    return measured(TARGET, StepCase(**{**TINY, **values}), measure)
 
 
 def test_a_step_is_timed_phase_by_phase() -> None:
@@ -59,7 +59,7 @@ def test_forward_alone_has_no_gradients() -> None:
 def test_flops_are_those_of_the_dimensions_in_place() -> None:
     figures = row(mode="forward")["figures"]
     # 2 layers of 8·2·16·32² + 4·2·16²·32 + 6·2·16·32·64 = 720,896, and the head 2·2·16·32·50 = 102,400
-    assert figures["forward_flops"] == 2 * 720_896 + 102_400 == forward_flops(Case(**TINY).size, 2, 16)
+    assert figures["forward_flops"] == 2 * 720_896 + 102_400 == forward_flops(StepCase(**TINY).size, 2, 16)
     assert figures["backward_flops"] == 2 * figures["forward_flops"]
     # attention in one kernel may skip what the mask hides: half of 2 layers of 4·2·16²·32
     assert row(mode="forward", attention="sdpa")["figures"]["forward_flops"] == figures["forward_flops"] - 65_536
@@ -110,12 +110,12 @@ def test_tf32_is_nothing_for_a_cpu() -> None:
 @pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup_steps": -1}])
 def test_impossible_steps(wrong: dict[str, int]) -> None:
     with pytest.raises(ConfigurationError, match="steps must be at least 1"):
-        Case(**{**TINY, **wrong})
+        StepCase(**{**TINY, **wrong})
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     options = [f"--{key.replace('_', '-')}={value}" for key, value in TINY.items()]
-    assert main(Case, measure, [*options, "--mode", "forward", "--optimizer", "plain"]) == 0
+    assert main(TARGET, measure, [*options, "--mode", "forward", "--optimizer", "plain"]) == 0
     assert "tokens_per_s" in capsys.readouterr().out
 
 

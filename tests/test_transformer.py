@@ -13,7 +13,8 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from nsys_analyzer.analysis.models import MODEL_SIZES, ModelSize  # noqa: E402
+from nsys_analyzer.analysis.transformer.models import MODEL_SIZES, ModelSize  # noqa: E402
+from nsys_analyzer.configuration import Options, Run  # noqa: E402
 from profiling_targets import harness, transformer  # noqa: E402
 from profiling_targets.config import Config, parse  # noqa: E402
 
@@ -145,9 +146,12 @@ OPTIONS = [
 ]  # fmt: skip
 
 
+ONE_STEP = Options[Any](device="cpu", warmup_steps=0, steps=1, cuda_graph=False)
+
+
 def run(*options: str) -> int:
-    configuration, measurement = parse([*OPTIONS, *options])
-    return harness.run(lambda: transformer.Training(configuration), measurement, configuration.described())
+    made, given = parse([*OPTIONS, *options])
+    return harness.run(lambda: transformer.Training(made), made, made.run(), given.results, ranges=not given.no_ranges)
 
 
 def test_the_ranges_of_a_run(ranges: Ranges) -> None:
@@ -198,8 +202,7 @@ def test_out_of_memory_is_a_result(error: Exception, tmp_path: Path) -> None:
         raise error
 
     path = tmp_path / "results.json"
-    measurement = harness.Measurement("cpu", 0, 1, False, path)
-    assert harness.run(build, measurement, {}) == 3
+    assert harness.run(build, ONE_STEP, Run(), path) == 3
     results = json.loads(path.read_text())
     assert (results["status"], results["message"], results["times_ms"]) == ("oom", str(error), {})
 
@@ -209,7 +212,7 @@ def test_other_errors_are_not() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        harness.run(build, harness.Measurement("cpu", 0, 1, False, None), {})
+        harness.run(build, ONE_STEP, Run(), None)
 
 
 @pytest.mark.parametrize(

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
-from nsys_analyzer.analysis.runs import Unprofiled
-from nsys_analyzer.analysis.statistics import Stats
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.analysis.verdicts import BusyShare, busy_share
-from nsys_analyzer.capture.share import share
-from nsys_analyzer.questions.verdicts import how_costs_are_estimated, verdicts
+from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
+from nsys_analyzer.analysis.summary.runs import Unprofiled
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.verdicts import BusyShare, busy_share
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_data import report_data
-from tests.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
-from tests.kineto import Kineto
+from nsys_analyzer.report.sections.verdicts import how_costs_are_estimated, verdicts
+from nsys_analyzer.share.copy import share
+from tests.support.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
+from tests.support.kineto import Kineto
 
 US, MS = 1_000, 1_000_000
 SWEEP = Path(__file__).parents[1] / "examples/sweep"
@@ -97,7 +97,7 @@ def test_under_the_profiler_there_are_two_bounds(tmp_path: Path) -> None:
     text = said_of(summary)
     assert "under the profiler and also without its estimated cost: forward (30.0 % to 43.6 % busy, at most 7" in text
     assert "Launch-bound" not in text
-    assert "5.2 µs for each API call" in " ".join(how_costs_are_estimated([summary]))
+    assert "5.2 µs for each API call" in " ".join(map(str, how_costs_are_estimated([summary])))
 
 
 def test_a_verdict_that_the_profiler_could_flip_is_none(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:
 def test_a_copy_to_share_tells_what_was_traced_besides(tmp_path: Path) -> None:
     path = forward(3).add("OSRT_API", id=1, value="open(/home/ann)").write(tmp_path / "t.sqlite")
     copied = share(path, tmp_path / "copy.sqlite")
-    assert copied.left_out.tables["OSRT_API"] == 1
+    assert copied.not_copied.tables["OSRT_API"] == 1
     (of_trace,), (of_copy,) = summarize(Trace.load(path), "t"), summarize(Trace.load(copied.path), "t")
     assert share_of(of_copy) == share_of(of_trace)
     assert share_of(of_copy).profiler_ms is None

@@ -6,12 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.cli import cli
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.diagnostics import touches_no_figure
-from tests.export import PID, Export, global_pid, training_step
+from tests.support.export import PID, Export, global_pid, training_step
 
 WORKER = PID + 1
 NOT_STARTED = "CUDA profiling might have not been started correctly."
@@ -60,8 +60,8 @@ def without_kernels(*texts: str) -> Export:
 def test_a_trace_that_did_not_start_is_explained_and_not_asked_for(tmp_path: Path, text: str) -> None:
     warnings = warnings_of(without_kernels("No CUDA events collected. Does the process use CUDA?", text), tmp_path)
     (said,) = [warning for warning in warnings if "no kernel" in warning]
-    assert said.startswith(f"The capture has no kernel. nsys: {text} nsys got no CUDA trace of the process. Either")
-    assert "another profiler was attached" in said
+    assert f"nsys: {text} " in said
+    assert "another profiler" in said
     assert not [warning for warning in warnings if "--trace=cuda" in warning]
     assert sum(text in warning for warning in warnings) == 1
 
@@ -72,20 +72,20 @@ def test_an_older_nsys_is_told_of(tmp_path: Path) -> None:
         "collected using libraries for driver version 12.8"
     )
     (said,) = [warning for warning in warnings_of(without_kernels(text), tmp_path) if "no kernel" in warning]
-    assert said.endswith(f"nsys: {text}. The driver is newer than this nsys, whose CUPTI may record nothing or stop "
-                         "early: install a newer nsys.")  # fmt: skip
+    assert f"nsys: {text}. " in said
+    assert "install a newer nsys" in said
 
 
 def test_without_a_message_tracing_is_asked_for(tmp_path: Path) -> None:
-    warnings = warnings_of(without_kernels(), tmp_path)
-    assert "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU." in warnings
+    (said,) = [warning for warning in warnings_of(without_kernels(), tmp_path) if "no kernel" in warning]
+    assert "`--trace=cuda,nvtx`" in said
 
 
 def test_an_export_of_nothing_says_why(tmp_path: Path) -> None:
     export = Export().add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=NOT_STARTED, globalPid=global_pid())
     with pytest.raises(MissingTableError) as error:
         Trace.load(export.write(tmp_path / "t.sqlite"))
-    assert f"neither CUDA activity nor NVTX ranges. nsys: {NOT_STARTED} nsys got no CUDA trace" in str(error.value)
+    assert f"nsys: {NOT_STARTED} " in str(error.value)
     assert "--trace=cuda" not in str(error.value)
 
 
@@ -119,11 +119,9 @@ def test_messages_that_touch_no_figure_are_folded(tmp_path: Path) -> None:
         export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text=text, globalPid=global_pid())
     path = export.write(tmp_path / "t.sqlite")
     text = CliRunner().invoke(cli, ["report", str(path), "-o", "-"], catch_exceptions=False).stdout
-    warnings = text.split("## Warnings")[1].split("## ")[0]
-    assert warnings.strip() == (
-        f"- **t:** nsys: {KEPT[4]}\n\n<details><summary>3 messages of the profiler that touch no figure</summary>\n\n"
-        f"- {FOLDED[0]}\n- {FOLDED[1]}\n- {FOLDED[2]}\n\n</details>"
-    )
+    shown, folded = text.split("## Warnings")[1].split("## ")[0].split("<details>")
+    assert [line for line in shown.splitlines() if line] == [f"- **t:** nsys: {KEPT[4]}"]
+    assert [line[2:] for line in folded.splitlines() if line.startswith("- ")] == FOLDED[:3]
     printed = CliRunner().invoke(cli, ["info", str(path)], catch_exceptions=False).stdout
     assert f"  warning: {FOLDED[0]} (2 times)\n  warning: {FOLDED[1]}\n" in printed
     assert f"  warning: {KEPT[4]}\n" in printed

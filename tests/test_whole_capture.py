@@ -11,11 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summarize import summarize
-from nsys_analyzer.analysis.summary import CaptureSummary
-from nsys_analyzer.cli import cli
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.model import Bars
-from tests.export import ADD, GEMM, SOFTMAX, Export
+from tests.support.export import ADD, GEMM, SOFTMAX, Export
 
 MS = 1_000_000
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -134,8 +134,8 @@ def test_copies_and_fills_have_rows(tmp_path: Path) -> None:
     export = Export().gpu().range("forward", 0, 9 * MS).kernel(GEMM, 10, 20, 20 + MS)
     export.memory("MEMCPY", 2 * MS, 3 * MS, 5 * MS).memory("MEMSET", 6 * MS, 6 * MS + 10, 6 * MS + 1010)
     text = answers(export, tmp_path)
-    assert "| `copies of memory` | memset/memcpy | 2.000 | – |" in text
-    assert "| `fills of memory` | memset/memcpy | 0.001 | – |" in text
+    assert "| `copies of memory` | memory | 2.000 | – |" in text
+    assert "| `fills of memory` | memory | 0.001 | – |" in text
 
 
 def test_a_phase_without_a_gpu_has_no_busy_time(tmp_path: Path) -> None:
@@ -176,8 +176,8 @@ def test_the_span_of_a_capture_with_warm_up_inside_is_not_known(tmp_path: Path) 
 
 def test_the_figure_of_kernels_counts_none_twice(tmp_path: Path) -> None:
     """The optimizer's kernel stands in the figure of the optimizer; the whole capture has a table of its own."""
-    from nsys_analyzer.questions import build_report
-    from nsys_analyzer.questions.evidence import Evidence
+    from nsys_analyzer.report.sections import build_report
+    from nsys_analyzer.report.sections.evidence import Evidence
 
     summary = summary_of(optimizer_alone(), tmp_path)
     figures = build_report(Evidence((summary,), "nsys-analyze report t.sqlite")).figures

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from nsys_analyzer.cli import cli
-from nsys_analyzer.commands.writing import is_ours
+from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NoSpaceError
-from nsys_analyzer.report.plots import SOFTWARE
+from nsys_analyzer.report.figures import SOFTWARE
 from nsys_analyzer.report.renderers import RENDERERS
-from tests.export import Export, training_step
-from tests.kineto import Kineto
+from nsys_analyzer.report.writing import is_ours
+from tests.support.export import Export, training_step
+from tests.support.kineto import Kineto
 from tests.test_bench_command import Run, case
 from tests.test_bench_command import run as run
 from tests.test_report_command import HEADER, two_steps
@@ -217,7 +217,7 @@ def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.Mon
         path.write_bytes(b"half a figure")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("nsys_analyzer.report.plots.draw", full)
+    monkeypatch.setattr("nsys_analyzer.report.figures.draw", full)
     error = report("small_ctx256.sqlite").exception
     assert isinstance(error, NoSpaceError)
     assert str(error).startswith("report_figures/")

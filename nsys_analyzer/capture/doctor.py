@@ -1,4 +1,4 @@
-"""What this machine has for a capture: each thing that ``run`` relies on, checked, with the command that mends it.
+"""What this machine has for a capture: each thing that ``run`` relies on, checked, with the command that fixes it.
 
 Sampling the CPU would need ``perf_event_paranoid`` and, in containers, more capabilities; GPU counters would need the
 driver's leave. A trace of ``cuda,nvtx`` with ``--sample=none`` needs none of them, so none is checked.
@@ -13,44 +13,27 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Literal
 
-from nsys_analyzer.capture.installation import find_importer, library_remedy, missing_libraries, start_fault
-from nsys_analyzer.capture.machine import command_output, gpu_count
-from nsys_analyzer.capture.nsys import Nsys, find_every_nsys, nsys_version
-from nsys_analyzer.capture.profile import ProfileOptions, profile_command
+from nsys_analyzer.capture.nsys.installation import INSTALL_NSYS, Check, importer_check
+from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
+from nsys_analyzer.capture.plan import Request, make_plan
+from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
-
-Status = Literal["ok", "missing", "broken", "unknown"]
+from nsys_analyzer.runs.machine import answer, driver_module, gpu_count
+from nsys_analyzer.system.nsys import Nsys, find_every_nsys, nsys_version
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
 _NEEDED_BYTES = 1 << 30  # captures take megabytes each, a sweep with memory events and autograd ranges hundreds
-_INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
+#: What a run cannot do without, whatever records it, and what it needs of nsys.
+_NEEDED = ("torch", "output folder", "temporary files")
+_NEEDED_OF_NSYS = ("nsys", "importer", "device files")
 _ASK_TORCH = """
 import json, torch
 gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpus": gpus}))
 """
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what it is.
-        status: ``ok``; ``missing`` or ``broken``; ``unknown`` where it cannot be found out.
-        found: what is there.
-        remedy: the command that mends it; empty where there is nothing to mend.
-    """
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
 
 
 def checks(output: Path) -> Iterator[Check]:
@@ -66,8 +49,8 @@ def checks(output: Path) -> Iterator[Check]:
     yield from _gpus(gpus)
     yield from _device_files()
     yield _torch(gpus)
-    yield from _folder("output folder", output, "--output-dir")
-    yield from _folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")  # where nsys records
+    yield _folder("output folder", output, "--output-dir")
+    yield _folder("temporary files", Path(tempfile.gettempdir()), "TMPDIR")  # where nsys records
 
 
 def _nsys() -> Iterator[Check]:
@@ -77,7 +60,7 @@ def _nsys() -> Iterator[Check]:
         yield Check("nsys", "broken", error.message, error.hint)
         return
     if not found:
-        yield Check("nsys", "missing", "not on the PATH, nor where installers put it", _INSTALL_NSYS)
+        yield Check("nsys", "missing", "not on the PATH, nor where installers put it", INSTALL_NSYS)
         return
     used, *others = found
     try:
@@ -101,34 +84,10 @@ def _other_nsys(path: Path) -> Check:
         return Check("other nsys", "broken", error.message)
 
 
-def importer_check(nsys: Nsys) -> Check:
-    """Whether what an nsys records can become a report here."""
-    importer = find_importer(nsys.path)
-    if importer is None and not _is_binary(nsys.path):
-        return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
-    if importer is None:
-        return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", _INSTALL_NSYS)
-    fault = start_fault(importer)
-    if fault is None:
-        return Check("importer", "ok", f"starts: {importer}")
-    missing = missing_libraries(importer)
-    if missing:
-        return Check("importer", "broken", f"{importer} lacks {', '.join(missing)}", library_remedy(missing))
-    return Check("importer", "broken", f"{importer} does not start: {fault}", _INSTALL_NSYS)
-
-
-def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
-
-
 def _driver() -> Check:
-    version = _answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    if version:
-        return Check("driver", "ok", version[0])
-    kernel_module = Path("/proc/driver/nvidia/version")
-    if kernel_module.is_file():
-        return Check("driver", "ok", kernel_module.read_text(errors="replace").splitlines()[0])
+    version = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    if found := (version[0] if version else driver_module()):
+        return Check("driver", "ok", found)
     remedy = "On a machine with a GPU install NVIDIA's driver; start a container with --gpus all"
     return Check("driver", "missing", "neither nvidia-smi nor the driver's module answers", remedy)
 
@@ -151,7 +110,8 @@ def _gpus(count: int) -> Iterator[Check]:
         yield Check("GPU", "missing", "CUDA sees none: targets run on the CPU")
         return
     yield Check("GPU", "ok", f"CUDA sees {count}")
-    for line in _answer("nvidia-smi", "--query-gpu=index,name,memory.total,memory.free", "--format=csv,noheader"):
+    query = "--query-gpu=index,name,memory.total,memory.free"
+    for line in answer("nvidia-smi", query, "--format=csv,noheader") or ():
         index, name, total, free = (part.strip() for part in line.split(","))
         yield Check(f"GPU {index}", "ok", f"{name}, {total} of memory, {free} free")
 
@@ -166,25 +126,18 @@ def _device_files(folder: Path = Path("/dev")) -> Iterator[Check]:
 
 
 def _torch(gpus: int) -> Check:
+    """Whether torch imports and sees the GPUs: asked of a process of its own, for the import may crash."""
+    command = [sys.executable, "-c", _ASK_TORCH]
     try:
-        answer = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TORCH_TIMEOUT_S,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TORCH_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         return Check("torch", "unknown", str(error))
-    if "No module named 'torch'" in answer.stderr:
+    if "No module named 'torch'" in done.stderr:
         return Check("torch", "missing", f"not installed for {sys.executable}", "pip install torch")
-    if answer.returncode != 0:
-        said = (answer.stderr.strip().splitlines() or [f"exit status {answer.returncode}"])[-1]
+    if done.returncode != 0:
+        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         return Check("torch", "broken", f"does not import: {said}", "pip install --force-reinstall torch")
-    return _judged_torch(json.loads(answer.stdout.splitlines()[-1]), gpus)
-
-
-def _judged_torch(torch: dict[str, Any], gpus: int) -> Check:
+    torch = json.loads(done.stdout.splitlines()[-1])
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else "no CUDA"
     found = f"{torch['version']} (built with {build}), sees {torch['gpus']} GPUs"
     if not gpus or torch["gpus"]:
@@ -195,22 +148,31 @@ def _judged_torch(torch: dict[str, Any], gpus: int) -> Check:
     return Check("torch", "ok", f"{found}: its targets run on the CPU", remedy)
 
 
-def _folder(name: str, folder: Path, setting: str) -> Iterator[Check]:
+def _folder(name: str, folder: Path, setting: str) -> Check:
     """Whether files can be made in a folder, or where it would be made, and how much space is left."""
     place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
-            pass
+            free = shutil.disk_usage(place).free
     except OSError as error:
         remedy = f'Choose another with {setting}, or make it yours: chown "$USER" {place}'
-        yield Check(name, "broken", f"{place} cannot be written: {error.strerror}", remedy)
-        return
-    free = shutil.disk_usage(place).free
-    status: Status = "ok" if free >= _NEEDED_BYTES else "broken"
-    remedy = "" if status == "ok" else f"Free some space, or choose another place with {setting}: df -h {place}"
-    yield Check(name, status, f"{place} can be written, {free / 2**30:.1f} GiB free", remedy)
+        return Check(name, "broken", f"{place} cannot be written: {error.strerror}", remedy)
+    found = f"{place} can be written, {free / 2**30:.1f} GiB free"
+    if free >= _NEEDED_BYTES:
+        return Check(name, "ok", found)
+    return Check(name, "broken", found, f"Free some space, or choose another place with {setting}: df -h {place}")
 
 
-def _answer(*command: str) -> list[str]:
-    """The lines a command prints; none where it is not there, fails or takes too long."""
-    return (command_output(*command) or "").splitlines()
+def run_check(seen: Collection[Check]) -> Check:
+    """What ``nsys-analyze run`` does here, and what of ``seen`` keeps it from doing so."""
+    try:
+        plan = make_plan(Request())
+    except NsysAnalyzerError as error:
+        return Check("run", "broken", error.message, error.hint)
+    profiler = plan.profiler
+    needed = (*_NEEDED, *_NEEDED_OF_NSYS) if isinstance(profiler, NsysProfiler) else _NEEDED
+    faults = [check.name for check in seen if check.name in needed and check.status in ("missing", "broken")]
+    if faults:
+        return Check("run", "broken", f"would fail: {', '.join(faults)}", "Fix what is said above")
+    with_nsys = f"profiles with nsys {profiler.nsys.version}" if isinstance(profiler, NsysProfiler) else ""
+    return Check("run", "ok", " ".join([f"{with_nsys or 'records with torch.profiler'}.", *plan.notices]))

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nsys_analyzer.capture.export import exported_sqlite
-from nsys_analyzer.capture.kineto import converted_sqlite
-from nsys_analyzer.capture.nsys import Nsys
-from nsys_analyzer.capture.process import Ended, run_logged
-from nsys_analyzer.capture.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.process import Ended, run_logged
+from nsys_analyzer.trace.sources import sqlite_of
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
 
@@ -60,7 +59,7 @@ class NsysProfiler:
         if ended.status == "timeout":
             return ended
         try:
-            exported_sqlite(finished_report(self.nsys, folder / "capture.nsys-rep", log, timeout_s), timeout_s)
+            sqlite_of(finished_report(self.nsys, folder / "capture.nsys-rep", log, timeout_s), timeout_s)
         except NsysAnalyzerError as error:
             return ended if ended.status != "ok" else Ended("failed", str(error))
         return ended
@@ -98,7 +97,7 @@ class TorchProfiler:
             silent = Ended("failed", "it ended well and left no trace, as a program does that ends with os._exit()")
             return silent if ended.status == "ok" else ended
         try:
-            converted_sqlite(trace)
+            sqlite_of(trace)
         except NsysAnalyzerError as error:
             return ended if ended.status != "ok" else Ended("failed", str(error))
         return ended

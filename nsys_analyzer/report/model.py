@@ -1,6 +1,6 @@
 """The report as data: sections of paragraphs, tables and figures, without a word of formatting.
 
-Every string is text as ``nsys_analyzer.text`` has it: plain, but for stretches that are marked.
+A string is plain text; where more than that may stand, it is ``Words``: a string, or a text with spans.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from nsys_analyzer.text import Text, Words
+
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary import CaptureSummary
-    from nsys_analyzer.benches.model import Finished
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+    from nsys_analyzer.experiments.model import Finished
 
 #: What the cells of a column are; ``report.units`` says how each is written.
 Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
@@ -51,7 +53,7 @@ class Typical:
     most: float
 
 
-Cell: TypeAlias = "str | int | float | Spread | Typical | None"
+Cell: TypeAlias = "Words | int | float | Spread | Typical | None"
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    caption: str = ""
+    caption: Words = ""
     capture: str = ""
 
     def __post_init__(self) -> None:
@@ -85,7 +87,7 @@ class Table:
         """
         for row in self.rows:
             for cell, column in zip(row, self.columns, strict=True):
-                wanted = (str,) if column.unit in TEXT_UNITS else (str, int, float, Spread, Typical)
+                wanted = (str, Text) if column.unit in TEXT_UNITS else (str, Text, int, float, Spread, Typical)
                 if cell is not None and not isinstance(cell, wanted):
                     raise TypeError(f"column {column.title!r} ({column.unit}) cannot hold {str(cell)[:50]!r}")
 
@@ -94,7 +96,7 @@ class Table:
 class Paragraph:
     """A paragraph of text."""
 
-    text: str
+    text: Words
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,15 @@ class Answer:
     """The answer of a question for one configuration, computed: in a sentence or two, and in a few words."""
 
     capture: str
-    text: str
-    short: str
+    text: Words
+    short: Words
 
 
 @dataclass(frozen=True)
 class Listing:
     """Lines of text that stand together: commands, lines of Python, or warnings as bullets."""
 
-    lines: tuple[str, ...]
+    lines: tuple[Words, ...]
     kind: Literal["commands", "python", "bullets"] = "bullets"
 
 
@@ -132,7 +134,10 @@ class Bars:
         groups: names along the axis.
         series: name and one value per group (None: nothing known).
         axis: title of the value axis, with its unit.
-        kind: bars side by side, stacked, or one horizontal bar for each group.
+        kind: bars side by side; parts of one bar for each group; one bar for each group; or bars for each group that
+            lie in each other, the first series the outermost.
+        color_names: of one bar for each group: the class, phase or other name that gives each bar its color.
+        mark: of bars in each other: the series that is a mark across them instead.
     """
 
     key: str
@@ -140,7 +145,9 @@ class Bars:
     groups: tuple[str, ...]
     series: tuple[tuple[str, tuple[float | None, ...]], ...]
     axis: str
-    kind: Literal["grouped", "stacked", "horizontal"] = "grouped"
+    kind: Literal["grouped", "stacked", "horizontal", "nested"] = "grouped"
+    color_names: tuple[str, ...] = ()
+    mark: str = ""
 
     def __post_init__(self) -> None:
         """Makes sure that every value can be drawn.
@@ -151,6 +158,10 @@ class Bars:
         _check_numbers(self.title, (value for _, values in self.series for value in values))
 
 
+#: The name and the points of each curve; a curve breaks where y is None.
+Curves: TypeAlias = "tuple[tuple[str, tuple[tuple[float, float | None], ...]], ...]"
+
+
 @dataclass(frozen=True)
 class Lines:
     """Curves over a numeric axis.
@@ -158,16 +169,17 @@ class Lines:
     Attributes:
         key: the figure's file name, without extension.
         title: what it shows.
-        series: name and points of each curve; a curve breaks where y is None.
+        series: the curves.
         x_axis, y_axis: titles of the axes, with their units.
-        log_x, log_y: whether an axis is logarithmic; x to the base of 2.
+        log_x: whether x is logarithmic, to the base of 2.
+        log_y: whether y is logarithmic where its values span more than a decade.
         spans: name, start and end along x of stretches that are shaded, such as the phases of a step.
         steps: whether a value holds until the next one, as of memory, instead of a straight line between points.
     """
 
     key: str
     title: str
-    series: tuple[tuple[str, tuple[tuple[float, float | None], ...]], ...]
+    series: Curves
     x_axis: str
     y_axis: str
     log_x: bool = False
@@ -185,8 +197,37 @@ class Lines:
         _check_numbers(self.title, (moment for _, *moments in self.spans for moment in moments))
 
 
-Figure: TypeAlias = "Bars | Lines"
-Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Bars | Lines"
+@dataclass(frozen=True)
+class Panels:
+    """Small multiples: curves of several models or widths, in panels side by side that share their axes.
+
+    Attributes:
+        key: the figure's file name, without extension.
+        title: what it shows.
+        panels: title and curves of each panel; curves of one name have one color in all of them.
+        x_axis, y_axis, log_x, log_y: as of ``Lines``.
+    """
+
+    key: str
+    title: str
+    panels: tuple[tuple[str, Curves], ...]
+    x_axis: str
+    y_axis: str
+    log_x: bool = True
+    log_y: bool = False
+
+    def __post_init__(self) -> None:
+        """Makes sure that every point can be drawn.
+
+        Raises:
+            TypeError: one is no number.
+        """
+        points = (point for _, curves in self.panels for _, points in curves for point in points)
+        _check_numbers(self.title, (value for point in points for value in point))
+
+
+Figure: TypeAlias = "Bars | Lines | Panels"
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Figure"
 
 
 def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
@@ -234,4 +275,4 @@ class Report:
     def figures(self) -> tuple[Figure, ...]:
         """Every figure of the report."""
         blocks = (block for section in self.sections for block in unfolded(section.blocks))
-        return tuple(block for block in blocks if isinstance(block, Bars | Lines))
+        return tuple(block for block in blocks if isinstance(block, Bars | Lines | Panels))

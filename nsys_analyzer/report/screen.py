@@ -10,7 +10,7 @@ import io
 import sys
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from nsys_analyzer.text import plain, visible_lines
+from nsys_analyzer.text import visible_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,7 +27,7 @@ class Screen:
 
     def write(self, text: str) -> int:
         """Writes what may be seen of a text."""
-        self.stream.write(visible_lines(plain(text)))
+        self.stream.write(visible_lines(text))
         return len(text)
 
     def __getattr__(self, name: str) -> Any:
@@ -54,7 +54,7 @@ def console(*, stderr: bool = False) -> Console:
     class SafeConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
             for segment in super().render(renderable, options):
-                yield segment if segment.control else segment._replace(text=visible_lines(plain(segment.text)))
+                yield segment if segment.control else segment._replace(text=visible_lines(segment.text))
 
     return SafeConsole(file=_below(sys.stderr if stderr else sys.stdout), highlight=False, markup=False, emoji=False)
 

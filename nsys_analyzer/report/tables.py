@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from nsys_analyzer.report.model import Cell, Column, Table, Unit
+from nsys_analyzer.text import Words
 
 Row = TypeVar("Row")
 
@@ -28,7 +29,7 @@ class Field(Generic[Row]):
 
 
 def table(
-    fields: Sequence[Field[Row]], rows: Iterable[Row], caption: str = "", *, capture: str = "", names: int = 1
+    fields: Sequence[Field[Row]], rows: Iterable[Row], caption: Words = "", *, capture: str = "", names: int = 1
 ) -> Table:
     """The rows that have a figure, under the fields that any of them fills.
 

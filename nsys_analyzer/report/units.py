@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from nsys_analyzer.analysis.nouns import plural
 from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
-from nsys_analyzer.text import code
+from nsys_analyzer.text import Text, Words, code, plural
 
 ABSENT = "–"
 _SPACE = "\N{NO-BREAK SPACE}"  # a figure and its unit stay on one line
@@ -17,11 +16,11 @@ _ROUNDS_UP_TO_A_TENTH = 0.99995  # of a binary unit: 1,024.0 MiB is 1.0 GiB
 _ROUNDS_UP = 0.9995  # of a prefix: in three digits, 999.7 G is 1 T
 
 
-def format_cell(value: Cell, unit: Unit) -> str:
+def format_cell(value: Cell, unit: Unit) -> Words:
     """A cell as text; None is a dash."""
     if value is None:
         return ABSENT
-    if isinstance(value, str):
+    if isinstance(value, str | Text):
         return code(value) if unit == "code" and value else value
     if isinstance(value, Spread):
         std = "" if value.std is None else f"{_SPACE}±{_SPACE}{value.std:,.{_decimals(value.mean)}f}"

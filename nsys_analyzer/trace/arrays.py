@@ -45,7 +45,8 @@ def distinct(values: Ints) -> Ints:
     """The distinct values, sorted; fast where equal values come in runs, as the IDs of threads do."""
     if not len(values):
         return values
-    return np.unique(values[np.append(True, values[1:] != values[:-1])])
+    found: Ints = np.unique(values[np.append(True, values[1:] != values[:-1])])
+    return found
 
 
 def dense_codes(values: Ints) -> tuple[Ints, Ints]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsys_analyzer.text import code
+from nsys_analyzer.text import Words, code
 from nsys_analyzer.trace.arrays import Ints, SmallInts
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 #: The kinds of GPU operation, in the order of ``Operations.kind``'s codes.
 KINDS = ("kernel", "memcpy", "memset", "graph")
@@ -64,13 +67,31 @@ def stream_thread(process: Any, device: Any, stream: Any) -> Any:
     return process | 1 << 23 | (device & 0x7F) << 16 | stream & 0xFFFF
 
 
-def named(name: str) -> str:
+def named(name: str) -> Words:
     """The name of a kernel or a range in a sentence, the start of a long one."""
     return code(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")
 
 
 @dataclass(frozen=True)
-class Operations:
+class Columns:
+    """Arrays of one length, an entry each for every row, and what they share: ``names``, where they have any."""
+
+    start: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def columns(self) -> dict[str, Any]:
+        """The arrays, by the names of the fields."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+
+    def select(self, mask: Any) -> Self:
+        """The rows that a boolean mask, a slice or an index array picks."""
+        return replace(self, **{key: array[mask] for key, array in self.columns().items()})
+
+
+@dataclass(frozen=True)
+class Operations(Columns):
     """GPU operations, one entry each in every array, kernels first in the file's order.
 
     Attributes:
@@ -95,9 +116,6 @@ class Operations:
     graph_node: Ints
     names: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.start)
-
     @property
     def kernels(self) -> slice:
         """Where the kernels are: they come first."""
@@ -108,18 +126,13 @@ class Operations:
         first, last = np.searchsorted(self.kind, [kind, kind + 1]).tolist()
         return slice(first, last)
 
-    def called(self, index: int) -> str:
+    def called(self, index: int) -> Words:
         """An operation in words: the kernel's name, or its kind."""
         return named(self.names[self.name[index]]) if self.name[index] >= 0 else KINDS[self.kind[index]]
 
-    def select(self, mask: Any) -> Operations:
-        """The operations that a boolean mask or an index array picks."""
-        columns = {key: getattr(self, key)[mask] for key in self.__dataclass_fields__ if key != "names"}
-        return Operations(**columns, names=self.names)
-
 
 @dataclass(frozen=True)
-class Launches:
+class Launches(Columns):
     """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
 
     start: Ints
@@ -127,13 +140,9 @@ class Launches:
     correlation: Ints
     call: SmallInts
 
-    def select(self, mask: Any) -> Launches:
-        """The calls that a boolean mask or an index array picks."""
-        return Launches(*(getattr(self, key)[mask] for key in self.__dataclass_fields__))
-
 
 @dataclass(frozen=True)
-class Ranges:
+class Ranges(Columns):
     """NVTX ranges: start and end in ns, global thread ID, code into ``names``.
 
     ``Trace.ranges`` holds those with an end, ``Trace.open_ranges`` those without (their end is meaningless).
@@ -144,13 +153,6 @@ class Ranges:
     thread: Ints
     name: Ints
     names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def select(self, mask: Any) -> Ranges:
-        """The ranges that a boolean mask picks."""
-        return Ranges(self.start[mask], self.end[mask], self.thread[mask], self.name[mask], self.names)
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class GraphNodes:
 
 
 @dataclass(frozen=True)
-class MemoryUses:
+class MemoryUses(Columns):
     """Device memory as it was allocated and freed, in the file's order.
 
     Attributes:
@@ -178,10 +180,3 @@ class MemoryUses:
     process: Ints
     bytes: Ints
     alive: Ints
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def select(self, mask: Any) -> MemoryUses:
-        """The events that a boolean mask or an index array picks."""
-        return MemoryUses(self.start[mask], self.process[mask], self.bytes[mask], self.alive[mask])

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from nsys_analyzer.text import marked
+from nsys_analyzer.text import Words, phrase
 
 #: The severities of a message, as nsys numbers them.
 SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
@@ -17,7 +17,7 @@ SEVERITIES = {1: "info", 2: "warning", 3: "error", 4: "verbose"}
 _NO_CUDA = (
     (
         re.compile(r"CUDA (?:profiling might have not been started correctly|injection initialization failed)"),
-        marked(
+        phrase(
             "nsys got no CUDA trace of the process. Either it made no CUDA call, as a launcher or a data loader; or "
             "CUPTI could not start in it, because another profiler was attached (torch.profiler, a debugger), nsys is "
             "older than the driver, a virtual GPU allows no tracing, or the process was forked without exec "
@@ -67,7 +67,7 @@ def first_sentence(text: str) -> str:
     return said if said.endswith(("?", "!")) else f"{said}."
 
 
-def meaning(text: str) -> str:
+def meaning(text: str) -> Words:
     """The meaning of a message about a missing CUDA trace, empty for any other message."""
     return next((says for pattern, says in _NO_CUDA if pattern.search(text)), "")
 
@@ -79,7 +79,7 @@ def why_no_cuda(messages: Iterable[Diagnostic]) -> Diagnostic | None:
     return next(found, None)
 
 
-def explained(messages: Iterable[Diagnostic]) -> str:
+def explained(messages: Iterable[Diagnostic]) -> Words:
     """Why there is no CUDA trace, in the profiler's words and ours; empty where no message says so."""
     reason = why_no_cuda(messages)
-    return f"nsys: {first_sentence(reason.text)} {meaning(reason.text)}" if reason else ""
+    return phrase("nsys: {} {}", first_sentence(reason.text), meaning(reason.text)) if reason else ""

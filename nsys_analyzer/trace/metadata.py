@@ -1,4 +1,4 @@
-"""What an export says of its capture: versions, GPUs, threads and the profiler's own messages."""
+"""The conditions of a capture as its export tells them: versions, GPUs, threads and the profiler's own messages."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nsys_analyzer.strict_json import decoded
+from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import join
 from nsys_analyzer.trace.columns import PROCESS_MASK
@@ -115,7 +115,7 @@ def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
 def _numbers(text: str) -> dict[str, int]:
     """The whole numbers of a payload as JSON, by their names in small letters."""
     try:
-        payload = decoded(text.encode())
+        payload = decode_json(text.encode())
     except ValueError:
         return {}  # of a program that names its own ranges as NCCL does
     pairs = payload.items() if isinstance(payload, dict) else ()
@@ -124,12 +124,12 @@ def _numbers(text: str) -> dict[str, int]:
 
 def _integer_fields(reader: Reader) -> dict[int, dict[str, int]]:
     """Where the integers of each payload schema are: schema ID to names, in small letters, to offsets in bytes."""
-    if "NVTX_PAYLOAD_SCHEMA_ENTRIES" not in reader.columns_of:
-        return {}
     fields: dict[int, dict[str, int]] = defaultdict(dict)
-    query = f"SELECT schemaId, name, coalesce(offset, 0) FROM NVTX_PAYLOAD_SCHEMA_ENTRIES WHERE type = {_INT_TYPE}"
-    for schema_id, name, offset in reader.rows(query):
-        fields[schema_id][str(name).lower()] = offset
+    frame = reader.read(schema.PAYLOAD_FIELDS)
+    numbers = (join(frame[name]).tolist() for name in ("schema", "type", "offset"))
+    for schema_id, kind, offset, name in zip(*numbers, frame["name"].to_pylist(), strict=True):
+        if kind == _INT_TYPE:
+            fields[schema_id][name.lower()] = offset
     return fields
 
 

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.trace.arrays import Frame, Ints, values_of
-from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Table
+from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Filter, Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,7 +110,7 @@ class Reader:
 
     def _has_required(self, table: Table, name: str) -> bool:
         required = (column for column in table.columns if column.name in table.required)
-        return all(_alias(column, self.columns_of[name]) for column in required)
+        return all(column_in(column, self.columns_of[name]) for column in required)
 
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
@@ -128,22 +128,24 @@ class Reader:
         name = self.name_of(table)
         if name is None:
             return {column.name: _empty(column) for column in table.columns}
-        present = {column: _alias(column, self.columns_of[name]) for column in table.columns}
+        present = {column: column_in(column, self.columns_of[name]) for column in table.columns}
         for column, alias in present.items():
             if alias is None and column.name in table.required:
                 raise MissingTableError(
                     f"{self.path}: table {name} has no column {column.aliases[0]}",
                     f"Capture again with --trace={table.trace_option} and a current nsys",
                 )
-        where = self._where(table, name)
+        wanted = self.filter_of(table, name)
+        where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
         limit = f" LIMIT {table.limit}" if table.limit else ""
         return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns)
 
-    def _where(self, table: Table, name: str) -> str:
+    def filter_of(self, table: Table, name: str) -> Filter | None:
+        """The rows worth reading of a table with this name in the file; None for all."""
         wanted = table.filter
         usable = wanted and wanted.column in self.columns_of[name] and (wanted.table or name) in self.columns_of
-        return f" WHERE {wanted.column} {wanted.predicate}" if wanted and usable else ""
+        return wanted if usable else None
 
     def _query(self, sql: str, columns: tuple[Column, ...]) -> Frame:
         import adbc_driver_sqlite
@@ -210,7 +212,8 @@ def _size_in_header(header: bytes) -> int:
     return max(100, (65_536 if page == 1 else page) * pages) if known else 100
 
 
-def _alias(column: Column, columns: tuple[str, ...]) -> str | None:
+def column_in(column: Column, columns: Sequence[str]) -> str | None:
+    """The name that a column has among those of a table in a file, None where it is not there."""
     return next((alias for alias in column.aliases if alias in columns), None)
 
 

@@ -1,4 +1,4 @@
-"""The tables and columns the package reads from an nsys export, with every name they have had.
+"""The tables and columns of an nsys export, as the package reads and writes them, with every name they have had.
 
 A new schema version costs a row here. Nothing is guaranteed to be there: nsys creates tables lazily and
 renames columns between versions, so each column says what stands in where it is absent or NULL.
@@ -36,16 +36,24 @@ class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
     A name behind the first counts where the table has the columns that are required: some names were given to another
-    table later. ``limit`` is how many of its rows are read, the first ones; 0 for all.
+    table later. ``limit`` is how many of its rows are read, the first ones; 0 for all. ``unread`` are columns that nsys
+    writes and nothing reads, as far as they are written here: ``name`` of integers, ``name:TEXT`` or ``name:BLOB``.
     """
 
     key: str
     aliases: tuple[str, ...]
     columns: tuple[Column, ...]
-    trace_option: str
     required: tuple[str, ...] = ()
     filter: Filter | None = None
     limit: int = 0
+    unread: str = ""
+    trace_option: str = "cuda"
+
+    def sql_types(self) -> dict[str, str]:
+        """The columns as this version of the schema names them, and the SQL type of each."""
+        read = {column.aliases[0]: "TEXT" if isinstance(column.default, str) else "INTEGER" for column in self.columns}
+        pairs = (text.partition(":") for text in self.unread.split())
+        return read | {name: kind or "INTEGER" for name, _, kind in pairs}
 
 
 def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Column:
@@ -62,6 +70,7 @@ _GPU = (
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
 )
+_PROPERTIES = (_column("name", default="", doc="property"), _column("value", default="", doc="its value"))
 _GRAPH_NODE = _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays")
 
 KERNEL = Table(
@@ -72,12 +81,24 @@ KERNEL = Table(
         _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
         _GRAPH_NODE,
     ),
-    "cuda",
     ("start", "end", "name"),
+    unread="contextId shortName",
 )
-MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), (*_GPU, _GRAPH_NODE), "cuda", ("start", "end"))
-MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _GRAPH_NODE), "cuda", ("start", "end"))
-GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, "cuda", ("start", "end"))
+MEMCPY = Table(
+    "memcpy",
+    ("CUPTI_ACTIVITY_KIND_MEMCPY",),
+    (*_GPU, _GRAPH_NODE),
+    ("start", "end"),
+    unread="contextId bytes copyKind",
+)
+MEMSET = Table(
+    "memset",
+    ("CUPTI_ACTIVITY_KIND_MEMSET",),
+    (*_GPU, _GRAPH_NODE),
+    ("start", "end"),
+    unread="contextId bytes",
+)
+GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"), unread="graphId")
 #: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
@@ -95,12 +116,12 @@ RUNTIME = Table(
         _CALL,
         _column("result", "returnValue", doc="what the call returned, 0 for success"),
     ),
-    "cuda",
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
+    unread="end",
 )
 #: The first API calls with their ends: enough for a median, where the ends of all cost a fifth of the time to load.
-FIRST_CALLS = Table("first_calls", RUNTIME.aliases, (_START, _END, _CALL), "cuda", filter=_NO_LOOK_UPS, limit=20_000)
+FIRST_CALLS = Table("first_calls", RUNTIME.aliases, (_START, _END, _CALL), filter=_NO_LOOK_UPS, limit=20_000)
 NVTX = Table(
     "nvtx",
     ("NVTX_EVENTS",),
@@ -112,9 +133,22 @@ NVTX = Table(
         _column("text_id", "textId", default=-1, doc="StringIds ID of the name"),
         _column("text", default="", doc="the name where there is no text ID"),
     ),
-    "nvtx",
     ("start", "thread"),
     Filter("eventType", "IN (59, 60, 70, 71)"),
+    trace_option="nvtx",
+    unread="domainId jsonTextId jsonText:TEXT binaryData:BLOB",
+)
+#: Where the parts of a binary payload of a range are.
+PAYLOAD_FIELDS = Table(
+    "payload_fields",
+    ("NVTX_PAYLOAD_SCHEMA_ENTRIES",),
+    (
+        _column("schema", "schemaId", doc="ID of the payload's schema"),
+        _column("type", doc="NVTX's number of the type"),
+        _column("name", default="", doc="name of the field"),
+        _column("offset", doc="bytes from the payload's start"),
+    ),
+    unread="domainId idx",
 )
 #: PyTorch's operators, as our converter of its profiler's traces keeps them; nsys writes them among the NVTX ranges.
 OPERATORS = Table(
@@ -126,7 +160,6 @@ OPERATORS = Table(
         _column("thread", "globalTid", doc="global thread ID that ran the operator"),
         _column("name", "nameId", doc="StringIds ID of the operator's name"),
     ),
-    "cuda",
     ("start", "end", "thread", "name"),
 )
 GRAPH_NODES = Table(
@@ -138,8 +171,8 @@ GRAPH_NODES = Table(
         _column("graph_node", "graphNodeId", doc="CUDA graph node ID"),
         _column("original", "originalGraphNodeId", doc="the captured node this one was instantiated from, or 0"),
     ),
-    "cuda",
     ("start", "thread", "graph_node"),
+    unread="end",
 )
 MEMORY = Table(
     "memory",
@@ -151,9 +184,9 @@ MEMORY = Table(
         _column("operation", "memoryOperationType", doc="0 allocation, 1 free"),
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
     ),
-    "cuda",
     # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
     filter=Filter("memKind", "IN (2, 3, 4)"),
+    unread="deviceId contextId address pc memKind localMemoryPoolSize",
 )
 STRINGS = Table(
     "strings",
@@ -162,8 +195,8 @@ STRINGS = Table(
         _column("id", doc="string ID"),
         _column("value", default="", doc="the string"),
     ),
-    "cuda,nvtx",
     ("id", "value"),
+    trace_option="cuda,nvtx",
 )
 THREADS = Table(
     "threads",
@@ -172,8 +205,8 @@ THREADS = Table(
         _column("thread", "globalTid", doc="global thread ID"),
         _column("name", "nameId", default=-1, doc="StringIds ID of the thread's name"),
     ),
-    "cuda",
     ("thread", "name"),
+    unread="priority",
 )
 DIAGNOSTICS = Table(
     "diagnostics",
@@ -183,8 +216,8 @@ DIAGNOSTICS = Table(
         _column("severity", default=1, doc="1 info, 2 warning, 3 error, 4 verbose"),
         _column("text", default="", doc="the profiler's message"),
     ),
-    "cuda",
     ("text",),
+    unread="timestamp",
 )
 GPUS = Table(
     "gpus",
@@ -198,8 +231,8 @@ GPUS = Table(
         _column("memory_bytes_per_s", "memoryBandwidth", doc="peak bandwidth of its memory, bytes/s"),
         _column("l2_bytes", "l2CacheSize", doc="L2 cache, bytes"),
     ),
-    "cuda",
     ("name",),
+    unread="clockRate",
 )
 CUDA_DEVICES = Table(
     "cuda_devices",
@@ -209,17 +242,12 @@ CUDA_DEVICES = Table(
         _column("device", "cudaId", doc="CUDA device ordinal in its process"),
         _column("pid", doc="process ID"),
     ),
-    "cuda",
     ("gpu", "device", "pid"),
 )
 ENVIRONMENT = Table(
     "environment",
     ("TARGET_INFO_SYSTEM_ENV",),
-    (
-        _column("name", default="", doc="property"),
-        _column("value", default="", doc="its value"),
-    ),
-    "cuda",
+    _PROPERTIES,
     ("name", "value"),
 )
 #: The ranks of the processes, as our converter of a PyTorch profiler's trace and a copy to share keep them.
@@ -231,34 +259,25 @@ RANKS = Table(
         _column("rank", doc="rank among all processes of the run"),
         _column("world_size", "worldSize", doc="how many processes the run has, 0 where that is not known"),
     ),
-    "cuda",
     ("process", "rank"),
 )
 EXPORT = Table(
     "export",
     ("META_DATA_EXPORT", "EXPORT_META_DATA"),
-    (
-        _column("name", default="", doc="property"),
-        _column("value", default="", doc="its value"),
-    ),
-    "cuda",
+    _PROPERTIES,
     ("name", "value"),
 )
 SESSION = Table(
     "session",
     ("ANALYSIS_DETAILS",),
     (_column("duration", doc="from the start of the session to its end, ns"),),
-    "cuda",
+    unread="startTime stopTime",
 )
 #: How nsys was asked to record. The table holds every environment variable, too: the rows that are read are named.
 CAPTURE = Table(
     "capture",
     ("META_DATA_CAPTURE",),
-    (
-        _column("name", default="", doc="property"),
-        _column("value", default="", doc="its value"),
-    ),
-    "cuda",
+    _PROPERTIES,
     ("name", "value"),
     Filter(
         "name",
@@ -282,3 +301,11 @@ COSTLY_MARK = ("id",)
 
 #: A file with none of these is no nsys export: every version writes at least one.
 SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
+
+#: Every table here, by each name that it has had.
+TABLES = {
+    name: table
+    for table in tuple(globals().values())
+    if isinstance(table, Table) and not table.limit
+    for name in table.aliases
+}

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.errors import MissingTableError, TraceError
+from nsys_analyzer.text import plain
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, distinct, join, values_of
 from nsys_analyzer.trace.columns import (
@@ -31,9 +32,10 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
-from nsys_analyzer.trace.possible import FAR, Bounds, LeftOut, Sieve, tell
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.time_checks import FAR, Bounds, LeftOut, TimeCheck, TimedRows, left_out_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -43,20 +45,7 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
-_SMALL_TABLES = (
-    schema.OPERATORS,
-    schema.GRAPH_NODES,
-    schema.MEMORY,
-    schema.STRINGS,
-    schema.THREADS,
-    schema.DIAGNOSTICS,
-    schema.GPUS,
-    schema.CUDA_DEVICES,
-    schema.ENVIRONMENT,
-    schema.EXPORT,
-    schema.CAPTURE,
-    schema.SESSION,
-)
+_SMALL_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _LARGE_TABLES)
 #: A range of ``--pytorch=autograd-nvtx`` is an operator, with IDs behind its name.
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
 
@@ -127,27 +116,27 @@ class Trace:
         duration = int(join(frames["session"]["duration"]).max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
         bounds = Bounds.of(duration, *moments, start=metadata.time_shift_ns)
-        sieve = Sieve(bounds, by_cupti=metadata.profiler == "nsys")
-        timed, called = _timed(sieve, operations), _called(sieve, launches)
-        once = _once(sieve, operations) if metadata.profiler == "nsys" else timed
-        sound, ended = _sound(sieve, schema.NVTX, ranges), ranges.end != schema.NO_TIME
+        check = TimeCheck(bounds, by_cupti=metadata.profiler == "nsys")
+        timed, called = _timed(check, operations), _called(check, launches)
+        once = _once(check, operations) if metadata.profiler == "nsys" else timed
+        valid, ended = _valid(check, schema.NVTX, ranges), ranges.end != schema.NO_TIME
         nodes = frames["graph_nodes"]
         return cls(
             path,
             operations if (timed & once).all() else operations.select(timed & once),
             launches if called.all() else launches.select(called),
             launches.select(called & out_of_memory),
-            ranges.select(sound & ended),
-            ranges.select(sound & ~ended),
-            _operators(sieve, frames["operators"], strings)
+            ranges.select(valid & ended),
+            ranges.select(valid & ~ended),
+            _operators(check, frames["operators"], strings)
             if reader.name_of(schema.OPERATORS)
-            else ranges.select(sound & ended & is_operator),
+            else ranges.select(valid & ended & is_operator),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
             metadata,
             frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
-            tuple(sieve.left_out),
+            tuple(check.left_out),
             operations.select(~timed),
-            _memory(sieve, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
+            _memory(check, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             costly_tables(reader),
             read_ranks(reader),
             _launch_ns(frames["first_calls"], strings),
@@ -161,7 +150,7 @@ def check_recorded(reader: Reader, path: Path) -> None:
         MissingTableError: neither CUDA activity nor NVTX ranges; with the reason where the profiler gives one.
     """
     if not any(reader.name_of(table) for table in _LARGE_TABLES):
-        why = explained(read_diagnostics(reader.read(schema.DIAGNOSTICS)))
+        why = plain(explained(read_diagnostics(reader.read(schema.DIAGNOSTICS))), "`")
         remedy = why or "Capture again with: nsys profile --trace=cuda,nvtx"
         raise MissingTableError(f"{path} holds neither CUDA activity nor NVTX ranges", remedy)
 
@@ -170,19 +159,6 @@ def costly_tables(reader: Reader) -> tuple[str, ...]:
     """Those of ``schema.COSTLY_TABLES`` that were recorded: with rows, or with the mark of a copy to share."""
     present = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
     return tuple(n for n in present if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
-
-
-def sqlite_of(path: Path) -> Path:
-    """The SQLite file behind a path: itself, the export of a report, or what a PyTorch profiler trace becomes."""
-    if path.suffix in (".nsys-rep", ".qdrep"):
-        from nsys_analyzer.capture.export import exported_sqlite
-
-        return exported_sqlite(path)
-    if path.name.endswith((".json", ".json.gz")):
-        from nsys_analyzer.capture.kineto import converted_sqlite
-
-        return converted_sqlite(path)
-    return path
 
 
 def _name(name: str, code: int) -> str:
@@ -246,10 +222,10 @@ def _call(api: str) -> int:
     return next((code for code, (_, prefixes) in enumerate(CALLS) if api.startswith(prefixes)), OTHER_CALL)
 
 
-def _memory(sieve: Sieve, frame: Frame) -> MemoryUses:
+def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
     start, process, size, operation, alive = (join(column) for column in frame.values())
     uses = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
-    return uses.select(sieve.sound(schema.MEMORY, start, start, process, lambda i: f"{size[i]:,} bytes"))
+    return uses.select(check.valid(TimedRows(schema.MEMORY, start, start, process, lambda i: f"{size[i]:,} bytes")))
 
 
 def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
@@ -276,24 +252,28 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
     return ranges, is_operator[ranges.name]
 
 
-def _operators(sieve: Sieve, frame: Frame, strings: dict[int, str]) -> Ranges:
+def _operators(check: TimeCheck, frame: Frame, strings: dict[int, str]) -> Ranges:
     ids, codes = dense_codes(join(frame["name"]))
     start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
     operators = Ranges(start, end, thread, codes, tuple(strings.get(i, "") for i in ids.tolist()))
-    return operators.select(_sound(sieve, schema.OPERATORS, operators))
+    return operators.select(_valid(check, schema.OPERATORS, operators))
 
 
-def _timed(sieve: Sieve, operations: Operations) -> Bools:
+def _timed(check: TimeCheck, operations: Operations) -> Bools:
     """Which operations have times that can be true."""
     kept = np.ones(len(operations), np.bool_)
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = operations.of_kind(kind)
-        part = operations.select(of_kind)
-        kept[of_kind] = sieve.sound(table, part.start, part.end, part.process, part.called, of_cuda=True, lasting=True)
+        rows = _rows(table, operations.select(of_kind))
+        kept[of_kind] = check.valid(rows, of_cuda=True, lasting=True)
     return kept
 
 
-def _once(sieve: Sieve, operations: Operations) -> Bools:
+def _rows(table: schema.Table, operations: Operations) -> TimedRows:
+    return TimedRows(table, operations.start, operations.end, operations.process, operations.called)
+
+
+def _once(check: TimeCheck, operations: Operations) -> Bools:
     """Which operations are no second row of the same kernel, with all its values."""
     kernels = operations.select(operations.kernels)
     order = np.arange(len(kernels))
@@ -301,33 +281,27 @@ def _once(sieve: Sieve, operations: Operations) -> Bools:
         order = np.argsort(kernels.start, kind="stable")
     same = np.flatnonzero(kernels.start[order[1:]] == kernels.start[order[:-1]])
     alike = np.sort(order[np.union1d(same, same + 1)])  # a pair on two GPUs, as a rule
-    columns = (getattr(kernels, name) for name in kernels.__dataclass_fields__ if name != "names")
-    values = np.stack([np.asarray(column, np.int64)[alike] for column in columns])
+    values = np.stack([np.asarray(column, np.int64)[alike] for column in kernels.columns().values()])
     sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
     repeated = np.zeros(len(kernels), np.bool_)
     repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
-    sieve.left_out += tell(
-        schema.KERNEL, "all values of another row", repeated, kernels.start, kernels.end, kernels.process,
-        kernels.called,
-    )  # fmt: skip
+    check.left_out += left_out_rows(_rows(schema.KERNEL, kernels), "all values of another row", repeated)
     once = np.ones(len(operations), np.bool_)
     once[operations.kernels] = ~repeated
     return once
 
 
-def _called(sieve: Sieve, launches: Launches) -> Bools:
+def _called(check: TimeCheck, launches: Launches) -> Bools:
     """Which API calls have a time that can be true."""
-    return sieve.sound(
-        schema.RUNTIME, launches.start, launches.start, process_of(launches.thread),
-        lambda i: f"correlation ID {launches.correlation[i]}", of_cuda=True,
-    )  # fmt: skip
+    start, process = launches.start, process_of(launches.thread)
+    rows = TimedRows(schema.RUNTIME, start, start, process, lambda i: f"correlation ID {launches.correlation[i]}")
+    return check.valid(rows, of_cuda=True)
 
 
-def _sound(sieve: Sieve, table: schema.Table, ranges: Ranges) -> Bools:
+def _valid(check: TimeCheck, table: schema.Table, ranges: Ranges) -> Bools:
     """Which ranges have times that can be true; one without an end has none that is wrong."""
     later = np.maximum(ranges.start, ranges.start + 1)  # the last moment that there is wraps around
     end = np.where(ranges.end == schema.NO_TIME, later, ranges.end)
-    return sieve.sound(
-        table, ranges.start, end, process_of(ranges.thread), lambda i: named(ranges.names[ranges.name[i]]),
-        lasting=True,
-    )  # fmt: skip
+    process = process_of(ranges.thread)
+    rows = TimedRows(table, ranges.start, end, process, lambda i: named(ranges.names[ranges.name[i]]))
+    return check.valid(rows, lasting=True)

@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.benchmarks.bench_report import Row, run_well
-from tests.kineto import MAIN, PID
+from tests.support.kineto import MAIN, PID
 
 CONVERT = """
 import sys
 from pathlib import Path
-from nsys_analyzer.capture.kineto import convert_trace
+from nsys_analyzer.trace.sources import convert
 
-convert_trace(Path(sys.argv[1]), Path(sys.argv[2]))
+convert(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 KERNEL = (
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, %dul> >"

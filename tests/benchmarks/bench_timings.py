@@ -18,8 +18,8 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from nsys_analyzer.capture.timings import read_timings
 from nsys_analyzer.errors import TimingsError
+from nsys_analyzer.runs.timings import read_timings
 
 _PHASES = ("forward", "backward", "optimizer")
 _SMALLER = 4  # times fewer rows
@@ -47,6 +47,10 @@ SHAPES: dict[str, tuple[str, Callable[[int], str]]] = {
             "model,context_length,batch_size,phase,iteration,ms",
             lambda i: f"small,{128 * (1 + i % 8)},4,{_PHASES[i // 8 % 3]},{i // 24},{_ms()}",
         ),
+    ),
+    "each row another run": (
+        "timings.csv",
+        _table("model,context_length,phase,ms", lambda i: f"small,{i + 1},forward,{_ms()}"),
     ),
     "a number twice": (
         "timings.csv",

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.peaks import find_peaks
-from nsys_analyzer.capture.cases import Row
+from nsys_analyzer.analysis.transformer.peaks import find_peaks
+from nsys_analyzer.experiments.model import AnyRow as Row
 from tests.examples.rows import GIB, MIB, percent, rows, span
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.models import MODEL_SIZES
-from nsys_analyzer.capture.cases import NAME, Row, read_file
+from nsys_analyzer.analysis.transformer.models import MODEL_SIZES
+from nsys_analyzer.experiments.model import AnyRow as Row
+from nsys_analyzer.runs.rows import NAME, read_file
 from tests.conftest import ROOT
 
 EXAMPLES = ROOT / "examples"

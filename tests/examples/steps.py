@@ -9,8 +9,8 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.peaks import find_peaks
-from nsys_analyzer.capture.cases import Row
+from nsys_analyzer.analysis.transformer.peaks import find_peaks
+from nsys_analyzer.experiments.model import AnyRow as Row
 from tests.examples.rows import (
     DIMENSIONS,
     GIB,

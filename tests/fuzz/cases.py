@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from nsys_analyzer.capture.kineto import convert_trace
+from nsys_analyzer.trace.sources import convert
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
@@ -64,7 +64,7 @@ def inputs(folder: Path) -> Inputs:
         _without_constraints(folder / packed.stem)
     recorded = folder / "cpu_train.pt.trace.json.gz"
     shutil.copyfile(_ROOT / "tests/data" / recorded.name, recorded)
-    convert_trace(recorded, folder / "cpu_train.sqlite")
+    convert(recorded, folder / "cpu_train.sqlite")
     found = [
         path for path in sorted(folder.glob("*.sqlite")) for _ in range(1 if path.stat().st_size > _LARGE else _OFTEN)
     ]

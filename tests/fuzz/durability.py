@@ -26,8 +26,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsys_analyzer.capture.watcher import carriers
-from tests.sweeping import Desk, make_recording_nsys
+from nsys_analyzer.system.watcher import processes_with
+from tests.support.sweeping import Desk, make_recording_nsys
 
 MODELS = ("small", "medium", "large")
 WORDS = ("--mode", "forward", "--context-length", "16", "--profiler", "nsys")
@@ -100,7 +100,7 @@ class Sweep:
 
     def processes(self, named: Callable[[list[str]], bool] = lambda _: True) -> set[int]:
         """What the sweep has running, the tool with it, that is called so."""
-        return {pid for pid in carriers(self.tag) if (words := _words(pid)) and named(words)}
+        return {pid for pid in processes_with(self.tag) if (words := _words(pid)) and named(words)}
 
     def is_over(self) -> bool:
         return self.tool.poll() is not None

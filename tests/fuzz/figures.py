@@ -12,8 +12,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from nsys_analyzer.analysis.frame import kernel_frame
-from nsys_analyzer.analysis.phases import PhaseNames, is_framework_name
+from nsys_analyzer.analysis.kernels.frame import kernel_frame
+from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
 from nsys_analyzer.trace.trace import Trace
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import sqlite_number

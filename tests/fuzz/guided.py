@@ -16,13 +16,12 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["nsys_analyzer"]):
-    from nsys_analyzer.analysis.summarize import summarize
-    from nsys_analyzer.capture.kineto import convert_trace
+    from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.trace.trace import Trace
 
 from nsys_analyzer.errors import NsysAnalyzerError
-from tests.export import Export, training_step
-from tests.kineto import Kineto
+from tests.support.export import Export, training_step
+from tests.support.kineto import Kineto
 
 _LONGEST = 1 << 17
 
@@ -44,7 +43,7 @@ def _converter(folder: Path) -> tuple[Callable[[bytes], None], bytes]:
 
     def convert(content: bytes) -> None:
         path.write_bytes(content)
-        convert_trace(path, made)
+        convert(path, made)
 
     recorded = Kineto().gpu().range("forward", 0, 100).operator("aten::mm", 5, 20).thread(500, "thread 500 (python3)")
     recorded.launch(1, 10).kernel("ampere_sgemm_128x64_tn", 1, 20, 30).launch(2, 40).copy("Memcpy HtoD", 2, 60, 5, 64)

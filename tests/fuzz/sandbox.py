@@ -37,13 +37,7 @@ def warm_up() -> None:
     import pyarrow.compute  # noqa: F401
     import rich.console
     import rich.table  # noqa: F401
-    import sqlite_utils  # noqa: F401
     import tabulate  # noqa: F401
-
-    import nsys_analyzer.cli
-    import nsys_analyzer.commands.gather
-    import nsys_analyzer.commands.writing
-    import nsys_analyzer.report.plots  # noqa: F401
 
 
 def run(command: Sequence[str], folder: Path) -> Outcome:
@@ -84,7 +78,7 @@ def _child(command: Sequence[str], folder: Path, out: int, err: int) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         sys.argv = ["nsys-analyze", *command]
-        from nsys_analyzer.cli import main
+        from nsys_analyzer.cli.main import main
 
         main()
         code = 0

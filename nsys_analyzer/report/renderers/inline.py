@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from nsys_analyzer.report.units import ABSENT
-from nsys_analyzer.text import Span, plain, spans, visible
+from nsys_analyzer.text import Span, Words, plain, spans, visible
 
 #: What starts or ends a construct of markdown. An underscore between letters does neither, nor does an asterisk
 #: between spaces, a "<" before what is no name of a tag, a "&" that no entity follows.
@@ -35,7 +35,7 @@ _BACKTICKS = re.compile("`+")
 _AROUND = {"strong": "**", "emphasis": "*"}
 
 
-def inline(text: str) -> str:
+def inline(text: Words) -> str:
     """A text inside a line."""
     written, before = "", ""
     for span in spans(text):
@@ -45,7 +45,7 @@ def inline(text: str) -> str:
     return written
 
 
-def line(text: str) -> str:
+def line(text: Words) -> str:
     """A text that is a paragraph, or an item of a list, on one line."""
     written = inline(text).strip() or ABSENT
     if _BLOCK.match(written):
@@ -53,22 +53,22 @@ def line(text: str) -> str:
     return _NUMBERED.sub(r"\1\\\2", written, count=1) if _NUMBERED.match(written) else written
 
 
-def heading(text: str) -> str:
+def heading(text: Words) -> str:
     """A text that is the title of a section."""
     return _CLOSING_HASHES.sub(r"\\\1", inline(text).strip())
 
 
-def cell(text: str) -> str:
+def cell(text: Words) -> str:
     """A text in a cell of a table."""
     return inline(text).replace("|", "\\|").strip()
 
 
-def alternative(text: str) -> str:
+def alternative(text: Words) -> str:
     """A text that stands for a picture."""
     return _escaped(plain(text))
 
 
-def summary(text: str) -> str:
+def summary(text: Words) -> str:
     """The title of what is folded, which is HTML."""
     return html.escape(visible(plain(text)), quote=False)
 
@@ -78,7 +78,7 @@ def target(path: str) -> str:
     return quote(re.sub("[\ud800-\udc7f\udd00-\udfff]", "\N{REPLACEMENT CHARACTER}", path), errors="surrogateescape")
 
 
-def fence(lines: Sequence[str], language: str) -> str:
+def fence(lines: Sequence[Words], language: str) -> str:
     """Lines that stand as they are, inside a fence that none of them ends."""
     shown = [visible(plain(one)) for one in lines]
     marks = "`" * max(3, 1 + _longest_backticks("\n".join(shown)))

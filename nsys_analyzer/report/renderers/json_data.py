@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from nsys_analyzer.analysis.compared import FUSED, ClassShares, Leader, MatmulShare, leaders, matmul_share
-from nsys_analyzer.analysis.statistics import KernelRow, Stats, without_communication
-from nsys_analyzer.analysis.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.verdicts import busy_share
+from nsys_analyzer.analysis.summary.compared import FUSED, ClassShares, Leader, MatmulShare, leaders, matmul_share
+from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, without_communication
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
-    from nsys_analyzer.benches.model import Finished
+    from nsys_analyzer.experiments.model import Finished
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.trace.metadata import Gpu, Metadata
 
@@ -43,8 +43,8 @@ def _bench(bench: Finished) -> dict[str, Any]:
     return {
         "name": bench.name,
         "runs": list(bench.results.commands),
-        "ceilings": {precision: row.figures for precision, row in bench.results.ceilings.items()},
-        "rows": [asdict(row) for row in bench.results.rows],
+        "ceilings": {precision: row.written()["figures"] for precision, row in bench.results.ceilings.items()},
+        "rows": [row.written() for row in bench.results.rows],
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from functools import singledispatch
 
 from tabulate import tabulate
@@ -12,20 +14,26 @@ from nsys_analyzer.report.model import (
     Answer,
     Bars,
     Details,
+    Figure,
     Lines,
     Listing,
+    Panels,
     Paragraph,
     Report,
     Section,
     Table,
 )
 from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
-from nsys_analyzer.report.units import format_cell
-from nsys_analyzer.text import strong
+from nsys_analyzer.report.units import ABSENT, format_cell
+from nsys_analyzer.text import phrase, visible
 
 #: A table with a longer cell or more rows, or a folded one, is not padded: nobody reads it unrendered, and padding
 #: would double it.
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
+#: A report of more sections has a list of them behind the first one, the summary.
+_FEW_SECTIONS = 3
+#: What GitHub leaves out of a heading's name.
+_NO_ANCHOR = re.compile(r"[^\w\- ]")
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
@@ -35,8 +43,24 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
         report: the report.
         figures: figure key to its path as the markdown file sees it; a figure without one is left out.
     """
-    parts = [f"# {heading(report.title)}", *(_section(section, figures) for section in report.sections)]
+    sections = [_section(section, figures) for section in report.sections]
+    if len(sections) > _FEW_SECTIONS:
+        sections.insert(1, _contents(report.sections))
+    parts = [f"# {heading(report.title)}", *sections]
     return "\n\n".join(parts) + "\n"
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    """A list of links to the sections, each by the name that GitHub gives its heading."""
+    taken: Counter[str] = Counter()
+    lines = []
+    for section in sections:
+        anchor = _NO_ANCHOR.sub("", visible(section.title).strip().lower()).replace(" ", "-")
+        number = f"-{taken[anchor]}" if taken[anchor] else ""
+        taken[anchor] += 1
+        label = alternative(visible(section.title).strip())
+        lines.append(f"- [{label}](#{target(anchor + number)})" if label else f"- {ABSENT}")
+    return "\n".join(("**Contents**", "", *lines))
 
 
 def _section(section: Section, figures: Mapping[str, str]) -> str:
@@ -59,7 +83,7 @@ def _(block: Paragraph, figures: Mapping[str, str]) -> str:
 @render_block.register
 def _(block: Answer, figures: Mapping[str, str]) -> str:
     del figures
-    return line(f"{strong(f'{block.capture}:')} {block.text}")
+    return line(phrase("**{}:** {}", block.capture, block.text))
 
 
 @render_block.register
@@ -83,7 +107,7 @@ def _table(block: Table, padded: bool) -> str:
     headers = [cell(column.title) for column in block.columns]
     narrow = all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
     text = (_padded_table if padded and narrow else _plain_table)(headers, rows, alignment)
-    caption = f"{strong(block.capture)}: {block.caption}" if block.capture else block.caption
+    caption = phrase("**{}**: {}", block.capture, block.caption) if block.capture else block.caption
     return f"{line(caption)}\n\n{text}" if caption else text
 
 
@@ -107,6 +131,7 @@ def _(block: Details, figures: Mapping[str, str]) -> str:
 
 @render_block.register(Bars)
 @render_block.register(Lines)
-def _(block: Bars | Lines, figures: Mapping[str, str]) -> str:
+@render_block.register(Panels)
+def _(block: Figure, figures: Mapping[str, str]) -> str:
     path = figures.get(block.key)
     return f"![{alternative(block.title)}]({target(path)})" if path else ""

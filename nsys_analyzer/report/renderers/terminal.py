@@ -8,7 +8,7 @@ import click
 
 from nsys_analyzer.report.model import Paragraph, Report
 from nsys_analyzer.report.screen import console
-from nsys_analyzer.text import plain, visible
+from nsys_analyzer.text import Words, plain, visible
 
 #: Captures whose every answer fits a screen.
 _FEW = 6
@@ -20,7 +20,7 @@ def print_answers(report: Report) -> None:
     from rich.text import Text
 
     screen = console()
-    captures: dict[str, list[tuple[str, str]]] = {}
+    captures: dict[str, list[tuple[str, Words]]] = {}
     for section in report.sections:
         for answer in section.answers:
             captures.setdefault(answer.capture, []).append((section.topic, answer.short))
@@ -38,6 +38,6 @@ def print_answer(report: Report) -> None:
     click.echo(fill(_shown(first.text), 100))
 
 
-def _shown(text: str) -> str:
+def _shown(text: Words) -> str:
     """Text without marks, and without the no-break spaces that a terminal breaks at all the same."""
     return visible(plain(text)).replace("\N{NO-BREAK SPACE}%", "%")

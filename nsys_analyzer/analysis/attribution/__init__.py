@@ -1,0 +1,1 @@
+"""Which launch, range and process each kernel belongs to."""

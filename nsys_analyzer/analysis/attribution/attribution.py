@@ -1,0 +1,203 @@
+"""Which ranges each GPU operation belongs to: those open at the moment its launch starts.
+
+On the launching thread that is the thread's own stack. A thread with nothing open of a phase (autograd's
+``pt_autograd_N``) inherits the stack of the thread that waits for it, its own ranges nested below. Nothing is
+attributed by the launching thread alone, and nothing by GPU time, but for a trace that holds nothing else: its ranges
+lie on the GPU's timeline, and an operation belongs to those open on its stream when it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.graphs import Captures, find_captures
+from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open, merged, open_count
+from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
+from nsys_analyzer.trace.trace import Trace
+
+#: How an operation was attributed, in the order of ``Attribution.how``'s codes.
+HOW = ("none", "same thread", "other thread", "graph")
+UNATTRIBUTED, SAME_THREAD, OTHER_THREAD, GRAPH_REPLAY = range(4)
+
+_AUTOGRAD_THREAD = "pt_autograd"
+
+
+class RangeRoles:
+    """The role of each range of a trace: a phase, a step, warm-up, a part of attention, or none of these.
+
+    Args:
+        ranges: the ranges of the trace.
+        names: which names mean which phase.
+        inferred: the phase of each name that an inferred range has; empty for a name that is no phase after all.
+    """
+
+    def __init__(self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None) -> None:
+        self.names = names
+        self.inferred = inferred or {}
+        self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
+        self._ranges = ranges
+
+    def mask(self, *keys: str, of: Ranges | None = None) -> Bools:
+        """Shape (ranges,): True for the ranges whose role is one of these keys.
+
+        Args:
+            keys: phases, ``step``, ``warmup``, or parts of attention.
+            of: other ranges with the same names, such as those without an end.
+        """
+        chosen = np.array([key in keys for key in self._key_of_name], np.bool_)
+        name = (self._ranges if of is None else of).name
+        return chosen[name] if len(chosen) else np.zeros(len(name), np.bool_)
+
+    def codes(self, keys: tuple[str, ...]) -> Ints:
+        """Shape (ranges,): the position of each range's role among these keys, -1 for another role."""
+        code = np.array([keys.index(key) if key in keys else NONE for key in self._key_of_name], np.int64)
+        return code[self._ranges.name] if len(code) else np.full(len(self._ranges), NONE, np.int64)
+
+    @cached_property
+    def leaf(self) -> Bools:
+        """True for the ranges of a phase other than the step."""
+        return self.mask(*self.names.leaf_phases)
+
+    @cached_property
+    def any_phase(self) -> Bools:
+        """True for the ranges of a phase, the step included."""
+        return self.leaf | self.mask(STEP)
+
+
+def timeline(ranges: Ranges, chosen: Bools, *, latest: bool, by_process: bool = False) -> tuple[Timeline, Ints]:
+    """The timeline of some of the ranges, by thread or by process, and the index of each of them."""
+    index = np.flatnonzero(chosen)
+    thread = ranges.thread[index]
+    group = process_of(thread) if by_process else thread
+    return Timeline(group, ranges.start[index], ranges.end[index], latest=latest), index
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Where each operation was launched, and whose ranges it belongs to; every array has shape (operations,).
+
+    Attributes:
+        ranges: the trace's ranges.
+        launch: index of the launch, or -1.
+        thread, time: where and when it starts; thread -1 without a launch.
+        inherited: the thread whose stack it inherits, or -1.
+        captures: where and when the graph nodes of replays were captured.
+        how: code into ``HOW``.
+        ambiguous: True where several threads of the process had phases open.
+    """
+
+    ranges: Ranges
+    launch: Ints
+    thread: Ints
+    time: Ints
+    inherited: Ints
+    captures: Captures
+    how: Ints
+    ambiguous: Bools
+
+    def outermost(self, chosen: Bools) -> Ints:
+        """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around the own one.
+
+        Args:
+            chosen: shape (ranges,).
+        """
+        lines, index = timeline(self.ranges, chosen, latest=False)
+        found = lines.at(self.thread, self.time)
+        inheriting = np.flatnonzero(self.inherited != NONE)
+        around = lines.at(self.inherited[inheriting], self.time[inheriting])
+        found[inheriting] = np.where(around == NONE, found[inheriting], around)
+        return np.append(index, NONE)[found]
+
+    def innermost(self, chosen: Bools, operations: Ints) -> Ints:
+        """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside.
+
+        Args:
+            chosen: shape (ranges,).
+            operations: indices of the operations.
+        """
+        lines, index = timeline(self.ranges, chosen, latest=True)
+        found = np.full(len(self.launch), NONE, np.int64)
+        found[self.captures.operation] = lines.at(self.captures.thread, self.captures.time)
+        found = found[operations]
+        for thread in (self.thread[operations], self.inherited[operations]):
+            found = np.where(found == NONE, lines.at(thread, self.time[operations]), found)
+        return np.append(index, NONE)[found]
+
+
+def attribute(trace: Trace, roles: RangeRoles, launch: Ints) -> Attribution:
+    """Attributes every operation of a trace to the ranges open when it was launched.
+
+    Args:
+        trace: the trace.
+        roles: the roles of its ranges.
+        launch: shape (operations,), the launch of each operation, -1 where it has none.
+    """
+    operations, launches, ranges = trace.operations, trace.launches, trace.ranges
+    # The last entry serves operations without a launch.
+    thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
+    if trace.metadata.ranges_on_gpu:
+        thread, time = stream_thread(operations.process, operations.device, operations.stream), operations.start
+    phases = ranges.select(roles.any_phase)
+    own_phase = any_open(phases.thread, phases.start, phases.end, thread, time)
+    own = own_phase.copy()
+    own[~own_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~own_phase], time[~own_phase])
+    inherited, ambiguous = _inherited(trace, roles, own, own_phase, thread, time)
+    replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
+    how = np.select(
+        [~own & (inherited == NONE), replayed, inherited != NONE],
+        [UNATTRIBUTED, GRAPH_REPLAY, OTHER_THREAD],
+        SAME_THREAD,
+    )
+    return Attribution(ranges, launch, thread, time, inherited, find_captures(trace), how, ambiguous)
+
+
+def _inherited(
+    trace: Trace, roles: RangeRoles, own: Bools, own_phase: Bools, thread: Ints, time: Ints
+) -> tuple[Ints, Bools]:
+    """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
+    autograd = np.isin(thread, autograd_threads(trace))
+    lacking = np.flatnonzero((autograd | ~own_phase) & (thread != NONE) & (not trace.metadata.ranges_on_gpu))
+    inherited, ambiguous = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.bool_)
+    if len(lacking) and len(trace.ranges):
+        process, time = process_of(thread[lacking]), time[lacking]
+        waiting = waiting_range(trace, roles, process, time, without_ranges=~own[lacking] | autograd[lacking])
+        inherits = waiting != NONE
+        inherited[lacking] = np.where(inherits, trace.ranges.thread[waiting], NONE)
+        ambiguous[lacking] = inherits & (_threads_in_phase(trace, roles, process, time) > 1)
+    return inherited, ambiguous
+
+
+def autograd_threads(trace: Trace) -> Ints:
+    """The global thread IDs of PyTorch's autograd engine, known by the names it gives its threads."""
+    named = trace.metadata.thread_names.items()
+    return np.array([thread for thread, name in named if name.startswith(_AUTOGRAD_THREAD)], np.int64)
+
+
+def waiting_range(trace: Trace, roles: RangeRoles, process: Ints, time: Ints, without_ranges: Bools) -> Ints:
+    """The range whose thread a launch inherits from, or -1.
+
+    Of the phases open in the process: the one in backward, else the one opened last, else the step opened
+    last. With no phase open, a launch from a thread without ranges takes the range opened last, whatever its name.
+    """
+    waiting = np.full(len(time), NONE, np.int64)
+    from_others = ~np.isin(trace.ranges.thread, autograd_threads(trace))
+    preferences = (roles.mask("backward"), roles.leaf, roles.any_phase, np.ones(len(trace.ranges), np.bool_))
+    for rank, chosen in enumerate(preferences):
+        undecided = np.flatnonzero((waiting == NONE) & (without_ranges | (rank < len(preferences) - 1)))
+        if len(undecided):
+            lines, index = timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
+            waiting[undecided] = np.append(index, NONE)[lines.at(process[undecided], time[undecided])]
+    return waiting
+
+
+def _threads_in_phase(trace: Trace, roles: RangeRoles, process: Ints, time: Ints) -> Ints:
+    """How many threads of a process have a phase open at a time, autograd's own not counted."""
+    phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, autograd_threads(trace)))
+    thread, start, end = merged(phases.thread, phases.start, phases.end)
+    return open_count(process_of(thread), start, end, process, time)

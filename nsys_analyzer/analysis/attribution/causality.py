@@ -1,0 +1,115 @@
+"""Operations whose times contradict their launch or their stream: found, left out of every figure, and told of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.launches import match_launches
+from nsys_analyzer.analysis.intervals.axis import Axis
+from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, count_within
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.columns import Operations
+from nsys_analyzer.trace.metadata import CUDA, HIP
+from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows
+from nsys_analyzer.trace.trace import Trace
+
+#: How far an operation may lie before its launch, besides what nearly all of its device do: clocks drift.
+CLOCK_ERROR_NS = 100_000_000
+#: How far a few may, where all others lie behind theirs, and how few these are; on devices whose clocks are read
+#: together with the CPU's.
+_FEW_ERROR_NS, _FEW = 1_000_000, 0.01
+_IN_STEP = (CUDA, HIP)
+#: The share of a device's operations that may be broken where the difference of its clock is told from them, and the
+#: share that starts before its launch where its clock is behind.
+_BROKEN, _NEARLY_ALL = 0.1, 0.75
+#: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
+#: programmatic launches let overlap.
+_OVERLAP_NS = 10_000_000
+
+
+@dataclass(frozen=True)
+class Consistent:
+    """A trace without the operations that contradict the rest of it.
+
+    Attributes:
+        trace: the trace.
+        launch: shape (operations,), the launch of each operation, as :func:`match_launches` gives it.
+        wait: shape (operations,), from the launch to the start, ns, the difference of the clocks taken off; 0 without a
+            launch.
+        unmeasured: the launches of the operations that were left out, here and when the trace was read.
+    """
+
+    trace: Trace
+    launch: Ints
+    wait: Ints
+    unmeasured: Ints
+
+
+def consistent(trace: Trace) -> Consistent:
+    """Leaves out what starts before its launch, and what still runs when its stream has long gone on."""
+    operations = trace.operations
+    launch = match_launches(operations, trace.launches)
+    unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
+    wait = _waits(operations, trace.launches.start, launch)
+    before = wait < -_FEW_ERROR_NS
+    few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
+    early = before if few and trace.metadata.platform in _IN_STEP else wait < -CLOCK_ERROR_NS
+    endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
+    wrong = early | endless
+    if wrong.any():
+        told = [
+            *_told(operations, "a start before the launch", early),
+            *_told(operations, "an end long after all others and the next start of their stream", endless),
+        ]
+        unmeasured = np.concatenate([unmeasured, launch[wrong]])
+        trace = replace(trace, operations=operations.select(~wrong), left_out=(*trace.left_out, *told))
+        launch, wait = launch[~wrong], wait[~wrong]
+    return Consistent(trace, launch, wait, np.unique(unmeasured[unmeasured != NONE]))
+
+
+def _waits(operations: Operations, called: Ints, launch: Ints) -> Ints:
+    """From each launch to the start of its operation, the difference of the device's clock to the CPU's taken off."""
+    launched = np.flatnonzero(launch != NONE)
+    wait = np.zeros(len(operations), np.int64)
+    wait[launched] = operations.start[launched] - called[launch[launched]]
+    if (wait < -CLOCK_ERROR_NS).any():
+        # Where nearly all operations of a device start before their launch, its clock is behind.
+        process, device = operations.process[launched], operations.device[launched].astype(np.int64)
+        clock = Axis(process, device).place(process, device)
+        for one in distinct(clock):
+            mine = launched[clock == one]
+            behind, most = np.quantile(wait[mine], [_BROKEN, _NEARLY_ALL], method="higher").tolist()
+            wait[mine] -= int(behind) if most < 0 else 0
+    return wait
+
+
+def _endless(trace: Trace) -> Bools:
+    """Which operations still run when all else has ended, though their stream went on long before.
+
+    Streams have numbers of their own in each context, so that the next operation alone may be another stream's.
+    """
+    operations = trace.operations
+    endless = np.zeros(len(operations), np.bool_)
+    length = operations.end - operations.start
+    long = np.flatnonzero((length > _OVERLAP_NS) & (operations.graph_node == 0))
+    if len(long):
+        others = [np.delete(operations.end, long), trace.launches.start, operations.start]
+        last = max(int(some.max(initial=LONG_AGO)) for some in others)
+        streams = np.stack([operations.process, operations.device, operations.stream])
+        stream = np.unique(streams, axis=1, return_inverse=True)[1].ravel()
+        start, end = operations.start[long], operations.end[long]
+        goes_on = count_within(stream, operations.start, stream[long], start + 1, end) > 0
+        endless[long] = goes_on & (end > last + _OVERLAP_NS)
+    return endless
+
+
+def _told(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:
+    found: list[LeftOut] = []
+    for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
+        of_kind = wrong & (operations.kind == kind)
+        rows = TimedRows(table, operations.start, operations.end, operations.process, operations.called)
+        found += left_out_rows(rows, why, of_kind)
+    return found

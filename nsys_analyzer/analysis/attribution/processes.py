@@ -1,0 +1,71 @@
+"""The processes of a trace that deserve an entry of their own, and what to call them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.trace.arrays import distinct
+from nsys_analyzer.trace.columns import Operations, pid_of, process_of
+from nsys_analyzer.trace.ranks import Rank, distinct_ranks
+from nsys_analyzer.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process: its global ID, its operating system's ID, a label, and its rank, None where nothing tells it.
+
+    The label is empty where it is the only process, unless it is one of several ranks.
+    """
+
+    global_pid: int
+    pid: int
+    label: str
+    rank: int | None = None
+
+
+def processes_of(trace: Trace) -> tuple[Process, ...]:
+    """The processes with GPU operations, in order of rank, then of device; without any, the first with ranges or calls.
+
+    A process is called by its rank where the trace says it; else by its devices, as CUDA numbers them in it, where no
+    other process uses one of that number; else by its process ID.
+    """
+    used = distinct(trace.operations.process).tolist() or [_idle_process(trace)]
+    ranks = distinct_ranks(trace.ranks, used)
+    devices = _devices(trace.operations, used)
+    used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
+    if len(used) == 1:
+        alone, rank = used[0], ranks.get(used[0])
+        label = f"rank {rank.number}" if rank and rank.world_size != 1 else ""
+        return (Process(alone, pid_of(alone), label, rank.number if rank else None),)
+    users = Counter(device for numbers in devices.values() for device in numbers)
+    shared = {process for process in used if any(users[device] > 1 for device in devices[process])}
+    return tuple(_process(one, ranks.get(one), [] if one in shared else devices[one]) for one in used)
+
+
+def _process(process: int, rank: Rank | None, devices: list[int]) -> Process:
+    """One of several processes, with the devices that it alone uses."""
+    pid = pid_of(process)
+    if rank:
+        return Process(process, pid, f"rank {rank.number}", rank.number)
+    numbers = ", ".join(map(str, devices))
+    return Process(process, pid, f"device{'s' if len(devices) > 1 else ''} {numbers}" if devices else f"pid {pid}")
+
+
+def _idle_process(trace: Trace) -> int:
+    threads = np.concatenate([trace.ranges.thread, trace.open_ranges.thread, trace.launches.thread])
+    return int(process_of(threads[:1])[0]) if len(threads) else 0
+
+
+def _devices(operations: Operations, used: list[int]) -> dict[int, list[int]]:
+    """The CUDA ordinals of the devices of each of the processes ``used``, which are in order."""
+    devices: dict[int, list[int]] = {process: [] for process in used}
+    if len(operations):
+        low = int(operations.device.min())
+        count = int(operations.device.max()) - low + 1
+        # One number for a process and a device: a pass over the operations, and not one for each process.
+        for pair in distinct(np.searchsorted(used, operations.process) * count + operations.device - low).tolist():
+            devices[used[pair // count]].append(pair % count + low)
+    return devices

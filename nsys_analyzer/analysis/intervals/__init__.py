@@ -1,0 +1,1 @@
+"""Intervals of integers: several groups on one axis, stacks of ranges, unions."""

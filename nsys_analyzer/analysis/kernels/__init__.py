@@ -1,0 +1,1 @@
+"""The kernel table: class and precision of each kernel."""

@@ -1,0 +1,50 @@
+"""Aliases that stand for names in a shared copy, and the facts in them, so that a kernel's figures stay the same.
+
+``alias 3`` stands for a name that no rule of the kernel classes knows, ``alias 3 (matmul or convolution in bf16)`` for
+one whose class, the classes that its operator may make of it, and precision were known. ``forward, alias 3`` is a
+range of that phase.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from nsys_analyzer.trace.columns import UNNAMED
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
+
+_BEFORE = "|".join((*(f"{spellings[0]}, " for spellings in DEFAULT_NAMES.values()), f"{UNNAMED}, ", "aten::"))
+_ALIAS = re.compile(
+    rf"(?:{_BEFORE})?alias \d{{1,6}}"
+    r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?(?: \(\d{1,6}\))*"
+)
+
+
+@dataclass(frozen=True)
+class Alias:
+    """The facts that an alias tells of a kernel.
+
+    Attributes:
+        kernel_class: a key of ``CLASSES``, empty where no rule knew the name.
+        part_of: the classes that the kernel's operator may make of it.
+        precision: that of its matmuls, None where the name did not say.
+    """
+
+    kernel_class: str = ""
+    part_of: tuple[str, ...] = ()
+    precision: str | None = None
+
+    def text(self, number: int) -> str:
+        """The alias as it is written, without what stands before it."""
+        classes = " or ".join((self.kernel_class, *self.part_of))
+        told = f"{classes} in {self.precision}" if self.precision else classes
+        return f"alias {number} ({told})" if told else f"alias {number}"
+
+
+def read_alias(name: str) -> Alias | None:
+    """The facts in a name that is an alias, None for any other name."""
+    found = _ALIAS.fullmatch(name)
+    if found is None:
+        return None
+    kernel_class, *part_of = (found["classes"] or "").split(" or ")
+    return Alias(kernel_class, tuple(part_of), found["precision"])

@@ -1,0 +1,344 @@
+"""Rules for kernels that people wrote: NCCL, ATen, attention, cuDNN, cuBLAS, CUB and many others.
+
+Most patterns start with ``FN`` or ``IN``, which hold them to the kernel's own qualified name, left of its
+template arguments, so that an elementwise kernel stays one though a functor in its arguments is called softmax. Rows go
+from the most telling name to the least.
+"""
+
+from __future__ import annotations
+
+from nsys_analyzer.analysis.kernels.class_rules.rule import FN, IN, Rule
+
+#: Kernels that other classes have too, which are a convolution's where a convolution launches them.
+_OF_CONVOLUTION = ("convolution",)
+
+_COMMUNICATION_RULES = (
+    Rule(
+        FN + r"(?:nccl(?:Dev)?Kernel|mscclKernel)",
+        "communication",
+        "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+    ),
+    Rule(
+        FN + r"(?:deep_ep|nvshmem\w*|nccl\w*|userbuffers\w*)",
+        "communication",
+        "void deep_ep::intranode::notify_dispatch<8>(int const*, int*, int const*, int*, int, int, int)",
+    ),
+    Rule(
+        IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_)",
+        "communication",
+        "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>(vllm::RankData*, vllm::RankSignals)",
+    ),
+)
+
+_ATEN_ELEMENTWISE_RULES = (
+    Rule(
+        FN
+        + r"(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed|cupy_random)|"
+        + IN
+        + r"PointwiseApply\d<.*(?:Distributions|bernoulli)",
+        "random",
+        "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>("
+        "at::cuda::detail::TensorInfo<float, unsigned int>, unsigned int, float)",
+    ),
+    Rule(
+        FN + r"(?:_scatter_gather_|index_|vectorized_index_)elementwise_kernel",
+        "copy/layout",
+        "void at::native::_scatter_gather_elementwise_kernel<(int)128, (int)8, void at::native::"
+        "_cuda_scatter_gather_internal_kernel<(bool)1, at::native::OpaqueType<(int)4>, long>::operator ()"
+        "<at::native::TensorAssign>(at::TensorIterator &)::[lambda(int) (instance 1)]>(int, T3)",
+    ),
+    Rule(
+        IN + r"elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)|device_to_device)|(?:flip|take_put|masked_scatter"
+        r"|unfold_backward_internal|conj)_kernel)",
+        "copy/layout",
+        "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda("
+        "at::TensorIteratorBase &)::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>()",
+    ),
+    Rule(
+        IN + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
+        "normalization",
+        "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd("
+        "at::Tensor const&, at::Tensor const&, double)::{lambda()#1}::operator()() const::{lambda()#2}::operator()() "
+        "const::{lambda(float)#1}, std::array<char*, 2ul> >()",
+    ),
+    Rule(
+        IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
+        r"|_vectorized\d_kernel|cross_kernel)",
+        "elementwise",
+        "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>, "
+        "std::array<char *, (unsigned long)1>>(int, T2, T3)",
+    ),
+)
+
+_NAMED_RULES = (
+    Rule(
+        IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",
+        "optimizer",
+        "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<"
+        "(int)2>, at::native::<unnamed>::TernaryOpScalarFunctor<float, (int)2, (int)2, (int)0>, "
+        "at::native::LerpFunctor<float>, float>(T1, T2, T3...)",
+    ),
+    Rule(  # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
+        IN + r"(?i:rope|rotary)",
+        "elementwise",
+        "void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheHeadParallelismKernel<(bool)0, "
+        "(unsigned int)128, (unsigned int)8, (unsigned int)16, __half, long>(T5 *, T5 *, T5 *)",
+    ),
+    Rule(  # The cells of recurrent networks; their matmuls are kernels of their own.
+        FN
+        + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
+        r"|kernel::(?:lstm|gru)_cell_)",
+        "elementwise",
+        "void LSTM_elementWise_bp1<float, float, float>(int, int, float*, float*, float*, float*, float*, float*)",
+    ),
+    Rule(
+        IN + r"(?i:soft_?max)",
+        "softmax",
+        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, "
+        "float const*, int, int, int, bool const*, int, bool)",
+    ),
+    Rule(
+        IN + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter|linearize_index)",
+        "embedding",
+        "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*, float*, long, "
+        "long const*, long const*)",
+    ),
+    Rule(
+        IN + r"(?i:(?:layer|rms|group|batch|instance|weight)_?norm|normalization|cuComputePart|cuComputeGrad)",
+        "normalization",
+        "void cuApplyLayerNorm<float, float, float>(T3 *, T2 *, T2 *, const T1 *, int, int, T2, const T3 *)",
+    ),
+    Rule(
+        FN + r"ck_tile::kentry<.*?(?:Layer|Rms)norm2d",
+        "normalization",
+        "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOnePassINS_27Rmsnorm2dFwdPipelineProblemI"
+        "DF16bDF16bfDF16bDF16bDF16bff",
+    ),
+    Rule(
+        IN + r"(?:GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))",
+        "normalization",
+        "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, false>(long, float, "
+        "float const*, float*, float*)",
+    ),
+)
+
+_ATTENTION_RULES = (
+    Rule(
+        IN + r"(?:flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|fmha|_sdpa_|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_)",
+        "fused attention",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float, "
+        "cutlass::arch::Sm80, true, 64, 64, 64, true, true>::Params)",
+    ),
+    Rule(
+        FN + r"(?:flash|pytorch_flash)::",
+        "fused attention",
+        "void flash::compute_attn_ws<Flash_fwd_kernel_traits<192, 128, 128, 12, 2, false, 1, cutlass::"
+        "bfloat16_t, 128>, true, flash::SingleTileScheduler, flash::SeqLenTraits<true> >()",
+    ),
+    Rule(
+        IN + r"(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel)",
+        "fused attention",
+        "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
+        "CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, 128, "
+        "cutlass::bfloat16_t, float, cutlass::arch::Sm90> > > >()",
+    ),
+    Rule(
+        FN + r"fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)",
+        "fused attention",
+        "void cudnn::fusion::compute_dot_do_o_specialized<(bool)1, (int)64>(const void *, void *)",
+    ),
+    Rule(  # Triton: the tutorial's names, FlashAttention's Triton port, and vLLM's and SGLang's descendants.
+        FN + r"(?:_?\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel))",
+        "fused attention",
+        "_attn_fwd",
+    ),
+    Rule(  # SageAttention, and the backward passes of AOTriton.
+        FN + r"(?:sage_(?:fwd|attn)|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
+        "fused attention",
+        "sage_fwd",
+    ),
+    Rule(
+        FN + r"(?:Batch|Single)(?:Prefill|Decode)With|" + IN + r"(?:merge_attn|merge_state)",
+        "fused attention",
+        "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(bool)0, (unsigned int)2>(T2)",
+    ),
+)
+
+_CONVOLUTION_RULES = (
+    Rule(
+        IN + r"(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d|conv_depthwise)",
+        "convolution",
+        "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>(int, int, int, "
+        "float const*, int, float*, float const*, kernel_conv_params, unsigned long long, int)",
+    ),
+    Rule(  # F.unfold and F.fold are these alone.
+        IN + r"(?i:im2col|col2im|vol2col|vol2im)",
+        "convolution",
+        "void at::native::im2col_kernel<c10::BFloat16>(long, c10::BFloat16 const*, long, long, long, long, long, long)",
+        ("copy/layout",),
+    ),
+    Rule(
+        IN + r"(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)",
+        "convolution",
+        "void cutlass_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>(T1::Params)",
+    ),
+    Rule(
+        IN + r"(?:scudnn|hcudnn|icudnn)|" + FN + r"(?:cudnn::cnn|cutlass\w*_cudnn\w*)::",
+        "convolution",
+        "volta_scudnn_128x64_stridedB_splitK_small_nn_v1",
+    ),
+    Rule(  # cuDNN's tables of offsets, scaled outputs and layouts.
+        IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|nchwToNhwc|nhwcToNchw|nchwAddPadding|nhwcAddPadding)",
+        "convolution",
+        "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)0"
+        ">(cudnn::engines_precompiled::nchw2nhwc_params_t<float>, float const*, float*)",
+    ),
+    Rule(  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
+        FN + r"(?:fft[12]d_(?:r2c|c2r)_\d+|flip_filter|pointwise_mult_and_sum_complex)|" + IN + r"gcgemm",
+        "convolution",
+        "void fft2d_r2c_32x32<float, false, 1u, true>(float2*, float const*, int, int, int, int, int, int)",
+    ),
+    Rule(
+        IN
+        + r"(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv)",
+        "convolution",
+        "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
+    ),
+    Rule(  # MIOpen's transforms before and after a convolution.
+        FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW))",
+        "convolution",
+        "batched_transpose_64x16_pack_4x1_ediv_2x1_half",
+    ),
+)
+
+_MATMUL_RULES = (
+    Rule(FN + r"nvjet_", "matmul", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT", _OF_CONVOLUTION),
+    Rule(
+        IN + r"(?i:split_?k_?reduce|execute_split_k)|" + FN + r"epilogue::impl::globalKernel",
+        "matmul",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>"
+        "(cublasLt::cublasSplitKParams<float>, float const*, float const*, float*)",
+        _OF_CONVOLUTION,
+    ),
+    Rule(  # fbgemm is a library, not a GEMM.
+        IN + r"(?i:(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)",
+        "matmul",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_"
+        "execute_kernel__5x_cublas",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        IN + r"(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)",
+        "matmul",
+        "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
+        "matmul",
+        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>, "
+        "cublasGemvTensorStridedBatched<float> > >()",
+    ),
+    Rule(FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "matmul", "fused_moe_kernel"),
+    Rule(  # TensorRT-LLM's, by the types of output and inputs.
+        r"^bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_",
+        "matmul",
+        "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_transOut_schedP2x1x2",
+    ),
+)
+
+_DATA_RULES = (
+    Rule(
+        IN + r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
+        r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
+        r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))",
+        "sort/scan",
+        "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortExclusiveSumKernel<at_cuda_detail::"
+        "cub::detail::radix::policy_hub<long, at::cuda::cub::detail::OpaqueType<(int)8>, unsigned long long>"
+        "::Policy1000, unsigned long long>(T2 *)",
+    ),
+    Rule(
+        IN
+        + r"(?:lookback_scan|onesweep_|trampoline_kernel<.*(?:scan|sort|partition|select|unique|histogram))|"
+        + FN
+        + r"rocprim::(?:\w+::)*partition",
+        "sort/scan",
+        "void rocprim::ROCPRIM_400001_NS::detail::onesweep_scan_histograms_kernel<rocprim::ROCPRIM_400001_NS::detail:"
+        ":wrapped_radix_sort_onesweep_config<rocprim::ROCPRIM_400001_NS::default_config, long, at::cuda::cub::detail:"
+        ":OpaqueType<8> >, unsigned long>(unsigned long*)",
+    ),
+    Rule(  # Which expert takes which token: a top-k, counted and summed up.
+        IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)",
+        "sort/scan",
+        "void moe::dev::routing::routingIndicesOffsetsKernel<moe::dev::routing::routingRenormalize::KernelParams<__nv"
+        "_bfloat16, __nv_bfloat16, 128, false, true, true> >()",
+    ),
+    Rule(
+        FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
+        "sort/scan",
+        "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__scan::ScanAgent<int*, int*, "
+        "thrust::plus<int>, int, int, thrust::detail::integral_constant<bool, bool=0>>>()",
+    ),
+    Rule(
+        IN + r"Device(?:Segmented)?Reduce",
+        "reduction",
+        "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::"
+        "policy_hub<int, unsigned long long, cuda::std::__4::plus<void> >::Policy1000, int*, int*, int, cuda::std::__"
+        "4::plus<void>, int, int, cuda::std::__4::__identity>()",
+        ("sort/scan",),
+    ),
+    Rule(
+        IN + r"(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin|_pool(?!ed)|vector_norm|qparam"
+        r"|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min))|"
+        + FN
+        + r"moe::(?:\w+::)*finalize",
+        "reduction",
+        "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<"
+        "float>, unsigned int, float, (int)4, (int)4>>(T3)",
+    ),
+    Rule(
+        IN + r"(?:RepeatBuffer|[Mm]emset|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
+        "memset/memcpy",
+        "stream_executor::gpu::RepeatBufferKernelImpl(char*, long, long)",
+    ),
+    Rule(
+        IN + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
+        "copy/layout",
+        "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>(float, float*)",
+        _OF_CONVOLUTION,
+    ),
+    Rule(
+        IN + r"(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)|transpose)",
+        "copy/layout",
+        "void at::native::vectorized_gather_kernel<(int)16, long>(char *, char *, T2 *, int, long)",
+    ),
+    Rule(
+        IN + r"(?i:permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense|_pad\d?d?|roll_|flip_|unpool"
+        r"|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder|matrix_to_|cupy_(?:take|getitem))",
+        "copy/layout",
+        "void fbgemm_gpu::permute_2D_lengths_kernel<int>(int, int, int const*, int const*, int*)",
+    ),
+    Rule(
+        IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_)",
+        "elementwise",
+        "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &(silu(float const&))>("
+        "__nv_bfloat16*, __nv_bfloat16 const*, int)",
+    ),
+    Rule(
+        IN + r"(?i:_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
+        r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
+        r"|scalar_multiply|^cupy_)",
+        "elementwise",
+        "transformer_engine::unary_kernel<identity bf16>",
+    ),
+)
+
+LIBRARY_RULES: tuple[Rule, ...] = (
+    _COMMUNICATION_RULES
+    + _ATEN_ELEMENTWISE_RULES
+    + _NAMED_RULES
+    + _ATTENTION_RULES
+    + _CONVOLUTION_RULES
+    + _MATMUL_RULES
+    + _DATA_RULES
+)

@@ -1,0 +1,120 @@
+"""Kernel classes: what kind of work a kernel does, told from its name and the operator that launched it.
+
+The rules are a table, ``class_rules``: one row each, the first match wins. What no rule knows is ``other``, a
+class with a share of its own in every table.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+
+from nsys_analyzer.analysis.kernels.aliases import read_alias
+from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
+from nsys_analyzer.trace.columns import UNNAMED
+
+__all__ = ["CLASSES", "OTHER", "RULES", "UNKNOWN", "Rule", "classify", "first_rule", "open_classes", "readable"]
+
+OTHER = "other"
+#: A share of any class is known to this one's only.
+UNKNOWN = "unknown"
+#: Its time is mostly waiting for the slowest rank, which is no work.
+COMMUNICATION = "communication"
+
+#: Every class, in the order of a report's legend, with its line of the glossary.
+CLASSES: dict[str, str] = {
+    "matmul": "Matrix products of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
+    "fused attention": "Attention in one kernel, matmuls and softmax together, and its helper kernels.",
+    "softmax": "Kernels named softmax or log-softmax, forward or backward.",
+    "reduction": "Sums, means, maxima and losses: many elements read, few written.",
+    "elementwise": "One element out for each one in: arithmetic, activations, masks, fills, rotary.",
+    "copy/layout": "Moves, casts or reorders elements: copy, cat, transpose, gather, scatter, indexing.",
+    "normalization": "LayerNorm, RMSNorm, GroupNorm and BatchNorm where they are one kernel by name.",
+    "embedding": "Looks rows of a table up, and adds their gradients back into it.",
+    "convolution": "Convolutions, implicit GEMM among them, and the transforms made for them.",
+    "sort/scan": "Sorting, top-k, prefix sums, selection and histograms.",
+    "optimizer": "Multi-tensor (foreach) and fused optimizer kernels, gradient clipping among them.",
+    "random": "Random numbers and dropout masks.",
+    COMMUNICATION: "Collectives and exchanges between GPUs: NCCL, NVSHMEM, custom all-reduce.",
+    "memset/memcpy": "Copies and fills of whole buffers that compute nothing.",
+    UNKNOWN: "Kernels whose name the capture does not hold.",
+    OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
+}
+
+#: Characters of a kernel's name that are looked at: C++ templates make names of ten thousand.
+LONGEST_NAME = 20_000
+
+_COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
+_MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
+#: Of the Itanium ABI's mangled names: a number as a template argument, an identifier behind its length; and, to be
+#: passed over, types and back references with digits of their own.
+_ARGUMENT = re.compile(
+    r"L[a-z](?P<number>\d+)E|(?P<enum>LNS[\dA-Z]*_)?(?P<length>[1-9]\d{0,3})(?=[A-Za-z_])|DF\d+[b_]|[ST][\dA-Z]*_"
+)
+_ENUMERATOR = re.compile(r"E\d+E")
+
+
+def readable(name: str) -> str:
+    """Write a mangled kernel name out: its qualified name, and what its template arguments name and number.
+
+    ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``.
+    Python's demanglers read some of the names that HIP's compiler writes, or need a new C++ library beside them. A
+    class or a label does not depend on which argument lies in which.
+    """
+    prefix = _MANGLED.match(name)
+    if prefix is None:
+        return name
+    parts, position = [], prefix.end()
+    while length := re.match(r"L?([1-9]\d{0,3})", name[position : position + 5]):
+        start = position + length.end()
+        position = start + int(length.group(1))
+        parts.append(name[start:position].replace("_GLOBAL__N_1", "(anonymous namespace)"))
+    is_template = name[position : position + 1] == "I"
+    return "::".join(parts) + (f"<{', '.join(_arguments(name, position))}>" if is_template else "")
+
+
+def _arguments(name: str, position: int) -> Iterator[str]:
+    """The numbers and the identifiers of a mangled name from ``position`` on."""
+    while found := _ARGUMENT.search(name, position):
+        position = found.end() + int(found["length"] or 0)
+        if argument := found["number"] or name[found.end() : position]:
+            yield argument
+        if found["enum"] and (value := _ENUMERATOR.match(name, position)):
+            position = value.end()
+
+
+@cache
+def first_rule(name: str) -> Rule | None:
+    """Find the rule that decides the class of the kernel ``name``, or None where no rule knows it.
+
+    An alias in a shared copy says itself what the rule of the name was.
+    """
+    if alias := read_alias(name):
+        known = alias.kernel_class in CLASSES
+        return Rule(re.escape(name), alias.kernel_class, name, alias.part_of) if known else None
+    text = readable(name[:LONGEST_NAME])
+    return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
+
+
+def open_classes(name: str) -> frozenset[str]:
+    """The classes that the operator which launched the kernel ``name`` may make of it: any where no rule knows it."""
+    rule = first_rule(name)
+    return frozenset(CLASSES if rule is None else rule.part_of)
+
+
+@cache
+def classify(name: str, operator: str = "") -> str:
+    """Tell the class, a key of ``CLASSES``, of a kernel.
+
+    Args:
+        name: its full (demangled or mangled) name.
+        operator: PyTorch's operator that launched it, where that is known. It decides where no rule knows the name,
+            and where the name's rule leaves it open (``Rule.part_of``); a telling name stays what it is.
+    """
+    rule = first_rule(name)
+    by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED) else OTHER
+    if not operator:
+        return by_name
+    by_operator = classify(operator)
+    return by_operator if by_operator in open_classes(name) else by_name

@@ -1,0 +1,159 @@
+"""The arithmetic that a matmul ran in, told from the name of its kernel.
+
+Names say which type is multiplied, not what is stored: ``s1688gemm`` on fp32 matrices multiplies in
+TF32. Where a name does not say, the answer is None and never a guess: cuDNN writes ``f16`` on its attention
+kernels for either 16-bit type, and a split-K reduction only adds what the GEMM before it multiplied.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+
+from nsys_analyzer.analysis.kernels.aliases import read_alias
+from nsys_analyzer.analysis.kernels.classes import LONGEST_NAME, classify
+
+
+@dataclass(frozen=True)
+class PrecisionRule:
+    """A matmul or attention kernel whose name ``pattern`` finds runs in ``precision``, None where it is silent."""
+
+    pattern: str
+    precision: str | None
+    example: str
+
+
+def _xmma(first: str) -> str:
+    """Match ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with the compute type ``first``."""
+    return rf"xmma_\w*gemm_[a-z0-9]+_(?:{first})[a-z]+\d"
+
+
+#: A Tensile or hipBLASLt GEMM's name up to the type that it multiplies in: the names of the indices; the types of A
+#: and B, where they are others; then that type, followed by those of output and accumulation (``BBS``, ``HSS``,
+#: ``F8B8S``; ``B_BS`` and a bare ``S`` with a flag ``B``, too), as Tensile's ``ProblemType`` writes itself.
+_OPERANDS = r"(?:F8|B8|I8|[HBS])+_(?=[A-Z0-9]+S_B)"
+_TENSILE = rf"^Cijk_A[a-z]+C?_B[a-z]+C?_(?:{_OPERANDS}|(?!{_OPERANDS}))"
+
+#: The first match wins. nvjet's three letters are input, accumulation and output, as public profiles of known
+#: matmuls show them: t bf16, h fp16, s fp32, q and r fp8. fp32 inputs (``sss``) run in TF32 only where it is written.
+PRECISION_RULES: tuple[PrecisionRule, ...] = (
+    PrecisionRule(
+        r"(?i)split_?k_?reduce|epilogue::impl",
+        None,
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>()",
+    ),
+    PrecisionRule(
+        r"^cudnn_generated\w*sdpa(?!\w*(?:fp8|e4m3|e5m2))",
+        None,
+        "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0",
+    ),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?[qr]{2}[a-z]{3}_", "fp8", "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?sss_tf32", "tf32", "nvjet_sss_tf32_128x256_TNT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?t[a-z]{2}_", "bf16", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT"),
+    PrecisionRule(r"^nvjet_(?:sm\d+_)?h[a-z]{2}_", "fp16", "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
+    PrecisionRule(r"^nvjet_", None, "nvjet_ootst_FP4"),
+    PrecisionRule(
+        _xmma("tf32"),
+        "tf32",
+        "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16_stage6_warpsize2x2x1_tensor16x8x8",
+    ),
+    PrecisionRule(
+        _xmma("bf16"),
+        "bf16",
+        "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1_execute_segment_k_off_"
+        "kernel__5x_cublas",
+    ),
+    PrecisionRule(
+        _xmma("f16"),
+        "fp16",
+        "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_"
+        "kernel__5x_cublas",
+    ),
+    PrecisionRule(_xmma("e4m3|e5m2"), "fp8", "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64"),
+    PrecisionRule(
+        _xmma("f32"),
+        "fp32",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_"
+        "execute_kernel__5x_cublas",
+    ),
+    PrecisionRule(
+        _xmma("f64"),
+        "fp64",
+        "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x64x32_stage3_warpsize4x2x1_tensor16x8x16",
+    ),
+    PrecisionRule(
+        _xmma("i8"),
+        "int8",
+        "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64_stage4_warpsize4x2x1_tensor16x8x32",
+    ),
+    PrecisionRule(_TENSILE + r"[FB]8", "fp8", "Cijk_Alik_Bljk_F8B8S_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128"),
+    PrecisionRule(_TENSILE + r"(?:I8|4xi8)", "int8", "Cijk_Alik_Bljk_I8II_BH_MT128x128x64_MI32x32x1_SN_LDSB0"),
+    PrecisionRule(_TENSILE + r"S[BHI]*_MX_", "tf32", "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32"),
+    PrecisionRule(_TENSILE + "B", "bf16", "Cijk_Alik_Bljk_B_BS_BH_Bias_HA_S_SAV_UserArgs_MT256x128x64_MI16x16x1"),
+    PrecisionRule(_TENSILE + "H", "fp16", "Cijk_Ailk_Bljk_HHS_BH_MT64x128x32_MI16x16x16x1_SN_1LDSB0_APM1_ABV0"),
+    PrecisionRule(_TENSILE + "[SC]", "fp32", "Cijk_Ailk_Bjlk_SB_Bias_AS_SAV_UserArgs_MT64x16x16_MI16x16x1_SN_LDSB0"),
+    PrecisionRule(_TENSILE + "[DZ]", "fp64", "Cijk_Ailk_Bljk_DB_MT64x32x16_SN_1LDSB0_APM1_AF0EM1_AF1EM1"),
+    PrecisionRule(  # 16-bit storage, but the FFMA pipe: fp16_sgemm multiplies in fp32.
+        r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
+    ),
+    PrecisionRule(
+        r"(?i)e4m3|e5m2|fp8|float8",
+        "fp8",
+        "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>(__nv_bfloat16*, float*, int*)",
+    ),
+    PrecisionRule(
+        r"(?i)tf32",
+        "tf32",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_nn_align4>(T1::Params)",
+    ),
+    PrecisionRule(
+        r"(?i)bf16|bfloat16",
+        "bf16",
+        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(T1::Params)",
+    ),
+    PrecisionRule(
+        r"fp16|f16|__half|half_t|\bHalf\b|hgemm|[hs]\d*884(?:cu)?gemm|h1688\d*gemm",
+        "fp16",
+        "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x6_tn",
+    ),
+    PrecisionRule(
+        r"s1688(?:cu)?gemm",
+        "tf32",
+        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>(T1::Params)",
+    ),
+    PrecisionRule(r"(?i)imma|igemm|int8|i\d+gemm_s8|gemm_s8", "int8", "cutlass_tensorop_i16832gemm_s8_256x128_64x3"),
+    PrecisionRule(
+        r"dgemm|d884gemm|\bdouble\b",
+        "fp64",
+        "void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1>(T1::Params)",
+    ),
+    PrecisionRule(
+        r"sgemm|fmha_cutlass[FB]_f32|(?:gem[mv]\w*|gemvx::kernel|dot_kernel)<[^()]*\bfloat\b",
+        "fp32",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, true>()",
+    ),
+)
+
+_COMPILED = tuple((re.compile(rule.pattern), rule) for rule in PRECISION_RULES)
+
+
+def first_precision_rule(name: str) -> PrecisionRule | None:
+    """Find the rule that decides the precision of the matmul or attention kernel ``name``, or None."""
+    text = name[:LONGEST_NAME]
+    return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
+
+
+@cache
+def gemm_precision(name: str) -> str | None:
+    """Tell the arithmetic that the matmul or fused attention kernel ``name`` multiplied in.
+
+    One of ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8`` and ``int8``; None where the name does not
+    say, and for kernels of every other class.
+    """
+    if classify(name) not in ("matmul", "fused attention"):
+        return None
+    if alias := read_alias(name):
+        return alias.precision
+    rule = first_precision_rule(name)
+    return rule.precision if rule else None

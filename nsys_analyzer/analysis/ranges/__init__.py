@@ -1,0 +1,1 @@
+"""NVTX ranges: phases, their instances, paths, and phases that no range names."""

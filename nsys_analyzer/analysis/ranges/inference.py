@@ -1,0 +1,341 @@
+"""Phases of a program without phase ranges of its own, from what PyTorch and nsys write by themselves.
+
+nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
+PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: what autograd's engine and its threads run is
+backward, and what is launched before it since the optimizer, the step's start or the last backward is forward. Each
+inferred phase becomes a range of the thread that runs the step, so that everything else treats it like a range of the
+person's own. A process in which the person named a phase is left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
+from nsys_analyzer.analysis.intervals.timeline import (
+    LONG_AGO,
+    NONE,
+    Timeline,
+    any_open,
+    contained,
+    count_within,
+    merged,
+)
+from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import Launches, Ranges, process_of
+from nsys_analyzer.trace.trace import Trace
+
+#: The ranges of ``--pytorch=functions-trace`` that are phases, each by its outermost range.
+_FUNCTIONS = {
+    "forward": re.compile(r"torch\.nn\.modules\.Module\.__call__"),
+    "backward": re.compile(r"torch\.(?:autograd|Tensor)\.backward"),
+    "optimizer": re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(?:\w+\.)+step"),
+}
+#: What autograd's engine runs, and what it was called before PyTorch had a name for the engine.
+_ENGINE = re.compile(r"autograd::engine::evaluate_function")
+_EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
+#: ``backward()`` makes the first gradient with it before it starts the engine.
+_FIRST_GRADIENT = "aten::ones_like"
+_OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
+#: What phases are inferred from, as the names of their ranges say it.
+FUNCTION_RANGES, _OPERATORS = "nsys's function ranges", "autograd's operators"
+
+_Spans = list[tuple[int, int]]
+
+
+@dataclass
+class _Found:
+    """Inferred ranges of one thread: times in ns, by phase, and what they were inferred from."""
+
+    thread: int
+    source: str
+    spans: dict[str, _Spans] = field(default_factory=dict)
+    replaced: tuple[str, ...] = ()  # names of a framework's ranges that are no phase, since they hold a whole step
+
+
+def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple[Trace, Mapping[str, str]]:
+    """Adds ranges for the phases that a framework's own ranges and operators tell.
+
+    Args:
+        trace: the trace.
+        names: which range names mean which phase.
+        launch: shape (operations,), the launch of each operation, -1 where it has none.
+
+    Returns:
+        The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
+        phase after all; nothing where nothing was added.
+    """
+    if any(phase in names.leaf_phases for phase in names.extra) or not _may_tell(trace):
+        return trace, {}
+    roles = RangeRoles(trace.ranges, names)
+    named = roles.leaf & ~_of_framework(trace.ranges)
+    processes = np.setdiff1d(process_of(trace.launches.thread), process_of(trace.ranges.thread[named]))
+    if not len(processes):
+        return trace, {}
+    launched = np.unique(launch)
+    launches = trace.launches.select(launched[launched != NONE])
+    found = [one for process in processes for one in _Inference(trace, roles, launches, int(process)).found()]
+    return _added(trace, found) if found else (trace, {})
+
+
+def _may_tell(trace: Trace) -> bool:
+    """Whether a trace holds anything that phases can be inferred from."""
+    functions = any(words.fullmatch(name) for name in trace.ranges.names for words in _FUNCTIONS.values())
+    return functions or bool(len(trace.operators))
+
+
+def _of_framework(ranges: Ranges) -> Bools:
+    return _named(ranges, is_framework_name)
+
+
+def _named(ranges: Ranges, is_it: Callable[[str], object]) -> Bools:
+    """Shape (ranges,): whether each one's name passes a test."""
+    test = np.array([bool(is_it(name)) for name in ranges.names], np.bool_)
+    return test[ranges.name] if len(test) else np.zeros(len(ranges), np.bool_)
+
+
+def _spans(ranges: Ranges, chosen: Bools) -> _Spans:
+    order = np.flatnonzero(chosen)
+    order = order[np.argsort(ranges.start[order], kind="stable")]
+    return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
+
+
+class _Inference:
+    """The phases of one process, by the ranges and operators that its framework wrote.
+
+    Args:
+        trace: the trace.
+        roles: what its ranges are.
+        launches: the calls that put work on the GPU.
+        process: global process ID.
+    """
+
+    def __init__(self, trace: Trace, roles: RangeRoles, launches: Launches, process: int) -> None:
+        self.trace, self.ranges = trace, trace.ranges
+        self.mine = process_of(trace.ranges.thread) == process
+        self.operators = trace.operators.select(process_of(trace.operators.thread) == process)
+        self.launches = launches.select(process_of(launches.thread) == process)
+        steps = _spans(self.ranges, roles.mask(STEP) & self.mine)
+        warmups = _spans(self.ranges, roles.mask(WARMUP) & self.mine)
+        open_ranges = trace.open_ranges
+        endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
+        #: No pass goes across the start or the end of a step or of warm-up.
+        self.bounds = [*(t for span in (*steps, *warmups) for t in span), *open_ranges.start[endless].tolist()]
+
+    def found(self) -> Iterator[_Found]:
+        """The phases of each thread that trains: those of its function ranges, else those of the operators."""
+        threads = self._threads_with("backward", "optimizer") or self._threads_with("forward")[:1]
+        if threads:
+            for thread in threads:
+                yield _Found(thread, FUNCTION_RANGES, self._of_functions(thread))
+        elif len(self.operators) and (one := self._of_operators()):
+            yield one
+
+    # --- nsys's function ranges
+
+    def _threads_with(self, *phases: str) -> list[int]:
+        """The threads that have function ranges of these phases, those with most first; autograd's own is none."""
+        chosen = self.mine & _named(self.ranges, lambda name: any(_FUNCTIONS[p].fullmatch(name) for p in phases))
+        chosen &= ~np.isin(self.ranges.thread, autograd_threads(self.trace))
+        return _by_frequency(self.ranges.thread[chosen])
+
+    def _of_functions(self, thread: int) -> dict[str, _Spans]:
+        here = self.ranges.thread == thread
+        calls, backward, optimizer = (
+            _spans(self.ranges, here & _named(self.ranges, _FUNCTIONS[phase].fullmatch)) for phase in _FUNCTIONS
+        )
+        backward = _outermost(backward)
+        optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
+        calls = _outside(_outermost(_without_any_inside(calls, [*backward, *optimizer])), [*backward, *optimizer])
+        return {"forward": self._joined(calls, backward, optimizer), "backward": backward, "optimizer": optimizer}
+
+    def _joined(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
+        """The calls before one backward as one forward: a model and its criterion are modules, each called by itself.
+
+        Calls that no backward follows, as in evaluation, are none. Without any backward every call is a forward.
+        """
+        if not backward:
+            return calls
+        ends = {end for _, end in backward}
+        bounds = sorted({*ends, *(end for _, end in optimizer), *self.bounds})
+        passes: dict[int, _Spans] = {}
+        for call in calls:
+            passes.setdefault(int(np.searchsorted(bounds, call[0], side="right")), []).append(call)
+        kept = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in ends)
+        return [(spans[0][0], spans[-1][1]) for spans in kept]
+
+    # --- autograd's operators
+
+    def _of_operators(self) -> _Found | None:
+        engine, is_early = self._engine()
+        if not len(engine):
+            return None
+        thread = self._step_thread(engine)
+        own = self._own_launches(engine, thread)
+        backward = self._backward(engine, thread, own, by_gradients=is_early and bool((engine.thread == thread).any()))
+        if not backward:
+            return None
+        optimizer, replaced = self._optimizer(backward)
+        forward = list(self._forward(thread, own, backward, optimizer))
+        spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
+        return _Found(thread, _OPERATORS, spans, replaced)
+
+    def _engine(self) -> tuple[Ranges, bool]:
+        """The operators that autograd's engine runs, and whether they have the names of an early PyTorch."""
+        for is_early, test in enumerate((_ENGINE.match, _EARLY_ENGINE.fullmatch)):
+            chosen = _named(self.operators, test)
+            if chosen.any():
+                return self.operators.select(chosen), bool(is_early)
+        return self.operators.select(np.zeros(len(self.operators), np.bool_)), False
+
+    def _step_thread(self, engine: Ranges) -> int:
+        """The thread that runs the steps: that of the optimizer, else the one that launches most outside the engine."""
+        optimizers = self.ranges.thread[self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))]
+        helpers = [*autograd_threads(self.trace), *engine.thread]
+        others = self.launches.thread[~np.isin(self.launches.thread, helpers)]
+        choices = (_by_frequency(threads) for threads in (optimizers, others, engine.thread))
+        return next(threads[0] for threads in choices if threads)
+
+    def _own_launches(self, engine: Ranges, thread: int) -> Ints:
+        """When the step's thread launches outside the engine, sorted."""
+        start = self.launches.start[self.launches.thread == thread]
+        here = engine.select(engine.thread == thread)
+        group = np.full(len(start), thread)
+        return np.sort(start[~any_open(here.thread, here.start, here.end, group, start)])
+
+    def _backward(self, engine: Ranges, thread: int, own: Ints, *, by_gradients: bool) -> _Spans:
+        """The stretches in which the engine, or a thread of its own, works.
+
+        A launch of the step's thread between two stretches parts them, and so does a bound. Where an early engine runs
+        on the step's thread, launches of its own lie between its operators: the first gradient of the next one parts.
+        What the capture begins in the middle of is no backward.
+        """
+        _, starts, ends = self._stretches(engine, thread)
+        operators = self.operators
+        first = _named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread)
+        gradients = operators.select(first)
+        if by_gradients and not len(gradients):
+            return []  # nothing tells one backward from the next
+        parting = [np.sort(gradients.start) if by_gradients else own, np.sort(np.array(self.bounds, np.int64))]
+        parted = np.zeros(max(len(starts) - 1, 0), np.bool_)
+        for times in parting:
+            parted |= np.searchsorted(times, starts[1:]) > np.searchsorted(times, ends[:-1])
+        firsts = np.flatnonzero(np.concatenate([[True], parted]))
+        spans = [
+            (_with_first_gradient(int(starts[i]), gradients, own), int(ends[following - 1]))
+            for i, following in zip(firsts, [*firsts[1:], len(starts)], strict=True)
+        ]
+        return spans[1:] if len(own) and own[0] > spans[0][0] else spans
+
+    def _stretches(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
+        """The engine's operators, and all that runs on threads of its own, joined where they overlap."""
+        helpers = np.setdiff1d([*autograd_threads(self.trace), *engine.thread], [thread])
+        operators = self.operators.select(np.isin(self.operators.thread, helpers))
+        launches = self.launches.start[np.isin(self.launches.thread, helpers)]
+        start = np.concatenate([engine.start, operators.start, launches])
+        end = np.concatenate([engine.end, operators.end, launches + 1])
+        return merged(np.zeros(len(start), np.int64), start, end)
+
+    def _optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
+        """The optimizers by the framework's ranges; what of such a range lies behind a backward in it.
+
+        Returns:
+            The spans, and the names of the ranges that hold a backward: a closure runs the whole step in them.
+        """
+        chosen = self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))
+        spans = _spans(self.ranges, chosen)
+        behind = [_behind(span, backward) for span in spans]
+        if behind == spans:
+            return spans, ()
+        return behind, tuple({self.ranges.names[i] for i in self.ranges.name[chosen]})
+
+    def _forward(self, thread: int, own: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
+        """From the first launch before each backward to the backward, no earlier than what came last before it.
+
+        The operator that launches first is inside. Gradients that are set to zero are no forward.
+        """
+        zero_grad = self.mine & _named(self.ranges, lambda name: name.startswith(_ZERO_GRAD))
+        zeroing = self.ranges.select(zero_grad)
+        group = np.full(len(own), thread)
+        own = own[~any_open(zeroing.thread, zeroing.start, zeroing.end, group, own)]
+        bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
+        operators = self.operators.select(self.operators.thread == thread)
+        opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
+        for start, _ in backward:
+            before = np.searchsorted(bounds, start, side="right")
+            bound = int(bounds[before - 1]) if before else LONG_AGO
+            launched = own[np.searchsorted(own, bound) : np.searchsorted(own, start)]
+            if len(launched):
+                outermost = int(opened.at(np.array([thread]), launched[:1])[0])
+                yield (int(launched[0]) if outermost == NONE else max(int(operators.start[outermost]), bound)), start
+
+
+def _by_frequency(threads: Ints) -> list[int]:
+    """The distinct threads, the most frequent first."""
+    values, counts = np.unique(threads, return_counts=True)
+    return [int(values[i]) for i in np.argsort(-counts, kind="stable")]
+
+
+def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
+    """Spans as groups (all 0), starts and ends, each of shape (spans,)."""
+    start, end = np.array(spans, np.int64).reshape(len(spans), 2).T
+    return np.zeros(len(spans), np.int64), start, end
+
+
+def _outermost(spans: _Spans) -> _Spans:
+    return [span for span, inside in zip(spans, contained(*_columns(spans)), strict=True) if not inside]
+
+
+def _without_any_inside(spans: _Spans, others: _Spans) -> _Spans:
+    """The spans in which none of the others starts."""
+    group, start, _ = _columns(others)
+    holds = count_within(group, start, *_columns(spans)) > 0 if others else np.zeros(len(spans), np.bool_)
+    return [span for span, held in zip(spans, holds, strict=True) if not held]
+
+
+def _outside(spans: _Spans, others: _Spans) -> _Spans:
+    """The spans that start in none of the others."""
+    group, start, _ = _columns(spans)
+    return [span for span, inside in zip(spans, any_open(*_columns(others), group, start), strict=True) if not inside]
+
+
+def _behind(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
+    """A range without what lies before the end of the last backward that starts in it."""
+    return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
+
+
+def _with_first_gradient(start: int, gradients: Ranges, own: Ints) -> int:
+    """When a backward begins: where its first gradient is made, if nothing else is launched in between."""
+    made = np.flatnonzero(gradients.end <= start)
+    if not len(made):
+        return start
+    last = made[np.argmax(gradients.end[made])]
+    launched = own[(own >= gradients.end[last]) & (own < start)]
+    return start if len(launched) else int(gradients.start[last])
+
+
+def _added(trace: Trace, found: Sequence[_Found]) -> tuple[Trace, Mapping[str, str]]:
+    """The trace with the inferred ranges behind its own, under names that say what they were inferred from."""
+    ranges = trace.ranges
+    phases = {_name(phase, one): phase for one in found for phase in one.spans}
+    code = {name: len(ranges.names) + i for i, name in enumerate(phases)}
+    rows = [
+        (start, end, one.thread, code[_name(phase, one)])
+        for one in found
+        for phase, spans in one.spans.items()
+        for start, end in spans
+    ]
+    added = np.array(rows, np.int64).reshape(len(rows), 4).T
+    own = (ranges.start, ranges.end, ranges.thread, ranges.name)
+    start, end, thread, name = (np.concatenate(pair) for pair in zip(own, added, strict=True))
+    replaced = {name: "" for one in found for name in one.replaced}
+    return replace(trace, ranges=Ranges(start, end, thread, name, (*ranges.names, *phases))), {**phases, **replaced}
+
+
+def _name(phase: str, found: _Found) -> str:
+    return f"{phase} (inferred from {found.source})"

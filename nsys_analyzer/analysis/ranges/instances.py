@@ -1,0 +1,298 @@
+"""The occurrences of each phase in a trace, and the occurrence each GPU operation belongs to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.attribution import (
+    Attribution,
+    RangeRoles,
+    attribute,
+    autograd_threads,
+    timeline,
+    waiting_range,
+)
+from nsys_analyzer.analysis.attribution.causality import consistent
+from nsys_analyzer.analysis.attribution.launches import dropped_launches
+from nsys_analyzer.analysis.intervals.timeline import NONE, any_open, contained, count_within, last_before
+from nsys_analyzer.analysis.kernels.kernels import Kernels, find_kernels
+from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import LAUNCH, Launches, Ranges, process_of
+from nsys_analyzer.trace.phase_names import normalized_name
+from nsys_analyzer.trace.trace import Trace
+
+
+@dataclass(frozen=True)
+class Instances:
+    """Occurrences of phases, in order of start.
+
+    Attributes:
+        range: index into the trace's ranges.
+        phase: code into ``phases``.
+        process: global process ID.
+        start, end: ns, on the CPU's clock.
+        warmup: True inside a warm-up range of the process.
+        incomplete: True where the capture lacks GPU activity of the instance: launches without a kernel, an
+            operation whose times cannot be true, or an allocation that failed inside.
+        phases: the phases' names, in the order of a step.
+    """
+
+    range: Ints
+    phase: Ints
+    process: Ints
+    start: Ints
+    end: Ints
+    warmup: Bools
+    incomplete: Bools
+    phases: tuple[str, ...]
+
+    @property
+    def measured(self) -> Bools:
+        """True for the instances that count as measurements."""
+        measured: Bools = ~self.warmup & ~self.incomplete
+        return measured
+
+
+class AttributedTrace:
+    """A trace with each operation's ranges, phase and instance.
+
+    Args:
+        trace: the trace.
+        names: which range names mean which phase.
+
+    Attributes:
+        as_recorded: the trace as it was given.
+        trace: the trace without the operations that contradict it, and with a range for each phase that was inferred,
+            where no range of a person's names one.
+        unmeasured: the launches of the operations that were left out: indices into ``trace.launches``.
+        wait: shape (operations,), from the launch to the start of each, ns, the difference of the clocks taken off.
+    """
+
+    def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
+        names = names or PhaseNames()
+        self.as_recorded = trace
+        sound = consistent(trace)
+        self.trace, inferred = with_inferred_phases(sound.trace, names, sound.launch)
+        self.unmeasured, self.wait = sound.unmeasured, sound.wait
+        self.roles = RangeRoles(self.trace.ranges, names, inferred)
+        self.attribution: Attribution = attribute(self.trace, self.roles, sound.launch)
+
+    @cached_property
+    def instances(self) -> Instances:
+        """Every occurrence of every phase."""
+        ranges, roles = self.trace.ranges, self.roles
+        phases = (*roles.names.leaf_phases, OTHER_STEP, STEP)
+        leaf, step = self._is_instance(roles.leaf), self._is_instance(roles.mask(STEP))
+        chosen = [roles.mask(phase) & (step if phase == STEP else leaf) for phase in phases]
+        phase = np.concatenate([np.full(mask.sum(), code) for code, mask in enumerate(chosen)])
+        index = np.concatenate([np.flatnonzero(mask) for mask in chosen])
+        order = np.lexsort((phase, ranges.start[index]))
+        index, phase = index[order], phase[order]
+        picked = ranges.select(index)
+        process = process_of(picked.thread)
+        phase[self._without_backward(picked, phases, phase)] = phases.index(OTHER_STEP)
+        incomplete = self._lacks_a_kernel(picked) | self._ends_out_of_memory(picked) | self._lacks_a_call(picked)
+        return Instances(
+            index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
+        )
+
+    def _lacks_a_kernel(self, picked: Ranges) -> Bools:
+        """In which ranges kernels were launched that the capture lacks, or whose times cannot be true."""
+        lacking = self.trace.launches.select(np.concatenate([self.lost, self.unmeasured]))
+        within: Bools = _starting_in(lacking, process_of(picked.thread), picked.start, picked.end) > 0
+        return within
+
+    def _ends_out_of_memory(self, picked: Ranges) -> Bools:
+        """In which ranges an allocation failed and nothing was launched afterwards."""
+        failed, process = self.trace.failed_allocations, process_of(picked.thread)
+        if not len(failed.start):
+            return np.zeros(len(picked), np.bool_)
+        launched = self.trace.launches.select(self.trace.launches.call == LAUNCH)
+        last_failure = last_before(process_of(failed.thread), failed.start, process, picked.end)
+        none_after = _starting_in(launched, process, last_failure, picked.end) == 0
+        ends: Bools = (last_failure >= picked.start) & none_after
+        return ends
+
+    def _lacks_a_call(self, picked: Ranges) -> Bools:
+        """In which ranges operations run whose API call was left out, so that no range is known to hold them."""
+        operations, process = self.trace.operations, process_of(picked.thread)
+        if not any(one.table in schema.RUNTIME.aliases for one in self.trace.left_out):
+            return np.zeros(len(picked), np.bool_)
+        unlaunched = np.flatnonzero(self.attribution.launch == NONE)
+        inside: Bools = (
+            count_within(
+                operations.process[unlaunched], operations.start[unlaunched], process, picked.start, picked.end
+            )
+            > 0
+        )
+        return inside
+
+    def _without_backward(self, picked: Ranges, phases: tuple[str, ...], phase: Ints) -> Bools:
+        """The steps that hold no backward pass, in processes where others do: evaluation, as a rule."""
+        process = process_of(picked.thread)
+        is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
+        inside = count_within(process[is_backward], picked.start[is_backward], process, picked.start, picked.end)
+        holds = is_step & (inside > 0)
+        training = np.isin(process, process[holds])
+        without: Bools = is_step & ~holds & training
+        return without
+
+    def _in_warmup(self, process: Ints, time: Ints) -> Bools:
+        """Whether a warm-up range of the process is open, on whichever thread; one without an end stays open."""
+        ended = self.trace.ranges.select(self.roles.mask(WARMUP))
+        endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
+        if not len(ended) and not len(endless):
+            return np.zeros(len(time), np.bool_)
+        warm = any_open(process_of(ended.thread), ended.start, ended.end, process, time)
+        for one, start in zip(process_of(endless.thread), endless.start, strict=True):
+            warm |= (process == one) & (time >= start)
+        return warm
+
+    def _is_instance(self, family: Bools) -> Bools:
+        """True for the ranges of a family (all phases, or steps) that lie inside no other one of it."""
+        ranges = self.trace.ranges
+        index = np.flatnonzero(family)
+        instance = family.copy()
+        instance[index] = ~contained(ranges.thread[index], ranges.start[index], ranges.end[index])
+        # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
+        own = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
+        process, start = process_of(ranges.thread[own]), ranges.start[own]
+        waiting = waiting_range(self.trace, self.roles, process, start, np.zeros(len(own), np.bool_))
+        instance[own] &= ~np.append(family, False)[waiting]
+        return instance
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The distinct kernels, each with its class: the one place where that is decided."""
+        return find_kernels(self.trace, self.attribution)
+
+    @cached_property
+    def lost(self) -> Ints:
+        """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
+        known = np.concatenate([self.attribution.launch, self.unmeasured])
+        return np.flatnonzero(dropped_launches(self.trace.launches, known))
+
+    @cached_property
+    def phase_instance(self) -> Ints:
+        """Shape (operations,): the instance of a phase (the step aside) each operation belongs to, or -1."""
+        return self._instance_of(self.attribution.outermost(self.roles.leaf))
+
+    @cached_property
+    def step_instance(self) -> Ints:
+        """Shape (operations,): the step each operation belongs to, or -1."""
+        return self._instance_of(self.attribution.outermost(self.roles.mask(STEP)))
+
+    def _instance_of(self, ranges: Ints) -> Ints:
+        lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
+        lookup[self.instances.range] = np.arange(len(self.instances.range))
+        found = lookup[ranges]
+        if self.warm.any():  # a measured instance may hold a warm-up range, whose work is not its own
+            found[self.warm & ~np.append(self.instances.warmup, True)[found]] = NONE
+        return found
+
+    @cached_property
+    def warm(self) -> Bools:
+        """Shape (operations,): whether each was launched (on the GPU's timeline: ran) in a warm-up range."""
+        attribution = self.attribution
+        placed = attribution.thread != NONE
+        warm: Bools = placed & self._in_warmup(self.trace.operations.process, attribution.time)
+        return warm
+
+    def attention_part(self, operations: Ints) -> Ints:
+        """Code into ``ATTENTION_PARTS`` of the innermost attention range around some operations, or -1.
+
+        Where there are ranges around attention, a part outside them (a sampler's softmax) is none.
+
+        Args:
+            operations: indices of the operations.
+        """
+        part_of_range = self.roles.codes(ATTENTION_PARTS)
+        attention = part_of_range == ATTENTION_PARTS.index("attention")
+        found = self.attribution.innermost(part_of_range != NONE, operations)
+        around = self.attribution.innermost(attention, operations) if attention.any() else found
+        return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[found])
+
+    @cached_property
+    def has_attention(self) -> bool:
+        """Whether any range is one of attention or of a part of it."""
+        return bool((self.roles.codes(ATTENTION_PARTS) != NONE).any())
+
+    @property
+    def instance_pair(self) -> tuple[Ints, Ints]:
+        """The phase instance and the step instance of each operation."""
+        return self.phase_instance, self.step_instance
+
+    def lost_in(self, process: int) -> int:
+        """How many kernel launches of a process lack their kernel."""
+        return int((process_of(self.trace.launches.thread[self.lost]) == process).sum())
+
+    def open_phases(self, process: int) -> tuple[str, ...]:
+        """Phases of a process whose range has no end, by the range's name."""
+        ranges, roles = self.trace.open_ranges, self.roles
+        mine = (process_of(ranges.thread) == process) & roles.mask(*roles.names.leaf_phases, STEP, of=ranges)
+        return tuple(sorted({ranges.names[i] for i in ranges.name[mine]}))
+
+    def around_warmup(self, process: int) -> tuple[str, ...]:
+        """Phases of a process with a measured instance in which a warm-up range starts."""
+        instances, warmup = self.instances, self.trace.ranges.select(self.roles.mask(WARMUP))
+        mine = np.flatnonzero((instances.process == process) & instances.measured)
+        columns = (instances.process[mine], instances.start[mine], instances.end[mine])
+        holds = count_within(process_of(warmup.thread), warmup.start, *columns) > 0
+        codes = np.unique(instances.phase[mine][holds])
+        return tuple(instances.phases[code] for code in codes)
+
+    def open_warmups(self, process: int) -> int:
+        """How many warm-up ranges of a process have no end."""
+        ranges = self.trace.open_ranges
+        mine = (process_of(ranges.thread) == process) & self.roles.mask(WARMUP, of=ranges)
+        return int(mine.sum())
+
+    def concurrent_phases(self, process: int) -> tuple[str, ...]:
+        """Phases of which a process has instances open at once."""
+        found = []
+        for code, phase in enumerate(self.instances.phases):
+            mine = (self.instances.phase == code) & (self.instances.process == process)
+            start, end = self.instances.start[mine], self.instances.end[mine]
+            order = np.argsort(start, kind="stable")
+            if (start[order][1:] < np.maximum.accumulate(end[order])[:-1]).any():
+                found.append(phase)
+        return tuple(found)
+
+    def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
+        """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count.
+
+        Inferred ranges are called by their phase.
+        """
+        ranges = self.trace.ranges
+        inner = np.flatnonzero(self.roles.leaf & (process_of(ranges.thread) == process))
+        lines, index = timeline(ranges, self.roles.leaf, latest=False)
+        around = lines.at(ranges.thread[inner], ranges.start[inner])
+        inner, outer = inner[around != NONE], index[around[around != NONE]]
+        phase = self.roles.codes(self.roles.names.leaf_phases)
+        chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
+        counts: dict[tuple[str, str], int] = {}
+        for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
+            pair = (self._called(ranges.names[one]), self._called(ranges.names[other]))
+            counts[pair] = counts.get(pair, 0) + 1
+        return counts
+
+    def _called(self, name: str) -> str:
+        return self.roles.inferred.get(name) or normalized_name(name)
+
+    def out_of_memory(self, process: int) -> bool:
+        """Whether an allocation of a process failed and it launched no kernel afterwards."""
+        failed, launches = self.trace.failed_allocations, self.trace.launches
+        mine = failed.start[process_of(failed.thread) == process]
+        later = (process_of(launches.thread) == process) & (launches.call == LAUNCH)
+        return bool(len(mine)) and not bool((launches.start[later] > mine.max()).any())
+
+
+def _starting_in(calls: Launches, process: Ints, start: Ints, end: Ints) -> Ints:
+    """How many of the calls of a process start in each interval."""
+    return count_within(process_of(calls.thread), calls.start, process, start, end)

@@ -1,0 +1,114 @@
+"""The names of the ranges around each operation, outermost first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, islice
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.attribution import Attribution
+from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
+from nsys_analyzer.analysis.intervals.timeline import NONE, count_within
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import Ranges
+from nsys_analyzer.trace.trace import Trace
+
+SEPARATOR = " / "
+#: Of a stack deeper than twice this, the outermost and the innermost ranges are named, and dots stand between.
+_NAMED_AT_AN_END = 32
+_DOTS = "…"
+
+Stack = tuple[int, ...]
+
+
+def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]]:
+    """The range path of each operation.
+
+    Returns:
+        Codes of shape (operations,), and the paths they stand for; the first is the empty path.
+    """
+    ranges, captures = trace.ranges, attribution.captures
+    captured = np.full((2, len(attribution.launch)), NONE, np.int64)
+    captured[:, captures.operation] = captures.thread, captures.time
+    moments = (
+        (attribution.inherited, attribution.time),
+        (attribution.thread, attribution.time),
+        (captured[0], captured[1]),
+    )
+    thread, time = (np.concatenate(column) for column in zip(*moments, strict=True))
+    of_moment, stacks = open_stacks(ranges, thread, time)
+    combined, codes = np.unique(of_moment.reshape(len(moments), len(attribution.launch)), axis=1, return_inverse=True)
+    # Different combinations may read the same; a categorical's categories must not.
+    texts = [SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in combined.T.tolist()]
+    paths = ["", *sorted(set(texts) - {""})]
+    position = {text: i for i, text in enumerate(paths)}
+    recode = np.array([position[text] for text in texts], np.int64)
+    return recode[codes.ravel()] if len(texts) else np.zeros(0, np.int64), paths
+
+
+def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
+    """The ranges open on each (thread, time): ``start <= time < end``, in the order in which they were opened.
+
+    Of two that open together the longer one opens first.
+
+    Returns:
+        Codes of shape (moments,), and the stacks they stand for, as indices of ranges; the first is the empty one. A
+        stack that is too deep to be read holds its two ends, with ``NONE`` between them.
+    """
+    # A range without a moment in it need not be opened: most operators launch nothing.
+    holds = count_within(thread, time, ranges.thread, ranges.start, ranges.end) > 0
+    index = np.flatnonzero(holds)
+    start, end, group = ranges.start[index], ranges.end[index], ranges.thread[index]
+    axis = Axis(group, start, end)
+    opened, closed = axis.place(group, start), axis.place(group, end)
+    boundaries = np.unique(np.concatenate([opened, closed]))
+    place = axis.place(thread, time)
+    # What is open is the same from one boundary to the next.
+    segment = np.where(place == OFF_AXIS, NONE, np.searchsorted(boundaries, place, side="right") - 1)
+    used, codes = np.unique(segment, return_inverse=True)
+    stacks: dict[Stack, int] = {(): 0}
+    found = np.zeros(len(used), np.int64)
+    order = np.lexsort((index, -closed, opened))
+    at = [int(one) for one in used if one != NONE]
+    sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), boundaries[at].tolist())
+    for position, stack in enumerate(sweep, len(used) - len(at)):
+        found[position] = stacks.setdefault(stack, len(stacks))
+    return found[codes.ravel()], list(stacks)
+
+
+def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: list[int]) -> Iterator[Stack]:
+    """The stack at each of some boundaries, in their order; the ranges come in the order in which they open."""
+    closing = sorted(range(len(index)), key=closed.__getitem__)
+    stack: dict[int, None] = {}  # in the order in which they were opened, whatever is closed in between
+    next_open = next_close = 0
+    for boundary in boundaries:
+        while next_open < len(index) and opened[next_open] <= boundary:
+            stack[index[next_open]] = None
+            next_open += 1
+        while next_close < len(closing) and closed[closing[next_close]] <= boundary:
+            del stack[index[closing[next_close]]]
+            next_close += 1
+        yield _ends(stack)
+
+
+def _ends(stack: dict[int, None]) -> Stack:
+    if len(stack) <= 2 * _NAMED_AT_AN_END:
+        return tuple(stack)
+    innermost = list(islice(reversed(stack), _NAMED_AT_AN_END))
+    return (*islice(stack, _NAMED_AT_AN_END), NONE, *reversed(innermost))
+
+
+def _path(ranges: Ranges, outer: Stack, own: Stack, captured: Stack) -> list[str]:
+    """The names of a combination of inherited, own and captured stack.
+
+    A capture's stack repeats names of the replay's (step, forward): what it adds stands below their last one.
+    """
+    stack = [_name(ranges, one) for one in chain(outer, own)]
+    seen, added = set(stack), [_name(ranges, one) for one in captured]
+    last = max((i for i, name in enumerate(added) if name in seen), default=-1)
+    return [*stack, *added[last + 1 :]]
+
+
+def _name(ranges: Ranges, index: int) -> str:
+    return _DOTS if index == NONE else ranges.names[ranges.name[index]]

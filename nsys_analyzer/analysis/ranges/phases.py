@@ -1,0 +1,72 @@
+"""The parts of a training step, found by the names of their ranges."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
+
+#: Phases in the order of a training step. ``step`` encloses the others.
+LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
+STEP = "step"
+#: A step without a backward pass, where others have one.
+OTHER_STEP = "step without backward"
+WARMUP = "warmup"
+#: The ranges inside self-attention.
+ATTENTION_PARTS = ("attention", "scores", "softmax", "values")
+
+#: Ranges that PyTorch's profiler and nsys write by themselves.
+_FRAMEWORK = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?:nn|optim|autograd|Tensor)\.")
+
+
+def is_framework_name(name: str) -> bool:
+    """Whether a framework wrote a range of this name by itself: no person named a phase with it."""
+    return bool(_FRAMEWORK.match(name))
+
+
+@dataclass(frozen=True)
+class PhaseNames:
+    """Which range names mean which phase.
+
+    Attributes:
+        extra: phase (or attention part, or a phase of the user's own) to exact range names; they take the
+            place of that phase's default names.
+    """
+
+    extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(options: Iterable[str]) -> PhaseNames:
+        """Reads ``forward=NAME`` options; several for one phase add up.
+
+        Raises:
+            ConfigurationError: an option without a phase or without a name.
+        """
+        extra: dict[str, tuple[str, ...]] = {}
+        for option in options:
+            phase, separator, name = option.partition("=")
+            if not separator or not phase.strip() or not name.strip():
+                raise ConfigurationError(f"{option!r} is not PHASE=RANGE", "Write for example forward=model_fwd")
+            key = phase.strip().lower()
+            extra[key] = (*extra.get(key, ()), name.strip())
+        return PhaseNames(extra)
+
+    @property
+    def leaf_phases(self) -> tuple[str, ...]:
+        """The phases that partition a step, in order; the user's own come last."""
+        own = [p for p in self.extra if p not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
+        return (*LEAF_PHASES, *own)
+
+    def key_of(self, name: str) -> str | None:
+        """The phase or attention part that a range of this name is, or None."""
+        for key, names in self.extra.items():
+            if name in names:
+                return key
+        normal = normalized_name(name)
+        for key, spellings in DEFAULT_NAMES.items():
+            if key not in self.extra and normal in spellings:
+                return key
+        return None

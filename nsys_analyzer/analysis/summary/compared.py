@@ -1,0 +1,201 @@
+"""The parts of a capture that are compared: phases and the step around them, with their top kernel and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
+from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP
+from nsys_analyzer.analysis.summary.statistics import (
+    ClassRow,
+    KernelRow,
+    class_rows,
+    merge_kernels,
+    share_of,
+    without_communication,
+)
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+
+#: The phases that tables compare, and the step that holds them.
+TRAINING_PHASES = ("forward", "backward", "optimizer")
+BOTH = "forward+backward"
+MATMUL, FUSED = "matmul", "fused attention"
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The kernel with the most time of a part of a capture.
+
+    Attributes:
+        scope: the part: a phase, forward and backward together, the step, the whole capture.
+        kernel: one that computes, where there is any: a collective's time is mostly waiting.
+        collective: the collective with the most time beside it, None without any.
+    """
+
+    scope: str
+    kernel: KernelRow
+    collective: KernelRow | None
+
+
+@dataclass(frozen=True)
+class ClassShares:
+    """The classes of a part of a capture, each a share of its kernels' time.
+
+    Attributes:
+        scope: the part, as of a :class:`Leader`; "training step" or "forward+backward" where it is phases together.
+        classes: longest first.
+        kernel_sum_ms: the time of all its kernels, None where an opaque graph hides some.
+    """
+
+    scope: str
+    classes: tuple[ClassRow, ...]
+    kernel_sum_ms: float | None
+
+    def of(self, name: str) -> float:
+        """The share of a class, of kernels whose names are known."""
+        return sum(row.share for row in self.classes if row.kernel_class == name)
+
+    @property
+    def matmul(self) -> float | None:
+        """The share of matmul; None where kernels without a name may change it."""
+        return share_of(self.classes, MATMUL)
+
+    @property
+    def unnamed(self) -> float:
+        """The share of kernels without a name, which may be of any class."""
+        return self.of(UNKNOWN)
+
+    @property
+    def communicates(self) -> bool:
+        """Whether there is communication among the classes."""
+        return any(row.kernel_class == COMMUNICATION for row in self.classes)
+
+    def computing(self) -> ClassShares:
+        """The classes that compute, as shares of their time."""
+        return replace(self, classes=without_communication(self.classes))
+
+
+@dataclass(frozen=True)
+class MatmulShare:
+    """The share of matmul in the parts of a capture.
+
+    Attributes:
+        phases: of each compared phase.
+        step: of a whole training step, None where the capture holds none.
+        inference: of a forward pass, None without any.
+        inference_of: the forward-only capture of the same configuration that it is of; empty where it is this one.
+    """
+
+    phases: tuple[ClassShares, ...]
+    step: ClassShares | None
+    inference: ClassShares | None
+    inference_of: str = ""
+
+    @property
+    def scopes(self) -> tuple[ClassShares, ...]:
+        """The phases, and the step where it is none of them."""
+        apart = self.step is not None and all(phase.scope != STEP for phase in self.phases)
+        return (*self.phases, self.step) if self.step and apart else self.phases
+
+
+def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these are not all.
+
+    They are all where a forward is among them and they hold nearly all GPU time. A phase with an opaque graph is none
+    of them: shares of the kernels that are seen would mislead.
+    """
+    seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
+    parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
+    if parts and capture.phases_suffice:
+        return parts
+    steps = tuple(phase for phase in seen if phase.phase == STEP)
+    return (*parts, *steps, *_whole_of(capture))
+
+
+def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
+    """The compared phases in two: those that enclose no other one, then the step and the whole capture."""
+    compared = compared_phases(capture)
+    enclosing = tuple(phase for phase in compared if phase.phase == STEP or phase is capture.whole)
+    return tuple(phase for phase in compared if phase not in enclosing), enclosing
+
+
+def _whole_of(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
+    """The whole capture as a phase, if the phases do not suffice and no opaque graph hides kernels of it."""
+    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
+    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
+    return (whole,) if whole and shown else ()
+
+
+def leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
+    """The leaders of forward, backward and both, or of whatever else there is, then of the step and the whole."""
+    return tuple(_leader(scope, kernels) for scope, kernels in _scopes(capture))
+
+
+def _scopes(capture: CaptureSummary) -> Iterator[tuple[str, tuple[KernelRow, ...]]]:
+    parts, enclosing = parts_and_enclosing(capture)
+    phases = {phase.phase: phase for phase in parts}
+    forward, backward = phases.get("forward"), phases.get("backward")
+    passes = [phase for phase in (forward, backward) if phase]
+    for phase in passes or parts[:1]:
+        yield phase.phase, phase.kernels
+    if forward and backward:
+        yield BOTH, merge_kernels(forward.kernels, backward.kernels)
+    yield from ((phase.phase, phase.kernels) for phase in enclosing)
+
+
+def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
+    leading = next((row for row in kernels if row.kernel_class != COMMUNICATION), kernels[0])
+    collective = next((row for row in kernels if row.kernel_class == COMMUNICATION), None)
+    return Leader(scope, leading, None if collective is leading else collective)
+
+
+def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:
+    """Matmul's share in each phase, in a step, and in inference.
+
+    Args:
+        capture: the capture.
+        captures: all captures of the report: one of the forward pass alone tells the most of inference.
+    """
+    phases = tuple(_shares(phase) for phase in compared_phases(capture))
+    for other in captures if capture.whole else ():
+        forward = other.phase("forward") if _is_its_inference(capture, other) else None
+        if forward and forward.kernels:
+            return MatmulShare(phases, step_shares(capture), _shares(forward), other.title)
+    forward = capture.phase("forward")
+    return MatmulShare(phases, step_shares(capture), _shares(forward) if forward and forward.kernels else None)
+
+
+def _shares(phase: PhaseSummary) -> ClassShares:
+    return ClassShares(phase.phase, phase.classes, phase.kernel_sum_ms.mean)
+
+
+def step_shares(capture: CaptureSummary) -> ClassShares | None:
+    """The classes of a whole training step: of the step range, else of its phases together; None without a step."""
+    # A training step has an optimizer.
+    name = "training step" if capture.phase("optimizer") or not capture.phase("forward") else BOTH
+    step = capture.phase(STEP)
+    if step and step.kernels and step.holds_backward:
+        return replace(_shares(step), scope=name)
+    parts = [phase for leaf in LEAF_PHASES if (phase := capture.phase(leaf)) and phase.kernels]
+    steps = min((phase.instances for phase in parts), default=0)
+    # Gradients accumulated over k passes: k forwards for one optimizer. Counts that do not fit are no steps.
+    if len(parts) < 2 or any(phase.instances % steps for phase in parts):
+        return None
+    classes = class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
+    return ClassShares(name, classes, sum(row.ms_per_instance for row in classes))
+
+
+def shares_of_all(capture: CaptureSummary) -> ClassShares | None:
+    """The classes of a whole training step, else of the forward pass where that is all there is."""
+    phases = compared_phases(capture)
+    alone = _shares(phases[0]) if [phase.phase for phase in phases] == ["forward"] else None
+    return step_shares(capture) or alone
+
+
+def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:
+    ours, theirs = capture.configuration, other.configuration
+    if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
+        return False
+    built = [(run.compile, run.cuda_graph) if (run := one.run) else None for one in (capture, other)]
+    return built[0] == built[1] and replace(ours, mode=None, source="") == replace(theirs, mode=None, source="")

@@ -1,0 +1,249 @@
+"""The figures of one phase per measured instance: clocks, kernels, classes, copies and fills."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals.timeline import group_sum, unions
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
+from nsys_analyzer.analysis.kernels.kernels import Kernels
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
+
+_Key = TypeVar("_Key", bound=Hashable)
+
+_NS_PER_MS = 1e6
+#: A share that is shown as 0.0 %.
+_NO_DIGIT = 0.0005
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Statistics of a figure over instances, in the unit of the field that holds it.
+
+    ``std`` is the sample standard deviation (n - 1), None below two instances; all are None without any. ``n`` is
+    None where a timing does not say how many runs it is of.
+    """
+
+    n: int | None = 0
+    mean: float | None = None
+    std: float | None = None
+    min: float | None = None
+    median: float | None = None
+    max: float | None = None
+
+    @property
+    def typical(self) -> float | None:
+        """The median, the mean where no median is known: one slow instance moves the mean of a few."""
+        return self.mean if self.median is None else self.median
+
+    @staticmethod
+    def of_ns(values: Ints | Sequence[int]) -> Stats:
+        """Statistics in ms of durations in ns."""
+        ms = np.asarray(values, np.float64) / _NS_PER_MS
+        if not len(ms):
+            return Stats()
+        std = float(ms.std(ddof=1)) if len(ms) > 1 else None
+        return Stats(len(ms), float(ms.mean()), std, float(ms.min()), float(np.median(ms)), float(ms.max()))
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """One kernel of a phase, per instance; ``share`` is a fraction of the phase's total kernel time.
+
+    A kernel that some operators launch as part of other work (a GEMM in a convolution) has a row for each class.
+    """
+
+    name: str
+    kernel_class: str
+    launches_per_instance: float
+    ms_per_instance: float
+    avg_us: float
+    share: float
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Name and class, which no two rows of a table share."""
+        return self.name, self.kernel_class
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """One class of kernels of a phase, per instance; ``share`` is a fraction of the phase's total kernel time."""
+
+    kernel_class: str
+    launches_per_instance: float
+    ms_per_instance: float
+    share: float
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Copies or fills of a phase, per instance: they are GPU operations, but no kernels."""
+
+    kind: str
+    operations_per_instance: float
+    ms_per_instance: float
+
+
+@dataclass(frozen=True)
+class GpuClocks:
+    """GPU time of instances, one entry per instance: ns, and how many opaque graphs each launched."""
+
+    span: Ints
+    busy: Ints
+    kernel_sum: Ints
+    last_end: Ints
+    opaque: Ints
+
+
+def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClocks:
+    """Clocks of each instance from the operations attributed to it.
+
+    Args:
+        operations: the operations.
+        instance: shape (operations,), from 0 to ``instances - 1``; -1 for none.
+        instances: how many there are.
+    """
+    # Operations without an instance are a group of their own, dropped at the end: cheaper than leaving them out.
+    group, groups = instance + 1, instances + 1
+    kernels = operations.kernels
+    duration = (operations.end - operations.start)[kernels]
+    busy, first, last = unions(group, operations.start, operations.end, groups)
+    return GpuClocks(
+        span=(last - first)[1:],
+        busy=busy[1:],
+        kernel_sum=group_sum(group[kernels], duration, groups)[1:],
+        last_end=last[1:],
+        opaque=np.bincount(group[operations.kind == GRAPH], minlength=groups)[1:],
+    )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums of operations by group (a phase, as a rule).
+
+    Attributes:
+        kernels, kernel_ns: shape (groups, distinct kernels), launches and summed duration.
+        operations, operation_ns: shape (groups, kinds of operation).
+        threads: shape (groups, threads), kernels by the thread that launched them; the last column has no launch.
+    """
+
+    kernels: Ints
+    kernel_ns: Ints
+    operations: Ints
+    operation_ns: Ints
+    threads: Ints
+
+
+def totals(
+    operations: Operations, kernel: Ints, distinct: int, thread: Ints, threads: int, group: Ints, groups: int
+) -> Totals:
+    """Sums of the operations of each group.
+
+    Args:
+        operations: the operations.
+        kernel: shape (operations,), code of each one's kernel (``Kernels.code``).
+        distinct: how many distinct kernels there are.
+        thread: shape (operations,), code of the launching thread, ``threads`` where there is no launch.
+        threads: how many threads launch.
+        group: shape (operations,), from 0 to ``groups - 1``; -1 for none.
+        groups: how many groups there are.
+    """
+    duration, kernels = operations.end - operations.start, operations.kernels
+    of_kernel, kernel_ns = group[kernels], duration[kernels]
+    return Totals(
+        *_count_and_sum(of_kernel, kernel[kernels], kernel_ns, (groups, distinct)),
+        *_count_and_sum(group, operations.kind, duration, (groups, len(KINDS))),
+        _count(of_kernel, thread[kernels], (groups, threads + 1)),
+    )
+
+
+def _count_and_sum(group: Ints, code: Any, values: Ints, shape: tuple[int, int]) -> tuple[Ints, Ints]:
+    flat = (group + 1) * shape[1] + code  # row 0 is that of no group
+    sums = group_sum(flat, values, (shape[0] + 1) * shape[1])
+    return _count(group, code, shape), sums.reshape(shape[0] + 1, shape[1])[1:]
+
+
+def _count(group: Ints, code: Any, shape: tuple[int, int]) -> Ints:
+    flat = (group + 1) * shape[1] + code
+    return np.bincount(flat, minlength=(shape[0] + 1) * shape[1]).reshape(shape[0] + 1, shape[1])[1:]
+
+
+def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:
+    """Kernels by name and class, longest first, per one of ``instances`` instances.
+
+    Args:
+        kernels: the distinct kernels.
+        launches, ns: shape (kernels,), launches and summed duration over all instances.
+        instances: over how many instances.
+    """
+    order = [int(i) for i in np.argsort(-ns, kind="stable") if launches[i]]
+    everything = int(ns.sum())
+    return tuple(
+        KernelRow(
+            name=kernels.names[i],
+            kernel_class=kernels.classes[i],
+            launches_per_instance=int(launches[i]) / instances,
+            ms_per_instance=int(ns[i]) / instances / _NS_PER_MS,
+            avg_us=int(ns[i]) / int(launches[i]) / 1e3,
+            share=int(ns[i]) / everything if everything else 0.0,
+        )
+        for i in order
+    )
+
+
+def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
+    """Kernel tables of several phases as one table of all of them, longest first."""
+    total = sum(row.ms_per_instance for table in tables for row in table)
+    groups = _grouped((row for table in tables for row in table), lambda row: row.key)
+    sums = ((key, *_sums(rows)) for key, rows in groups.items())
+    merged = [KernelRow(*key, n, ms, ms * 1e3 / n, ms / total if total else 0.0) for key, n, ms, _ in sums]
+    return tuple(sorted(merged, key=lambda row: (-row.ms_per_instance, row.key)))
+
+
+def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
+    """The classes of a kernel table, longest first."""
+    groups = _grouped(kernels, lambda row: row.kernel_class)
+    rows = [ClassRow(name, *_sums(members)) for name, members in groups.items()]
+    return tuple(sorted(rows, key=lambda row: (-row.ms_per_instance, row.kernel_class)))
+
+
+def _grouped(rows: Iterable[KernelRow], key: Callable[[KernelRow], _Key]) -> dict[_Key, list[KernelRow]]:
+    groups: dict[_Key, list[KernelRow]] = {}
+    for row in rows:
+        groups.setdefault(key(row), []).append(row)
+    return groups
+
+
+def _sums(rows: Sequence[KernelRow]) -> tuple[float, float, float]:
+    """Launches and ms per instance, and shares, each summed up."""
+    return sum(r.launches_per_instance for r in rows), sum(r.ms_per_instance for r in rows), sum(r.share for r in rows)
+
+
+def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
+    """The share of a class, 0 where it has no kernel; None where kernels without a name may change its digits."""
+    shares = {row.kernel_class: row.share for row in classes}
+    return None if shares.get(UNKNOWN, 0.0) > _NO_DIGIT else shares.get(kernel_class, 0.0)
+
+
+def without_communication(classes: Sequence[ClassRow]) -> tuple[ClassRow, ...]:
+    """The classes that compute, with their shares of the time that computes; the same where nothing communicates."""
+    rows = [row for row in classes if row.kernel_class != COMMUNICATION]
+    if len(rows) == len(classes):
+        return tuple(classes)
+    total = sum(row.ms_per_instance for row in rows)
+    return tuple(replace(row, share=row.ms_per_instance / total if total else 0.0) for row in rows)
+
+
+def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
+    """Copies, fills and opaque graphs, per one of ``instances`` instances; both arrays have shape (kinds,)."""
+    return tuple(
+        MemoryRow(kind, int(count[code]) / instances, int(ns[code]) / instances / _NS_PER_MS)
+        for code, kind in enumerate(KINDS)
+        if code != KERNEL and count[code]
+    )

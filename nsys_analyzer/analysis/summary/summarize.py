@@ -1,0 +1,307 @@
+"""From a trace to one summary for each of its processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.attribution import HOW
+from nsys_analyzer.analysis.attribution.processes import Process, processes_of
+from nsys_analyzer.analysis.intervals.timeline import NONE, count_within
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
+from nsys_analyzer.analysis.summary.coverage import Coverage, check_attribution
+from nsys_analyzer.analysis.summary.device_memory import device_memory
+from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
+from nsys_analyzer.analysis.summary.statistics import (
+    GpuClocks,
+    KernelRow,
+    Stats,
+    Totals,
+    class_rows,
+    gpu_clocks,
+    kernel_rows,
+    memory_rows,
+    totals,
+)
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary, ThreadShare
+from nsys_analyzer.analysis.summary.warnings import capture_warnings
+from nsys_analyzer.analysis.transformer.attention import summarize_attention
+from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.columns import KERNEL, process_of
+from nsys_analyzer.trace.trace import Trace
+
+#: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
+_SKEW_NS, _STRAGGLERS = 5_000, 0.05
+_LISTED = 3
+
+
+def summarize(
+    trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None
+) -> tuple[CaptureSummary, ...]:
+    """One summary for each process of a trace that uses a GPU (or has phases, where none does).
+
+    Args:
+        trace: the trace.
+        name: what to call the capture.
+        names: which range names mean which phase.
+        configuration: what is known of the model and its shapes.
+    """
+    attributed = AttributedTrace(trace, names)
+    return tuple(_ProcessView(attributed, process).summary(name, configuration) for process in processes_of(trace))
+
+
+class _ProcessView:
+    """The operations and instances of one process of an attributed trace."""
+
+    def __init__(self, attributed: AttributedTrace, process: Process) -> None:
+        self.attributed, self.process = attributed, process
+        self.instances, self.kernels = attributed.instances, attributed.kernels
+        operations = attributed.trace.operations
+        mine = operations.process == process.global_pid
+        self.mine: Bools | slice = slice(None) if mine.all() else mine
+        self.operations = operations if mine.all() else operations.select(mine)
+        self.own_instances = self.instances.process == process.global_pid
+        launches = attributed.trace.launches
+        self.launch = attributed.attribution.launch[self.mine]
+        launched = self.launch != NONE
+        thread = launches.thread[self.launch[launched]]
+        self.threads = distinct(thread)
+        # The code behind all threads is that of no launch.
+        self.thread = np.full(len(self.operations), len(self.threads))
+        self.thread[launched] = np.searchsorted(self.threads, thread)
+        self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
+
+    def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
+        trace = self.attributed.trace
+        phases = self.phases()
+        contradicted = _contradiction(configuration, phases)
+        configuration = replace(configuration, model=None) if configuration and contradicted else configuration
+        whole = self.whole() if len(self.operations) else None
+        gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
+        summary = CaptureSummary(
+            name=name,
+            process=self.process.label,
+            source=trace.path.name,
+            status=self.status(),
+            pid=self.process.pid,
+            rank=self.process.rank,
+            gpu=gpu,
+            metadata=trace.metadata,
+            configuration=configuration,
+            phases=phases,
+            whole=whole,
+            attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
+            coverage=self.coverage(),
+            precisions=_precisions(whole.kernels) if whole else {},
+            device_memory=device_memory(self.attributed, self.process.global_pid),
+        )
+        check_attribution(summary)
+        warnings = capture_warnings(summary, self.attributed, self.process.global_pid)
+        return replace(summary, warnings=(*warnings, contradicted) if contradicted else warnings)
+
+    def status(self) -> str:
+        """No kernels, out of memory, partial, or ok."""
+        open_phases = self.attributed.open_phases(self.process.global_pid)
+        incomplete = self.own_instances & self.instances.incomplete
+        if self.attributed.out_of_memory(self.process.global_pid):
+            return "oom"
+        if not (self.operations.kind == KERNEL).any():
+            return "no_kernels"
+        return "partial" if open_phases or incomplete.any() else "ok"
+
+    def phases(self) -> tuple[PhaseSummary, ...]:
+        """The phases that occur, in the order of a step; the step itself last."""
+        leaf, step = (part[self.mine] for part in self.attributed.instance_pair)
+        *leaves, other_step, last = range(len(self.instances.phases))
+        return (*self._group(leaf, leaves), *self._group(step, [other_step, last]))
+
+    def _group(self, instance: Ints, codes: Sequence[int]) -> Iterator[PhaseSummary]:
+        """The phases of these codes that occur, from the instance of each operation."""
+        clocks = gpu_clocks(self.operations, instance, len(self.instances.range))
+        # The last entry serves operations without an instance.
+        phase_of = np.append(np.where(self.instances.measured, self.instances.phase, NONE), NONE)
+        sums = self._totals(phase_of[instance], len(self.instances.phases))
+        for code in codes:
+            chosen = np.flatnonzero(self.own_instances & (self.instances.phase == code))
+            if len(chosen):
+                phase = self._phase(code, chosen, clocks, sums)
+                yield self._with_extremes(phase, chosen, instance) if phase.inferred and phase.instances else phase
+
+    def _with_extremes(self, phase: PhaseSummary, chosen: Ints, instance: Ints) -> PhaseSummary:
+        """An inferred phase with the fewest and the most kernels of its measured instances."""
+        of_kernel = instance[self.operations.kernels] + 1  # 0: of no instance
+        kernels = np.bincount(of_kernel, minlength=len(self.instances.range) + 1)[1:]
+        measured = kernels[chosen[self.instances.measured[chosen]]]
+        return replace(phase, kernels_least=int(measured.min()), kernels_most=int(measured.max()))
+
+    def _totals(self, group: Ints, groups: int) -> Totals:
+        kernel = self.kernels.code[self.mine]
+        return totals(self.operations, kernel, len(self.kernels), self.thread, len(self.threads), group, groups)
+
+    def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
+        measured = chosen[self.instances.measured[chosen]]
+        ranges, instances = self.attributed.trace.ranges, self.instances
+        names = distinct(np.sort(ranges.name[instances.range[chosen]]))
+        return replace(
+            self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
+            range=_listed([ranges.names[i] for i in names]),
+            instances=len(measured),
+            warmup_instances=int(instances.warmup[chosen].sum()),
+            incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
+            wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
+            synchronized=self._synchronized(measured, clocks),
+            holds_backward=self._holds_backward(measured),
+            inferred=all(self._is_inferred(i) for i in names),
+            gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
+            profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
+        )
+
+    def _is_inferred(self, name: int) -> bool:
+        """Whether a framework's range, or one that was inferred from such, has this name."""
+        text = self.attributed.trace.ranges.names[name]
+        return text in self.attributed.roles.inferred or is_framework_name(text)
+
+    def _holds_backward(self, measured: Ints) -> bool:
+        """Whether a backward pass starts inside the first of some instances."""
+        instances, first = self.instances, measured[:1]
+        backward = instances.phase == instances.phases.index("backward")
+        process, start, end = (column[first] for column in (instances.process, instances.start, instances.end))
+        return bool(count_within(instances.process[backward], instances.start[backward], process, start, end).any())
+
+    def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
+        """Whether GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
+        instances = self.instances
+        skew = np.maximum(_SKEW_NS, (instances.end - instances.start)[measured] // 1000)
+        late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)
+        return bool(late.sum() <= _STRAGGLERS * len(measured))
+
+    def _gpu_figures(self, phase: str, code: int, measured: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
+        """A phase, as far as its GPU operations tell of it.
+
+        Args:
+            phase: what to call it.
+            code: its row of ``sums``.
+            measured: its instances among those of ``clocks``.
+            clocks: the clocks of each instance.
+            sums: the sums of each phase's operations.
+        """
+        n = max(len(measured), 1)
+        kernels = kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], n)
+        return PhaseSummary(
+            phase=phase,
+            instances=n,
+            launch_threads=self._threads(sums.threads[code], n),
+            kernels_per_instance=int(sums.kernels[code].sum()) / n,
+            gpu_span_ms=Stats.of_ns(clocks.span[measured]),
+            gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
+            kernel_sum_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_sum[measured]),
+            classes=class_rows(kernels),
+            kernels=kernels,
+            memory=memory_rows(sums.operations[code], sums.operation_ns[code], n),
+        )
+
+    def _threads(self, kernels: Ints, instances: int) -> tuple[ThreadShare, ...]:
+        """The threads that launch kernels, most kernels first."""
+        names = self.attributed.trace.metadata.thread_names
+        return tuple(
+            ThreadShare(
+                names.get(int(self.threads[i]), "unnamed"), int(self.threads[i]) & 0xFFFFFF, int(kernels[i]) / instances
+            )
+            for i in np.argsort(-kernels[:-1], kind="stable")
+            if kernels[i]
+        )
+
+    def whole(self) -> PhaseSummary:
+        """The process's operations outside warm-up as one phase of one instance."""
+        warm = self.attributed.warm[self.mine]
+        everything = np.where(warm, NONE, 0)
+        clocks = gpu_clocks(self.operations, everything, 1)
+        whole = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._totals(everything, 1))
+        first, last = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
+        holds_warmup = (warm & (self.operations.start >= first) & (self.operations.end <= last)).any()
+        # The span holds warm-up then, which the other figures do not.
+        return replace(whole, gpu_span_ms=Stats()) if holds_warmup else whole
+
+    def coverage(self) -> Coverage:
+        """Counts and times that must add up."""
+        attribution = self.attributed.attribution
+        kernel = self.operations.kind == KERNEL
+        duration = (self.operations.end - self.operations.start)[kernel]
+        how = attribution.how[self.mine][kernel]
+        attributed = how != 0
+        leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
+        warm = self.attributed.warm[self.mine][kernel]
+        total, covered, uncovered = (int(d.sum()) for d in (duration, duration[attributed], duration[how == 0]))
+        return Coverage(
+            kernels=len(how),
+            attributed=int(attributed.sum()),
+            in_phases=int(((leaf >= 0) | (step >= 0) | warm).sum()),
+            in_warmup=int(warm.sum()),
+            unattributed=int((how == 0).sum()),
+            kernel_ms=total / 1e6,
+            attributed_ms=covered / 1e6,
+            unattributed_ms=uncovered / 1e6,
+            without_launch=int((self.launch[kernel] < 0).sum()),
+            ambiguous=int(attribution.ambiguous[self.mine][kernel].sum()),
+            how={HOW[code]: int(n) for code, n in enumerate(np.bincount(how, minlength=len(HOW)))},
+            lost_launches=self.attributed.lost_in(self.process.global_pid),
+            operations=len(self.operations),
+            warmup_ms=int(duration[warm].sum()) / 1e6,
+            extent_ms=self._extent_ns() / 1e6,
+            shortest_wait_ms=self._shortest_wait_ms(),
+        )
+
+    def _extent_ns(self) -> int:
+        """From the first to the last moment of anything of the process."""
+        trace = self.attributed.trace
+        calls = trace.launches.start[process_of(trace.launches.thread) == self.process.global_pid]
+        ranges = trace.ranges.select(process_of(trace.ranges.thread) == self.process.global_pid)
+        moments = (self.operations.start, self.operations.end, calls, ranges.start, ranges.end)
+        known = [some for some in moments if len(some)]
+        return max(int(some.max()) for some in known) - min(int(some.min()) for some in known) if known else 0
+
+    def _shortest_wait_ms(self) -> float | None:
+        """The shortest time from a launch to the start of its operation, the clocks' common error taken off."""
+        launched = self.launch != NONE
+        return int(self.attributed.wait[self.mine][launched].min()) / 1e6 if launched.any() else None
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The names, or the first of many: `step 1`, `step 2` and so on."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more
+
+
+def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
+    """Why a configuration read from a file name cannot be the capture's; empty where it can.
+
+    A forward pass of L layers needs at least 4·L + 1 matmuls, however they are fused: Q, K and V as one, output,
+    gate and up as one, down, and the head.
+    """
+    if not configuration or not configuration.source.startswith("file name") or not configuration.model:
+        return ""
+    least = 4 * configuration.model.num_layers + 1
+    for phase in phases:
+        matmuls = sum(row.launches_per_instance for row in phase.classes if row.kernel_class == "matmul")
+        if phase.phase == "forward" and phase.instances and 0 < matmuls < least:
+            return (
+                f"The file name says {configuration.model.name}, which needs {least} matmuls per forward or "
+                f"more; the capture launches {matmuls:,.0f}, so the name is not believed."
+            )
+    return ""
+
+
+def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:
+    """Shares of the matmul and fused attention time by the precision in the kernels' names."""
+    ms: dict[str, float] = {}
+    for row in kernels:
+        if row.kernel_class in ("matmul", "fused attention"):
+            precision = gemm_precision(row.name) or "unknown"
+            ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
+    total = sum(ms.values())
+    return {key: value / total for key, value in sorted(ms.items(), key=lambda item: -item[1])} if total else {}

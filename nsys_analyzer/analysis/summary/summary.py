@@ -1,0 +1,206 @@
+"""Everything the report says of one process of one capture, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.summary.coverage import Coverage
+from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
+from nsys_analyzer.analysis.summary.runs import Unprofiled
+from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, MemoryRow, Stats, share_of
+from nsys_analyzer.analysis.transformer.attention import AttentionSummary
+from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.text import Words
+from nsys_analyzer.trace.metadata import Gpu, Metadata
+
+#: What can be said of a capture as a whole.
+STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
+
+#: Phases with less of the GPU time than this hide too much to answer for a capture alone.
+_NEARLY_ALL = 0.9
+#: Passes of one program launch about as many kernels each.
+_EVEN = 1.5
+
+
+@dataclass(frozen=True)
+class ThreadShare:
+    """A thread that launches kernels of a phase: its name, its ID, and kernels per instance."""
+
+    thread: str
+    tid: int
+    kernels_per_instance: float
+
+
+@dataclass(frozen=True)
+class PhaseSummary:
+    """One phase over its measured instances; times are of one instance.
+
+    Attributes:
+        phase: the phase, such as "forward".
+        range: the names its ranges have in the trace.
+        instances, warmup_instances, incomplete_instances: measured, left out as warm-up, left out as partial.
+        launch_threads: who launches its kernels.
+        kernels_per_instance: mean.
+        wall_ms: the range's own duration on the CPU's clock.
+        gpu_span_ms: first start to last end of its GPU operations.
+        gpu_busy_ms: the union of their intervals.
+        kernel_sum_ms: the sum of its kernels' durations; without figures where an opaque graph hides kernels.
+        python_ms: timed by the target in an unprofiled run, None where no timings are known.
+        synchronized: whether its GPU work ends before its ranges do, so that its wall time holds its work.
+        classes, kernels, memory: per instance, longest first.
+        holds_backward: whether a backward pass starts inside its first instance, as in a training step.
+        inferred: whether a framework's own ranges or operators tell it, and no range of a person's.
+        kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
+        gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
+        profiler_cost: what the profiler can have added to its wall time, None without an instance.
+    """
+
+    phase: str
+    instances: int
+    launch_threads: tuple[ThreadShare, ...]
+    kernels_per_instance: float
+    gpu_span_ms: Stats
+    gpu_busy_ms: Stats
+    kernel_sum_ms: Stats
+    classes: tuple[ClassRow, ...]
+    kernels: tuple[KernelRow, ...]
+    memory: tuple[MemoryRow, ...]
+    range: str = ""
+    warmup_instances: int = 0
+    incomplete_instances: int = 0
+    wall_ms: Stats = field(default_factory=Stats)
+    python_ms: Stats | None = None
+    synchronized: bool = False
+    holds_backward: bool = False
+    inferred: bool = False
+    gpu_lag_ms: Stats = field(default_factory=Stats)
+    profiler_cost: ProfilerCost | None = None
+    kernels_least: int = 0
+    kernels_most: int = 0
+
+    @property
+    def uneven(self) -> bool:
+        """Whether an inferred phase differs so much from instance to instance that some may hold other work, too."""
+        return self.inferred and self.kernels_most > _EVEN * max(self.kernels_least, 1)
+
+    @property
+    def label(self) -> str:
+        """The name of the phase, marked where it is inferred."""
+        return f"{self.phase} (inferred)" if self.inferred else self.phase
+
+    @property
+    def gpu_ms(self) -> float:
+        """The durations of its GPU operations, kernels, copies, fills and opaque graphs, summed over one instance."""
+        return sum(row.ms_per_instance for row in self.kernels) + sum(row.ms_per_instance for row in self.memory)
+
+    @property
+    def opaque(self) -> bool:
+        """Whether an opaque graph hides kernels of the phase: shares of those that are seen mean nothing then."""
+        return any(row.kind == "graph" for row in self.memory)
+
+    def share_of(self, kernel_class: str) -> float | None:
+        """The share of a class in the total kernel time, 0 where it has no kernel; None where it is not known."""
+        return share_of(self.classes, kernel_class)
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """One process of one capture.
+
+    Attributes:
+        name: the capture's name, from its file.
+        process: how the process is called in tables, empty where the capture has one that is not one of several ranks.
+        rank: its rank among the processes of the run, None where nothing says it.
+        source: the file's name.
+        status: one of ``STATUSES``; message says why where it is not ok.
+        gpu: the device its kernels ran on, None where unknown.
+        metadata: the capture's conditions, None where there is no trace.
+        configuration: what is known of model, context length, batch size and precision.
+        phases: in the order of a step.
+        whole: every operation of the process outside warm-up as if it were one phase, None without GPU operations.
+        run: what the run says of itself, None without a manifest.
+        unprofiled: what the target timed without the profiler, None without timings.
+        device_memory: memory of the device as it was allocated and freed, None where that was not recorded.
+    """
+
+    name: str
+    process: str
+    source: str
+    status: str
+    message: str = ""
+    pid: int | None = None
+    gpu: Gpu | None = None
+    metadata: Metadata | None = None
+    configuration: Configuration | None = None
+    phases: tuple[PhaseSummary, ...] = ()
+    whole: PhaseSummary | None = None
+    attention: AttentionSummary | None = None
+    coverage: Coverage | None = None
+    precisions: dict[str, float] = field(default_factory=dict)
+    run: Run | None = None
+    unprofiled: Unprofiled | None = None
+    warnings: tuple[Words, ...] = ()
+    device_memory: DeviceMemory | None = None
+    rank: int | None = None
+
+    @property
+    def title(self) -> str:
+        """The name, with the process where there are several."""
+        return f"{self.name} {self.process}".strip()
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
+        return self.gpu is not None and self.gpu.is_cpu
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Batch size × context length ÷ the time of an unprofiled step."""
+        known, step = self.configuration, self.unprofiled.typical_ms("step") if self.unprofiled else None
+        if not known or not known.batch_size or not known.context_length or not step:
+            return None
+        return known.batch_size * known.context_length / (step / 1e3)
+
+    def profiler_overhead(self, name: str) -> float | None:
+        """A phase's wall time under the profiler ÷ its unprofiled time − 1, as a fraction.
+
+        None where one of the two is unknown, or where the wall time is no measure of the phase (``is_timed``).
+        """
+        profiled, python = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
+        if not profiled or not self.is_timed(profiled) or not profiled.wall_ms.typical or not python:
+            return None
+        return profiled.wall_ms.typical / python - 1
+
+    @property
+    def ranges_on_gpu(self) -> bool:
+        """Whether its ranges lie on the GPU's timeline, where none lasts longer than the GPU's work in it."""
+        return self.metadata is not None and self.metadata.ranges_on_gpu
+
+    def is_timed(self, phase: PhaseSummary) -> bool:
+        """Whether the wall time of a phase is one: its range is the CPU's, and the GPU's work ends inside it."""
+        return phase.synchronized and not self.ranges_on_gpu
+
+    @property
+    def share_in_phases(self) -> float | None:
+        """The share of the whole capture's GPU time that lies in phases other than the step; None without GPU time."""
+        total = self.whole.gpu_ms if self.whole else 0.0
+        leaves = (phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
+        held = sum(phase.gpu_ms * phase.instances for phase in leaves)
+        return min(held / total, 1.0) if total else None  # a sum of floats may pass the whole by its last digit
+
+    @property
+    def phases_suffice(self) -> bool:
+        """Whether the phases answer for the capture.
+
+        There is a forward among them, nearly all GPU time is in them, and no inferred one differs much from instance
+        to instance.
+        """
+        uneven = any(phase.uneven for phase in self.phases)
+        return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL and not uneven
+
+    def phase(self, name: str) -> PhaseSummary | None:
+        """A phase by name, if it has a measured instance."""
+        return next((p for p in self.phases if p.phase == name and p.instances), None)

@@ -1,0 +1,321 @@
+"""The warnings of a capture: the facts that limit what its figures mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.text import Words, code, joined, phrase, plural
+from nsys_analyzer.trace.arrays import distinct
+from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
+from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
+from nsys_analyzer.trace.ranks import MAKES_COMMUNICATOR
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+    from nsys_analyzer.trace.trace import Trace
+
+_OR_NAME = phrase("or name the ranges there are with `--phase forward=NAME`.")
+_REST = "and the same for backward and optimizer; " + _OR_NAME
+_IN_NVTX = phrase('Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`')
+_IN_TORCH = phrase('Wrap the parts of the step, as in `with torch.profiler.record_function("forward"): ...`')
+HOW_TO_ANNOTATE = _IN_NVTX + ", " + _REST
+_HOW_TO_RECORD = _IN_TORCH + ", " + _REST
+_RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
+_MISSING_EVENTS = "events might be missing"
+#: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
+_MINOR = 0.02
+#: nsys says these of every capture with a capture range; they carry no news.
+_ROUTINE = (
+    "Not all NVTX events might",
+    "Not all CUDA events might",
+    "No NVTX events collected",
+    "No CUDA events",
+)
+
+
+def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[Words, ...]:
+    """The warnings of one process, the gravest first.
+
+    Args:
+        summary: its figures.
+        attributed: the trace that they are of.
+        process: its global process ID.
+    """
+    checks = _Checks(summary, attributed, process)
+    in_order = (
+        checks.status, checks.missing_tables, checks.left_out, checks.names, checks.graphs, checks.launches,
+        checks.phases, checks.inferred, checks.uneven, checks.warmup_inside, checks.parts, checks.steps,
+        checks.endless_warmup, checks.threads, checks.synchronisation, checks.nested, checks.ambiguous, checks.devices,
+        checks.ranks, checks.precision, checks.diagnostics,
+    )  # fmt: skip
+    return tuple(warning for check in in_order for warning in check())
+
+
+class _Checks:
+    """The checks of one process, each of which yields its warnings; the arguments are ``capture_warnings``'."""
+
+    def __init__(self, summary: CaptureSummary, attributed: AttributedTrace, process: int) -> None:
+        self.summary, self.attributed, self.process = summary, attributed, process
+        self.trace = attributed.trace
+        self.of_torch = self.trace.metadata.profiler == "torch"
+        self.kernels = summary.coverage.kernels if summary.coverage else 0
+        #: No kernel, and no opaque graph that may hide some.
+        self.has_no_kernel = not self.kernels and not (summary.whole and summary.whole.opaque)
+        #: The phases but the step.
+        self.leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
+        self.messages = _messages(self.trace, process)
+
+    def status(self) -> Iterator[Words]:
+        if self.summary.status == "oom":
+            yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
+
+    def missing_tables(self) -> Iterator[Words]:
+        """The tables or events that the trace lacks; without a kernel, the message that says why there is none."""
+        has_ranges, lacks_calls = "nvtx" in self.trace.tables, "runtime" not in self.trace.tables and self.kernels
+        if self.of_torch:
+            if self.has_no_kernel:
+                yield "The trace has no kernel: record steps that run on the device."
+            if self.trace.metadata.ranges_on_gpu:
+                yield (
+                    "The trace holds events of the GPU alone, so kernels are placed by GPU time: each belongs to the "
+                    "ranges open on its stream when it starts, and a range's wall time is its span on the GPU."
+                )
+            elif lacks_calls:
+                platform = self.trace.metadata.platform
+                yield phrase("The trace has no {} API calls, so no kernel has a launch: {}.", platform, _RECORD_BOTH)
+            if not has_ranges:
+                yield phrase("The trace has no ranges: {}. {}", _RECORD_BOTH, _HOW_TO_RECORD)
+            return
+        reason = why_no_cuda(self.messages) if self.has_no_kernel else None
+        if reason:
+            yield phrase("The capture has no kernel. {}", self.quoted(reason))
+        elif self.has_no_kernel:
+            yield phrase(
+                "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
+            )
+        if not has_ranges:
+            yield phrase("The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", HOW_TO_ANNOTATE)
+        if lacks_calls:
+            yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
+
+    def left_out(self) -> Iterator[Words]:
+        """Ranges and rows that count in no figure; the first process tells of the rows of those without an entry."""
+        for name in self.attributed.open_phases(self.process):
+            yield phrase("A range `{}` has no end: that occurrence is partial and left out.", name)
+        entries = [one.global_pid for one in processes_of(self.trace)]
+        for one in self.trace.left_out:
+            if self.process == (one.process if one.process in entries else entries[0]):
+                of = "" if one.process == self.process else f" of process {pid_of(one.process)}"
+                rows = f"{one.rows:,} {plural(one.rows, 'row')} of {one.table}{of}"
+                yield phrase("Left out of every figure: {} with {}, such as {}.", rows, one.why, one.example)
+        partial = sum(phase.incomplete_instances for phase in self.summary.phases)
+        if partial:
+            yield (
+                f"{partial} {plural(partial, 'instance')} of phases left out: kernels that were launched there are "
+                "missing or have impossible times, or an allocation failed at the end."
+            )
+
+    def names(self) -> Iterator[Words]:
+        """The kernels whose names the file does not hold."""
+        whole = self.summary.whole
+        unnamed = [row for row in whole.kernels if row.name.startswith(UNNAMED)] if whole else []
+        if unnamed:
+            share = sum(row.share for row in unnamed)
+            yield (
+                f"The capture does not hold the names of {len(unnamed):,} {plural(len(unnamed), 'kernel')} "
+                f"({share:.1%} of the kernel time): which class they are of is not known. Export the report again."
+            )
+
+    def graphs(self) -> Iterator[Words]:
+        if self.summary.whole and self.summary.whole.opaque:
+            replays = sum(row.operations_per_instance for row in self.summary.whole.memory if row.kind == "graph")
+            yield phrase(
+                "{:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown. "
+                "Capture with `--cuda-graph-trace=node` to see them.",
+                replays,
+            )
+
+    def launches(self) -> Iterator[Words]:
+        coverage = self.summary.coverage
+        if coverage and coverage.without_launch and not self.trace.metadata.ranges_on_gpu:
+            yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
+        if coverage and coverage.lost_launches:
+            yield (
+                f"Of {coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')} there is no kernel: "
+                "activity records were dropped or cut off."
+            )
+
+    def phases(self) -> Iterator[Words]:
+        known = set(self.trace.ranges.names)
+        for key, names in self.attributed.roles.names.extra.items():
+            for name in names:
+                if name not in known:
+                    yield phrase("No range is called `{}`, which was to be {}.", name, key)
+        if "nvtx" in self.trace.tables and not self.summary.phases:
+            ranges = self.trace.ranges
+            count = np.bincount(ranges.name, minlength=1)
+            named = joined(", ", (code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i]))
+            found = phrase(" The ranges seen most are {}.", named) if named else ""
+            how = _HOW_TO_RECORD if self.of_torch else HOW_TO_ANNOTATE
+            yield phrase("No range names a phase.{} {}", found, how)
+        for phase in self.summary.phases:
+            if phase.instances and not phase.kernels_per_instance and not phase.memory and self.summary.status == "ok":
+                none = "No operator ran" if self.summary.on_cpu else "No GPU operation was launched"
+                yield phrase("{} inside `{}` ({}).", none, phase.range, phase.phase)
+            if not phase.instances and phase.warmup_instances:
+                yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
+
+    def inferred(self) -> Iterator[Words]:
+        if self.leaves and all(phase.inferred for phase in self.leaves):
+            ranges = joined(", ", (code(phase.range) for phase in self.leaves))
+            yield phrase("No range of the program's own names a phase. Used instead: {}.", ranges)
+
+    def uneven(self) -> Iterator[Words]:
+        """The inferred phases that may hold other work in some instances."""
+        for phase in self.leaves:
+            if phase.uneven:
+                yield (
+                    f"The inferred {phase.phase} launches {phase.kernels_least:,} to {phase.kernels_most:,} kernels: "
+                    "some instances may hold other work, such as an evaluation. Every question is answered for the "
+                    "whole capture, too; ranges of your own tell the parts apart."
+                )
+
+    def warmup_inside(self) -> Iterator[Words]:
+        around = ", ".join(self.attributed.around_warmup(self.process))
+        if around:
+            yield (
+                f"A warm-up range lies inside {around}: what was launched in it is left out, and the wall time holds "
+                "it."
+            )
+
+    def parts(self) -> Iterator[Words]:
+        """The time that phases, and warm-up, leave out."""
+        summary, coverage = self.summary, self.summary.coverage
+        held = ", ".join(phase.phase for phase in self.leaves if phase.instances)
+        told = any(phase.uneven for phase in summary.phases)
+        if held and not summary.phases_suffice and not told and summary.share_in_phases is not None:
+            tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
+            time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
+            none = "" if summary.phase("forward") else ", and no forward is among them"
+            yield (
+                f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}: every question is answered for "
+                "the whole capture, too."
+            )
+        if coverage and coverage.in_warmup:
+            yield (
+                f"Launched in warm-up and left out: {coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}, "
+                f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms."
+            )
+
+    def steps(self) -> Iterator[Words]:
+        other, step, backward = (self.summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
+        if other:
+            yield (
+                f"{other.instances:,} {plural(other.instances, 'step')} without a backward pass, as in evaluation, "
+                "kept apart from the others."
+            )
+        if step and backward and not step.holds_backward:
+            yield phrase(
+                "The `{}` ranges hold no backward pass, so the training step is taken as the sum of its phases. If "
+                "they are the optimizer's, say `--phase optimizer={}`.",
+                step.range,
+                step.range,
+            )
+
+    def endless_warmup(self) -> Iterator[Words]:
+        if self.attributed.open_warmups(self.process):
+            yield "A warm-up range has no end: everything after its start counts as warm-up."
+
+    def threads(self) -> Iterator[Words]:
+        crowded = ", ".join(self.attributed.concurrent_phases(self.process))
+        if crowded and self.trace.metadata.ranges_on_gpu:
+            yield f"Several streams have {crowded} open at once; each stream's occurrence counts as an instance."
+        elif crowded:
+            yield phrase(
+                "Several threads have {} open at once; each thread's occurrence counts as an instance. If they work on "
+                "one pass together, name the range around them alone, with `--phase`.",
+                crowded,
+            )
+
+    def devices(self) -> Iterator[Words]:
+        operations = self.trace.operations
+        devices = distinct(operations.device[operations.process == self.process]).tolist()
+        if len(devices) > 1:
+            yield (
+                f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time "
+                "in which any of them works, and the GPU named is the first."
+            )
+
+    def ranks(self) -> Iterator[Words]:
+        names = self.trace.ranges.names
+        if self.summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in names):
+            yield phrase(
+                "The export does not tell the rank, which NCCL notes when it makes a communicator: "
+                "export the report again with `nsys export --type sqlite --include-blobs=true`."
+            )
+
+    def synchronisation(self) -> Iterator[Words]:
+        busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
+        least = max(busy_ms.values(), default=0.0) * _MINOR
+        running = [p.phase for p in self.summary.phases if not p.synchronized and busy_ms[p.phase] > least]
+        if running:
+            yield (
+                f"GPU work of {', '.join(running)} ends after the range does: nothing synchronises there, so wall time "
+                "is what the CPU took to launch it, and wall minus busy is no idle time."
+            )
+
+    def nested(self) -> Iterator[Words]:
+        for (inner, outer), count in self.attributed.nested_phases(self.process).items():
+            yield phrase("{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer)
+
+    def ambiguous(self) -> Iterator[Words]:
+        coverage = self.summary.coverage
+        if coverage and coverage.ambiguous:
+            yield (
+                f"{coverage.ambiguous:,} kernels were launched from threads without ranges while several threads had "
+                "phases open: they went to the one in backward, else to the one opened last."
+            )
+
+    def precision(self) -> Iterator[Words]:
+        wanted = self.summary.configuration.precision if self.summary.configuration else None
+        tf32 = self.summary.precisions.get("tf32", 0.0)
+        if wanted == "fp32" and tf32:
+            yield f"The configuration says fp32, but {tf32:.0%} of the matmul time ran as tf32."
+
+    def diagnostics(self) -> Iterator[Words]:
+        """The profiler's messages that concern the figures of this process and have not been quoted."""
+        quoted = None if self.kernels else why_no_cuda(self.messages)
+        for message in {(one.severity, one.text): one for one in self.messages}.values():
+            is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE)
+            is_news = _MISSING_EVENTS in message.text or not is_routine
+            if is_news and not touches_no_figure(message.text) and (quoted is None or message.text != quoted.text):
+                yield self.quoted(message)
+
+    def quoted(self, message: Diagnostic) -> Words:
+        """A message in the profiler's words, and what it means where there is no kernel."""
+        profiler = self.summary.metadata.profiler if self.summary.metadata else "profiler"
+        means = "" if self.kernels else meaning(message.text)
+        said = f"{profiler}: {first_sentence(message.text)}"
+        return phrase("{} {}", said, means) if means else said
+
+
+def _messages(trace: Trace, process: int) -> list[Diagnostic]:
+    """The profiler's messages about a process, or about none that has an entry or that did nothing.
+
+    torch.compile's workers did nothing: nsys follows them, and finds that they use no GPU.
+    """
+    measured = set(distinct(trace.operations.process).tolist())
+    threads = np.concatenate([trace.launches.thread, trace.ranges.thread, trace.open_ranges.thread])
+    idle_but_seen = set(distinct(process_of(threads)).tolist()) - measured
+
+    def is_ours(other: int) -> bool:
+        return other == process or not pid_of(other) or not measured or other in idle_but_seen
+
+    return [one for one in trace.metadata.diagnostics if is_ours(one.process)]

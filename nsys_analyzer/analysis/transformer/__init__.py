@@ -1,0 +1,1 @@
+"""The arithmetic of transformers: models, FLOPs, bytes, attention, hardware limits."""

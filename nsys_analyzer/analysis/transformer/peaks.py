@@ -1,0 +1,76 @@
+"""The peaks of GPUs, from their datasheets: dense rates without sparsity, memory bandwidth and L2 cache."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nsys_analyzer.trace.metadata import Gpu
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """The peaks of one GPU.
+
+    Attributes:
+        name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, without NVIDIA before it.
+        flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), tf32, bf16, fp16 (tensor cores).
+        bytes_per_s: bandwidth of its memory.
+        source: the document that says so.
+        l2_bytes: its L2 cache, None where no source is known; an nsys export says it too.
+    """
+
+    name: str
+    flops_per_s: Mapping[str, float]
+    bytes_per_s: float
+    source: str
+    l2_bytes: int | None = None
+
+
+def _peaks(
+    name: str, fp32: float, tf32: float, half: float, bandwidth: float, source: str, l2_mib: int | None = None
+) -> Peaks:
+    """A row in TFLOP/s, TB/s and MiB; bf16 and fp16 have one rate on all of these."""
+    rates = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16": half * 1e12, "fp16": half * 1e12}
+    return Peaks(name, rates, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
+
+
+# Datasheets give tensor rates "with sparsity": twice the dense ones, which stand here. L2: NVIDIA's architecture
+# whitepapers of A100, H100 and Ada; of the H200 what the driver says (62,914,560 bytes).
+PEAKS: tuple[Peaks, ...] = (
+    _peaks("H200", 67, 494.7, 989.4, 4.8, "NVIDIA H200 Tensor Core GPU datasheet, SXM", 60),
+    _peaks("H100 PCIe", 51, 378, 756, 2.0, "NVIDIA H100 Tensor Core GPU datasheet, PCIe", 50),
+    _peaks("H100 NVL", 60, 417.5, 835.5, 3.9, "NVIDIA H100 Tensor Core GPU datasheet, NVL"),
+    _peaks("H100 80GB HBM3", 67, 494.7, 989.4, 3.35, "NVIDIA H100 Tensor Core GPU datasheet, SXM", 50),
+    _peaks("A100-SXM4-80GB", 19.5, 156, 312, 2.039, "NVIDIA A100 Tensor Core GPU datasheet, SXM 80 GB", 40),
+    _peaks("A100-SXM4-40GB", 19.5, 156, 312, 1.555, "NVIDIA A100 Tensor Core GPU datasheet, SXM 40 GB", 40),
+    _peaks("A100 80GB PCIe", 19.5, 156, 312, 1.935, "NVIDIA A100 Tensor Core GPU datasheet, PCIe 80 GB", 40),
+    _peaks("L40S", 91.6, 183, 362, 0.864, "NVIDIA L40S datasheet"),
+    _peaks("L4", 30.3, 60, 121, 0.300, "NVIDIA L4 datasheet"),
+    _peaks(
+        "GeForce RTX 4090", 82.6, 82.6, 165.2, 1.008, "NVIDIA Ada GPU architecture whitepaper, GeForce RTX 4090", 72
+    ),
+)
+
+
+def find_peaks(gpu: str | None) -> Peaks | None:
+    """The peaks of the GPU of exactly this name; None where the table has no row for it.
+
+    A name that only holds another one, such as ``NVIDIA H200 NVL`` or ``NVIDIA L40``, is of another GPU.
+    """
+    name = (gpu or "").strip().lower().removeprefix("nvidia ")
+    return next((peaks for peaks in PEAKS if peaks.name.lower() == name), None)
+
+
+def memory_bytes_per_s(gpu: Gpu | None) -> float | None:
+    """The peak bandwidth of a GPU's memory: its datasheet's, else what the trace says; None where neither does."""
+    peaks = find_peaks(gpu.name if gpu else None)
+    return peaks.bytes_per_s if peaks else (gpu.memory_bytes_per_s or None if gpu else None)
+
+
+def l2_bytes(gpu: Gpu | None) -> int | None:
+    """The L2 cache of a GPU: what the trace says, else its datasheet; None where neither does."""
+    peaks = find_peaks(gpu.name if gpu else None)
+    return (gpu.l2_bytes if gpu else 0) or (peaks.l2_bytes if peaks else None)

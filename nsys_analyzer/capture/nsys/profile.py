@@ -1,0 +1,186 @@
+"""``nsys profile``: its arguments, and from what it left to a report."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsys_analyzer.capture.nsys.installation import find_importer, library_remedy, missing_libraries
+from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
+from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.process import last_lines, run_captured
+from nsys_analyzer.trace.sources.nsys_report import last_words
+
+_ANSWER_TIMEOUT_S = 60
+_OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
+_LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
+_NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
+_NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"
+
+#: What to do about an option that an older nsys lacks. 2025.3.2 has --pytorch, 2023.4.4 does not.
+_WITHOUT = {"--pytorch": "Install Nsight Systems 2025.3 or newer, or leave the autograd ranges out"}
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """What ``nsys profile`` is asked to record.
+
+    Attributes:
+        trace: the APIs of ``--trace``.
+        capture_range: record from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone.
+        memory: record the GPU's memory use.
+        autograd_ranges: have nsys put an NVTX range around every operator of PyTorch's autograd.
+        extra: further options of ``nsys profile``; one that is set here already takes its place.
+    """
+
+    trace: tuple[str, ...] = ("cuda", "nvtx")
+    capture_range: bool = True
+    memory: bool = False
+    autograd_ranges: bool = False
+    extra: tuple[str, ...] = ()
+
+
+def profile_command(nsys: Nsys, report: Path, program: Sequence[str], options: ProfileOptions) -> list[str]:
+    """The command line that records ``program`` into ``report``; whatever bears that name is overwritten.
+
+    Raises:
+        CaptureError: this nsys lacks an option that was asked for, or does not list its options.
+    """
+    known = known_options(nsys.path)
+    extra = {_LONG_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
+    if "--output" in extra:
+        raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
+    chosen = [argument for argument in _arguments(options) if argument.partition("=")[0] not in extra]
+    for name in (argument.partition("=")[0] for argument in chosen):
+        if name not in known and name != "--cuda-graph-trace":
+            raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _WITHOUT.get(name, _NEWER))
+    chosen = [argument for argument in chosen if argument.partition("=")[0] in known]
+    output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
+    return [str(nsys.path), "profile", *chosen, f"--output={output}", *options.extra, *program]
+
+
+@functools.cache
+def known_options(nsys: Path) -> frozenset[str]:
+    """The long options that ``nsys profile --help`` lists, such as ``--trace``.
+
+    Asked rather than looked up: no table of versions has to be right.
+
+    Raises:
+        CaptureError: it cannot be run or lists none.
+    """
+    try:
+        answer = subprocess.run(
+            [nsys, "profile", "--help"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CaptureError(f"{nsys} profile --help failed: {error}", "Set NSYS to an nsys that runs here") from error
+    known = frozenset(_OPTION.findall(answer.stdout + answer.stderr))
+    if not known:
+        raise CaptureError(f"{nsys} profile --help lists no options", "Set NSYS to an nsys that can profile")
+    return known
+
+
+def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
+    """The report that a finished ``nsys profile`` left, imported where nsys did not do so itself.
+
+    Args:
+        nsys: the one that ran.
+        report: the ``X.nsys-rep`` that was asked for, in a folder without an older one.
+        log: what the run printed.
+        timeout_s: how long an import may take; None is no limit.
+
+    Returns:
+        ``report``, or the ``X.qdrep`` of an old nsys.
+
+    Raises:
+        CaptureError: nothing was recorded, or what was recorded (``X.qdstrm``, which stays) cannot be imported.
+    """
+    stream = report.with_suffix(".qdstrm")
+    if stream.is_file():  # nsys removes it once it has imported: what lies beside it is half a report
+        _import(nsys, stream, report, timeout_s)
+        return report
+    for found in (report, report.with_suffix(".qdrep")):
+        if found.is_file() and found.stat().st_size:
+            return found
+    raise _no_report(report, log)
+
+
+def _arguments(options: ProfileOptions) -> Iterator[str]:
+    yield f"--trace={','.join(options.trace) or 'none'}"
+    yield "--sample=none"  # sampling the CPU is slow, and needs rights that containers withhold
+    yield "--cpuctxsw=none"
+    if options.capture_range:
+        yield "--capture-range=cudaProfilerApi"
+        yield "--capture-range-end=stop"  # its default ends the program at the range's end
+    if "cuda" in options.trace:
+        yield "--cuda-graph-trace=node"  # a graph traced as a whole has no kernels; older ones trace nodes anyway
+    if options.memory:
+        yield "--cuda-memory-usage=true"
+    if options.autograd_ranges:
+        yield "--pytorch=autograd-nvtx"
+    yield "--force-overwrite=true"
+
+
+def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> None:
+    importer = find_importer(nsys.path)
+    if importer is None:
+        raise CaptureError(
+            f"{nsys.path} left {stream}, and its importer (QdstrmImporter) is not here",
+            f"Install all of Nsight Systems {nsys.version}, or import where it is: QdstrmImporter -i {stream.name}",
+        )
+    with atomic_write(report) as unfinished:
+        # absolute: never taken for options
+        command: list[str | Path] = [importer, "-i", stream.absolute(), "-o", unfinished.absolute()]
+        finished = _run_import(command, timeout_s)
+        if finished.returncode != 0 or not unfinished.is_file():
+            raise _failed_import(importer, stream, finished)
+    stream.unlink()
+
+
+def _run_import(command: list[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    importer, _, stream = map(str, command[:3])
+    by_hand = f"{shlex.quote(importer)} -i {shlex.quote(stream)}"
+    try:
+        return run_captured(command, timeout_s)
+    except OSError as error:
+        raise CaptureError(f"{importer} cannot be run: {error}", "See what it lacks: nsys-analyze doctor") from error
+    except subprocess.TimeoutExpired as error:
+        raise CaptureError(
+            f"The import of {stream} was stopped after {timeout_s:g} s", f"Give it more time by hand: {by_hand}"
+        ) from error
+
+
+def _failed_import(importer: Path, stream: Path, finished: subprocess.CompletedProcess[str]) -> CaptureError:
+    missing = missing_libraries(importer)
+    again = f"{shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
+    if missing:
+        what = f"{importer} does not start: {', '.join(missing)} not found"
+        return CaptureError(what, f"{library_remedy(missing)}; then import what was recorded: {again}")
+    said = last_words(finished.stderr) or last_words(finished.stdout) or f"exit status {finished.returncode}"
+    return CaptureError(f"{stream} cannot be imported: {said}", f"Try it by hand: {again}")
+
+
+def _no_report(report: Path, log: Path) -> CaptureError:
+    if full := _full_folder(report.parent) or _full_folder(Path(tempfile.gettempdir())):
+        return full
+    said = last_lines(log) if log.is_file() else ""
+    if "No reports were generated" in said or said.endswith("Generated:"):  # the latter until 2023
+        return CaptureError(
+            f"nsys recorded nothing, for no capture range was opened: {_NO_IMPORT.sub('', said)}",
+            "Call torch.cuda.profiler.start() and stop() around what to record, or record all with --whole-program",
+        )
+    return CaptureError(f"nsys wrote no report: {said or 'it said nothing'}", f"Read all it said: {log}")
+
+
+def _full_folder(folder: Path) -> CaptureError | None:
+    """The error for a full disk: nsys dies there with other words, or none."""
+    if not is_disk_full(folder):
+        return None
+    return CaptureError(f"The disk of {folder} is full", f"Free some space, or choose another folder: df -h {folder}")

@@ -1,0 +1,234 @@
+"""What ``nsys-analyze run`` is going to do, from its options and what this machine has."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.capture.nsys.installation import importer_check
+from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler
+from nsys_analyzer.configuration import OPTIONS, Run, Value
+from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
+from nsys_analyzer.runs.machine import gpu_count, torch_version
+from nsys_analyzer.runs.targets import Choices, Target, program_target, transformer_targets
+from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
+
+#: What a program of the user's may be described by; the other options are those of our transformer alone.
+_OF_ANY_PROGRAM = ("context_length", "mode", "precision", "batch_size", "attention", "device")
+DEFAULT_TRACE = "cuda,nvtx"
+INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How ``nsys-analyze run`` was asked to record: None, False and empty where nothing was said.
+
+    Attributes:
+        profiler: ``nsys``, ``torch`` or ``none``.
+        trace: what nsys traces, with commas between.
+        memory: record memory events too.
+        autograd_ranges: have nsys put a range around every operator of autograd.
+        whole_program: record everything, not only from cudaProfilerStart to cudaProfilerStop.
+        nsys_option: passed on to ``nsys profile``, each split as a shell does.
+    """
+
+    profiler: str | None = None
+    trace: str | None = None
+    memory: bool = False
+    autograd_ranges: bool = False
+    whole_program: bool = False
+    nsys_option: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``nsys-analyze run`` was asked to do.
+
+    Attributes:
+        models: the names of models, empty where none was named.
+        options: values by the name of the option; those that were not given are not here.
+        recording: how to record.
+        target_option: passed on to the transformer, each split as a shell does.
+        program: the program to run in place of the transformer, empty for none.
+    """
+
+    models: tuple[str, ...] = ()
+    options: Choices = field(default_factory=dict)
+    recording: Recording = Recording()
+    target_option: tuple[str, ...] = ()
+    program: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The targets, what records them (None: timings alone), and what the user should know before."""
+
+    targets: tuple[Target, ...]
+    profiler: Profiler | None
+    notices: tuple[str, ...]
+
+    def command_lines(self, folder: Path) -> Iterator[str]:
+        """Every command that will be run, as one would type it."""
+        for target in self.targets:
+            place = folder / target.name
+            yield f"# {target.name}"
+            if target.timed:
+                yield shlex.join(target.program)
+            if self.profiler:
+                yield shlex.join(self.profiler.command(target.program, place))
+
+
+def make_plan(request: Request) -> Plan:
+    """Chooses device, profiler and steps where the request does not, and lists the targets.
+
+    Raises:
+        ConfigurationError: options that do not go together, or an unknown model.
+        CaptureError: what is needed is not installed.
+    """
+    asked = request.options.get("device", [None])[0]
+    device = choose_device(None if asked is None else str(asked), with_torch=not request.program)
+    profiler, notices = choose_profiler(request.recording, device)
+    if request.program:
+        return Plan((_program(request, profiler),), profiler, notices)
+    if torch_version() is None:
+        raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
+    options: dict[str, Sequence[Value]] = {"device": [device], **request.options}
+    if device == "cpu":
+        options = {**_lighter(), **options}
+        if not set(_lighter()) <= set(request.options):
+            notices = (*notices, _lighter_notice(options))
+    words = _words("--target-option", request.target_option)
+    return Plan(transformer_targets(request.models or ("small",), options, words), profiler, notices)
+
+
+def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
+    """``cuda`` or ``cpu``: what was asked for, else a GPU where there is one that this torch can use.
+
+    Raises:
+        ConfigurationError: a GPU was asked for, and there is none.
+    """
+    gpus = gpu_count()
+    device = asked or ("cuda" if gpus and not (with_torch and _is_cpu_build()) else "cpu")
+    if device == "cuda" and not gpus:
+        raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
+    return device
+
+
+def _lighter() -> dict[str, list[Value]]:
+    """The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8."""
+    return {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
+
+
+def _lighter_notice(options: Choices) -> str:
+    context, warmup, steps = (OPTIONS[name].default for name in ("context_length", "warmup_steps", "steps"))
+    chosen = f"context {', '.join(map(str, options['context_length']))}"
+    chosen += f", {options['warmup_steps'][0]} + {options['steps'][0]} steps"
+    usual = f"context {context}, {warmup} + {steps} steps (warm-up + measured)"
+    return f"On the CPU: {chosen}, where a GPU takes {usual}; --context-length, --warmup and --steps change it."
+
+
+def _is_cpu_build() -> bool:
+    return "+cpu" in (torch_version() or "")
+
+
+def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """The words of an option that is passed on, as a shell splits them."""
+    try:
+        return tuple(word for text in given for word in shlex.split(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{option}: {error}", "Close the quotation mark") from error
+
+
+def _program(request: Request, profiler: Profiler | None) -> Target:
+    """The user's program, described by what was said of it on the command line."""
+    foreign = [OPTIONS[name].flag for name in request.options if name not in _OF_ANY_PROGRAM]
+    _refuse(
+        [*foreign, *["--target-option"] * bool(request.target_option)],
+        "for our transformer",
+        "Give the program its own option",
+    )
+    if profiler is None:
+        raise ConfigurationError("--profiler none leaves nothing to do: it is our transformer that times itself")
+    profiler.command(request.program, Path())  # it raises where this program cannot be recorded
+    given: Choices = {"model": [find_model(name).name for name in request.models], **request.options}
+    for name, values in given.items():
+        if len(values) > 1:
+            raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
+    described: dict[str, Any] = {name: values[0] for name, values in given.items() if values and name != "device"}
+    return program_target(request.program, Run(**described))
+
+
+def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:
+    """The profiler that was asked for, or the best that works here, and why.
+
+    Raises:
+        NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
+    """
+    if asked.profiler == "none":
+        own = [one.name for one in fields(Recording) if one.name != "profiler"]
+        _refuse(_given(asked, own), "for a profiler, and --profiler none is none")
+        return None, ()
+    on_gpu = device == "cuda"
+    nsys, lack = _usable_nsys() if asked.profiler != "torch" else (None, "")
+    if asked.profiler == "nsys" and lack:
+        raise CaptureError(lack, "nsys-analyze doctor says how to fix it; or use --profiler torch")
+    if nsys and not lack and (asked.profiler == "nsys" or on_gpu):
+        return _nsys(asked, nsys, on_gpu=on_gpu)
+    if torch_version() is None:
+        raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
+    own = ["trace", "autograd_ranges", "nsys_option"]
+    _refuse(_given(asked, own), "for nsys, and torch.profiler records here")
+    recorder = TorchProfiler(memory=asked.memory, whole_program=asked.whole_program)
+    if asked.profiler == "torch":
+        return recorder, ()
+    if on_gpu:
+        return recorder, (f"{lack} (nsys-analyze doctor says how to fix it): torch.profiler records.",)
+    seen = " nsys would see NVTX ranges alone;" if nsys else ""
+    lead = "On the CPU:" if gpu_count() else "No GPU:"
+    return recorder, (f"{lead}{seen} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
+
+
+def _usable_nsys() -> tuple[Nsys | None, str]:
+    """The nsys of this machine, and what keeps it from being used, empty where nothing does."""
+    path = find_nsys()  # it raises where NSYS names no command: who set it wants no other
+    if path is None:
+        return None, "There is no nsys here"
+    try:
+        nsys = Nsys(path, nsys_version(path))
+    except ExportError as error:
+        return None, error.message
+    importer = importer_check(nsys)
+    return nsys, importer.found if importer.status in ("missing", "broken") else ""
+
+
+def _nsys(asked: Recording, nsys: Nsys, *, on_gpu: bool) -> tuple[Profiler, tuple[str, ...]]:
+    trace = DEFAULT_TRACE if asked.trace is None else asked.trace
+    profile = ProfileOptions(
+        trace=tuple(word.strip() for word in trace.split(",") if word.strip()),
+        capture_range=on_gpu and not asked.whole_program,  # nobody calls cudaProfilerStart without a GPU
+        memory=asked.memory,
+        autograd_ranges=asked.autograd_ranges,
+        extra=_words("--nsys-option", asked.nsys_option),
+    )
+    profile_command(nsys, Path("capture.nsys-rep"), ("true",), profile)  # it raises where this nsys is too old
+    notice = () if on_gpu else ("No GPU: nsys records NVTX ranges alone. Without --profiler nsys, operators are seen.",)
+    return NsysProfiler(nsys, profile), notice
+
+
+def _given(asked: Recording, names: Sequence[str]) -> Iterator[str]:
+    return (_flag(name) for name in names if getattr(asked, name) not in (None, False, ()))
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _refuse(flags: Iterable[str], why: str, hint: str = "") -> None:
+    """What was asked for must not be left out in silence."""
+    for flag in flags:
+        raise ConfigurationError(f"{flag} is {why}", hint)

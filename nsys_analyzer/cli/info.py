@@ -1,0 +1,114 @@
+"""``nsys-analyze info``: what a trace holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsys_analyzer.cli.options import trace_argument
+
+if TYPE_CHECKING:
+    from nsys_analyzer.trace.reader import Reader
+    from nsys_analyzer.trace.trace import Trace
+
+_RANGES_SHOWN = 40
+
+
+@click.command(epilog="Example: nsys-analyze info capture.sqlite")
+@trace_argument
+def info(trace: Path) -> None:
+    """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
+    from nsys_analyzer.analysis.summary.summarize import summarize
+    from nsys_analyzer.text import plain, visible
+    from nsys_analyzer.trace.reader import Reader
+    from nsys_analyzer.trace.sources import sqlite_of
+    from nsys_analyzer.trace.trace import Trace
+
+    reader = Reader(sqlite_of(trace))
+    loaded = Trace.read(reader, trace)
+    for title, lines in (
+        ("Capture", _versions(loaded)),
+        ("Tables (rows)", _tables(reader)),
+        ("Processes", _processes(loaded)),
+        ("Threads", _threads(loaded)),
+        ("Ranges (count, total ms)", _ranges(loaded)),
+        ("Messages of the profiler", _messages(loaded)),
+        ("Warnings", _unique(plain(w, "`") for capture in summarize(loaded, trace.name) for w in capture.warnings)),
+    ):
+        click.echo(f"{title}:")
+        for line in lines:
+            click.echo(f"  {visible(line)}")
+
+
+def _unique(lines: Iterator[str]) -> list[str]:
+    return list(dict.fromkeys(lines)) or ["none"]
+
+
+def _versions(trace: Trace) -> Iterator[str]:
+    metadata = trace.metadata
+    yield f"{metadata.profiler} {metadata.profiler_version}, schema {metadata.schema_version}"
+    yield f"driver {metadata.driver}, {metadata.platform} {metadata.runtime}, {metadata.os}, {metadata.cpu}"
+    for gpu in metadata.gpus.values():
+        yield f"GPU {gpu.gpu_id}: {gpu.name}, {gpu.memory_bytes / 2**30:.1f} GiB, {gpu.sm_count} {metadata.units}"
+
+
+def _tables(reader: Reader) -> Iterator[str]:
+    for name, rows in reader.counts(sorted(n for n in reader.columns_of if not n.startswith("ENUM_"))).items():
+        if rows:
+            yield f"{name}: {rows:,}"
+
+
+def _processes(trace: Trace) -> Iterator[str]:
+    import numpy as np
+
+    from nsys_analyzer.analysis.attribution.processes import processes_of
+    from nsys_analyzer.trace.columns import KINDS
+
+    for process in processes_of(trace):
+        mine = trace.operations.select(trace.operations.process == process.global_pid)
+        counts = np.bincount(mine.kind, minlength=len(KINDS))
+        held = ", ".join(f"{count:,} {kind}" for kind, count in zip(KINDS, counts, strict=True) if count)
+        devices = ", ".join(map(str, np.unique(mine.device))) or "none"
+        label = f" ({process.label})" if process.label else ""
+        yield f"pid {process.pid}{label}: device {devices}; {held or 'no GPU operation'}"
+
+
+def _threads(trace: Trace) -> Iterator[str]:
+    import numpy as np
+
+    from nsys_analyzer.trace.columns import pid_of
+
+    threads = np.unique(np.concatenate([trace.launches.thread, trace.ranges.thread]))
+    on_cpu = any(gpu.is_cpu for gpu in trace.metadata.gpus.values())
+    kind = "operator" if on_cpu else trace.metadata.platform
+    for thread in threads.tolist():
+        name = trace.metadata.thread_names.get(thread, "unnamed")
+        calls, ranges = (trace.launches.thread == thread).sum(), (trace.ranges.thread == thread).sum()
+        yield f"pid {pid_of(thread)} tid {thread & 0xFFFFFF} {name}: {calls:,} {kind} calls, {ranges:,} ranges"
+
+
+def _messages(trace: Trace) -> Iterator[str]:
+    from nsys_analyzer.trace.diagnostics import SEVERITIES
+
+    counts = Counter((one.severity, " ".join(one.text.split())) for one in trace.metadata.diagnostics)
+    for (severity, text), count in counts.items():
+        yield f"{SEVERITIES.get(severity, severity)}: {text}{f' ({count} times)' if count > 1 else ''}"
+
+
+def _ranges(trace: Trace) -> Iterator[str]:
+    import numpy as np
+
+    ranges = trace.ranges
+    count = np.bincount(ranges.name, minlength=len(ranges.names))
+    total = np.bincount(ranges.name, weights=ranges.end - ranges.start, minlength=len(ranges.names))
+    order = [int(i) for i in np.argsort(-total, kind="stable") if count[i]]
+    for i in order[:_RANGES_SHOWN]:
+        yield f"{ranges.names[i] or '(unnamed)'}: {count[i]:,}, {total[i] / 1e6:,.3f}"
+    if len(order) > _RANGES_SHOWN:
+        yield f"and {len(order) - _RANGES_SHOWN} more names"
+    for i in np.unique(trace.open_ranges.name).tolist():
+        yield f"{trace.open_ranges.names[i]}: {(trace.open_ranges.name == i).sum():,} without an end"

@@ -1,0 +1,66 @@
+"""The command line: one group, and the one place that catches the package's errors."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+from nsys_analyzer import __version__
+from nsys_analyzer.cli.bench import bench
+from nsys_analyzer.cli.doctor import doctor
+from nsys_analyzer.cli.info import info
+from nsys_analyzer.cli.kernels import kernels
+from nsys_analyzer.cli.report import report
+from nsys_analyzer.cli.run import run
+from nsys_analyzer.cli.share import share
+from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.screen import use_screens
+from nsys_analyzer.text import visible
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]}, epilog="Example: nsys-analyze report capture.sqlite"
+)
+@click.version_option(__version__, prog_name="nsys-analyze")
+def cli() -> None:
+    """Answers from Nsight Systems captures of transformers.
+
+    How long do forward, backward and optimizer take, on the CPU's clock and on the GPU's; which kernels dominate;
+    what share is matmul; how does softmax compare with the attention products.
+    """
+
+
+for command in (run, bench, report, kernels, info, share, doctor):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Runs the command line; an error of the package or the system is one line and exit code 1."""
+    # Arrow's own allocator returns memory in a way that costs a tenth of a long report in page faults.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    use_screens()
+    if sys.stdout is None:  # closed by whoever started this: what a command prints has nowhere to go
+        _fail("Standard output is closed. Send it to a file or to /dev/null")
+    try:
+        cli()
+    except NsysAnalyzerError as error:
+        _fail(str(error))
+    except MemoryError:
+        _fail("There is not enough memory for this. Give fewer captures at once, or a machine with more")
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):  # the reader of a pipe has gone: nothing is left to say
+            sys.stderr.close()
+            sys.exit(1)
+        where = f"{error.filename}: " if error.filename else ""
+        remedy = ". Free some space, or write elsewhere" if error.errno == errno.ENOSPC else ""
+        _fail(f"{where}{error.strerror or error}{remedy}")
+
+
+def _fail(message: str) -> NoReturn:
+    if sys.stderr is not None:
+        click.echo(f"Error: {visible(message)}", err=True)
+    sys.exit(1)

@@ -1,0 +1,124 @@
+"""``nsys-analyze report``: the answers, as markdown with figures or as JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsys_analyzer.cli.options import SIZE, command_line, phase_names_option
+from nsys_analyzer.report.renderers import RENDERERS
+
+
+@click.command(
+    epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite --csv timings.csv -o report.md"
+)
+@click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE|FOLDER]...")
+@click.option(
+    "-o",
+    "--output",
+    default=None,
+    metavar="FILE",
+    help="Where to write, folders made as needed; - prints. Default: report.md.",
+)
+@click.option(
+    "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
+    help="JSON is printed, unless -o names a file.",
+)  # fmt: skip
+@click.option(
+    "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
+    help="Timings of unprofiled runs: CSV, JSON (a list, or an object per line) or a markdown table; again for a file "
+    "of each phase. Without traces, those of its folder are read. Default: FOLDER/timings.csv.",
+)  # fmt: skip
+@click.option(
+    "--csv-where", multiple=True, metavar="COLUMN=VALUE",
+    help="Read the rows with this value alone, such as bfloat16=False; several add up.",
+)  # fmt: skip
+@click.option(
+    "--csv-phase", metavar="PHASE",
+    help="What was timed, where no column and no file name (forward_times.csv) says it.",
+)  # fmt: skip
+@click.option(
+    "--csv-skip", type=click.IntRange(0), metavar="N",
+    help="Rows are iterations: leave out the first N of each run. Without, a column such as iteration says so.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@click.option("--no-figures", is_flag=True, help="Leave the figures out.")
+@phase_names_option("--phase", "--phase-name")
+@click.option(
+    "--model",
+    metavar="NAME",
+    help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, "
+    "xl-2026, 10B.",
+)
+@click.option("--context-length", type=SIZE, metavar="TOKENS", help="Their context length.")
+@click.option("--batch-size", type=SIZE, metavar="N", help="Their batch size.")
+@click.option(
+    "--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False),
+    help="The precision that was asked for.",
+)  # fmt: skip
+def report(
+    traces: tuple[Path, ...],
+    output: str | None,
+    output_format: str,
+    csv_paths: tuple[Path, ...],
+    csv_where: tuple[str, ...],
+    csv_phase: str | None,
+    csv_skip: int | None,
+    force: bool,
+    no_figures: bool,
+    phase_names: tuple[str, ...],
+    model: str | None,
+    context_length: int | None,
+    batch_size: int | None,
+    precision: str | None,
+) -> None:
+    """Answer where the time goes, in markdown with figures, from one or more captures.
+
+    TRACE is an nsys export (.sqlite) or report (.nsys-rep), or a PyTorch profiler trace (.json, .json.gz); a FOLDER
+    stands for the traces in it, with its timings.csv, or for what nsys-analyze bench left there. A report of
+    nsys-analyze is replaced; any other file only with --force.
+    """
+    if not traces and not csv_paths:
+        raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
+    has_timings = csv_paths or any(trace.is_dir() for trace in traces)
+    if not has_timings and (csv_where or csv_phase or csv_skip is not None):
+        raise click.UsageError("--csv-where, --csv-phase and --csv-skip say how to read --csv: give it, too.")
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.experiments.gathering import gather_evidence
+    from nsys_analyzer.report.renderers.terminal import print_answers
+    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.sections import build_report
+    from nsys_analyzer.report.writing import check_target, write_as
+    from nsys_analyzer.runs.timings import Selection
+    from nsys_analyzer.text import plural
+
+    # Before the captures are read: a long wait should not end in a typing error.
+    to_file = output != "-" and (output or not RENDERERS[output_format].is_data)
+    target = Path(output or "report.md") if to_file else None
+    # Of timings alone the captures beside them are read.
+    sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
+    if target:
+        check_target(target, sources, force=force)
+    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+    beside = target.parent if target else None
+    names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
+    evidence = gather_evidence(traces, csv_paths, command_line(), _tell, names, given, beside, selection)
+    if target:  # reading has made exports
+        check_target(target, sources, force=force)
+    built = build_report(evidence)
+    if target is None:
+        chosen = RENDERERS[output_format]
+        click.echo(chosen.render(built, {}), nl=False, file=data_stream() if chosen.is_data else None)
+        return
+    write_as(output_format, built, target, figures=not no_figures, force=force)
+    if not RENDERERS[output_format].is_data:
+        print_answers(built)
+        warnings = sum(len(capture.warnings) for capture in evidence.captures)
+        said = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
+        click.echo(f"\n{target}{said}")
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)

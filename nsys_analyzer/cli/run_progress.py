@@ -1,0 +1,39 @@
+"""The progress of a sweep on the terminal: a bar with what is at work, and a line for each result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from textwrap import shorten
+
+import click
+
+from nsys_analyzer.report.screen import console
+from nsys_analyzer.system.process import Ended, Progress
+
+#: Characters of a message on the terminal; the manifest has all of it.
+_MESSAGE = 300
+
+
+@contextmanager
+def shown(total: int, done: int) -> Iterator[Progress]:
+    """A bar of ``total`` configurations, of which ``done`` are there already; a terminal alone shows it."""
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    screen = console(stderr=True)
+    columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    if done:
+        click.echo(f"{done} of {total} configurations are finished already.")
+    with Bar(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bar:
+        task = bar.add_task("", total=total, completed=done)
+
+        def started(name: str, work: str) -> None:
+            bar.update(task, description=f"{name}: {work}")
+
+        def ended(name: str, end: Ended, seconds: float) -> None:
+            message = f", {shorten(end.message, _MESSAGE, placeholder='…')}" if end.message else ""
+            screen.print(f"{name}: {end.status} after {seconds:.0f} s{message}", soft_wrap=True)
+            bar.advance(task)
+
+        yield Progress(started, ended)

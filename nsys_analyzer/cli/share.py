@@ -1,0 +1,94 @@
+"""``nsys-analyze share``: a copy of a trace for others, without what an export tells of its owner."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsys_analyzer.cli.options import trace_argument
+
+if TYPE_CHECKING:
+    from nsys_analyzer.share.copy import Shared
+    from nsys_analyzer.share.scrub import Renamed
+
+_WIDTH = 100
+
+
+@click.command(epilog="Example: nsys-analyze share capture.sqlite -o small.sqlite --keep 'load .*'")
+@trace_argument
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqlite", required=True, help="The copy to write."
+)
+@click.option(
+    "--keep", multiple=True, metavar="REGEX", help="Names that match as a whole stay as they are. Repeatable."
+)
+@click.option("--keep-all-names", is_flag=True, help="All names stay, but for the values below.")
+@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, force: bool) -> None:
+    """Write a copy of TRACE to give to others: small, scrubbed, and good for the same figures.
+
+    An export carries its machine's environment variables, host name, processes and paths. The copy has the
+    columns that analysis reads and no others.
+
+    A name of a range, kernel, function or thread stays where it reads as one: C++ and mangled names, identifiers,
+    dotted module paths, operators (aten::mm), calls of CUDA, layers (/conv1/Conv), and phrases of this field's words
+    ("scaled dot product attention", "step 3"). Any other name, and an identifier that looks like a key, becomes
+    "alias 1" and is listed here for you to allow with --keep; an alias says the phase or the class of
+    its name. A message of the profiler keeps the words of this field.
+
+    Values of the environment variables in the export go wherever they stand ("…" in their place), those of 6
+    characters or more (4 in a variable called KEY, TOKEN, PASSWORD or the like, 3 in one called USER, HOST or the
+    like), and with them host and user names and what the command line holds of paths and secrets. Numbers stay, and
+    words that phases and kernels are called by: MODE=forward takes no phase away.
+
+    Process and thread IDs stay, identifiers that you gave a range, and the CUDA calls with their times, blocking
+    ones (synchronise, allocate, free, copy) among them: they explain where the GPU was idle.
+    """
+    from nsys_analyzer.share.copy import share as write_copy
+
+    patterns = [_pattern(text) for text in ((".*",) if keep_all_names else keep)]
+    for line in _lines(write_copy(trace, output, force=force, keep=patterns)):
+        click.echo(line)
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise click.BadParameter(f"{text!r} is no regular expression ({error})", param_hint="--keep") from error
+
+
+def _lines(shared: Shared) -> Iterator[str]:
+    missing = shared.not_copied
+    yield f"{shared.path}: {_size(shared.bytes_after)}, of {_size(shared.bytes_before)}"
+    tables = _listed(missing.tables)
+    yield f"Left out: {len(missing.tables)} tables{tables}, {missing.strings:,} strings that nothing refers to now"
+    if missing.rows:
+        yield f"Left out of tables that are kept: rows{_listed(missing.rows)}"
+    yield f"Environment: {missing.variables:,} variables found, left out, and looked for in every text that is kept"
+    yield f"Texts changed: {missing.texts:,}"
+    yield f"Names replaced by an alias: {len(missing.renamed):,}"
+    yield from map(_renamed, missing.renamed)
+    if missing.renamed:
+        yield "The list above is for you, and not in the copy. Allow names of it with --keep REGEX, or --keep-all-names"
+    yield f"Other names of ranges and kernels are kept. See for yourself: nsys-analyze info {shared.path}"
+
+
+def _renamed(one: Renamed) -> str:
+    """An alias and what it stands for, on one line, control characters escaped."""
+    text = one.text.encode("unicode_escape").decode().replace("\\u2026", "…")
+    return f"  {one.alias}: {text[:_WIDTH]}{'…' if len(text) > _WIDTH else ''}"
+
+
+def _listed(rows: dict[str, int]) -> str:
+    most = sorted(rows.items(), key=lambda item: -item[1])
+    shown = ", ".join(f"{name} {count:,}" for name, count in most[:4])
+    return f" ({shown}{', …' if len(most) > 4 else ''})" if shown else ""
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e6:,.1f} MB" if size >= 1e6 else f"{size / 1e3:,.0f} kB"

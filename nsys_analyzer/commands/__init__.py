@@ -1,1 +1,0 @@
-"""The commands of nsys-analyze, one module each."""

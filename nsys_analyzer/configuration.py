@@ -1,0 +1,193 @@
+"""The configuration of a run, declared once: command lines, manifests, timings and reports are derived from it."""
+
+# ruff: noqa: RUF009 - `option` makes a field of a dataclass
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Generic, TypeAlias, TypeVar
+
+from msgspec import Meta
+
+from nsys_analyzer.system.strict_json import LARGEST
+
+SCHEMA_VERSION = 1
+MODES = ("forward", "forward-backward", "train")
+PRECISIONS = ("fp32", "tf32", "bf16")
+ATTENTIONS = ("unfused", "sdpa")
+STATUSES = ("ok", "oom", "failed", "timeout")
+
+Count = Annotated[int, Meta(ge=1, le=LARGEST)]
+CountOrNone = Annotated[int, Meta(ge=0, le=LARGEST)]
+Seed = Annotated[int, Meta(ge=-LARGEST, le=LARGEST)]
+Value: TypeAlias = str | int | float | bool
+
+#: What stands for an option that is not known: None, or NoReturn (no value at all) where every option has one.
+Unknown = TypeVar("Unknown")
+
+
+@dataclass(frozen=True)
+class Option:
+    """How command lines ask for an option of the transformer target, and where it is shown.
+
+    Attributes:
+        default: its value where nothing is said, None where the program decides; its type is that of the option.
+        help: what a command line says of it.
+        choices: the values that it may have, empty where they are not so few.
+        default_on_cpu: a smaller default of ``nsys-analyze run`` on a CPU, None where there is none.
+        least: the lowest value of a number.
+        unit: what help calls a value.
+        spelling: its name on a command line, without the dashes; empty where that is the field's name.
+        several: whether a sweep takes several values of it.
+        in_run: whether ``nsys-analyze run`` has it; others are passed on by ``--target-option``.
+        in_name: how the name of a result says a value that is not the default; empty where it never does.
+        column: its column in the report, empty where another table says it.
+        name: the field's name.
+    """
+
+    default: Value | None
+    help: str
+    choices: tuple[str, ...] = ()
+    default_on_cpu: int | None = None
+    least: int = 1
+    unit: str = "N"
+    spelling: str = ""
+    several: bool = False
+    in_run: bool = True
+    in_name: str | None = None
+    column: str | None = None
+    name: str = ""
+
+    @property
+    def flag(self) -> str:
+        """``--warmup``."""
+        return "--" + (self.spelling or self.name).replace("_", "-")
+
+    @property
+    def kind(self) -> type:
+        """The type of a value."""
+        return str if self.default is None else type(self.default)
+
+    def words(self, value: Value) -> list[str]:
+        """The words of a command line that ask for a value, none where it is what every machine does by default."""
+        if self.kind is bool:
+            return [self.flag] if value else []
+        usual = not self.several and self.default_on_cpu is None and value == self.default
+        return [] if usual else [self.flag, str(value)]
+
+    def in_a_name(self, value: Value) -> str:
+        """How the name of a result says this value, empty where it does not."""
+        if value == self.default or self.in_name == "":
+            return ""
+        word = self.name.replace("_", "-")
+        return (self.in_name or (word if self.kind is bool else f"{word}-{{}}")).format(value)
+
+
+def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **more: Any) -> Any:
+    """A field of :class:`Options` with its :class:`Option`; None where the value is not known."""
+    return field(default=None, metadata={"option": Option(default, help, choices, **more)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Generic[Unknown]):
+    """What the transformer target is asked to do: each field is an option of ``nsys-analyze run`` and of the target.
+
+    ``Options[None]`` is what is known of a run, ``Options[NoReturn]`` is complete. A new option is a new field here
+    and the line of the target that uses it. Their order is that of words on the command line, in names and in tables.
+    """
+
+    context_length: Count | Unknown = option(
+        256, "Context length.", default_on_cpu=128, unit="TOKENS", several=True, in_name="", column=""
+    )
+    mode: str | Unknown = option(
+        "train", "Phases of a step: forward; with loss and backward; and with the optimizer.", MODES, several=True,
+        in_name="", column="",
+    )  # fmt: skip
+    precision: str | Unknown = option("fp32", "Precision; bf16 is autocast.", PRECISIONS, several=True, in_name="")
+    batch_size: Count | Unknown = option(4, "Batch size.", in_name="b{}", column="")
+    attention: str | Unknown = option(
+        "unfused", "Naive attention, kernel by kernel, or PyTorch's scaled_dot_product_attention.", ATTENTIONS,
+        in_name="{}",
+    )  # fmt: skip
+    compile: bool | Unknown = option(
+        False, "torch.compile the model; there are no ranges inside forward then.", column="compiled"
+    )
+    cuda_graph: bool | Unknown = option(
+        False, "Capture each phase as a CUDA graph, then replay it.", column="CUDA graph"
+    )
+    optimizer: str | Unknown = option(
+        "torch", "AdamW of torch.optim, or one parameter at a time.", ("torch", "plain"), in_name="{}-optimizer"
+    )
+    block_ranges: bool | Unknown = option(False, "A range around each block.", in_run=False, column="")
+    seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False)
+    device: str | Unknown = option(
+        None, "Where to run. Default: cuda where there is a GPU.", ("cuda", "cpu"), in_name="", column=""
+    )
+    steps: CountOrNone | Unknown = option(10, "Measured steps.", default_on_cpu=2, in_name="", column="")
+    warmup_steps: CountOrNone | Unknown = option(
+        5, "Steps before the measured ones.", default_on_cpu=1, least=0, spelling="warmup", in_name="", column=""
+    )
+
+
+def _named() -> Mapping[str, Option]:
+    return {one.name: Option(**{**vars(one.metadata["option"]), "name": one.name}) for one in fields(Options)}
+
+
+OPTIONS = _named()
+"""Every option by the name of its field."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run(Options[None]):
+    """What a run says of itself in its manifest, flat JSON of these keys: each is optional, None is unknown.
+
+    Attributes:
+        model, d_model, d_ff, num_layers, num_heads, vocab_size: the model; its dimensions outrank its name.
+        status: one of ``STATUSES``; ``message`` says why where it is not ``ok``.
+        gpu, host_cpu: names of the GPU and of the CPU.
+        profiler: ``nsys``, ``torch`` or ``none``, which leaves no trace.
+        python, torch, cuda, driver, nsys: versions.
+        git_commit, git_dirty: the commit of the working folder, and whether tracked files differ from it.
+        command: the command line of the target alone.
+        profile_command: the command line of the target under its profiler.
+        run: the ``nsys-analyze run`` that did both.
+        capture: the file name of the trace that it belongs to.
+        rank: the rank of the capture's process among those of the run.
+        peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
+    """
+
+    schema_version: Count = SCHEMA_VERSION
+    model: str | None = None
+    d_model: Count | None = None
+    d_ff: Count | None = None
+    num_layers: Count | None = None
+    num_heads: Count | None = None
+    vocab_size: Count | None = None
+    status: Annotated[str, Meta(pattern=rf"^({'|'.join(STATUSES)})\Z")] = "ok"
+    message: str | None = None
+    gpu: str | None = None
+    host_cpu: str | None = None
+    profiler: str | None = None
+    python: str | None = None
+    torch: str | None = None
+    cuda: str | None = None
+    driver: str | None = None
+    nsys: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    command: str | None = None
+    profile_command: str | None = None
+    run: str | None = None
+    capture: str | None = None
+    rank: CountOrNone | None = None
+    peak_memory_bytes: CountOrNone | None = None
+
+
+#: What a run says of its model beside the name.
+DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    """What a manifest holds of a run: the keys that are known."""
+    return {one.name: value for one in fields(run) if (value := getattr(run, one.name)) is not None}

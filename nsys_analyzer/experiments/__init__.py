@@ -1,0 +1,1 @@
+"""The experiments of ``nsys-analyze bench``, one package each; ``registry`` lists them."""

@@ -1,0 +1,1 @@
+"""``nsys-analyze bench attention``, and what it shares with ``flash`` and ``variants``."""

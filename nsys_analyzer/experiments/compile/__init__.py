@@ -1,0 +1,1 @@
+"""``nsys-analyze bench compile``."""

@@ -1,0 +1,144 @@
+"""The whole model eager and with torch.compile: time of forward, backward and optimizer, and what traces show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.experiments import steps
+from nsys_analyzer.experiments.compile import pairs as compiled_pairs
+from nsys_analyzer.experiments.compile import traces as compiled_traces
+from nsys_analyzer.experiments.limits import check_limits
+from nsys_analyzer.experiments.model import Bench, Option, Profiled, Results, Settings, Task, grid, several, single
+from nsys_analyzer.experiments.section import conditions, each, endings, messages, section
+from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, StepRow, models, titles
+from nsys_analyzer.report.model import Section
+from nsys_analyzer.runs.targets import Target, transformer_targets
+from nsys_analyzer.text import phrase
+
+_COMPILED = {"eager": False, "compiled": True}
+#: On a CPU one narrow layer, its attention PyTorch's: the C++ compiler needs seconds for each kernel.
+_ON_CPU: dict[str, tuple[Any, ...]] = {
+    "attention": ("sdpa",), "d_model": (256,), "d_ff": (1024,), "num_layers": (1,), "num_heads": (4,),
+}  # fmt: skip
+_OPTIONS = (
+    several(StepCase, "model", ("small", "medium", "large"), ("small",), "Sizes"),
+    several(StepCase, "context_length", (256,), (32,)),
+    several(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
+    replace(several(StepCase, "mode", ("forward", "train"), ("train",)), kind=("forward", "train")),
+    single(StepCase, "batch_size"),
+    Option("profiled_models", int, (1,), (1,), "So many models, the first, are profiled.", several=False, least=0),
+    *(replace(one, cpu=_ON_CPU.get(one.name, one.cpu)) for one in SHARED),
+)
+_MOST_PROFILED = 5
+#: Lets PyTorch find nothing that an earlier run compiled. On a CPU it may: the traces would wait for the C++ compiler.
+_COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
+_DEFINITIONS = phrase(
+    "*Speed-up* is the eager time ÷ the compiled one, each the median of unprofiled steps (of backward + optimizer the "
+    "sum of their medians). `torch.compile(model)` compiles forward and backward; loss and optimizer stay eager. "
+    "*Compile s* is the first compiled step without the median of the measured ones: the start of PyTorch's libraries "
+    "is in it, and in the first row of a process the import of the compiler. *Repaid after* is compile time ÷ what a "
+    "step saves."
+)
+_ANEW = "compiled code made anew, no cache in use"
+_KEPT = "compiled code from PyTorch's cache where an earlier run left it: compile time is then that of finding it"
+
+
+def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
+    """Everything eager, then everything compiled: a process each, as long as memory lasts."""
+    for compiled in _COMPILED.values():
+        yield from grid(
+            TARGET, settings, _label, environment=_COLD if compiled and settings.device == "cuda" else None,
+            compile=(compiled,), model=models(settings), context_length=settings["context_length"],
+            precision=settings["precision"], mode=settings["mode"],
+        )  # fmt: skip
+
+
+def _label(case: StepCase) -> str:
+    word = "compiled" if case.compile else "eager"
+    return f"{case.model}, context {case.context_length:,}, {case.precision}, {case.mode}, {word}"
+
+
+def _captures(settings: Settings) -> Profiled:
+    """A training step of the first models, eager and compiled; what it takes was timed by the cases."""
+    first = settings["model"][: settings["profiled_models"]]
+    if not first:
+        return Profiled(())
+    count = min(settings["steps"], _MOST_PROFILED)
+    options = {
+        "context_length": settings["context_length"], "mode": settings["mode"][-1:],
+        "precision": settings["precision"], "batch_size": [settings["batch_size"]],
+        "attention": [settings["attention"]], "device": [settings.device], "steps": [count],
+        "warmup_steps": [settings["warmup_steps"]],
+    }  # fmt: skip
+    targets = [
+        target
+        for compiled in _COMPILED.values()
+        for target in transformer_targets(first, {**options, "compile": [compiled]}, tuple(_target_options(settings)))
+    ]
+    return Profiled(tuple(_untimed(target, settings) for target in targets))
+
+
+def _target_options(settings: Settings) -> Iterator[str]:
+    for key in (*DIMENSIONS, "seed"):
+        if settings[key]:
+            yield from (f"--{key.replace('_', '-')}", str(settings[key]))
+
+
+def _untimed(target: Target, settings: Settings) -> Target:
+    """The target without its run under no profiler, which would have told the dimensions of the model."""
+    size = find_model(str(target.run.model))
+    dimensions: dict[str, Any] = {key: settings[key] or getattr(size, key) for key in DIMENSIONS}
+    return replace(target, timed=False, run=replace(target.run, **dimensions, seed=settings["seed"]))
+
+
+def _section(results: Results) -> Section:
+    rows = results.rows_of(TARGET)
+    pairs, traces = compiled_pairs.pairs_of(rows), compiled_traces.trace_pairs(results.captures)
+    on_cpu = bool(results.captures) and all(capture.on_cpu for capture in results.captures if capture.whole)
+    word = "operator" if on_cpu else "kernel"
+    shares = () if on_cpu else compiled_traces.shares(traces, pairs)
+    said = (*compiled_pairs.answers(pairs), *compiled_traces.answers(traces, word), *shares)
+    return section(
+        "compile",
+        "the model eager and compiled",
+        answers=(*said, *endings(rows, titles(rows))),
+        conditions=conditions(
+            results,
+            warmup=f"{each(rows, 'warmup_steps')} steps",
+            steps=f"{each(rows, 'steps')} steps, batch {each(rows, 'batch_size')}, attention "
+            f"{each(rows, 'attention')}; {_ANEW if _is_cold(rows) else _KEPT}",
+            synchronized="at the end of each phase",
+            grad="off in forward alone (no_grad), recorded in train",
+        ),
+        warnings=(*steps.warnings(results, rows), *compiled_pairs.warnings(pairs)),
+        blocks=(
+            compiled_pairs.speed_ups(pairs),
+            *compiled_pairs.bars(pairs),
+            compiled_pairs.times(pairs),
+            *compiled_traces.blocks(traces, results.captures, word),
+            *compiled_pairs.memory(pairs),
+        ),
+        lacking=messages(rows, titles(rows)),
+        limits=check_limits(results, steps.rates(rows), steps.minimum_memory(rows)),
+        definitions=_DEFINITIONS,
+    )
+
+
+def _is_cold(rows: Sequence[StepRow]) -> bool:
+    compiled = [row for row in rows if row.case.compile]
+    return bool(compiled) and all(row.environment == _COLD for row in compiled)
+
+
+BENCH = Bench(
+    "compile",
+    "The whole model eager and with torch.compile: speed-up of each phase, compile time, and kernels from traces.",
+    _OPTIONS,
+    lambda settings: tuple(_cases(settings)),
+    _section,
+    _captures,
+    lambda settings: settings["precision"],
+    (TARGET,),
+)

@@ -1,0 +1,75 @@
+"""What a report is made from: captures, the timings beside them, and experiments that were run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.experiments.model import Finished, Results
+from nsys_analyzer.experiments.results import bench_folders, read_finished
+from nsys_analyzer.report.model import Paragraph, Section
+from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.runs.gather import gather, holds_captures, timings_beside
+from nsys_analyzer.runs.timings import Selection, read_timings
+from nsys_analyzer.text import Words, phrase
+
+
+def gather_evidence(
+    paths: Sequence[Path],
+    csv_paths: Sequence[Path],
+    command: str,
+    tell: Callable[[str], None] = lambda _: None,
+    names: PhaseNames | None = None,
+    given: Run | None = None,
+    beside: Path | None = None,
+    selection: Selection | None = None,
+) -> Evidence:
+    """Reads all that a report is made from.
+
+    Args:
+        paths: traces, and folders that hold them or benches; without any, the folders of the timings.
+        csv_paths: timings of unprofiled runs; without any, the ``timings.csv`` of the one folder that has one.
+        command: the command line that makes the report again, for its reader.
+        tell: is given a line for the user on timings that were found, or left out.
+        names: what the ranges of phases are called.
+        given: what is said of the configuration besides.
+        beside: the report's folder, to which links into a bench's folder are relative.
+        selection: which rows of the timings to read.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read.
+    """
+    found = None if csv_paths else timings_beside(paths, tell, selection)
+    timings = read_timings(*csv_paths, selection=selection) if csv_paths else found
+    places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
+    folders = dict.fromkeys(folder for place in places for folder in bench_folders(place))
+    with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
+    alone = len(folders) == 1 and not with_traces and not timings
+    benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
+    captures: tuple[CaptureSummary, ...] = ()
+    if with_traces or timings or not benches:
+        captures = gather(with_traces, names, given, timings)
+    notes: tuple[Words, ...] = timings.notes if timings else ()
+    if found:
+        notes = (*notes, phrase("Found in the captures' folder and used; `--csv` names another."))
+    return Evidence(captures, command, timings.source if timings else "", notes, benches)
+
+
+def _finished(folder: Path, seen_as: str, *, alone: bool) -> Finished:
+    """An experiment that was run, or why it cannot be read, in place of its section: it ends no report of others.
+
+    Raises:
+        NsysAnalyzerError: it cannot be read, and the report is of it alone.
+    """
+    try:
+        return read_finished(folder, seen_as)
+    except NsysAnalyzerError as error:
+        if alone:
+            raise
+        section = Section(f"bench-{folder.name}", f"Bench: {folder.name}", (Paragraph(f"Left out: {error}"),))
+        return Finished(folder.name, Results(()), section)

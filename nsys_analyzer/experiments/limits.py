@@ -1,0 +1,172 @@
+"""The roofline check: measured rates against the hardware's limits, and measured memory against a lower bound."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks
+from nsys_analyzer.experiments.ceilings import CeilingsFigures
+from nsys_analyzer.experiments.model import Results
+from nsys_analyzer.report.model import Block, Listing, Paragraph, Unit
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.text import Words, emphasis, phrase, strong
+
+#: What a measured figure may lie above a limit for the clock's and the ceiling's own spread.
+_TOLERANCE = 1.02
+#: Memory that no cache of today's devices holds.
+_BEYOND_CACHES = 2**28
+_UNKNOWN = "No peak is known for this device: the measured ceilings stand in, which a busy machine lowers."
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Work that was done in a time.
+
+    Attributes:
+        label: what it was.
+        precision: of its products.
+        flops: its FLOPs, None where they are not counted.
+        bytes: the least it had to move to and from the device's memory, None where that is not counted.
+        ms: the time.
+        footprint_bytes: the distinct memory it touched, where that is less than what it moved: a small one stays in
+            the caches, and says nothing of the memory's bandwidth.
+
+    """
+
+    label: str
+    precision: str
+    flops: float | None
+    bytes: float | None
+    ms: float
+    footprint_bytes: float | None = None
+
+    @property
+    def memory_bytes(self) -> float | None:
+        """What it moved, None where caches may have held it."""
+        footprint = self.footprint_bytes or self.bytes or 0
+        return self.bytes if footprint >= _BEYOND_CACHES else None
+
+
+@dataclass(frozen=True)
+class MinimumMemory:
+    """Memory that was measured, and a lower bound: the sum of what is allocated at the same time, and what that is."""
+
+    label: str
+    measured_bytes: float
+    least_bytes: float
+    parts: str
+
+    @property
+    def ratio(self) -> float:
+        """What was measured ÷ the lower bound."""
+        return self.measured_bytes / self.least_bytes
+
+
+def tightest(found: Iterable[tuple[Hashable, MinimumMemory]]) -> tuple[MinimumMemory, ...]:
+    """Of each kind the one that leaves least room above its lower bound."""
+    kept: dict[Hashable, MinimumMemory] = {}
+    for kind, one in found:
+        if kind not in kept or one.ratio < kept[kind].ratio:
+            kept[kind] = one
+    return tuple(kept.values())
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The highest rate of one precision, FLOP/s or bytes/s, beside its limits.
+
+    Attributes:
+        label, precision: what reached it.
+        unit: "flop/s" or "bytes/s".
+        rate: the rate.
+        ceiling: the rate of a large product, or a large copy, in the same run; None where it was not measured.
+        peak: that of the data sheet, None where it is not known.
+    """
+
+    label: str
+    precision: str
+    unit: Unit
+    rate: float
+    ceiling: float | None
+    peak: float | None
+
+    @property
+    def share(self) -> float:
+        """Of its limit: a matmul that beats our large one may well be real, one that beats the silicon is not."""
+        return self.rate / (self.peak or self.ceiling or math.inf)
+
+    def written(self, value: float | None) -> str | None:
+        """One of its rates, in a column of both units."""
+        return format_number(value, self.unit) if value else None
+
+
+def check_limits(results: Results, rates: Sequence[Rate], memory: Sequence[MinimumMemory] = ()) -> tuple[Block, ...]:
+    """The highest rates of each precision and the tightest memory, beside their limits, and what breaks one."""
+    peaks = find_peaks(results.gpu)
+    blocks: list[Block] = []
+    reached = list(highest_rates(results, peaks, rates))
+    if reached:
+        source = f"Peaks: {peaks.source}." if peaks else _UNKNOWN
+        measured = "The ceilings are a large matmul and a large copy, measured in the same run."
+        blocks.append(table(_REACHED, reached, phrase("*Roofline check.* {} {}", source, measured), names=2))
+    if memory:
+        blocks.append(table(_MEMORY, memory, emphasis("Minimum memory.")))
+    beyond = strong("Impossible rate") if peaks else "Above the measured ceiling"
+    broken: list[Words] = [
+        phrase("{}: {} is {} of its limit.", beyond, one.label, percent(one.share))
+        for one in reached
+        if one.share > _TOLERANCE
+    ]
+    broken += [
+        phrase("**Impossible memory**: {} shows less than its minimum ({}).", one.label, one.parts)
+        for one in memory
+        if one.ratio * _TOLERANCE < 1
+    ]
+    if broken:
+        blocks.append(Listing(tuple(broken)))
+    elif blocks:
+        blocks.append(Paragraph("No figure of this bench lies beyond its limit."))
+    return tuple(blocks)
+
+
+def highest_rates(results: Results, peaks: Peaks | None, rates: Sequence[Rate]) -> Iterator[Reached]:
+    """The highest FLOP/s and the highest bytes/s of each precision that have a limit."""
+    for precision in dict.fromkeys(rate.precision for rate in rates):
+        own = [rate for rate in rates if rate.precision == precision and rate.ms > 0]
+        ceiling = results.ceilings.get(precision)
+        measured = ceiling.figures if ceiling else CeilingsFigures()
+        flops = {rate: rate.flops for rate in own if rate.flops}
+        moved = {rate: rate.memory_bytes for rate in own if rate.memory_bytes}
+        of_flops, of_bytes = (peaks.flops_per_s.get(precision), peaks.bytes_per_s) if peaks else (None, None)
+        found = (
+            _highest(flops, "flop/s", measured.product_flops_per_s, of_flops),
+            _highest(moved, "bytes/s", measured.copy_bytes_per_s, of_bytes),
+        )
+        yield from (one for one in found if one)
+
+
+def _highest(work: dict[Rate, float], unit: Unit, ceiling: float | None, peak: float | None) -> Reached | None:
+    if not work or not (peak or ceiling):
+        return None
+    best = max(work, key=lambda rate: work[rate] / rate.ms)
+    return Reached(best.label, best.precision, unit, work[best] / best.ms * 1e3, ceiling, peak)
+
+
+_REACHED: tuple[Field[Reached], ...] = (
+    Field("highest rate in", "text", lambda one: one.label),
+    Field("of", "text", lambda one: one.precision),
+    Field("reached", "text", lambda one: one.written(one.rate)),
+    Field("measured ceiling", "text", lambda one: one.written(one.ceiling)),
+    Field("peak", "text", lambda one: one.written(one.peak)),
+    Field("of the limit", "percent", lambda one: one.share),
+)
+_MEMORY: tuple[Field[MinimumMemory], ...] = (
+    Field("memory of", "text", lambda one: one.label),
+    Field("measured", "bytes", lambda one: one.measured_bytes),
+    Field("minimum", "bytes", lambda one: one.least_bytes),
+    Field("ratio", "factor", lambda one: one.ratio),
+    Field("what the minimum holds", "text", lambda one: one.parts),
+)

@@ -1,0 +1,156 @@
+"""The case and the figures of the memory experiment: a step's memory over time, and what held it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.memory.timeline import Group, PhaseMemory
+from nsys_analyzer.experiments.model import CaseTarget, Row, option
+
+
+@dataclass(frozen=True)
+class MemoryCase:
+    """One configuration of the transformer.
+
+    Raises:
+        ConfigurationError: no step to warm up, or none to measure.
+
+    """
+
+    device: str
+    model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
+    num_layers: int = option(0, "in place of the model's; 0 is its own", least=0, cpu=2)
+    context_length: int = option(256, "tokens")
+    batch_size: int = option(4, "batch size", cpu=1)
+    mode: str = option("train", "forward under no_grad, or all phases of a step", ("forward", "train"))
+    precision: str = option("fp32", "bf16 is autocast", ("fp32", "tf32", "bf16"))
+    warmup_steps: int = option(3, "steps before the measured ones; the first makes the optimizer's moments", cpu=1)
+    steps: int = option(5, "steps timed without a recorder", cpu=2)
+    snapshot: str = option("", "file for the allocator's snapshot, on a GPU; empty for none")
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warmup_steps < 1:
+            raise ConfigurationError("steps and warmup_steps must be at least 1")
+
+    @property
+    def size(self) -> ModelSize:
+        """The model's dimensions."""
+        model = find_model(self.model)
+        return replace(model, num_layers=self.num_layers or model.num_layers)
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is a full step."""
+        return self.mode == "train"
+
+
+@dataclass(frozen=True)
+class PhaseFigures(PhaseMemory):
+    """Memory and times of one phase.
+
+    Attributes:
+        counted_peak_bytes: the peak as the allocator counts it; None on a CPU.
+        teeth: how often the curve turns down, by a tenth of its height or more.
+        rise_bytes_per_ms, fall_bytes_per_ms: the slopes of its rises and of its falls; None where there is none.
+        device_allocations, device_frees, device_calls_ms: calls to the driver, and the time up to them.
+        wall_ms, issue_ms: medians without a recorder: to the synchronized end, and until all work was issued.
+        allocator_ms: of the issuing in the allocator, at most.
+        cold_ms: of a step whose allocator had an empty cache; None on a CPU.
+
+    """
+
+    counted_peak_bytes: int | None
+    teeth: int
+    rise_bytes_per_ms: float | None
+    fall_bytes_per_ms: float | None
+    device_allocations: int
+    device_frees: int
+    device_calls_ms: float | int
+    wall_ms: float
+    issue_ms: float
+    allocator_ms: float
+    cold_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Holder(Group):
+    """Allocations of one size by one line, and the line's code."""
+
+    code: str = ""
+
+
+@dataclass(frozen=True)
+class SavedLine:
+    """What a line of a layer keeps for backward: tensors and bytes, means of the layers."""
+
+    source: str
+    code: str
+    tensors: float
+    bytes: float
+
+
+@dataclass
+class MemoryFigures:
+    """Memory of the recorded step.
+
+    Attributes:
+        parameter_bytes, logits_bytes, residual_bytes: by their shapes; residual is the residual stream.
+        layer_saves_by_shapes_bytes: what a layer keeps for backward, by the shapes.
+        moment_bytes: the optimizer's moments.
+        step_ms: the sum of the phases' medians, without a recorder.
+        cold_device_calls, cold_step_ms: calls to the driver, and time, of a step with an empty cache of the allocator.
+        cached_call_us: the allocator hands out and takes back a residual stream.
+        base_bytes: there before the step.
+        step_peak_bytes, forward_peak_bytes, loss_peak_bytes, backward_peak_bytes, optimizer_peak_bytes: the most that
+            tensors asked for.
+        requested_peak_bytes, allocated_peak_bytes, reserved_peak_bytes, inactive_split_peak_bytes: as the allocator
+            counts: asked for, handed out, held of the device, free between tensors.
+        timeline_ms_bytes: time since the step began, and bytes from then on.
+        phases: in order.
+        largest: the largest allocations.
+        residual_seen_bytes: the residual stream as it was recorded.
+        kept_bytes, layer_saves_bytes, layer_saves: made in forward and there at its end: all, what a layer keeps for
+            backward, and that line by line.
+
+    """
+
+    parameter_bytes: int | None = None
+    logits_bytes: int | None = None
+    residual_bytes: int | None = None
+    layer_saves_by_shapes_bytes: int | None = None
+    moment_bytes: int | None = None
+    step_ms: float | None = None
+    cold_device_calls: int | None = None
+    cold_step_ms: float | None = None
+    cached_call_us: float | None = None
+    base_bytes: int | None = None
+    step_peak_bytes: int | None = None
+    forward_peak_bytes: int | None = None
+    loss_peak_bytes: int | None = None
+    backward_peak_bytes: int | None = None
+    optimizer_peak_bytes: int | None = None
+    requested_peak_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    inactive_split_peak_bytes: int | None = None
+    timeline_ms_bytes: list[tuple[float, int]] | None = None
+    phases: list[PhaseFigures] | None = None
+    largest: list[Holder] | None = None
+    residual_seen_bytes: int | None = None
+    kept_bytes: int | None = None
+    layer_saves_bytes: float | int | None = None
+    layer_saves: list[SavedLine] | None = None
+
+
+TARGET = CaseTarget("profiling_targets.memory_history", MemoryCase, MemoryFigures)
+MemoryRow: TypeAlias = Row[MemoryCase, MemoryFigures]
+
+
+def run_name(row: MemoryRow) -> str:
+    """What a row is called: ``small 256 train fp32``; ``small-L2`` where it has two layers in place of its own."""
+    case = row.case
+    cut = f"-L{case.num_layers}" if case.num_layers else ""
+    return f"{case.model}{cut} {case.context_length} {case.mode} {case.precision}"

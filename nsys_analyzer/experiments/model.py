@@ -1,0 +1,191 @@
+"""What an experiment is: options, tasks that targets measure, and the section that their rows become.
+
+A new experiment is a package ``experiments/NAME/``, an entry in ``BENCHES`` and a target in ``profiling_targets/``:
+
+- the package declares a frozen ``Case`` dataclass, whose fields are made by ``option``, a ``Figures`` dataclass, whose
+  fields have a unit in their names and are None until they are measured, and the ``CaseTarget`` of both;
+- the target imports these and fills the figures: ``cases.main(TARGET, measure)``;
+- its ``BENCH`` says which options take several values (``several``, the others are ``single``), which tasks come of
+  them (``grid``), and makes the section of ``results.rows_of(TARGET)``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
+
+from nsys_analyzer.report.model import Section
+from nsys_analyzer.runs.rows import CaseTarget as CaseTarget
+from nsys_analyzer.runs.rows import Row as Row
+from nsys_analyzer.runs.rows import Task as Task
+from nsys_analyzer.runs.rows import Times as Times
+from nsys_analyzer.runs.rows import option as option
+from nsys_analyzer.runs.rows import written as written
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+    from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
+    from nsys_analyzer.runs.targets import Target
+
+C = TypeVar("C")
+F = TypeVar("F")
+T = TypeVar("T")
+#: A row of any target.
+AnyRow: TypeAlias = Row[Any, Any]
+
+
+def known(figure: T | None) -> T:
+    """A figure that every row has which was measured to its end.
+
+    Raises:
+        LookupError: it is not there.
+    """
+    if figure is None:
+        raise LookupError("a row that was measured lacks a figure")
+    return figure
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a bench's command line.
+
+    Attributes:
+        name: the key in the settings; the command line spells it ``--d-head``.
+        kind: int, float, str, bool (on or off), or the choices.
+        cuda, cpu: the values by default on a GPU, and the smaller ones on a CPU.
+        help: what the command line says of it.
+        several: whether it takes several values with commas between them; of one that does not, the only value counts.
+        least: the lowest value of an int.
+
+    """
+
+    name: str
+    kind: type | tuple[str, ...]
+    cuda: tuple[Any, ...]
+    cpu: tuple[Any, ...]
+    help: str
+    several: bool = True
+    least: int = 1
+
+
+def several(case: type, name: str, cuda: Sequence[Any], cpu: Sequence[Any] | None = None, help: str = "") -> Option:
+    """The option of a field of a case that takes several values; by default these on a GPU, and those on a CPU."""
+    known = next(one for one in fields(case) if one.name == name).metadata
+    kind = known["choices"] or get_type_hints(case)[name]
+    words = (help or known["help"]).strip()
+    on_cpu = tuple(cuda if cpu is None else cpu)
+    return Option(name, kind, tuple(cuda), on_cpu, f"{words[:1].upper()}{words[1:]}.", least=known["least"])
+
+
+def single(case: type, name: str, help: str = "", **defaults: Any) -> Option:
+    """The option of a field of a case that is the same for all tasks; ``cuda`` and ``cpu`` replace its defaults."""
+    one = next(one for one in fields(case) if one.name == name)
+    cuda, cpu = defaults.get("cuda", one.default), defaults.get("cpu", one.metadata["cpu"])
+    return replace(several(case, name, (cuda,), (cpu,), help), several=False)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a bench was asked for: a tuple for each option that takes several values, else the value itself."""
+
+    device: str
+    values: Mapping[str, Any]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.values[name]
+
+
+def grid(
+    target: CaseTarget[C, Any], settings: Settings, label: Callable[[C], str], *,
+    environment: Mapping[str, str] | None = None, **values: Sequence[Any],
+) -> Iterator[Task[C]]:  # fmt: skip
+    """A task for each combination of values, the last varying fastest; the other fields are as the settings say."""
+    names = {one.name for one in fields(target.case)}  # type: ignore[arg-type]
+    same = {key: value for key, value in settings.values.items() if key in names and not isinstance(value, tuple)}
+    for combination in itertools.product(*values.values()):
+        case = target.case(**{**same, "device": settings.device, **dict(zip(values, combination, strict=True))})
+        yield Task(target, case, label(case), environment or {})
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a bench's section is made from.
+
+    Attributes:
+        rows: those of the bench's own targets, in the order in which they were first measured.
+        ceilings: those of the device's ceilings, by precision.
+        captures: summaries of what was profiled, empty where the bench profiles nothing.
+        commands: the command lines that made it.
+        folder: where its files lie, as the section's reader sees it.
+
+    """
+
+    rows: tuple[Row[Any, Any], ...]
+    ceilings: Mapping[str, Row[CeilingsCase, CeilingsFigures]] = field(default_factory=dict)
+    captures: tuple[CaptureSummary, ...] = ()
+    commands: tuple[str, ...] = ()
+    folder: str = ""
+
+    def rows_of(self, target: CaseTarget[C, F]) -> tuple[Row[C, F], ...]:
+        """The rows of one target."""
+        return tuple(row for row in self.rows if row.module == target.module)
+
+    @property
+    def gpu(self) -> str | None:
+        """The name of the GPU that it ran on, None on a CPU."""
+        return next((str(row.machine["gpu"]) for row in self.rows if row.machine.get("gpu")), None)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it ran on a GPU."""
+        return any(written(row.case).get("device") == "cuda" for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """Targets that a bench profiles besides, and whether memory events are recorded."""
+
+    targets: tuple[Target, ...]
+    memory: bool = False
+
+
+@dataclass(frozen=True)
+class Bench:
+    """An experiment.
+
+    Attributes:
+        name: what the command line calls it.
+        summary: what it measures, in a line.
+        options: its own options, beside ``--device`` and those of every bench.
+        cases: the tasks of the settings, in order; the device's ceilings are measured before them.
+        section: the section that comes of the results; a pure function.
+        captures: targets to profile after the cases, None for none.
+        precisions: those whose ceilings are measured.
+        targets: the programs that measure its cases.
+
+    """
+
+    name: str
+    summary: str
+    options: tuple[Option, ...]
+    cases: Callable[[Settings], tuple[Task[Any], ...]]
+    section: Callable[[Results], Section]
+    captures: Callable[[Settings], Profiled] | None = None
+    precisions: Callable[[Settings], tuple[str, ...]] = lambda _: ("fp32",)
+    targets: tuple[CaseTarget[Any, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A bench that was run, and its section."""
+
+    name: str
+    results: Results
+    section: Section
+
+
+def spelled(value: Any) -> Any:
+    """The value of an option as the command line has it."""
+    return ("off", "on")[value] if isinstance(value, bool) else value

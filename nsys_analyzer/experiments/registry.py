@@ -1,0 +1,52 @@
+"""The list of the experiments, which loads them all.
+
+How one is added: see ``model``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments import ceilings
+from nsys_analyzer.experiments.attention import section as attention
+from nsys_analyzer.experiments.compile import section as compiled
+from nsys_analyzer.experiments.decode import section as decode
+from nsys_analyzer.experiments.flash import section as flash
+from nsys_analyzer.experiments.memory import section as memory
+from nsys_analyzer.experiments.model import Bench, Settings, Task
+from nsys_analyzer.experiments.precision import section as precision
+from nsys_analyzer.experiments.timing import section as timing
+from nsys_analyzer.experiments.variants import section as variants
+
+BENCHES: tuple[Bench, ...] = (
+    timing.BENCH,
+    precision.BENCH,
+    memory.BENCH,
+    attention.BENCH,
+    variants.BENCH,
+    flash.BENCH,
+    compiled.BENCH,
+    decode.BENCH,
+)
+
+
+def find_bench(name: str) -> Bench:
+    """The bench of this name.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    for bench in BENCHES:
+        if bench.name == name:
+            return bench
+    raise ConfigurationError(f"Unknown bench {name!r}", f"Known benches: {', '.join(one.name for one in BENCHES)}")
+
+
+def all_cases(bench: Bench, settings: Settings) -> tuple[Task[Any], ...]:
+    """The device's ceilings in each precision of the bench, then the bench's own cases; each once."""
+    first = (
+        Task(ceilings.TARGET, ceilings.CeilingsCase(settings.device, precision), f"ceilings in {precision}")
+        for precision in bench.precisions(settings)
+    )
+    return tuple({case.key: case for case in (*first, *bench.cases(settings))}.values())

@@ -1,0 +1,136 @@
+"""What lies in a bench's folder: its rows, its captures, and the section and the CSV that come of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments import ceilings
+from nsys_analyzer.experiments.model import Bench, Finished, Results
+from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
+from nsys_analyzer.runs.gather import gather, holds_captures
+from nsys_analyzer.runs.rows import NAME, Row, read_file, typed, written
+from nsys_analyzer.system.atomic_write import check_regular, write_text
+from nsys_analyzer.text import phrase
+
+CAPTURES = "captures"
+_FIRST_COLUMNS = (b"target,", b"message")  # without rows there is the latter alone
+_NEAR = 512
+
+
+def bench_folders(path: Path) -> list[Path]:
+    """The folders of benches at a path: itself, and those one level below."""
+    if not path.is_dir():
+        return []
+    places = (path, *sorted(path.iterdir()))
+    # pathlib raises where a folder cannot be looked into, which then holds none
+    return [place for place in places if os.path.isfile(place / NAME)]  # noqa: PTH113
+
+
+def read_finished(folder: Path, seen_as: str) -> Finished:
+    """A bench that was run into a folder, with its section.
+
+    Args:
+        folder: the bench's folder.
+        seen_as: the folder as the section's reader sees it, empty where the section lies in it.
+
+    Raises:
+        ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
+    """
+    bench, header, rows = read_rows(folder / NAME)
+    captures = folder / CAPTURES
+    summaries = gather([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
+    try:
+        measured = tuple(row for row in rows if row.module != ceilings.TARGET.module)
+        limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
+        results = Results(measured, limits, summaries, tuple(header["runs"]), seen_as)
+        section = _section(bench, results)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unreadable(folder / NAME, bench, error) from error
+    return Finished(bench.name, results, _with_commands(section, results.commands))
+
+
+def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[Row[Any, Any], ...]]:
+    """The bench of a file of rows, the file's header, and its rows, each case once, in the types of their targets.
+
+    Raises:
+        ConfigurationError: the file is damaged or of another version, or its bench is unknown.
+    """
+    # It loads every experiment, of which a report of captures needs none.
+    from nsys_analyzer.experiments.registry import find_bench
+
+    header, rows = read_file(path)
+    bench = find_bench(header["bench"])
+    targets = {target.module: target for target in (ceilings.TARGET, *bench.targets)}
+    try:
+        found = [typed(row, targets[row.module]) if row.module in targets else row for row in rows]
+    except (ConfigurationError, TypeError, ValueError) as error:
+        raise _unreadable(path, bench, error) from error
+    return bench, header, tuple({row.key: row for row in found}.values())
+
+
+def _unreadable(path: Path, bench: Bench, error: Exception) -> ConfigurationError:
+    """Its targets never write such rows: they were edited, or are another version's."""
+    return ConfigurationError(
+        f"{path} has rows that this version cannot read ({type(error).__name__}: {error})",
+        f"Rows of this version come from nsys-analyze bench {bench.name} --output-dir ANOTHER",
+    )
+
+
+def _section(bench: Bench, results: Results) -> Section:
+    if not results.rows:
+        text = phrase("Nothing was measured yet: the same command with `--resume` goes on.")
+        return Section(f"bench-{bench.name}", f"Bench: {bench.name}", (Paragraph(text),))
+    return bench.section(results)
+
+
+def _with_commands(section: Section, commands: tuple[str, ...]) -> Section:
+    """The section with the command lines that made its rows at its end."""
+    if not commands:
+        return section
+    how = Details("How these rows were made", (Listing(commands, "commands"),))
+    return replace(section, blocks=(*section.blocks, how))
+
+
+def write_rows(rows: Sequence[Row[Any, Any]], path: Path) -> None:
+    """Writes the rows as CSV: status, the options of each case, and its figures; lists stay in ``bench.jsonl``."""
+    flat = [_flat(row) for row in rows]
+    columns = dict.fromkeys(key for row in flat for key in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*columns, "message"], restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({**row, "message": one.message} for row, one in zip(flat, rows, strict=True))
+    write_text(path, text.getvalue())
+
+
+def check_rows_replaceable(path: Path, remedy: str) -> None:
+    """Makes sure that nobody else's file is lost where the rows go.
+
+    Raises:
+        ConfigurationError: a file that :func:`write_rows` did not write is there.
+        NsysAnalyzerError: something else than a file is there.
+    """
+    check_regular(path)
+    if path.exists():
+        with path.open("rb") as file:
+            if not file.readline(_NEAR).strip().startswith(_FIRST_COLUMNS):
+                raise ConfigurationError(f"{path} was not written by nsys-analyze bench, and would be replaced", remedy)
+
+
+def _flat(row: Row[Any, Any]) -> Mapping[str, Any]:
+    plain = {key: value for key, value in written(row.figures).items() if not isinstance(value, list | dict)}
+    gpu = {"gpu": row.machine["gpu"]} if row.machine.get("gpu") else {}
+    return {
+        "target": row.module.rpartition(".")[2],
+        **written(row.case),
+        **row.environment,
+        **gpu,
+        "status": row.status,
+        **plain,
+    }

@@ -1,0 +1,157 @@
+"""The section of an experiment: its parts in order, and the sentences that every experiment has in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_title
+from nsys_analyzer.experiments.model import AnyRow, Results, Times
+from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section, Spread, Unit
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import format_number
+from nsys_analyzer.text import Words, emphasis, joined, phrase
+
+_ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
+_MOST_NAMED = 4
+#: Letters of a message that a table has room for; the file of rows has all of them.
+_MOST_SAID = 160
+#: The standard deviation ÷ mean above which a mean says little.
+UNSTEADY = 0.1
+
+
+def section(
+    name: str, title: str, *, answers: Iterable[Words], conditions: Paragraph, warnings: Iterable[Words],
+    blocks: Iterable[Block], lacking: Iterable[Block], limits: Iterable[Block], definitions: Words,
+) -> Section:  # fmt: skip
+    """The section of an experiment.
+
+    Args:
+        name: the experiment's.
+        title: what it measures.
+        answers: sentences with its figures.
+        conditions: how it was measured.
+        warnings: what makes a figure suspect, a line each.
+        blocks: tables and figures.
+        lacking: what was not measured (``messages``).
+        limits: the roofline check (``check_limits``).
+        definitions: what the columns mean.
+    """
+    suspect = tuple(warnings)
+    every: tuple[Block, ...] = (
+        Paragraph(joined(" ", answers)),
+        conditions,
+        *([Listing(suspect)] if suspect else []),
+        *blocks,
+        *lacking,
+        *limits,
+        Paragraph(definitions),
+    )
+    return Section(f"bench-{name}", f"Bench: {title}", every)
+
+
+def conditions(results: Results, *, warmup: str, steps: str, synchronized: str, grad: str) -> Paragraph:
+    """Device, versions, the precision that products really had, and how was timed.
+
+    Args:
+        results: the bench's results.
+        warmup: what ran before the measured steps, such as "5 steps".
+        steps: what was measured, such as "10 steps".
+        synchronized: where the device was waited for, such as "at the end of each phase".
+        grad: whether gradients were recorded, such as "forward under no_grad".
+    """
+    found = [(row.case.precision, row.figures.product_bits) for row in results.ceilings.values()]
+    parts = (
+        ("Device", _device(results)),
+        ("precision of products, as found by multiplying",
+         ", ".join(f"{asked} ran as {precision_title(bits)}" for asked, bits in found if bits)),
+        ("warm-up", warmup),
+        ("measured", steps),
+        ("synchronized", synchronized),
+        ("gradients", grad),
+    )  # fmt: skip
+    return Paragraph(emphasis("Conditions.") + " " + "; ".join(f"{name}: {text}" for name, text in parts if text) + ".")
+
+
+def _device(results: Results) -> str:
+    machine = next((row.machine for row in (*results.rows, *results.ceilings.values()) if row.machine), {})
+    device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
+    return f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}"
+
+
+def precision_warnings(results: Results) -> Iterator[Words]:
+    """A line for each precision whose products ran as another one."""
+    for row in results.ceilings.values():
+        asked, bits = row.case.precision, row.figures.product_bits
+        if asked == "fp32" and bits is not None and bits < MANTISSA_BITS["fp32"]:
+            yield phrase(
+                "**Products called fp32 ran as {}**: a speed-up over them understates, and their error is TF32's. "
+                "Look for NVIDIA_TF32_OVERRIDE and torch.backends.cuda.matmul settings.",
+                precision_title(bits),
+            )
+        if asked == "tf32" and bits == MANTISSA_BITS["fp32"]:
+            yield phrase("**Products called tf32 ran as fp32**: this device has no TF32, or a setting forbids it.")
+
+
+def unsteady(
+    what: str, found: Mapping[str, float], limit: float = UNSTEADY, measure: str = "CV", unit: Unit = "percent"
+) -> Iterator[Words]:
+    """A line for those whose times spread by more than the limit; None of a CV counts as steady."""
+    far = {name: value for name, value in found.items() if value > limit}
+    if far:
+        which = named(f"{name}: {format_number(value, unit)}" for name, value in far.items())
+        shown = format_number(limit, unit)
+        yield phrase("**Unsteady {}**, {} above {}: {}. Was the machine busy?", what, measure, shown, which)
+
+
+def named(names: Iterable[str]) -> str:
+    """The names for a sentence, of many the first, and how many more there are."""
+    every = list(names)
+    more = f"; {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
+    return "; ".join(every[:_MOST_NAMED]) + more
+
+
+def span(values: Iterable[float], unit: Unit) -> str:
+    """The least and the largest value, for a sentence: ``1.2× to 3.4×``, or one of two that read alike."""
+    known = sorted(values)
+    return " to ".join(dict.fromkeys(format_number(value, unit) for value in (known[0], known[-1])))
+
+
+def each(rows: Iterable[AnyRow], option: str) -> str:
+    """The values that an option has in the rows, for a sentence."""
+    values = dict.fromkeys(getattr(row.case, option) for row in rows)
+    return ", ".join(f"{value:,}" if type(value) is int else str(value) for value in values)
+
+
+def ratio(over: float | None, under: float | None) -> float | None:
+    """The one ÷ the other; None where either is missing or 0."""
+    return over / under if over and under else None
+
+
+def spread(times: Times | None) -> Spread | None:
+    """Mean and standard deviation, for a cell."""
+    return Spread(times.ms, times.std_ms) if times else None
+
+
+def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str = "") -> Iterator[str]:
+    """A sentence for each status that is not ok, with the rows that ended so; where all are, what is said then."""
+    for status, word in _ENDINGS.items():
+        if ended := [name(row) for row in rows if row.status == status]:
+            yield f"{word}: {named(ended)}."
+    if all_well and rows and all(row.ok for row in rows):
+        yield all_well
+
+
+def messages(rows: Sequence[AnyRow], name: Callable[[AnyRow], str]) -> Iterator[Block]:
+    """Why rows are not ok, folded away."""
+    lacking = [row for row in rows if not row.ok]
+    if lacking:
+        fields: tuple[Field[AnyRow], ...] = (
+            Field("what", "text", name),
+            Field("status", "text", lambda row: row.status),
+            Field("message", "text", lambda row: _brief(row.message)),
+        )
+        yield Details(f"What was not measured, and why: {len(lacking)} rows", (table(fields, lacking),))
+
+
+def _brief(message: str) -> str:
+    return message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}…"

@@ -1,0 +1,224 @@
+"""What the experiments on training steps share: case and figures of their target, and what is said of any row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeAlias
+
+from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
+from nsys_analyzer.analysis.transformer.saved_tensors import saved_by_layer
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, PRECISION_BY_BITS
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, tightest
+from nsys_analyzer.experiments.model import CaseTarget, Option, Results, Row, Settings, Times, option, single
+from nsys_analyzer.experiments.section import named, precision_warnings, unsteady
+from nsys_analyzer.text import Words, phrase
+
+MODES = ("forward", "forward-backward", "train")
+PHASES = ("forward", "loss", "backward", "optimizer")
+PRECISIONS = ("fp32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class StepCase:
+    """One configuration of the transformer, and how many steps of it.
+
+    Raises:
+        ConfigurationError: no step to measure, or fewer than none to warm up.
+
+    """
+
+    device: str
+    model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
+    d_model: int = option(0, "in place of the model's; 0 is its own", least=0)
+    d_ff: int = option(0, "in place of the model's; 0 is its own", least=0)
+    num_layers: int = option(0, "in place of the model's; 0 is its own", least=0, cpu=2)
+    num_heads: int = option(0, "in place of the model's; 0 is its own", least=0)
+    vocab_size: int = option(0, "in place of the model's; 0 is its own", least=0)
+    context_length: int = option(256, "tokens of a sequence", cpu=32)
+    batch_size: int = option(4, "batch size", cpu=1)
+    mode: str = option("train", "the phases of a step: forward; loss and backward too; the optimizer too", MODES)
+    precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
+    attention: str = option("unfused", "unfused (naive), or PyTorch's own", ("unfused", "sdpa"))
+    optimizer: str = option("torch", "AdamW of torch.optim, or ours", ("torch", "plain"))
+    compile: bool = option(False, "torch.compile the model")
+    warmup_steps: int = option(5, "steps before the measured ones", least=0, cpu=1)
+    steps: int = option(10, "measured steps", cpu=2)
+    seed: int = option(0, "of weights and tokens", least=0)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.warmup_steps < 0:
+            raise ConfigurationError("steps must be at least 1, and warmup_steps at least 0")
+
+    @property
+    def size(self) -> ModelSize:
+        """The model's dimensions, with those in place that the case gives."""
+        given = {name: value for name in DIMENSIONS if (value := getattr(self, name))}
+        return replace(find_model(self.model), **given)
+
+
+DIMENSIONS = tuple(one.name for one in fields(ModelSize) if one.name != "name")
+
+
+@dataclass
+class StepFigures:
+    """Times and memory of the steps of one configuration.
+
+    Attributes:
+        forward_flops, backward_flops: of the matmuls of a step.
+        parameters, parameters_bytes: of the model.
+        warmup_times_ms: of each step before the measured ones.
+        first_step_ms: of the very first step.
+        times_ms: of each measured step.
+        forward, loss, backward, optimizer, step: of the measured steps.
+        tokens_per_s: of the mean step.
+        peak_allocated_bytes: the most memory that tensors took at once; as reached where memory ran out.
+        peak_reserved_bytes: the most that PyTorch's allocator held.
+        gradients_bytes, optimizer_bytes, logits_bytes: what is there after the last step.
+        product_bits: bits of the mantissa that matmuls keep of their operands.
+
+    """
+
+    forward_flops: int | None = None
+    backward_flops: int | None = None
+    parameters: int | None = None
+    parameters_bytes: int | None = None
+    warmup_times_ms: list[float] | None = None
+    first_step_ms: float | None = None
+    times_ms: list[float] | None = None
+    forward: Times | None = None
+    loss: Times | None = None
+    backward: Times | None = None
+    optimizer: Times | None = None
+    step: Times | None = None
+    tokens_per_s: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    gradients_bytes: int | None = None
+    optimizer_bytes: int | None = None
+    logits_bytes: int | None = None
+    product_bits: int | None = None
+
+    def phase(self, name: str) -> Times | None:
+        """The times of one of ``PHASES``, or of the step."""
+        found: Times | None = getattr(self, name)
+        return found
+
+
+TARGET = CaseTarget("profiling_targets.training_steps", StepCase, StepFigures)
+StepRow: TypeAlias = Row[StepCase, StepFigures]
+Namer: TypeAlias = Callable[[StepRow], str]
+
+#: Options of every bench of training steps that each case of it shares; on a CPU two layers are enough.
+SHARED: tuple[Option, ...] = tuple(
+    single(StepCase, name) for name in ("attention", *DIMENSIONS, "warmup_steps", "steps", "seed")
+)
+
+
+def models(settings: Settings) -> tuple[str, ...]:
+    """The models that were asked for, each by the name that it is known by.
+
+    Raises:
+        ConfigurationError: one is unknown.
+    """
+    return tuple(find_model(name).name for name in settings["model"])
+
+
+def model_names(rows: Sequence[StepRow], beside: Container[str] = ("context_length", "mode")) -> Namer:
+    """What names a row: its model, and what else the rows differ in, but for what is said beside the name."""
+    keys = [one.name for one in fields(StepCase) if one.name not in ("device", "model") and one.name not in beside]
+    differing = [key for key in keys if len({getattr(row.case, key) for row in rows}) > 1]
+
+    def name(row: StepRow) -> str:
+        more = (f"{key.replace('_', ' ')} {getattr(row.case, key)}" for key in differing)
+        return ", ".join([row.case.model, *more])
+
+    return name
+
+
+def titles(rows: Sequence[StepRow]) -> Namer:
+    """What names a row's configuration in a sentence."""
+    name = model_names(rows)
+    return lambda row: f"{name(row)}, context {row.case.context_length:,}, {row.case.mode}"
+
+
+def warnings(results: Results, rows: Sequence[StepRow]) -> Iterator[Words]:
+    """Products in another precision than asked for, and steps that are too unsteady for their mean."""
+    yield from precision_warnings(results)
+    other = [row for row in rows if row.figures.product_bits not in (None, MANTISSA_BITS[row.case.precision])]
+    if other:
+        kept = dict.fromkeys(f"{row.case.precision} kept {row.figures.product_bits} bits" for row in other)
+        yield phrase(
+            "**Products in another precision than asked for**, in {} of {} rows: {}.",
+            len(other), len(rows), named(kept),
+        )  # fmt: skip
+    title = titles(rows)
+    yield from unsteady("steps", {title(row): row.figures.step.cv or 0 for row in rows if row.figures.step})
+
+
+def rates(rows: Sequence[StepRow]) -> tuple[Rate, ...]:
+    """FLOP/s of forward and backward, and bytes/s of the optimizer, in the precision that products really had.
+
+    The FLOPs are those of the products alone; the times hold the elementwise work as well. AdamW reads parameters,
+    gradients and both states, and writes all but the gradients: seven times the parameters' bytes at the least.
+    """
+    found, title = [], titles(rows)
+    for row in (row for row in rows if row.ok):
+        figures, name = row.figures, title(row)
+        precision = PRECISION_BY_BITS.get(figures.product_bits or 0, row.case.precision)
+        for phase, times, flops in (
+            ("forward", figures.forward, figures.forward_flops),
+            ("backward", figures.backward, figures.backward_flops),
+        ):
+            if times:
+                found.append(Rate(f"{phase} of {name}", precision, flops, None, times.ms))
+        if figures.optimizer and (size := figures.parameters_bytes):
+            ms = figures.optimizer.ms
+            found.append(Rate(f"optimizer of {name}", precision, None, 7 * size, ms, footprint_bytes=4 * size))
+    return tuple(found)
+
+
+def minimum_memory(rows: Sequence[StepRow]) -> tuple[MinimumMemory, ...]:
+    """The tightest memory of each mode: the peak against the sum of what is there when the last logits are made."""
+    title = titles(rows)
+    return tightest(
+        (row.case.mode, MinimumMemory(title(row), peak, sum(sizes.values()), ", ".join(sizes)))
+        for row in rows
+        if row.ok and (peak := row.figures.peak_allocated_bytes) and (sizes := _held_bytes(row))
+    )
+
+
+def _held_bytes(row: StepRow) -> dict[str, int]:
+    """What is there as forward ends; gradients and states are those of the step before, until the next backward."""
+    case, figures = row.case, row.figures
+    parts = {
+        "parameters": figures.parameters_bytes,
+        "gradients": figures.gradients_bytes,
+        "states": figures.optimizer_bytes,
+        "logits": figures.logits_bytes,
+    }
+    sizes = {part: size for part, size in parts.items() if size}
+    if case.compile:
+        return sizes  # compiled code chooses what it saves
+    if case.mode == "forward":
+        casts = cast_bytes(case)
+        return {**sizes, "weights cast to bf16": casts} if casts else sizes
+    # After a single step there were no gradients beside what its layers saved.
+    if case.warmup_steps + case.steps > 1 and case.attention == "unfused":
+        on_gpu = case.device == "cuda"
+        layer = saved_by_layer(case.size, case.batch_size, case.context_length, case.precision, on_gpu)
+        sizes["activations"] = case.size.num_layers * sum(saved.bytes for saved in layer)
+    return sizes
+
+
+def cast_bytes(case: StepCase) -> int:
+    """The weights' casts to bf16 that autocast keeps until its block ends; without autocast none.
+
+    Cast is what products take: in each layer four projections of d² and three matrices of d·d_ff, and the head of
+    V·d, two bytes a number.
+    """
+    size = case.size
+    layer = 4 * size.d_model**2 + 3 * size.d_model * size.d_ff
+    weights = size.num_layers * layer + size.vocab_size * size.d_model
+    return 2 * weights if case.precision == "bf16" else 0

@@ -1,0 +1,245 @@
+"""Steps of every size over context lengths and modes: time, spread, throughput and memory; and what warm-up does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from nsys_analyzer.experiments.limits import check_limits
+from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
+from nsys_analyzer.experiments.section import conditions, each, endings, messages, section, span, spread
+from nsys_analyzer.experiments.steps import (
+    MODES,
+    PHASES,
+    SHARED,
+    TARGET,
+    Namer,
+    StepCase,
+    StepFigures,
+    StepRow,
+    minimum_memory,
+    model_names,
+    models,
+    rates,
+    titles,
+    warnings,
+)
+from nsys_analyzer.experiments.timing import warmup
+from nsys_analyzer.report.model import Bars, Block, Cell, Details, Figure, Lines, Section, Table
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.text import phrase
+
+_OPTIONS = (
+    several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), "Sizes"),
+    several(StepCase, "context_length", (128, 256, 512, 1024), (32, 64)),
+    several(StepCase, "mode", MODES),
+    single(StepCase, "batch_size"),
+    single(StepCase, "precision"),
+    single(StepCase, "optimizer"),
+    *SHARED,
+    *warmup.OPTIONS,
+)
+_DEFINITIONS = phrase(
+    "*A step* is the phases of its mode, by Python's clock, the device waited for at the end of each phase: *forward* "
+    "is the forward pass alone, *forward-backward* adds loss and backward, *train* the optimizer. *CV* is the standard "
+    "deviation ÷ mean of the measured steps. *Allocated* is the most memory that tensors took at once, *reserved* what "
+    "PyTorch's allocator held for them, both what had been reached where memory ran out; on a CPU neither is counted. "
+    "The FLOPs are those of the products, the times hold the elementwise work as well."
+)
+
+
+def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
+    """The grid in one process as long as memory lasts, from small to large; then the study."""
+    yield from grid(
+        TARGET, settings, lambda case: f"{case.model}, context {case.context_length:,}, {case.mode}",
+        model=models(settings), context_length=settings["context_length"], mode=settings["mode"],
+    )  # fmt: skip
+    yield from warmup.cases(settings)
+
+
+def _section(results: Results) -> Section:
+    every = results.rows_of(TARGET)
+    study = tuple(row for row in every if warmup.VARIABLE in row.environment)
+    rows = tuple(row for row in every if warmup.VARIABLE not in row.environment)
+    return section(
+        "timing",
+        "timing of training steps, and warm-up",
+        answers=(*_answers(rows), *warmup.answer(study)),
+        conditions=conditions(
+            results,
+            warmup=f"{each(rows, 'warmup_steps')} steps",
+            steps=f"{each(rows, 'steps')} steps, batch {each(rows, 'batch_size')}, {each(rows, 'precision')}, "
+            f"attention {each(rows, 'attention')}",
+            synchronized="at the end of each phase",
+            grad="off in forward alone (no_grad), recorded in the other modes",
+        ),
+        warnings=warnings(results, rows),
+        blocks=(_times(rows), *_figures(rows), *warmup.study(study), *_details(rows)),
+        lacking=messages(every, titles(every)),
+        limits=check_limits(results, rates(rows), minimum_memory(rows)),
+        definitions=_DEFINITIONS,
+    )
+
+
+def _answers(rows: Sequence[StepRow]) -> Iterator[str]:
+    title = titles(rows)
+    for mode in _modes(rows)[-1:]:
+        steps = sorted((step.ms, title(row)) for row in rows if row.case.mode == mode and (step := row.figures.step))
+        if steps:
+            ends = dict.fromkeys(f"{milliseconds(ms)} ({name})" for ms, name in (steps[0], steps[-1]))
+            yield f"Of {len(rows)} configurations {sum(row.ok for row in rows)} were measured."
+            yield f"A step takes {' to '.join(ends)}."
+    both = [(row.figures.forward, row.figures.backward) for row in rows]
+    if ratios := [backward.ms / forward.ms for forward, backward in both if forward and backward]:
+        yield f"Backward takes {span(ratios, 'factor')} the forward pass."
+    if varied := [(step.cv, title(row)) for row in rows if (step := row.figures.step) and step.cv is not None]:
+        most, name = max(varied)
+        yield f"Steps vary by {percent(most)} at the most (CV; {name})."
+    yield from endings(rows, title)
+
+
+def _modes(rows: Sequence[StepRow]) -> list[str]:
+    return [mode for mode in MODES if any(row.case.mode == mode for row in rows)]
+
+
+class _Shape:
+    """A model at a context length: its rows by mode."""
+
+    def __init__(self, model: str, context_length: int) -> None:
+        self.model, self.context_length = model, context_length
+        self.rows: dict[str, StepRow] = {}
+
+    def figures(self, mode: str) -> StepFigures:
+        """The figures of a mode, none of them known where it was not run."""
+        return self.rows[mode].figures if mode in self.rows else StepFigures()
+
+
+def _times(rows: Sequence[StepRow]) -> Table:
+    """A line for each model and context length, the modes beside each other; the last mode says the rest."""
+    modes, name = _modes(rows), model_names(rows)
+    shapes: dict[tuple[str, int], _Shape] = {}
+    for row in rows:
+        key = name(row), row.case.context_length
+        shapes.setdefault(key, _Shape(*key)).rows[row.case.mode] = row
+    last = modes[-1] if modes else ""
+    fields: tuple[Field[_Shape], ...] = (
+        Field("model", "text", lambda one: one.model),
+        Field("context", "count", lambda one: one.context_length),
+        *(Field(f"{mode} ms", "ms", partial(_time_or_status, mode)) for mode in modes),
+        Field(f"tokens/s, {last}", "count", lambda one: one.figures(last).tokens_per_s),
+        Field(f"peak, {last}", "bytes", lambda one: one.figures(last).peak_allocated_bytes),
+    )
+    return table(fields, shapes.values(), "Time of a step by mode, mean ± standard deviation:", names=2)
+
+
+def _time_or_status(mode: str, shape: _Shape) -> Cell:
+    row = shape.rows.get(mode)
+    if row is None:
+        return None
+    return spread(row.figures.step) if row.ok else row.status
+
+
+def _details(rows: Sequence[StepRow]) -> Iterator[Block]:
+    """Spread, phases, throughput and memory of each configuration, folded away."""
+    name = model_names(rows)
+    configuration: tuple[Field[StepRow], ...] = (
+        Field("model", "text", name),
+        Field("context", "count", lambda row: row.case.context_length),
+        Field("mode", "text", lambda row: row.case.mode),
+    )
+    status: Field[StepRow] = Field("status", "text", lambda row: row.status)
+    phases = tuple(Field(f"{phase} ms", "ms", partial(_phase, phase)) for phase in PHASES)
+    for title, fields in (
+        ("Spread of each configuration's steps", (*_SPREAD, status)),
+        ("Time of each phase", phases),
+        ("Throughput and memory", (*_MEMORY, status)),
+    ):
+        yield Details(title, (table((*configuration, *fields), rows, names=3),))
+
+
+def _phase(name: str, row: StepRow) -> Cell:
+    return spread(row.figures.phase(name)) if row.ok else None
+
+
+def _of_step(figure: str) -> Callable[[StepRow], Cell]:
+    return lambda row: getattr(row.figures.step, figure, None)
+
+
+def _of_row(figure: str) -> Callable[[StepRow], Cell]:
+    return lambda row: getattr(row.figures, figure)
+
+
+_SPREAD: tuple[Field[StepRow], ...] = (
+    Field("mean ms", "ms", _of_step("ms")),
+    Field("std", "ms", _of_step("std_ms")),
+    Field("min", "ms", _of_step("min_ms")),
+    Field("max", "ms", _of_step("max_ms")),
+    Field("median", "ms", _of_step("median_ms")),
+    Field("CV", "percent", _of_step("cv")),
+)
+_MEMORY: tuple[Field[StepRow], ...] = (
+    Field("tokens/s", "count", _of_row("tokens_per_s")),
+    Field("allocated", "bytes", _of_row("peak_allocated_bytes")),
+    Field("reserved", "bytes", _of_row("peak_reserved_bytes")),
+    Field("parameters", "bytes", _of_row("parameters_bytes")),
+    Field("gradients", "bytes", _of_row("gradients_bytes")),
+    Field("states", "bytes", _of_row("optimizer_bytes")),
+)
+
+
+def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
+    """Curves of the last mode, one for each model, and the shares of its phases."""
+    name = model_names(rows)
+    for mode in _modes(rows)[-1:]:
+        measured = [row for row in rows if row.ok and row.case.mode == mode]
+        for key, words, axis, figure in (
+            ("step", "Time of a step", "ms", _step_ms),
+            ("tokens", "Throughput", "tokens/s", _tokens_per_s),
+        ):
+            curves: dict[str, list[tuple[float, float | None]]] = {}
+            for row in measured:
+                curves.setdefault(name(row), []).append((row.case.context_length, figure(row)))
+            if any(len(points) > 1 for points in curves.values()):
+                series = tuple((model, tuple(points)) for model, points in curves.items())
+                title = f"{words} by context length, {mode}"
+                yield Lines(f"timing-{key}", title, series, "context length, tokens", axis, log_x=True, log_y=True)
+        if measured:
+            yield _phase_bars(measured, name)
+
+
+def _step_ms(row: StepRow) -> float | None:
+    return row.figures.step.ms if row.figures.step else None
+
+
+def _tokens_per_s(row: StepRow) -> float | None:
+    return row.figures.tokens_per_s
+
+
+def _phase_bars(measured: Sequence[StepRow], name: Namer) -> Bars:
+    """Shares of the phases at the context length that the most models have, of several the longest."""
+    lengths = [row.case.context_length for row in measured]
+    length = max(lengths, key=lambda one: (lengths.count(one), one))
+    shown = [row for row in measured if row.case.context_length == length]
+    shares = {phase: [_percent_of_step(row, phase) for row in shown] for phase in PHASES}
+    series = tuple((phase, tuple(values)) for phase, values in shares.items() if None not in values)
+    return Bars(
+        "timing-phases", f"Phases of a step, {shown[0].case.mode}, context {length:,}",
+        tuple(map(name, shown)), series, "% of the step", "stacked",
+    )  # fmt: skip
+
+
+def _percent_of_step(row: StepRow, phase: str) -> float | None:
+    own, step = row.figures.phase(phase), row.figures.step
+    return 100 * own.ms / step.ms if own and step else None
+
+
+BENCH = Bench(
+    "timing",
+    "Steps of every size over context lengths and modes: time, spread, tokens/s and memory; and what warm-up does.",
+    _OPTIONS,
+    lambda settings: tuple(_cases(settings)),
+    _section,
+    precisions=lambda settings: (settings["precision"],),
+    targets=(TARGET,),
+)

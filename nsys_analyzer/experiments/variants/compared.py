@@ -1,0 +1,123 @@
+"""The rows of the experiment ``variants`` side by side: gains over naive, errors, and growth with the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
+from nsys_analyzer.experiments.attention.core import figure, ms, quotient
+from nsys_analyzer.experiments.model import Results
+from nsys_analyzer.experiments.scaling import fitted_exponent
+from nsys_analyzer.experiments.variants.cases import TARGET, VariantsCase, VariantsRow
+
+#: What is measured, by the name of its figures.
+PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
+MASKS = {False: "not causal", True: "causal"}
+
+
+def shape_name(shape: AttentionShape) -> str:
+    """Such as 1×4×1,024×32 fp32."""
+    return "×".join(f"{side:,}" for side in shape.sizes) + f" {shape.precision}"
+
+
+def case_name(case: VariantsCase) -> str:
+    """A case's variant and shape."""
+    return f"{case.implementation} at {shape_name(case.shape)}{', causal' if case.causal else ''}"
+
+
+class Variants:
+    """The rows side by side.
+
+    Attributes:
+        shapes: every shape, in the order of the rows.
+        names: every variant, in the order of the rows.
+        masks: whether causal or not, of what was run.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self.rows, self.on_gpu = results.rows_of(TARGET), results.on_gpu
+        self.shapes = list(dict.fromkeys(replace(row.case.shape, causal=False) for row in self.rows))
+        self.names = list(dict.fromkeys(row.case.implementation for row in self.rows))
+        self.precisions = list(dict.fromkeys(shape.precision for shape in self.shapes))
+        self.masks = sorted({row.case.causal for row in self.rows})
+        self._rows = {(row.case.shape, row.case.implementation): row for row in self.rows}
+
+    def find(self, shape: AttentionShape, name: str, causal: bool) -> VariantsRow | None:
+        """The row of a variant at a shape."""
+        return self._rows.get((replace(shape, causal=causal), name))
+
+    def gain(self, shape: AttentionShape, name: str, causal: bool, one: str = "forward") -> float | None:
+        """Naive's time ÷ that of a variant; None where one of the two is missing."""
+        return quotient(ms(self.find(shape, "naive", causal), one), ms(self.find(shape, name, causal), one))
+
+    def families(self) -> list[list[AttentionShape]]:
+        """Shapes that differ in their tokens alone, where there are several, the shortest first."""
+        groups: dict[AttentionShape, list[AttentionShape]] = {}
+        for shape in sorted(self.shapes, key=lambda shape: shape.context_length):
+            groups.setdefault(replace(shape, context_length=0), []).append(shape)
+        return [group for group in groups.values() if len(group) > 1]
+
+
+def bytes_of(row: VariantsRow | None, one: str, kind: str = "peak") -> int | None:
+    """The peak or the total memory of a pass; None where it was not measured."""
+    found = figure(row, one)
+    return getattr(found, f"{kind}_bytes") if found else None
+
+
+def status(row: VariantsRow | None, one: str) -> str:
+    """How one pass of a row ended: backward may fail after forward was measured, and never runs after it failed."""
+    if ms(row, one) is not None:
+        return "ok"
+    if row is None or row.ok or (one == "forward_backward" and ms(row, "forward") is None):
+        return "not run"
+    return row.status
+
+
+def error_of(row: VariantsRow, one: str, kind: str = "max") -> float | None:
+    """The max or the relative error of a pass; None where it was not checked."""
+    found = figure(row, one)
+    return getattr(found, f"{kind}_error") if found else None
+
+
+class Growth(NamedTuple):
+    """To which power of the tokens a variant grows, None where it does not grow evenly.
+
+    Attributes:
+        variant: which one.
+        tokens: the fewest and the most.
+        peak, allocated: of its memory.
+        time: of its time; None on a GPU, where that of short contexts is the time of launches.
+    """
+
+    variant: str
+    tokens: tuple[int, int]
+    peak: float | None
+    allocated: float | None
+    time: float | None
+
+
+def growths(variants: Variants) -> Iterator[tuple[AttentionShape, list[Growth]]]:
+    """The growth of every variant over shapes that differ in their tokens alone, with the first of these."""
+    for family in variants.families():
+        found = []
+        for name in variants.names:
+            rows = [(shape.context_length, variants.find(shape, name, False)) for shape in family]
+            peak = _power([(n, bytes_of(row, "forward")) for n, row in rows])
+            allocated = _power([(n, bytes_of(row, "forward", "total")) for n, row in rows])
+            time = None if variants.on_gpu else _power([(n, ms(row, "forward")) for n, row in rows])
+            found.append(Growth(name, (family[0].context_length, family[-1].context_length), peak, allocated, time))
+        yield family[0], [one for one in found if any(one[2:])]
+
+
+def _power(points: Sequence[tuple[int, float | None]]) -> float | None:
+    """The power p of a + b·Nᵖ through the last three points, of N, 2N and 4N say; of two points that of b·Nᵖ.
+
+    What does not grow, such as tiles of a fixed size, drops out of the differences: these go with Nᵖ alone.
+    """
+    last = [(n, value) for n, value in points if value is not None][-3:]
+    steps = [(first[0], second[1] - first[1]) for first, second in pairwise(last)]
+    even = len(last) == 3 and last[0][0] * last[2][0] == last[1][0] ** 2
+    return fitted_exponent(steps if even and all(step > 0 for _, step in steps) else last[-2:])

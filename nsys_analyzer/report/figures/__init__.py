@@ -1,0 +1,59 @@
+"""Draws the figures of a report as PNG files, at the width of a page and twice its resolution."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.report.model import Bars, Figure, Lines
+
+#: What a PNG file says of the program that made it.
+SOFTWARE = "nsys-analyze"
+
+#: GitHub shows 821 pixels; text of 9 points is 12.5 of them high.
+_WIDTH_INCHES, _DPI = 8.21, 200
+_PAD_INCHES = 0.07
+_TITLE_ACROSS = 90
+_STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # dollars in a name are dollars
+    "font.size": 9.0,
+    "axes.labelsize": 9.0,
+    "axes.titlesize": 9.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "figure.titlesize": 11.0,
+}
+
+
+def draw(figure: Figure, path: Path) -> None:
+    """Draws one figure into a PNG file, which bears the name of ``SOFTWARE``.
+
+    Its background is white on every page: no color of text has enough contrast to both a light and a dark one.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    from nsys_analyzer.report.figures.bars import draw_bars
+    from nsys_analyzer.report.figures.curves import draw_lines, draw_panels
+    from nsys_analyzer.report.figures.words import TITLE, wrapped
+
+    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
+        warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box stands for the letter
+        layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
+        canvas = Canvas(figsize=(_WIDTH_INCHES, 4.2), dpi=_DPI, layout=layout)
+        FigureCanvasAgg(canvas)
+        canvas.suptitle(wrapped(figure.title, _TITLE_ACROSS, TITLE), x=0.01, ha="left")
+        if isinstance(figure, Bars):
+            draw_bars(canvas, figure)
+        elif isinstance(figure, Lines):
+            draw_lines(canvas, figure)
+        else:
+            draw_panels(canvas, figure)
+        canvas.savefig(path, format="png", metadata={"Software": SOFTWARE})

@@ -1,0 +1,192 @@
+"""Draws bars: side by side, as parts of one, one for each name, or inside each other."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nsys_analyzer.report.figures.palette import colors_of, text_color
+from nsys_analyzer.report.figures.words import TITLE, fitted, in_legend, three_digits, wrapped
+from nsys_analyzer.report.model import Bars
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+_FEWEST_GROUPS = 3
+#: Bars that have room for their values, and letters of these, and of names, that stand side by side.
+_MOST_LABELED, _VALUES_ACROSS, _NAMES_ACROSS = 32, 80, 100
+#: Values that span more are drawn as points on a logarithmic axis, where a length has no meaning.
+_WIDEST_OF_BARS = 30
+#: Of a figure's width in inches: an axis beside the names of rows, and a letter.
+_ACROSS, _LETTER = 6.3, 0.075
+_LETTERS_OF_ROW = 36
+_NO_NUMBER_BEYOND = 1e15
+#: A logarithmic axis over less has numbers between the powers of ten.
+_FEW_POWERS = 200
+
+
+def draw_bars(canvas: Canvas, figure: Bars) -> None:
+    """Draws a bar chart of any kind onto an empty canvas."""
+    _DRAWERS[figure.kind](canvas, canvas.add_subplot(), figure)
+
+
+def legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
+    """Writes names beside patches of their colors below the figure, five in a row, which makes it higher."""
+    from matplotlib.patches import Patch
+
+    longest = max((len(fitted(name)) for name in colors), default=0)
+    across = max(1, min(5, int(100 / (longest + 6))))
+    canvas.set_figheight(canvas.get_figheight() + 0.2 * math.ceil(len(colors) / across))
+    patches = [Patch(color=color, label=in_legend(name)) for name, color in colors.items()]
+    canvas.legend(handles=patches, loc="outside lower left", ncols=across)
+
+
+def _grouped(canvas: Canvas, axes: Axes, figure: Bars) -> None:
+    """Bars side by side; of values that span decades points instead."""
+    colors, width = colors_of([name for name, _ in figure.series]), 0.8 / len(figure.series)
+    values = [value for _, series in figure.series for value in series if value is not None]
+    positive = [value for value in values if 0 < value < _NO_NUMBER_BEYOND]
+    points = bool(positive) and min(values) >= 0 and max(values) < _NO_NUMBER_BEYOND
+    points = points and max(positive) / min(positive) > _WIDEST_OF_BARS
+    if points:
+        log_y(axes, positive)
+    longest = max((len(three_digits(value)) for value in values), default=0)
+    upright = len(figure.groups) * len(figure.series) * longest > _VALUES_ACROSS
+    for number, (name, series) in enumerate(figure.series):
+        shift = (number - (len(figure.series) - 1) / 2) * width
+        shown = [(group + shift, value) for group, value in enumerate(series) if value is not None]
+        at, heights = [x for x, _ in shown], [y for _, y in shown]
+        if points:
+            axes.plot(at, [y or math.nan for y in heights], "o", color=colors[name], markersize=6)
+        else:
+            axes.bar(at, heights, width * 0.92, color=colors[name])
+        if len(values) <= _MOST_LABELED:
+            for x, y in shown:
+                _value(axes, x, y, upright=upright, lifted=points and y > 0)
+    if points:
+        axes.margins(y=0.15)
+        for group in range(1, len(figure.groups)):
+            axes.axvline(group - 0.5, color="0.85", linewidth=0.8)
+        axes.grid(axis="y", alpha=0.3, linewidth=0.5)
+    else:
+        axes.margins(y=0.04 * longest if upright else 0.1)  # an upright number is as high as it is long
+    _name_groups(axes, figure)
+    if len(figure.series) > 1:
+        legend(canvas, colors)
+
+
+def _value(axes: Axes, x: float, y: float, *, upright: bool, lifted: bool) -> None:
+    """Writes a value over its bar or point; a zero that a logarithmic axis has no place for stands at its foot."""
+    where = "data" if lifted or axes.get_yscale() == "linear" else axes.get_xaxis_transform()
+    axes.annotate(
+        three_digits(y),
+        (x, y),
+        xycoords=where,
+        xytext=(0, 5 if lifted else 2 if y >= 0 else -2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom" if y >= 0 else "top",
+        fontsize=8,
+        rotation=90 if upright else 0,
+        annotation_clip=False,
+    )
+
+
+def _name_groups(axes: Axes, figure: Bars) -> None:
+    """Writes the names of groups below them, over several lines or slanted where they are long."""
+    width = max(8, _NAMES_ACROSS // len(figure.groups)) if figure.groups else 0
+    names = [fitted(group) for group in figure.groups]
+    over_lines = [textwrap.wrap(name, width, break_long_words=False) or [" "] for name in names]
+    fits = all(len(lines) <= 3 and max(map(len, lines)) <= width for lines in over_lines)
+    slanted: dict[str, Any] = {} if fits else {"rotation": 30, "ha": "right"}
+    axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in over_lines] if fits else names, **slanted)
+    axes.set_ylabel(fitted(figure.axis, TITLE))
+    spare = max(0, _FEWEST_GROUPS - len(figure.groups)) / 2  # a single bar is no wall
+    axes.set_xlim(-0.6 - spare, len(figure.groups) - 0.4 + spare)
+
+
+def _stacked(canvas: Canvas, axes: Axes, figure: Bars) -> None:
+    """One bar in a row for each group; parts bear their names where there is room, else the legend has all."""
+    canvas.set_figheight(1.15 + 0.5 * len(figure.groups))
+    colors = colors_of([name for name, _ in figure.series])
+    totals = [sum(max(0.0, values[i] or 0.0) for _, values in figure.series) for i in range(len(figure.groups))]
+    letters = _ACROSS / _LETTER / max([1e-9, *totals])  # that fit into a part of one unit
+    base, named = [0.0] * len(totals), set()
+    for name, values in figure.series:
+        lengths = [value or 0.0 for value in values]
+        axes.barh(range(len(base)), lengths, 0.62, left=base, color=colors[name], edgecolor="white", linewidth=0.8)
+        for row, (start, length) in enumerate(zip(base, lengths, strict=True)):
+            number = f"{length:.0f}" if figure.axis.startswith("%") else three_digits(length)
+            whole = f"{fitted(name)} {number}"
+            text = next((text for text in (whole, number) if len(text) + 1 <= length * letters), "")
+            if abs(length) < _NO_NUMBER_BEYOND:
+                axes.text(start + length / 2, row, text, ha="center", va="center", color=text_color(colors[name]))
+            named |= {name} if text == whole else set()
+        base = [low + length for low, length in zip(base, lengths, strict=True)]
+    _name_rows(axes, figure)
+    axes.margins(x=0.01)
+    if len(named) < len(figure.series):
+        legend(canvas, colors)
+
+
+def _horizontal(canvas: Canvas, axes: Axes, figure: Bars) -> None:
+    """One bar in a row for each group, in the color of its class or phase."""
+    canvas.set_figheight(1.15 + 0.34 * len(figure.groups))
+    ((name, values),) = figure.series
+    owners = figure.color_names or (name,) * len(figure.groups)
+    colors = colors_of(owners)
+    bars = axes.barh(range(len(values)), [v or 0.0 for v in values], 0.7, color=[colors[one] for one in owners])
+    axes.bar_label(bars, [three_digits(value) if value else "" for value in values], padding=2)
+    _name_rows(axes, figure)
+    axes.margins(x=0.1)
+    if figure.color_names:
+        legend(canvas, colors)
+
+
+def _nested(canvas: Canvas, axes: Axes, figure: Bars) -> None:
+    """Bars inside each other, the first series the widest; the values stand above each row."""
+    canvas.set_figheight(1.15 + 0.62 * len(figure.groups))
+    colors = colors_of([name for name, _ in figure.series])
+    bars = [series for series in figure.series if series[0] != figure.mark]
+    for number, (name, values) in enumerate(bars):
+        height = 0.56 * (1 - number / len(bars))
+        axes.barh(range(len(values)), [v or 0.0 for v in values], height, color=colors[name])
+    for name, values in figure.series:
+        if name == figure.mark:
+            at = [(row, value) for row, value in enumerate(values) if value is not None]
+            x, y = [value for _, value in at], [row for row, _ in at]
+            axes.plot(x, y, "|", color=colors[name], markersize=26, markeredgewidth=3)
+    for row in range(len(figure.groups)):
+        said = [f"{fitted(name)} {three_digits(v)}" for name, values in figure.series if (v := values[row]) is not None]
+        axes.text(0.005, row - 0.31, "   ".join(said), transform=axes.get_yaxis_transform(), va="bottom", fontsize=8.5)
+    _name_rows(axes, figure)
+    axes.set_ylim(len(figure.groups) - 0.6, -0.75)
+    axes.margins(x=0.02)
+    legend(canvas, colors)
+
+
+def _name_rows(axes: Axes, figure: Bars) -> None:
+    axes.set_yticks(range(len(figure.groups)), [wrapped(group, _LETTERS_OF_ROW) for group in figure.groups])
+    axes.tick_params(axis="y", length=0)
+    axes.invert_yaxis()
+    axes.set_xlabel(fitted(figure.axis, TITLE))
+
+
+def log_y(axes: Axes, values: Iterable[float]) -> None:
+    """A logarithmic axis with plain numbers, also at 2 and 5 between the powers of ten where there are few of these."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    heights = tuple(values)
+    few = max(heights) / min(heights) < _FEW_POWERS
+    plain = FuncFormatter(lambda value, _: f"{value:,.10g}")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(plain)
+    axes.yaxis.set_minor_locator(LogLocator(subs=(2, 5)) if few else NullLocator())
+    axes.yaxis.set_minor_formatter(plain)
+    axes.tick_params(which="minor", labelsize=8)
+
+
+_DRAWERS = {"grouped": _grouped, "stacked": _stacked, "horizontal": _horizontal, "nested": _nested}

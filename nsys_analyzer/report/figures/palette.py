@@ -1,0 +1,120 @@
+"""The colors of figures: one for each class, phase, clock and implementation, the same wherever it is drawn.
+
+Every color has a contrast of at least 3:1 to white, on which figures are drawn, and 2:1 to the dark background of a
+page. Those that can stand in one figure differ for people who see no red, no green or no blue, too; a test simulates
+these and holds the least distance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+BLUE, ORANGE, GREEN, PLUM, TEAL = "#3377dd", "#ee5a14", "#11aa55", "#880077", "#007755"
+CRIMSON, INDIGO, FOREST, GRAY = "#bb0033", "#2233cc", "#005500", "#777788"
+
+#: The order in which curves and bars without a color of their own take one.
+CYCLE = (BLUE, ORANGE, GREEN, PLUM, TEAL, CRIMSON, INDIGO, FOREST, GRAY)
+
+#: By kernel class; the first nine take most of the time of a transformer, and differ most.
+CLASSES = {
+    "matmul": BLUE,
+    "elementwise": ORANGE,
+    "reduction": GREEN,
+    "softmax": PLUM,
+    "copy/layout": TEAL,
+    "optimizer": CRIMSON,
+    "fused attention": INDIGO,
+    "normalization": FOREST,
+    "other": GRAY,
+    "communication": "#9955aa",
+    "embedding": "#bb77aa",
+    "convolution": "#3399ee",
+    "sort/scan": "#558877",
+    "random": "#779977",
+    "memset/memcpy": "#556666",
+    "unknown": "#554455",
+}
+
+PHASES = {
+    "forward": BLUE,
+    "backward": ORANGE,
+    "optimizer": CRIMSON,
+    "loss": PLUM,
+    "step": GRAY,
+    "training step": GRAY,
+    "forward+backward": TEAL,
+    "backward + optimizer": TEAL,
+}
+
+CLOCKS = {
+    "python": TEAL,
+    "wall": GRAY,
+    "gpu span": BLUE,
+    "operator span": BLUE,
+    "gpu busy": ORANGE,
+    "operators busy": ORANGE,
+    **dict.fromkeys(("total kernel time", "total operator time"), FOREST),
+}
+
+#: Implementations, precisions, models and the memory over a step.
+SERIES = {
+    "eager": BLUE,
+    "compiled": ORANGE,
+    **dict.fromkeys(("naive", "unfused"), GRAY),
+    **dict.fromkeys(("sdpa", "torch"), BLUE),
+    "flash": ORANGE,
+    "fused": GREEN,
+    "tiled": PLUM,
+    "blocked": TEAL,
+    "sdpa flash": INDIGO,
+    "fp32": BLUE,
+    "tf32": GREEN,
+    "bf16": ORANGE,
+    "fp16": PLUM,
+    "small": BLUE,
+    "medium": GREEN,
+    "large": ORANGE,
+    "xl": PLUM,
+    "2.7b": TEAL,
+    "10b": CRIMSON,
+    "memory": FOREST,
+}
+
+_KNOWN = CLASSES | PHASES | CLOCKS | SERIES
+
+
+def colors_of(names: Sequence[str]) -> dict[str, str]:
+    """The color of each name of a figure: its own where it has one, else the next that no other name of it takes.
+
+    ``sdpa, no cache`` has the color of its part that is known, unless another name of the figure has it.
+    """
+    chosen: dict[str, str] = dict.fromkeys(names, "")
+    for name in chosen:
+        own = next((_KNOWN[part] for part in _parts(name) if part in _KNOWN), "")
+        if own not in chosen.values():
+            chosen[name] = own
+    for number, name in enumerate(chosen):
+        free = [color for color in CYCLE if color not in chosen.values()]
+        chosen[name] = chosen[name] or (free[0] if free else CYCLE[number % len(CYCLE)])
+    return chosen
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The name and the parts between its commas, in lower case."""
+    whole = name.lower()
+    return (whole, *whole.split(", "))
+
+
+def text_color(background: str) -> str:
+    """Black or white, whichever is read better on a color."""
+    return "black" if luminance(background) > 0.179 else "white"
+
+
+def luminance(color: str) -> float:
+    """The relative luminance of ``#rrggbb``, from 0 of black to 1 of white.
+
+    Web Content Accessibility Guidelines 2.2, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance.
+    """
+    channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,59 @@
+"""The questions of the report, one module each, in the order a reader meets them.
+
+Each module has ``answer(evidence) -> Section``. A new question is a new module and a row here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from nsys_analyzer.report.model import Report, Section
+from nsys_analyzer.report.sections import (
+    attribution_check,
+    captures,
+    conditions,
+    generate,
+    glossary,
+    kernel_names,
+    matmul_share,
+    models,
+    other_kernels,
+    phase_times,
+    softmax,
+    summary,
+    timings,
+    top_kernel,
+    warnings,
+)
+from nsys_analyzer.report.sections.evidence import FEW, Evidence
+from nsys_analyzer.report.sections.folding import fold
+
+QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
+    timings.answer,
+    phase_times.answer,
+    top_kernel.answer,
+    other_kernels.answer,
+    matmul_share.answer,
+    softmax.answer,
+    captures.answer,
+    conditions.answer,
+    models.answer,
+    attribution_check.answer,
+    warnings.answer,
+    glossary.answer,
+    kernel_names.answer,
+    generate.answer,
+)
+
+
+def build_report(evidence: Evidence) -> Report:
+    """The summary, every question that has an answer, what the answers rest on, and the experiments after them."""
+    benches = tuple(bench.section for bench in evidence.benches)
+    if benches and not evidence.captures:
+        return Report("Experiments on transformers", benches, benches=evidence.benches)
+    sections = tuple(section for question in QUESTIONS if (section := question(evidence)).blocks)
+    many = len(evidence.captures) > FEW
+    first = summary.summarize_answers(evidence, sections)
+    said = (first, *(map(fold, sections) if many else sections), *benches)
+    title = "Where the time of the training step goes"
+    return Report(title, said, evidence.captures, evidence.labels, evidence.benches)

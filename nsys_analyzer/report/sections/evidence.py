@@ -1,0 +1,139 @@
+"""What the questions are answered from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.summary.runs import Unprofiled
+from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.experiments.model import Finished
+from nsys_analyzer.report.model import Bars, Paragraph, Spread, Typical
+from nsys_analyzer.text import Words
+
+#: Up to so many captures each is answered in full view; of more, tables of one row each come first.
+FEW = 6
+_FIGURES_PER_QUESTION = 4
+#: The class that a message of Python's starts with, which is longer than a cell is wide.
+_EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
+#: Letters of a message that a table's cell has room for.
+_MESSAGE = 60
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The captures of a report in order, and how it was made.
+
+    Attributes:
+        captures: one entry for each process of each capture.
+        command: the command line that makes the report again, empty where a program of its own has made it.
+        timings: the name of the timings CSV, empty without one.
+        notes: what was decided while reading it.
+        benches: the experiments whose sections the report takes in.
+    """
+
+    captures: tuple[CaptureSummary, ...]
+    command: str = ""
+    timings: str = ""
+    notes: tuple[Words, ...] = ()
+    benches: tuple[Finished, ...] = ()
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """A short label for every kernel name, unique in the report."""
+        return short_labels(sorted({row.name for row in self.kernel_rows}))
+
+    @property
+    def kernel_rows(self) -> Iterator[KernelRow]:
+        """The kernels of every whole capture, which no phase has more than."""
+        for capture in self.measured:
+            yield from capture.whole.kernels if capture.whole else ()
+
+    @property
+    def kernel(self) -> str:
+        """What its kernels are called: operators, where every capture is of the CPU."""
+        return kernel_word(*self.measured)
+
+    @property
+    def measured(self) -> tuple[CaptureSummary, ...]:
+        """The captures with GPU operations."""
+        return tuple(capture for capture in self.captures if capture.whole)
+
+    @cached_property
+    def _slugs(self) -> dict[str, str]:
+        """Each capture's title in characters that are safe in a file name, numbered where two look alike."""
+        slugs: dict[str, str] = {}
+        for title in (capture.title for capture in self.captures):
+            slug = re.sub(r"[^\w.]+", "-", title).strip("-").lower()
+            taken = sum(other == slug or other.startswith(f"{slug}--") for other in slugs.values())
+            slugs.setdefault(title, f"{slug}--{taken + 1}" if taken else slug)
+        return slugs
+
+    def figure_key(self, capture: CaptureSummary, question: str) -> str:
+        """A figure's file name, without extension."""
+        return f"{self._slugs[capture.title]}-{question}"
+
+
+def spread(stats: Stats | None) -> Spread | None:
+    """Mean and standard deviation as a cell; None without figures."""
+    return None if stats is None or stats.mean is None else Spread(stats.mean, stats.std)
+
+
+def typical(stats: Stats | None) -> Typical | None:
+    """Median, least and most as a cell; None without figures."""
+    if stats is None or stats.median is None or stats.min is None or stats.max is None:
+        return None
+    return Typical(stats.median, stats.min, stats.max)
+
+
+def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars | Paragraph, ...]:
+    """The figures of the first captures that have something to draw, and a word on the others."""
+    figures = [draw(capture) for capture in evidence.measured]
+    possible = [figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series)]
+    drawn = _spaced(possible, _FIGURES_PER_QUESTION)
+    left = len(possible) - len(drawn)
+    note = Paragraph(f"Figures are drawn of {len(drawn)} captures; {left} more have the tables alone.")
+    return (*drawn, note) if left else drawn
+
+
+def _spaced(figures: list[Bars], most: int) -> tuple[Bars, ...]:
+    """At most so many, the first and the last among them, evenly spaced: captures come by model and context."""
+    if len(figures) <= most:
+        return tuple(figures)
+    return tuple(figures[round(i * (len(figures) - 1) / (most - 1))] for i in range(most))
+
+
+def kernel_word(*captures: CaptureSummary) -> str:
+    """The word for what runs: "kernel", or "operator" where all these captures are of the CPU."""
+    return "operator" if captures and all(capture.on_cpu for capture in captures) else "kernel"
+
+
+def status_of(status: str, message: str = "") -> str:
+    """A status as a cell, with what was said of it, shortened to the cell's room."""
+    words = status.replace("_", " ")
+    return f"{words}: {shortened(message)}" if message else words
+
+
+def ended(unprofiled: Unprofiled) -> str | None:
+    """How a run that was timed ended, None where it ended well or nothing is known of it."""
+    return None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
+
+
+def shortened(message: str) -> str:
+    """The start of a message, on one line; the whole message stands among the warnings."""
+    line = _EXCEPTION.sub("", " ".join(message.split()))
+    return line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 1].rstrip()}…"
+
+
+def model_of(capture: CaptureSummary) -> str:
+    """The model's name, else the capture's."""
+    return capture.configuration.model.name if capture.configuration and capture.configuration.model else capture.title
+
+
+def nothing_measured() -> Paragraph:
+    """What stands where no capture can answer a question."""
+    return Paragraph("No capture of this report has the ranges or kernels to answer this.")

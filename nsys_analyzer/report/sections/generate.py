@@ -1,0 +1,154 @@
+"""How to generate this file."""
+
+from __future__ import annotations
+
+import shlex
+
+from nsys_analyzer.analysis.ranges.inference import FUNCTION_RANGES
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
+from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.share.scrub import shown_command
+from nsys_analyzer.text import Words, code, joined, phrase
+from nsys_analyzer.trace.metadata import Recording
+
+_NSYS = (
+    "# capture the steps between cudaProfilerStart and cudaProfilerStop",
+    "nsys profile --trace=cuda,nvtx --sample=none --cpuctxsw=none \\",
+    "  --capture-range=cudaProfilerApi --capture-range-end=stop --cuda-graph-trace=node \\",
+    "  {annotated}-o capture {program}",
+    "nsys export --type sqlite capture.nsys-rep",
+)
+_TORCH = (
+    "from torch.profiler import ProfilerActivity, profile, record_function",
+    "",
+    "with profile(activities=[{activities}]) as profiler:  # after the warm-up steps",
+    "    for batch in batches:",
+    '        with record_function("forward"):',
+    "            ...  # and the same for backward and optimizer",
+    'profiler.export_chrome_trace("trace.json.gz")',
+)
+#: Kinds of events that nsys writes into its export, as its option calls them.
+_TRACE_OPTION = {"Cuda": "cuda", "NvtxEvents": "nvtx"}
+_ANNOTATED = "--pytorch=functions-trace"
+_SHOWN = 3
+_RUN = "nsys-analyze run"
+_WIDTH = 96
+_SAID = "What was run, as far as the captures say: {}{}."
+_HOW_TO_READ = phrase(
+    "Times of phases are medians over the measured steps, figures of kernels means per measured step, unless they say "
+    "otherwise; steps inside a warm-up range are left out and counted. A kernel belongs to the NVTX ranges that were "
+    "open when it was *launched*: those of its own thread, and for PyTorch's autograd threads those of the thread that "
+    "waits for the backward pass."
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """The commands that were run, where known, else a recipe marked as such; and the command of this report."""
+    whole = evidence.command.startswith(_RUN)
+    ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
+    runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
+    made = _captured(evidence)
+    title = "# the captures, their timings and this report" if whole else "# the captures and their timings"
+    parts = [
+        *([(title, *runs)] if runs else []),
+        *([made] if made else []),
+        *([] if whole or not evidence.command else [("# this report", evidence.command)]),
+    ]
+    lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
+    recipe = () if runs or made else (*_recorded(evidence), *_recipe(evidence))
+    commands = [Listing(lines, "commands")] if lines else []
+    blocks = (*recipe, *commands, Paragraph(_HOW_TO_READ))
+    return Section("generate", "How to generate this file", blocks)
+
+
+def _recorded(evidence: Evidence) -> tuple[Paragraph, ...]:
+    """How the captures were made by their own account, and what to change where that hides kernels."""
+    names_of: dict[Words, dict[str, None]] = {}
+    for capture in evidence.captures:
+        if text := _said(capture):
+            names_of.setdefault(text, {})[capture.name] = None
+    said = [phrase("{} with {}", ", ".join(names), text) for text, names in names_of.items()]
+    more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
+    opaque = dict.fromkeys(capture.name for capture in evidence.captures if capture.whole and capture.whole.opaque)
+    change = phrase(
+        "To change: {} traced each CUDA graph as a whole, so that its kernels are unknown. "
+        "`--cuda-graph-trace=node`, as below, traces them one by one.",
+        ", ".join(opaque),
+    )
+    return (
+        *([Paragraph(phrase(_SAID, joined("; ", said[:_SHOWN]), more))] if said else []),
+        *([Paragraph(change)] if opaque else []),
+    )
+
+
+def _said(capture: CaptureSummary) -> Words:
+    """The options of a recording as its export tells them, empty where it does not."""
+    recording = capture.metadata.recording if capture.metadata else Recording()
+    options = [_TRACE_OPTION[event] for event in sorted(recording.events) if event in _TRACE_OPTION]
+    others = [event for event in recording.events if event not in _TRACE_OPTION]
+    mode = recording.graph_trace or ("graph" if capture.whole and capture.whole.opaque else "")
+    parts = (
+        code(f"--trace={','.join(options)}") if options else "",
+        f"events {', '.join(others)}" if others else "",
+        code(f"--cuda-graph-trace={mode}") if mode in ("graph", "node") else "",
+        phrase("`{}` (its ranges are there)", _ANNOTATED) if _is_annotated(capture) else "",
+        phrase("program `{}`", shown_command(recording.program)) if recording.program else "",
+    )
+    return joined(", ", [part for part in parts if part])
+
+
+def _is_annotated(capture: CaptureSummary) -> bool:
+    """Whether nsys itself wrote the ranges that the phases are inferred from."""
+    by_nsys = capture.metadata is not None and capture.metadata.profiler == "nsys"
+    return by_nsys and any(FUNCTION_RANGES in phase.range for phase in capture.phases)
+
+
+def _recipe(evidence: Evidence) -> tuple[Block, ...]:
+    """How such captures are made, with the profiler that made these."""
+    profilers = {capture.metadata.profiler for capture in evidence.captures if capture.metadata} or {"nsys"}
+    programs = [c.metadata.recording.program for c in evidence.captures if c.metadata and c.metadata.recording.program]
+    program = shown_command(programs[0]) if programs else "python train.py"
+    annotated = f"{_ANNOTATED} " if any(map(_is_annotated, evidence.captures)) else ""
+    on_gpu = any(not capture.on_cpu for capture in evidence.measured)
+    activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))
+    return (
+        Paragraph("A recipe, not what was run:"),
+        *(
+            [Listing(tuple(line.format(program=program, annotated=annotated) for line in _NSYS), "commands")]
+            if "nsys" in profilers
+            else []
+        ),
+        *(
+            [Listing(tuple(line.format(activities=activities) for line in _TORCH), "python")]
+            if "torch" in profilers
+            else []
+        ),
+    )
+
+
+def _wrapped(command: str) -> list[str]:
+    """A command in lines that a page is wide enough for; comments and what is broken already stay."""
+    if command.startswith("#") or command.endswith("\\") or len(command) <= _WIDTH:
+        return [command]
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quotation mark without its other: no shell has run this, but a manifest may say so
+        return [command]
+    lines = [""]
+    for word in map(shlex.quote, words):
+        if len(lines[-1]) + len(word) > _WIDTH:
+            lines.append(" ")
+        lines[-1] += f" {word}" if lines[-1] else word
+    return [*(f"{line} \\" for line in lines[:-1]), lines[-1]]
+
+
+def _captured(evidence: Evidence) -> tuple[str, ...]:
+    """The command of the first capture that keeps it, and how many more have one of their own."""
+    kept = [(c.title, c.run.profile_command or c.run.command) for c in evidence.captures if c.run and c.metadata]
+    commands = [(title, command) for title, command in kept if command]
+    if not commands:
+        return ()
+    title, command = commands[0]
+    more = f", and {len(commands) - 1} more as in their manifest.json" if len(commands) > 1 else ""
+    return f"# the capture {title}{more}", command

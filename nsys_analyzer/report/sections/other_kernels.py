@@ -1,0 +1,138 @@
+"""(c) Which other kernels and classes matter."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nsys_analyzer.analysis.kernels.classes import CLASSES
+from nsys_analyzer.analysis.summary.compared import ClassShares, compared_phases, parts_and_enclosing, shares_of_all
+from nsys_analyzer.analysis.summary.statistics import KernelRow, merge_kernels
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
+from nsys_analyzer.report.sections.evidence import FEW, Evidence, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import counted, milliseconds, percent
+
+_SHOWN = 12
+_MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
+_MATTERS = 0.03
+#: Letters of the longest word in a column of kernels.
+_WORD = 20
+_Known = tuple[str, ClassShares]
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What a kernel, or copies or fills, cost in each phase: ms of one instance, and its share of all kernel time."""
+
+    name: str
+    kernel_class: str
+    ms: dict[str, float]
+    share: dict[str, float]
+
+
+def answer(evidence: Evidence) -> Section:
+    """The kernels with the most time, phase by phase, and the classes beside matmul."""
+    blocks: list[Block] = [_answer(capture) for capture in evidence.measured if compared_phases(capture)]
+    blocks += [_grid(evidence)] if len(evidence.measured) > FEW else []
+    blocks += [table for capture in evidence.measured for table in _tables(capture, evidence.labels)]
+    blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
+    return Section(
+        "other_kernels",
+        f"(c) Which other {evidence.kernel}s and classes matter?",
+        tuple(blocks) or (nothing_measured(),),
+        "others",
+    )
+
+
+def _grid(evidence: Evidence) -> Table:
+    """One row for each capture: the classes that take a share worth naming of any of them."""
+    known = [(capture.title, shares) for capture in evidence.measured if (shares := shares_of_all(capture))]
+    heaviest = {name: max((shares.of(name) for _, shares in known), default=0.0) for name in CLASSES}
+    named = sorted((name for name in CLASSES if heaviest[name] >= _MATTERS), key=lambda name: -heaviest[name])
+    fields: tuple[Field[_Known], ...] = (Field("capture", "text", lambda row: row[0]), *map(_share_of, named))
+    return table(fields, known, f"Shares of the total {evidence.kernel} time of a step, or of a forward pass alone:")
+
+
+def _share_of(name: str) -> Field[_Known]:
+    return Field(name, "percent", lambda row: row[1].of(name) or None)
+
+
+def _answer(capture: CaptureSummary) -> Answer:
+    """The classes beside matmul that take a share worth naming."""
+    parts = []
+    for phase in compared_phases(capture):
+        others = [row for row in phase.classes if row.kernel_class != "matmul" and row.share >= _MATTERS]
+        named = ", ".join(f"{row.kernel_class} {percent(row.share)}" for row in others)
+        parts.append(f"{phase.phase}: {named or 'nothing above 3 %'}")
+    text = "; ".join(parts)
+    return Answer(capture.title, f"besides matmul, {text}.", text)
+
+
+def _tables(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
+    """The kernels of the phases; those of the step and of the whole capture in a table of their own."""
+    return (_table(capture, phases, labels) for phases in parts_and_enclosing(capture) if phases)
+
+
+def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
+    shown, kernel = _most_important(phases), kernel_word(capture)
+    copies = [_copies(kind, phases) for kind in _MEMORY if any(row.kind == kind for p in phases for row in p.memory)]
+    fields: tuple[Field[_Cost], ...] = (
+        Field(kernel, "code", lambda cost: " ".join(map(_narrow, cost.name.split(" ")))),
+        Field("class", "text", lambda cost: cost.kernel_class),
+        *(field for phase in phases for field in _in_phase(phase.phase)),
+    )
+    total = len(merge_kernels(*(phase.kernels for phase in phases)))
+    sums = ", ".join(
+        f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
+    )
+    caption = (
+        f"the {counted(len(shown), kernel)} with the most time, of {total}. "
+        f"Shares are of the phase's total {kernel} time: {sums}."
+    )
+    caption += " Copies and fills are GPU operations but no kernels: they have no share." if copies else ""
+    costs = [*(_cost(row, phases, labels) for row in shown), *copies]
+    return table(fields, costs, caption, capture=capture.title, names=2)
+
+
+def _narrow(word: str) -> str:
+    """A word of a label that leaves room for the columns beside it; a line breaks between words alone."""
+    return word if len(word) <= _WORD else f"{word[: _WORD // 2]}…{word[1 - _WORD // 2 :]}"
+
+
+def _in_phase(phase: str) -> tuple[Field[_Cost], ...]:
+    return (
+        Field(f"{phase} ms", "ms", lambda cost: cost.ms.get(phase)),
+        Field("share", "percent", lambda cost: cost.share.get(phase)),
+    )
+
+
+def _cost(row: KernelRow, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> _Cost:
+    found = {phase.phase: own for phase in phases for own in phase.kernels if own.key == row.key}
+    ms = {phase: own.ms_per_instance for phase, own in found.items()}
+    return _Cost(labels[row.name], row.kernel_class, ms, {phase: own.share for phase, own in found.items()})
+
+
+def _copies(kind: str, phases: tuple[PhaseSummary, ...]) -> _Cost:
+    ms = {phase.phase: row.ms_per_instance for phase in phases for row in phase.memory if row.kind == kind}
+    return _Cost(_MEMORY[kind], "memory", ms, {})
+
+
+def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:
+    return merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
+
+
+def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
+    parts, enclosing = parts_and_enclosing(capture)
+    phases = parts or enclosing[-1:]
+    shown = _most_important(phases)
+    return Bars(
+        key,
+        f"{capture.title}: {kernel_word(capture)}s with the most time in {' + '.join(p.phase for p in phases)}",
+        tuple(labels[row.name] for row in shown),
+        (("ms", tuple(row.ms_per_instance for row in shown)),),
+        "ms per instance",
+        "horizontal",
+        tuple(row.kernel_class for row in shown),
+    )

@@ -1,0 +1,102 @@
+"""Whether a phase is GPU-bound or the GPU waits for the CPU, in words, with the thresholds and what it rests on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE, BusyShare, busy_share
+from nsys_analyzer.report.units import counted, milliseconds, percent
+from nsys_analyzer.text import Words, emphasis, phrase
+
+_BUSY, _IDLE = (f"{threshold:.0%}".replace("%", "\N{NO-BREAK SPACE}%") for threshold in (GPU_BOUND, IDLE))
+#: Launching is one cause of idle time among several, and a busy share tells none of them from the others.
+_WAITS = "The GPU waits for the CPU (for launches, Python or blocking calls: which of them is not analysed)"
+_UNPROFILED = {
+    "GPU-bound": f"GPU-bound, busy for {_BUSY} of the unprofiled time or more",
+    "GPU waits": f"{_WAITS} and is idle for {_IDLE} of the unprofiled time or more",
+    "neither": f"Neither GPU-bound (busy for {_BUSY} of the unprofiled time) nor idle for {_IDLE} of it",
+}
+_NOT_SYNCHRONISED = "Not synchronised, GPU work goes on after the range, idle time is unknown"
+_ON_GPU = "Ranges on the GPU's timeline last as long as the GPU's work, idle time is unknown"
+_WITHOUT = "under the profiler and also without its estimated cost"
+_PROFILED = {
+    "GPU-bound": f"GPU-bound, busy for {_BUSY} of the time or more even under the profiler",
+    "GPU waits": f"{_WAITS} and is idle for {_IDLE} of the time or more, {_WITHOUT}",
+    "neither": f"Neither GPU-bound (busy for {_BUSY} of the time) nor idle for {_IDLE} of it, {_WITHOUT}",
+    "undecided": f"A time under the profiler does not tell whether the GPU is busy for {_BUSY} of the time, idle for "
+    f"{_IDLE} of it, or neither",
+}
+_ESTIMATED = emphasis("The profiler's estimated cost")
+
+
+def busy_of(capture: CaptureSummary) -> float | None:
+    """GPU busy ÷ the unprofiled time of the step, on a GPU."""
+    step = capture.phase(STEP)
+    share = busy_share(capture, step) if step else None
+    return share.low if share and share.unprofiled else None
+
+
+def verdicts(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
+    """Each phase under the heading of its verdict, empty on a CPU."""
+    if capture.on_cpu:
+        return ""
+    found: dict[str, list[str]] = {}
+    for phase in phases:
+        share = busy_share(capture, phase)
+        if share is None:
+            heading, said = _ON_GPU if capture.ranges_on_gpu else _NOT_SYNCHRONISED, phase.phase
+        else:
+            heading = (_UNPROFILED if share.unprofiled else _PROFILED)[share.verdict]
+            said = f"{phase.phase} ({_figures(share)})"
+        found.setdefault(heading, []).append(said)
+    return " ".join(f"{heading}: {', '.join(named)}." for heading, named in found.items())
+
+
+def _figures(share: BusyShare) -> str:
+    idle_ms = share.wall_ms - share.busy_ms
+    if share.unprofiled:
+        return f"{percent(share.low)} busy of {milliseconds(share.wall_ms)}, {milliseconds(max(idle_ms, 0.0))} idle"
+    low, high = percent(share.low), percent(share.high)
+    busy = low if low == high else f"{low} to {high}"
+    if share.verdict != "undecided":
+        return f"{busy} busy, at most {milliseconds(idle_ms)} idle"
+    if share.profiler_ms is None or share.profiler_cost is None:
+        return (
+            f"at least {percent(share.low)} busy of {milliseconds(share.wall_ms)}, what the profiler added is unknown"
+        )
+    return (
+        f"{busy} busy: of its {milliseconds(share.wall_ms)} the profiler may have added up to "
+        f"{milliseconds(share.profiler_ms)}, by {_events(share.profiler_cost)}"
+    )
+
+
+def _events(cost: ProfilerCost) -> str:
+    events = (
+        (API_CALL.event, cost.api_calls), (NVTX_RANGE.event, cost.nvtx_ranges), (OPERATOR.event, cost.operators),
+    )  # fmt: skip
+    named = [counted(number, event) for event, number in events if number]
+    return " and ".join((", ".join(named[:-1]), named[-1])) if len(named) > 1 else "".join(named)
+
+
+def how_costs_are_estimated(captures: Iterable[CaptureSummary]) -> tuple[Words, ...]:
+    """The costs of events, where a verdict rests on them."""
+    shares = [busy_share(capture, phase) for capture in captures for phase in capture.phases if phase.instances]
+    if not any(share and not share.unprofiled for share in shares):
+        return ()
+    costs = ", ".join(
+        f"{one.low_us} to {one.high_us} µs for each {one.event}" for one in (API_CALL, NVTX_RANGE, OPERATOR)
+    )
+    return (
+        phrase(
+            "{}: {} of PyTorch's profiler, as measured elsewhere (API calls: more where launches take "
+            "longer than there). The GPU hides it where it has work left, so that it is what the profiler"
+            " can have added at most: the first share is GPU busy ÷ wall time under the profiler, the "
+            "second leaves this cost out of the wall time. Profiled wall time is not a benchmark; "
+            "unprofiled times (`--csv`) decide.",
+            _ESTIMATED,
+            costs,
+        ),
+    )

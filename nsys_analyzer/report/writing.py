@@ -1,0 +1,126 @@
+"""Writes a report with its figures, and replaces nothing that was not written here."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
+from itertools import chain, count
+from pathlib import Path
+
+from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.figures import SOFTWARE
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers import RENDERERS
+from nsys_analyzer.report.renderers.json_data import GENERATOR
+from nsys_analyzer.system.atomic_write import atomic_write, check_regular, link_target, write_text
+from nsys_analyzer.trace.sources.inputs import check_no_input
+
+#: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
+#: so many bytes of the start or the end.
+_MARKS = (
+    *(form.mark.encode() for form in RENDERERS.values() if form.mark),
+    f'"generator": "{GENERATOR}"'.encode(),
+    f"Software\0{SOFTWARE}".encode(),
+)
+_NEAR = 512
+#: What captures, their exports and timings are called.
+_INPUT_SUFFIXES = (".sqlite", ".nsys-rep", ".qdrep", ".pt.trace.json", ".json.gz", ".csv", ".db")
+_LONGEST_STEM = 120
+#: What to do where no option replaces a file.
+ELSEWHERE = "Move it away, or name another --output-dir"
+
+
+def check_target(path: Path, sources: Sequence[Path], *, force: bool) -> None:
+    """Makes sure that a report can be written where ``-o`` says, and that nothing is lost there.
+
+    Raises:
+        NsysAnalyzerError: it cannot be written, it is one of the ``sources`` or has the name of one, something else
+            than a file stands there, or a file that was not written here and that ``force`` does not say to replace.
+    """
+    if path.is_dir():
+        raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
+    check_regular(path, "Name a file with -o, or print with -o -")
+    place = link_target(path)
+    if any(name.lower().endswith(_INPUT_SUFFIXES) for name in (path.name, place.name)):
+        raise NsysAnalyzerError(f"{path} has the name of an input, not of a report", "Name another file with -o")
+    check_no_input(path, sources)
+    check_replaceable(path, "Name another file with -o, or replace it with --force", force=force)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=place.parent):
+            return
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise NsysAnalyzerError(f"{path} cannot be written ({reason})", "Name another file with -o") from error
+
+
+def check_replaceable(path: Path, remedy: str, *, force: bool = False) -> None:
+    """Makes sure that nothing of anybody else's is lost where a report goes.
+
+    Raises:
+        NsysAnalyzerError: what is there was not written here, and ``force`` does not say to replace it; or it is
+            no file, which nothing replaces.
+    """
+    check_regular(path, "Name a file in its place")
+    if path.exists() and not force and not is_ours(path):
+        raise NsysAnalyzerError(f"{path} was not written by nsys-analyze, and would be replaced", remedy)
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a report, its data or a figure was written here: it bears a mark, or there is nothing in it."""
+    with path.open("rb") as file:
+        start = file.read(_NEAR)
+        file.seek(max(path.stat().st_size - _NEAR, 0))
+        end = file.read()
+    return not start or any(mark in part for mark in _MARKS for part in (start, end))
+
+
+def write_as(form: str, built: Report, path: Path, *, figures: bool = True, force: bool = False) -> None:
+    """Writes a report in one of the ``RENDERERS``' formats, whole or not at all, and its figures beside it.
+
+    What stands at its path is replaced (``check_target`` comes first, before the long work).
+
+    Raises:
+        NsysAnalyzerError: a figure would replace a file that was not drawn here, and ``force`` is not given.
+    """
+    chosen = RENDERERS[form]
+    drawn = _draw(built, path, figures=figures, force=force) if chosen.draws else {}
+    mark = f"\n{chosen.mark}\n" if chosen.mark else ""
+    write_text(path, f"{chosen.render(built, drawn)}{mark}")
+
+
+def file_names(keys: Iterable[str]) -> dict[str, str]:
+    """The name of each figure's file: its key, as far as that is safe in a name, numbered where two look alike.
+
+    Keys hold what rows and captures say of themselves; none leads out of its folder.
+    """
+    names: dict[str, str] = {}
+    for key in dict.fromkeys(keys):
+        stem = re.sub(r"[^\w.+-]+", "-", key).strip(".-")[:_LONGEST_STEM] or "figure"
+        numbered = (f"{stem}--{number}.png" for number in count(2))
+        names[key] = next(name for name in chain([f"{stem}.png"], numbered) if name not in names.values())
+    return names
+
+
+def _draw(built: Report, path: Path, *, figures: bool, force: bool) -> dict[str, str]:
+    """Draws the figures into a folder beside the report: figure key to its path as the report sees it.
+
+    Figures of an older report there that this one has no more are removed; what is not ours stays.
+    """
+    from nsys_analyzer.report.figures import draw
+
+    report = link_target(path) if path.is_symlink() else path  # its images are looked for beside the file itself
+    folder = report.parent / f"{report.stem}_figures"
+    places = {key: folder / name for key, name in file_names(f.key for f in built.figures).items()} if figures else {}
+    for place in places.values():
+        check_replaceable(place, "Move it away, or write the report elsewhere", force=force)
+    for old in set(folder.glob("*.png")).difference(places.values()):
+        if is_ours(old):
+            old.unlink()
+    if places:
+        folder.mkdir(parents=True, exist_ok=True)
+    for figure in built.figures if figures else ():
+        with atomic_write(places[figure.key]) as unfinished:
+            draw(figure, unfinished)
+    return {key: f"{folder.name}/{place.name}" for key, place in places.items()}

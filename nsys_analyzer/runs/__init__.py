@@ -1,0 +1,1 @@
+"""What was run: configuration, manifests, timings, and the captures of a folder."""

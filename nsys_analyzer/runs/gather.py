@@ -1,0 +1,244 @@
+"""Finds the captures a report is about, reads them, and keeps a row for those that failed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.summary.runs import Unprofiled
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.runs.manifest import configuration_of, find_manifest, manifests_without_trace
+from nsys_analyzer.runs.timed import with_timings
+from nsys_analyzer.runs.timings import Selection, Timings, read_timings
+from nsys_analyzer.runs.timings.table import has_rows
+from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
+from nsys_analyzer.trace.trace import Trace
+
+#: A capture of this name is called after its folder: `small_ctx256/capture.sqlite`.
+_GENERIC_STEM = "capture"
+
+
+def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
+    """The trace files among files and folders (a folder's own, and those one level below), each capture once.
+
+    Raises:
+        TraceError: a folder holds no trace, unless folders ``may_lack`` them.
+    """
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = _traces_in(path)
+            if not inside and not may_lack and not manifests_without_trace(path):
+                raise TraceError(
+                    f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files"
+                )
+            found += inside
+        else:
+            found.append(path)
+    first: dict[Path, Path] = {}
+    for path in found:
+        first.setdefault(Path(os.path.realpath(path)), path)
+    return list(first.values())
+
+
+def holds_captures(path: Path) -> bool:
+    """Whether a path is a trace, or a folder that holds traces or manifests of runs."""
+    return not path.is_dir() or bool(_traces_in(path) or manifests_without_trace(path))
+
+
+def _traces_in(folder: Path) -> list[Path]:
+    """A trace and the SQLite file made from it are one capture; where the trace is newer, it stands for both."""
+    files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
+    made = {path.with_name(trace_stem(path)): path for path in files if path.suffix == ".sqlite"}
+    pairs = [(made.get(p.with_name(trace_stem(p))), p) for p in files if p.suffix != ".sqlite"]
+    replaced = {trace if is_current(one, trace) else one for one, trace in pairs if one and is_made_from(one, trace)}
+    return [path for path in files if path not in replaced]
+
+
+def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
+    """The traces of a folder and of each of its subfolders, or why a subfolder cannot be read."""
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    return {place: _files_in(place, must=place == folder) for place in (folder, *subfolders)}
+
+
+def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
+    try:
+        return [path for path in sorted(folder.iterdir()) if _is_trace(path)]
+    except OSError as error:
+        if must:
+            raise
+        return error
+
+
+def _is_trace(path: Path) -> bool:
+    """Whether a path is a trace by its name; a link that leads nowhere is one that cannot be read."""
+    return is_capture(path.name) and (path.is_file() or (path.is_symlink() and not path.exists()))
+
+
+def gather(
+    paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
+    *, beside_others: bool = False,
+) -> tuple[CaptureSummary, ...]:  # fmt: skip
+    """One summary for each process of each capture, ordered by model and context length.
+
+    Args:
+        paths: traces, and folders that hold them.
+        names: what the ranges of phases are called.
+        given: model, context length, batch size and precision where they are said besides; they outrank a manifest.
+        timings: of unprofiled runs.
+        beside_others: whether a report of nothing readable is worth something, for there is more beside it.
+
+    A capture that cannot be read keeps a row with its error, unless nothing else is known: no other capture, no
+    timings of the folder, no word of how its run ended, nothing ``beside_others``.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read.
+    """
+    names, given = names or PhaseNames.parse(()), given or Run()
+    folders = [path for path in paths if path.is_dir()]
+    unread = [row for folder in folders for row in _unread(folder)]
+    traces = find_traces(paths, may_lack=timings is not None or bool(unread))
+    titles = _titles(traces)
+    # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
+    must_read = not beside_others and (timings is None or not folders)
+    alone = must_read and len(traces) == 1 and not unread
+    rows = unread + [row for trace in traces for row in _read(trace, titles[trace], names, given, alone=alone)]
+    if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
+        raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
+    for folder in folders:
+        rows += [_without_trace(path, run) for path, run in manifests_without_trace(folder).manifests.items()]
+    if timings:
+        rows = with_timings(rows, timings)
+    return tuple(sorted(rows, key=_order))
+
+
+def timings_beside(
+    places: Sequence[Path], tell: Callable[[str], None], selection: Selection | None = None
+) -> Timings | None:
+    """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several.
+
+    ``tell`` is given a line for the user on what was found, or left out.
+    """
+    found = [path for place in places if os.path.isfile(path := place / TIMINGS)]  # noqa: PTH113 - pathlib raises
+    if len(found) > 1:
+        tell(f"Several folders have a {TIMINGS}, and none is used: name one with --csv.")
+    if len(found) != 1:
+        return None
+    try:
+        read = read_timings(found[0], selection=selection) if has_rows(found[0]) else None
+    except NsysAnalyzerError as error:
+        tell(f"Left out, as it cannot be read: {error}")
+        return None
+    if read:
+        tell(f"Unprofiled times: {found[0]}; --csv names others.")
+    return read
+
+
+def _unread(folder: Path) -> Iterator[CaptureSummary]:
+    """A row for each subfolder, and for each manifest of a run without a trace, that cannot be read."""
+    for place, files in _files_of(folder).items():
+        if isinstance(files, OSError):
+            error = TraceError(f"{place} cannot be read ({files.strerror})", f"Make it readable: chmod u+rx {place}")
+            yield _failed(place.name, place, str(error))
+    for path, refused in manifests_without_trace(folder).refused.items():
+        yield _failed(_name_by(path), path, str(refused))
+
+
+def _failed(name: str, path: Path, message: str) -> CaptureSummary:
+    return CaptureSummary(name, "", path.name, "failed", message, warnings=(message,))
+
+
+def _titles(traces: Sequence[Path]) -> dict[Path, str]:
+    """What each capture is called: after its file, with its folder where several files have one name."""
+    titles = {trace: _name(trace) for trace in traces}
+    for longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{_name(path)}", str):
+        times = Counter(titles.values())
+        titles = {trace: title if times[title] == 1 else longer(trace) for trace, title in titles.items()}
+    return titles
+
+
+def _read(path: Path, title: str, names: PhaseNames, given: Run, *, alone: bool) -> Iterator[CaptureSummary]:
+    configuration = _overridden(configuration_from_name(_name(path)), given)
+    manifest = None
+    try:
+        if path.is_symlink() and not path.exists():
+            raise TraceError(f"{path} is a link that leads nowhere", f"See where: readlink {path}")
+        manifest = find_manifest(path) if path.exists() else None
+        configuration = _overridden(configuration_of(manifest), given) if manifest else configuration
+        for summary in summarize(Trace.load(path), title, names, configuration):
+            yield _with_run(summary, manifest)
+    except NsysAnalyzerError as error:
+        if alone and (manifest is None or manifest.status == "ok"):
+            raise
+        message = str(error)
+        unread = CaptureSummary(
+            title, "", path.name, "failed", message, configuration=configuration, warnings=(message,)
+        )
+        yield _with_run(unread, manifest)
+
+
+def _name(path: Path) -> str:
+    known = trace_stem(path)
+    stem = known if known != path.name else path.name.removesuffix(path.suffix)
+    return Path(os.path.realpath(path)).parent.name if stem == _GENERIC_STEM else stem
+
+
+def _overridden(known: Configuration | None, given: Run) -> Configuration | None:
+    """The configuration with what was given in place of what was known.
+
+    Raises:
+        ConfigurationError: an unknown model.
+    """
+    stated: dict[str, Any] = {key: getattr(given, key) for key in ("context_length", "batch_size", "precision")}
+    stated["model"] = None if given.model is None else find_model(given.model)
+    stated = {key: value for key, value in stated.items() if value is not None}
+    if not stated:
+        return known
+    # The model's source comes first: a model from a file name is believed only if the kernels agree.
+    source = f"{known.source}, command line" if known and known.model and not given.model else "command line"
+    return replace(known or Configuration(), **stated, source=source)
+
+
+def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
+    """What the run says of itself outranks what the trace shows."""
+    if run is None:
+        return summary
+    peak = run.peak_memory_bytes
+    summary = replace(summary, run=run, unprofiled=Unprofiled("missing", peak_memory_bytes=peak) if peak else None)
+    if run.rank is not None and not summary.process:
+        summary = replace(summary, rank=run.rank, process=f"rank {run.rank}")
+    return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
+
+
+def _without_trace(path: Path, run: Run) -> CaptureSummary:
+    status, message = ("not_profiled", "") if run.profiler == "none" else ("failed", "no trace was written")
+    row = CaptureSummary(_name_by(path), "", path.name, status, message, configuration=configuration_of(run))
+    return _with_run(row, run)
+
+
+def _name_by(manifest: Path) -> str:
+    """What a run is called that has left a manifest alone."""
+    own = manifest.name.removesuffix(".json").removesuffix(".manifest")
+    return Path(os.path.realpath(manifest)).parent.name if own == "manifest" else own
+
+
+def _order(summary: CaptureSummary) -> tuple[object, ...]:
+    configuration = summary.configuration
+    model = configuration.model if configuration else None
+    known = model is not None
+    return (
+        not known,
+        model.parameters if model else 0,
+        (configuration.context_length or 0) if configuration else 0,
+        summary.name,
+    )

@@ -1,0 +1,77 @@
+"""What this machine is, asked cheaply: GPUs, driver, CPU, torch, and the state of the git checkout."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_ANSWER_TIMEOUT_S = 20
+
+
+def gpu_count() -> int:
+    """How many GPUs CUDA sees, 0 without a driver; ``CUDA_VISIBLE_DEVICES`` counts. Source: CUDA driver API."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return 0
+    count = ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def torch_version() -> str | None:
+    """The version of the installed torch, such as ``2.13.0+cpu``, without importing it; None where there is none."""
+    try:
+        return importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def provenance(folder: Path) -> dict[str, Any]:
+    """What a manifest says of where a capture was taken: CPU, driver, and the git commit of ``folder``.
+
+    What cannot be found out is left out. Changes of tracked files alone count: what a run writes is none of the code.
+    """
+    git = ("git", "-C", str(folder))
+    commit = answer(*git, "rev-parse", "HEAD")
+    changes = answer(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
+    driver = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    known = {
+        "host_cpu": cpu_model(),
+        "driver": driver[0] if driver else None,
+        "git_commit": commit[0] if commit else None,
+        "git_dirty": None if changes is None else bool(changes),
+    }
+    return {key: value for key, value in known.items() if value is not None}
+
+
+def answer(*command: str) -> list[str] | None:
+    """The lines that a command prints; None where it is not there, fails or takes too long."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip().splitlines() if done.returncode == 0 else None
+
+
+def cpu_model() -> str | None:
+    """The CPU's model from ``/proc/cpuinfo``; None on other systems."""
+    return _value_in(Path("/proc/cpuinfo"), "model name")
+
+
+def driver_module() -> str | None:
+    """What the kernel module of NVIDIA's driver says of its version; None where it is not loaded."""
+    return _value_in(Path("/proc/driver/nvidia/version"), "NVRM version")
+
+
+def _value_in(path: Path, key: str) -> str | None:
+    """The value in the first line ``key: value`` of a file; None where there is none."""
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), None)

@@ -1,0 +1,167 @@
+"""The manifest a capture leaves beside its trace: what was run, how, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from nsys_analyzer.analysis.transformer.models import Configuration, mode_from_text, precision_from_text, resolve_model
+from nsys_analyzer.configuration import SCHEMA_VERSION, Run
+from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace.sources import is_capture, trace_stem
+
+MANIFEST = "manifest.json"
+_SUFFIX = ".manifest.json"
+_REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
+
+
+class ManifestError(NsysAnalyzerError):
+    """A manifest that cannot be read."""
+
+
+def configuration_of(run: Run) -> Configuration:
+    """The configuration that a manifest describes; dimensions, where all four are there, decide the model.
+
+    Raises:
+        ConfigurationError: an unknown model without dimensions, or impossible dimensions.
+    """
+    d_model, d_ff, layers, heads = run.d_model, run.d_ff, run.num_layers, run.num_heads
+    dimensions = (d_model, d_ff, layers, heads) if d_model and d_ff and layers and heads else None
+    return Configuration(
+        model=resolve_model(run.model, dimensions, run.vocab_size),
+        context_length=run.context_length,
+        batch_size=run.batch_size,
+        precision=precision_from_text(run.precision) if run.precision else None,
+        mode=mode_from_text(run.mode) if run.mode else None,
+        attention=run.attention,
+        source="manifest",
+    )
+
+
+def read_manifest(path: Path) -> Run:
+    """The manifest in this file; keys it does not know are ignored.
+
+    Raises:
+        ManifestError: no such file, not a JSON object, a value of the wrong type, an unknown status, model or
+            schema version.
+    """
+    return run_from(_values_in(path), path)
+
+
+def _values_in(path: Path) -> Any:
+    try:
+        return decode_json(path.read_bytes())
+    except OSError as error:
+        raise ManifestError(f"{path}: cannot be read ({error.strerror})", "Check the path") from error
+    except ValueError as error:
+        raise ManifestError(f"{path}: not JSON ({error})", _REMEDY) from error
+
+
+def run_from(values: Any, path: Path) -> Run:
+    """The run that the values of a JSON file at this path describe.
+
+    Raises:
+        ManifestError: as :func:`read_manifest` does.
+    """
+    if not isinstance(values, dict):
+        raise ManifestError(f"{path}: holds a JSON {type(values).__name__}, not an object", _REMEDY)
+    try:
+        run = msgspec.convert({key: value for key, value in values.items() if value is not None}, Run)
+        if run.schema_version > SCHEMA_VERSION:
+            problem = f"{path}: schema version {run.schema_version}, this release reads {SCHEMA_VERSION}"
+            raise ManifestError(problem, "Upgrade: pip install --upgrade nsys-analyze")
+        configuration_of(run)
+    except msgspec.ValidationError as error:
+        problem, _, key = str(error).partition(" - at `$.")
+        raise ManifestError(f"{path}: {key.rstrip('`')} is {values[key.rstrip('`')]!r}: {problem}", _REMEDY) from error
+    except ConfigurationError as error:
+        hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
+        raise ManifestError(f"{path}: {error.message}", hint) from error
+    return run
+
+
+def find_manifest(trace: Path) -> Run | None:
+    """The manifest that belongs to this trace; ``None`` where there is none.
+
+    ``<stem>.manifest.json`` beside the trace comes first. Then ``manifest.json`` of its folder, which belongs
+    to the trace its ``capture`` names, or to the folder's only trace. A trace and its export, ``a.nsys-rep``
+    and ``a.sqlite``, are one trace.
+
+    Raises:
+        ManifestError: the manifest is malformed.
+    """
+    stem = trace_stem(trace)
+    own = trace.parent / f"{stem}{_SUFFIX}"
+    if own.is_file():
+        return read_manifest(own)
+    shared = trace.parent / MANIFEST
+    if not shared.is_file():
+        return None
+    manifest = read_manifest(shared)
+    named = manifest.capture is not None and trace_stem(Path(manifest.capture)) == stem
+    return manifest if named or _trace_stems(trace.parent) <= {stem} else None
+
+
+@dataclass(frozen=True)
+class Traceless:
+    """The manifests of runs that left no trace, and why others beside no trace cannot be read, by their paths."""
+
+    manifests: Mapping[Path, Run] = field(default_factory=dict)
+    refused: Mapping[Path, ManifestError] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.manifests or self.refused)
+
+
+def manifests_without_trace(folder: Path) -> Traceless:
+    """The manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
+
+    In order of folder and file name. A folder that does not exist, or that cannot be read, holds none; a
+    ``manifest.json`` without a status is somebody else's.
+    """
+    if not folder.is_dir():
+        return Traceless()
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    manifests, refused = {}, {}
+    for path in (path for place in (folder, *subfolders) for path in _manifests_in(place)):
+        try:
+            values = _values_in(path)
+            if path.name == MANIFEST and not (isinstance(values, dict) and "status" in values):
+                continue  # of a web application, or of a model's checkpoint
+            manifest = run_from(values, path)
+        except ManifestError as error:
+            if not _trace_stems(path.parent):  # else its trace's row says it
+                refused[path] = error
+        else:
+            if not _has_trace(path, manifest):
+                manifests[path] = manifest
+    return Traceless(manifests, refused)
+
+
+def _manifests_in(folder: Path) -> list[Path]:
+    """What is called like a manifest in a folder; nothing where it cannot be read."""
+    try:
+        found = sorted(path for path in folder.iterdir() if path.name.endswith(MANIFEST) and not path.is_fifo())
+    except OSError:  # its captures' row says it
+        return []
+    return [path for path in found if path.name == MANIFEST or path.name.endswith(_SUFFIX)]
+
+
+def _has_trace(path: Path, manifest: Run) -> bool:
+    folder = path.parent
+    stems = _trace_stems(folder)
+    if path.name != MANIFEST:
+        stem = path.name.removesuffix(_SUFFIX)
+        return stem in stems or (folder / f"{stem}.json").is_file()
+    if manifest.capture is None or len(stems) == 1:
+        return bool(stems)
+    return trace_stem(Path(manifest.capture)) in stems or (folder / Path(manifest.capture).name).is_file()
+
+
+def _trace_stems(folder: Path) -> set[str]:
+    return {trace_stem(path) for path in folder.iterdir() if is_capture(path.name)}

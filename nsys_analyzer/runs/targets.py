@@ -1,0 +1,87 @@
+"""What a sweep runs: one target for each configuration, or a program of the user's."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.configuration import OPTIONS, Run, Value
+from nsys_analyzer.errors import ConfigurationError
+
+#: The values of each option that a sweep takes, by the option's name.
+Choices: TypeAlias = Mapping[str, Sequence[Value]]
+
+#: The phases that a run of each mode times, in the order of a step.
+PHASES = {
+    "forward": ("forward", "step"),
+    "forward+backward": ("forward", "loss", "backward", "step"),
+    "train": ("forward", "loss", "backward", "optimizer", "step"),
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """One program to run and to profile.
+
+    Attributes:
+        name: its folder in the output folder.
+        program: its command line.
+        run: what is known of it before it has run.
+        timed: whether it takes ``--results FILE`` and writes its times there, as our own targets do.
+    """
+
+    name: str
+    program: tuple[str, ...]
+    run: Run
+    timed: bool = False
+
+
+def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:
+    """The transformer in each combination of models and options, in the order of both, each once.
+
+    Args:
+        models: their names.
+        choices: the values of options; those that are not here are at their defaults.
+        more: further options of the target, passed on as they are.
+
+    Raises:
+        ConfigurationError: an unknown model.
+    """
+    every = {name: choices.get(name) or (one.default,) for name, one in OPTIONS.items() if one.in_run}
+    targets = (
+        _target(Run(model=find_model(model).name, **dict(zip(every, values, strict=True))), more)  # type: ignore[arg-type]
+        for model, *values in itertools.product(models, *every.values())
+    )
+    return tuple({target.name: target for target in targets}.values())
+
+
+def _target(run: Run, more: Sequence[str]) -> Target:
+    asked = {one: value for name, one in OPTIONS.items() if (value := getattr(run, name)) is not None}
+    words = [word for one, value in asked.items() for word in one.words(value)]
+    program = (sys.executable, "-m", "profiling_targets.transformer", "--model", str(run.model), *words, *more)
+    unusual = [word for one, value in asked.items() if (word := one.in_a_name(value))]
+    name = "_".join([f"{run.model}_ctx{run.context_length}_{run.mode}_{run.precision}", *unusual])
+    return Target(name, program, run, timed=True)
+
+
+def program_target(program: Sequence[str], run: Run) -> Target:
+    """The target for a program of the user's, called after its script: ``python -u src/train.py`` is ``train``.
+
+    Raises:
+        ConfigurationError: no name can be made of it.
+    """
+    if program[0].startswith("-"):  # a profiler would take it for an option of its own
+        raise ConfigurationError(f"{program[0]!r} looks like an option, and is no program", "Name it by its path: ./…")
+    script = next((word for word in program if word.endswith(".py")), None)
+    module = program[program.index("-m") + 1] if "-m" in program[:-1] else None
+    stem = Path(script).stem if script else module or Path(program[0]).name
+    name = re.sub(r"[^\w.-]+", "-", stem).strip("-.")
+    if not name:
+        raise ConfigurationError(f"{program[0]!r} gives no name for a folder", "Name the program by its path")
+    return Target(name, tuple(program), run)

@@ -1,0 +1,100 @@
+"""Writes ``timings.csv`` from the manifests of a sweep: one row for each configuration and phase."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from nsys_analyzer.analysis.transformer.models import mode_from_text
+from nsys_analyzer.configuration import DIMENSIONS, OPTIONS
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.runs.targets import PHASES
+from nsys_analyzer.system.atomic_write import write_text
+from nsys_analyzer.system.strict_json import decode_json
+
+NAME = "timings.csv"
+_STEPS = ("warmup_steps", "steps")
+_DESCRIBED = ("model", *DIMENSIONS, *(name for name, one in OPTIONS.items() if one.in_run and name not in _STEPS))
+COLUMNS = (
+    "capture", *_DESCRIBED, "phase", *_STEPS, "mean_ms", "std_ms", "min_ms", "median_ms", "max_ms",
+    "peak_memory_bytes", "status", "message",
+)  # fmt: skip
+"""The columns, which ``report --csv`` reads; times in milliseconds over the measured steps."""
+
+
+def write_timings(folder: Path) -> Path:
+    """Writes ``timings.csv`` of a sweep's folder, whole or not at all, and returns its path.
+
+    A configuration that ran out of memory, failed or timed out has its phases with that status and no times.
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    for path in sorted(folder.glob("[!.]*/manifest.json")):  # what is hidden is not finished
+        writer.writerows(_rows(path.parent.name, _manifest(path)))
+    write_text(folder / NAME, text.getvalue())
+    return folder / NAME
+
+
+def is_from_a_sweep(path: Path) -> bool:
+    """Whether a file of timings was written here, and may be written anew."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.readline().startswith(",".join(COLUMNS[:2]))
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    """The manifest, empty where the file is somebody else's: others call theirs so, too."""
+    try:
+        manifest = decode_json(path.read_bytes())
+    except ValueError:
+        return {}
+    return manifest if isinstance(manifest, dict) else {}
+
+
+def _rows(capture: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if not manifest.get("timings"):  # a program that times nothing
+        return
+    timing = _timing(capture, manifest["timings"])
+    times = timing.times_ms
+    described = {key: manifest[key] for key in (*_DESCRIBED, *_STEPS) if key in manifest}
+    for phase in times or PHASES.get(mode_from_text(manifest.get("mode", "")), ()):
+        ended = {"status": timing.status, "message": " ".join((timing.message or "").split())}
+        row = {"capture": capture, **described, "phase": phase, **ended}
+        if timing.status == "ok":
+            row |= {**_statistics(times[phase]), "peak_memory_bytes": manifest.get("peak_memory_bytes") or ""}
+        yield row
+
+
+def _timing(capture: str, values: Any) -> _Timing:
+    try:
+        return msgspec.convert(values, _Timing)
+    except msgspec.ValidationError as error:
+        problem = f"{capture}/manifest.json: its timings are none of a sweep's ({error})"
+        raise ConfigurationError(problem, "Move the folder away, or run the configuration again") from error
+
+
+class _Timing(msgspec.Struct):
+    """What a manifest says of the run without a profiler: how it ended, and the times of each phase's steps in ms."""
+
+    status: str
+    times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]
+    message: str | None = None
+
+
+def _statistics(values: list[float]) -> dict[str, str]:
+    """Mean, sample standard deviation (empty for one value), minimum, median and maximum, to the nanosecond."""
+    figures = {
+        "mean_ms": statistics.mean(values),
+        "min_ms": min(values),
+        "median_ms": statistics.median(values),
+        "max_ms": max(values),
+    }
+    if len(values) > 1:
+        figures["std_ms"] = statistics.stdev(values)
+    return {key: f"{value:.6f}" for key, value in figures.items()}

@@ -1,0 +1,1 @@
+"""Copies of captures that may leave the machine, without what is private."""

@@ -1,0 +1,267 @@
+"""Writes a copy of an export that can be given to others: what analysis needs, and nothing of its owner."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.share.private import find_private
+from nsys_analyzer.share.scrub import Renamed, Scrubber
+from nsys_analyzer.system.atomic_write import atomic_write, check_regular
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.ranks import Rank, read_ranks
+from nsys_analyzer.trace.reader import Reader, column_in, quoted
+from nsys_analyzer.trace.schema import Table
+from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.sources.inputs import check_no_input
+from nsys_analyzer.trace.trace import check_recorded, costly_tables
+
+#: The tables that a copy has, those of threads and strings last, for others refer to them. Payloads stay behind.
+_LAST = (schema.THREADS, schema.STRINGS)
+_FIRST = (table for table in dict.fromkeys(schema.TABLES.values()) if table not in (*_LAST, schema.PAYLOAD_FIELDS))
+_TABLES = (*_FIRST, *_LAST)
+
+#: Columns of numbers that are kept beside those that the package reads.
+_MORE_COLUMNS = {
+    "kernel": (
+        "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
+        "dynamicSharedMemory",
+    ),
+    "memcpy": ("bytes", "copyKind"),
+    "memset": ("bytes",),
+    "runtime": ("end",),
+    "nvtx": ("domainId",),
+    "memory": ("deviceId", "address", "memKind", "correlationId", "streamId"),
+    "gpus": ("clockRate", "computeMajor", "computeMinor"),
+}  # fmt: skip
+
+#: The rows that are kept, where not all are. A list of the host's threads would be a list of its processes.
+_ROWS = {
+    "environment": (
+        "name IN ('NvDriverVersion', 'CudaDriverVersion', 'DevicePlatform', 'HipDriverVersion', 'HipRuntimeVersion',"
+        " 'CpuDescription', 'OsDescription')"
+    ),
+    "export": (
+        "name IN ('EXPORT_PRODUCT_NAME', 'EXPORT_PRODUCT_VERSION', 'PRODUCT_VERSION', 'EXPORT_SCHEMA_VERSION',"
+        " 'EXPORT_CONVERTER_VERSION', 'EXPORT_SOURCE_SUFFIX', 'EXPORT_RANGES_ON')"
+        f" OR (name = '{schema.TIME_SHIFT}' AND value <> '0')"
+    ),
+    # Not the command line of the program, which is its owner's.
+    "capture": "name = 'CAPTURE_EVENT_TYPE' OR name LIKE '%CUDA_GRAPH_TRACE_OPTIONS:MODE'",
+    "diagnostics": "instr(text, 'might be missing') OR severity IN (2, 3)",
+    "threads": "globalTid IN (SELECT id FROM temp.used_threads)",
+    "strings": "id IN (SELECT id FROM temp.used_strings)",
+}
+
+#: The columns, by our names, that hold names; other texts are messages or properties of the machine.
+_NAMES = {("strings", "value"), ("nvtx", "text")}
+#: The tables of properties, of which the rows above are kept.
+_PROPERTIES = ("environment", "export", "capture")
+#: The columns, by our names, that hold IDs of strings.
+_STRING_IDS = ("name", "text_id")
+
+
+@dataclass(frozen=True)
+class NotCopied:
+    """The parts of an export that are not in its copy.
+
+    Attributes:
+        tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
+        rows: rows that a table of the copy has no more, by the table's name.
+        strings: rows of ``StringIds`` to which nothing refers any more.
+        texts: texts that lost a private value or a word.
+        renamed: names that have an alias in the copy.
+        variables: environment variables that the export held.
+    """
+
+    tables: dict[str, int]
+    rows: dict[str, int]
+    strings: int
+    texts: int
+    renamed: tuple[Renamed, ...]
+    variables: int
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A copy: its path, the sizes of the export and of the copy in bytes, and what is not in it."""
+
+    path: Path
+    bytes_before: int
+    bytes_after: int
+    not_copied: NotCopied
+
+
+def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
+    """Copies what analysis needs of a trace, scrubbed, into a new export.
+
+    The copy gives the same figures as the trace; the program's command line and names that read as none are not in
+    its report. It appears whole or not at all.
+
+    Args:
+        trace: a ``.sqlite`` export, or anything else that ``Trace.load`` takes.
+        output: the copy, ``.sqlite``; its folder is made as needed.
+        force: whether a file that is there already is replaced. The trace itself never is.
+        keep: names that match one of these as a whole stay as they are, whether they read as names or not.
+
+    Raises:
+        TraceError: the trace is absent, damaged, or not an nsys export.
+        MissingTableError: it holds neither CUDA activity nor NVTX ranges.
+        ExportError: a ``.nsys-rep`` could not be exported.
+        NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
+    """
+    _check_output(trace, output, force=force)
+    reader = Reader(sqlite_of(trace))
+    _check_output(reader.path, output, force=force)
+    check_recorded(reader, reader.path)
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(output) as unfinished:
+            not_copied = _copy(reader, unfinished, keep)
+            sizes = reader.path.stat().st_size, unfinished.stat().st_size
+    except sqlite3.Error as error:
+        if "disk" in str(error).replace("disk image", ""):  # "database or disk is full", "disk I/O error"
+            hint = "Name a file on another disk with -o"
+            raise NsysAnalyzerError(f"{output} cannot be written ({error})", hint) from error
+        raise TraceError(f"{reader.path} is damaged or truncated ({error})", "Export the report again") from error
+    except OSError as error:
+        reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
+        raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
+    return Shared(output, *sizes, not_copied)
+
+
+def _check_output(trace: Path, output: Path, *, force: bool) -> None:
+    if output.suffix.lower() != ".sqlite":
+        raise NsysAnalyzerError(f"{output} is not called like an export", f"Name it {output.stem or 'small'}.sqlite")
+    check_regular(output, "Name a file with -o")
+    check_no_input(output, [trace])
+    if output.exists() and not force:
+        raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
+
+
+def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> NotCopied:
+    """Writes the copy: the export is only read, the output must not be there yet. Names that match ``keep`` stay."""
+    with closing(sqlite3.connect(reader.uri, uri=True)) as source:
+        private = find_private(source, reader.columns_of)
+        scrubber = Scrubber(private, keep)
+        source.create_function("scrub_name", 1, scrubber.name)
+        source.create_function("scrub_message", 1, scrubber.message)
+        source.execute("ATTACH CAST(? AS TEXT) AS copy", (os.fsencode(output),))
+        for setting in ("copy.journal_mode = OFF", "copy.synchronous = OFF", "temp_store = MEMORY"):
+            source.execute(f"PRAGMA {setting}")  # a copy broken off is thrown away: nothing needs to survive it
+        source.execute("CREATE TABLE temp.used_threads (id INTEGER PRIMARY KEY)")
+        source.execute("CREATE TABLE temp.used_strings (id INTEGER PRIMARY KEY)")
+        kept = {name: table for table in _TABLES if (name := reader.name_of(table))}
+        for name, table in kept.items():
+            _copy_table(source, reader, table, name)
+        if not reader.name_of(schema.RANKS):
+            _write_ranks(source, read_ranks(reader))
+        _note_costly_tables(source, reader)
+        source.commit()
+        tables, rows, strings = _missing_rows(source, reader, kept)
+        return NotCopied(tables, rows, strings, len(scrubber.changed), tuple(scrubber.renamed), private.variables)
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of the copy: its name in the file, and the SQL of its type and its value there."""
+
+    name: str
+    kind: str
+    value: str
+    is_required: bool = False
+    used: str = ""  # the table that notes the IDs it refers to
+
+
+def _columns(table: Table, present: Sequence[str]) -> Iterator[_Column]:
+    """The columns that are kept of a table; what is not a number stays behind in a column of numbers."""
+    taken = []
+    for column in table.columns:
+        name = column_in(column, present)
+        if name is None:
+            continue
+        taken.append(name)
+        is_required = column.name in table.required
+        if isinstance(column.default, int):
+            used = "used_strings" if column.name in _STRING_IDS else ""
+            if column.name == "thread" and table is not schema.THREADS:
+                used = "used_threads"
+            yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required, used)
+        elif column.name == "name" and table.key in _PROPERTIES:  # the rows are chosen by it: it holds nothing else
+            yield _Column(name, "TEXT", f'CAST("{name}" AS TEXT)', is_required)
+        else:
+            of_what = "name" if (table.key, column.name) in _NAMES else "message"
+            scrubbed = f'scrub_{of_what}(CAST("{name}" AS BLOB))'
+            if table is schema.EXPORT:
+                # A long number would be taken out. Without this one the times of the copy mean nothing, and they tell
+                # it anyway.
+                shift = f"CAST(CAST({name} AS INTEGER) AS TEXT)"
+                scrubbed = f"CASE name WHEN '{schema.TIME_SHIFT}' THEN {shift} ELSE {scrubbed} END"
+            yield _Column(name, "TEXT", scrubbed, is_required)
+    for name in _MORE_COLUMNS.get(table.key, ()):
+        if name in present and name not in taken:
+            yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)')
+
+
+def _copy_table(source: sqlite3.Connection, reader: Reader, table: Table, name: str) -> None:
+    """Copies the columns that hold anything in the rows to keep, and those that a reader asks for."""
+    where = " AND ".join(f"({one})" for one in _conditions(reader, table, name)) or "1"
+    columns = list(_columns(table, reader.columns_of[name]))
+    counts = ", ".join(f'count("{column.name}")' for column in columns)
+    rows, *filled = source.execute(f'SELECT count(*), {counts} FROM main."{name}" WHERE {where}').fetchone()
+    columns = [one for one, count in zip(columns, filled, strict=True) if count or not rows or one.is_required]
+    declared = ", ".join(f'"{column.name}" {column.kind}' for column in columns)
+    source.execute(f'CREATE TABLE copy."{name}" ({declared})')
+    selected = ", ".join(column.value for column in columns)
+    source.execute(f'INSERT INTO copy."{name}" SELECT {selected} FROM main."{name}" WHERE {where} ORDER BY rowid')
+    for column in columns:
+        if column.used:  # a NULL would take an ID
+            ids = f'SELECT DISTINCT "{column.name}" FROM copy."{name}" WHERE "{column.name}" NOTNULL'
+            source.execute(f"INSERT OR IGNORE INTO temp.{column.used} {ids}")
+
+
+def _conditions(reader: Reader, table: Table, name: str) -> Iterator[str]:
+    """The rows that the package reads, of those the ones to show."""
+    if wanted := reader.filter_of(table, name):
+        yield f'"{wanted.column}" {wanted.predicate}'
+    rows = _ROWS.get(table.key, "")
+    if table is schema.DIAGNOSTICS and "severity" not in reader.columns_of[name]:
+        rows = rows.partition(" OR ")[0]
+    if rows:
+        yield rows
+
+
+def _write_ranks(source: sqlite3.Connection, ranks: Mapping[int, Rank]) -> None:
+    """The ranks as numbers, in a table of ours: what the export tells them by stays behind."""
+    if ranks:
+        source.execute("CREATE TABLE copy.PROCESS_RANKS (globalPid INTEGER, rank INTEGER, worldSize INTEGER)")
+        rows = [(process, rank.number, rank.world_size) for process, rank in ranks.items()]
+        source.executemany("INSERT INTO copy.PROCESS_RANKS VALUES (?, ?, ?)", rows)
+
+
+def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:
+    """Tables without rows: verdicts depend on whether these things were recorded, and on nothing that they hold."""
+    (mark,) = schema.COSTLY_MARK
+    for name in costly_tables(reader):
+        source.execute(f'CREATE TABLE copy."{name}" ({mark} INTEGER)')
+
+
+def _missing_rows(
+    source: sqlite3.Connection, reader: Reader, kept: Mapping[str, Table]
+) -> tuple[dict[str, int], dict[str, int], int]:
+    """The rows that are not in the copy: of other tables, of its own, and of the table of strings."""
+
+    def rows(database: str, name: str) -> int:
+        return int(source.execute(f"SELECT count(*) FROM {database}.{quoted(name)}").fetchone()[0])
+
+    before = {name: rows("main", name) for name in reader.columns_of if not name.startswith("ENUM_")}
+    others = {name: count for name, count in before.items() if count and name not in kept}
+    fewer = {name: count - rows("copy", name) for name, count in before.items() if name in kept}
+    strings = sum(fewer.pop(name) for name, table in kept.items() if table is schema.STRINGS)
+    return others, {name: count for name, count in fewer.items() if count}, strings

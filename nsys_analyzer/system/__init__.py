@@ -1,0 +1,1 @@
+"""Atomic writes, processes, strict JSON, and the nsys programs of this machine."""

@@ -1,0 +1,279 @@
+"""Runs a program until it ends, times out or is interrupted; none of its processes outlives this one.
+
+A program and all that it starts carry a mark in their environment. A watcher beside it (:mod:`.watcher`) ends what
+bears the mark, and the program's session and descendants, when this process is gone, however it went. While the program
+runs, a note beside its log holds the mark, by which the next run into the same folder finds what a watcher that was
+killed, too, has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.system import watcher
+
+_Result = TypeVar("_Result")
+
+_GRACE_S = 5
+_TICK_S = 0.2
+_MARK = "NSYS_ANALYZE_PROCESS"
+_NOTES = ".running-*"
+_KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # its own end, or what a shell or profiler makes of it
+_TAIL_BYTES = 20_000
+_OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
+    r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
+)
+_ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a program ended: ``ok``, ``oom``, ``failed`` or ``timeout``, and a line with the reason if not ok."""
+
+    status: str
+    message: str | None = None
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Who is told: the name of what is run and what is done with it; and how it ended, after how many seconds."""
+
+    started: Callable[[str, str], None]
+    ended: Callable[[str, Ended, float], None]
+
+
+def run_logged(
+    command: Sequence[str], log: Path, timeout_s: float | None, *, environment: Mapping[str, str] | None = None,
+    made_progress: Callable[[], bool] = lambda: False,
+) -> Ended:  # fmt: skip
+    """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
+
+    When the time is up, on an interrupt, or where the command fails, all that it started is ended, a profiler's
+    target too; and so it is when this process is killed.
+
+    Args:
+        command: the command line.
+        log: the file.
+        timeout_s: seconds until it is ended, None for no limit.
+        environment: variables beside those of this process.
+        made_progress: asked a few times a second; the time begins anew whenever it returns True.
+
+    Raises:
+        KeyboardInterrupt: after all of it is gone.
+        OSError: the log cannot be written.
+    """
+    killed_before, mark = _oom_kills(), str(uuid.uuid4())
+    with log.open("ab") as output, _noted(mark, log), _watcher(mark) as watch:
+        start = output.tell()
+        try:
+            process = _start(command, mark, output, subprocess.STDOUT, environment)
+        except OSError as error:
+            return Ended("failed", f"{command[0]} cannot be run ({error.strerror})")
+        try:
+            code = _to_its_end(process, mark, watch, lambda: _wait(process, timeout_s, made_progress))
+        except subprocess.TimeoutExpired:
+            return Ended("timeout", f"stopped after {timeout_s:g} s")
+    return _ended(code, log, start, starved=_oom_kills() > killed_before)
+
+
+def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    """Runs a command to its end and returns its output; nothing that it started outlives a time-out or an interrupt.
+
+    Raises:
+        OSError: it cannot be run.
+        subprocess.TimeoutExpired: it did not end within ``timeout_s`` seconds; None is no limit.
+    """
+    mark = str(uuid.uuid4())
+    with _watcher(mark) as watch:
+        process = _start(command, mark, subprocess.PIPE, subprocess.PIPE)
+        out, err = _to_its_end(process, mark, watch, lambda: process.communicate(timeout=timeout_s))
+    said = [text.decode(errors="replace") for text in (out, err)]
+    return subprocess.CompletedProcess(process.args, process.returncode, *said)
+
+
+def end_earlier_run(folder: Path) -> None:
+    """Ends the programs that an earlier run into a folder, or one below it, left when it and its watcher were killed.
+
+    Processes of a run that ended well are left alone.
+
+    Raises:
+        CaptureError: a process does not end.
+    """
+    for note in (*folder.glob(_NOTES), *folder.glob(f"*/{_NOTES}")):
+        left = watcher.end_all(_variable(mark)) if (mark := _mark_in(note)) else set()
+        if left:
+            pids = ", ".join(map(str, sorted(left)))
+            raise CaptureError(
+                f"A program of an earlier run into {folder} is still running (process {pids}), and does not end",
+                "Wait for it, or name another --output-dir",
+            )
+        note.unlink(missing_ok=True)
+
+
+def _variable(mark: str) -> bytes:
+    """The variable that bears a mark, as an environment holds it."""
+    return f"{_MARK}={mark}".encode()
+
+
+@contextmanager
+def _noted(mark: str, log: Path) -> Iterator[None]:
+    """Keeps a file with the mark in its name beside a log while the program runs."""
+    # In its name alone: an empty file takes no room on a disk that is full.
+    note = log.with_name(f"{_NOTES[:-1]}{mark}_{_identity(log.parent)}")
+    note.touch()
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def _mark_in(note: Path) -> str:
+    """The mark in a note; empty where the folder is a copy, whose original may be at work."""
+    mark, _, identity = note.name.removeprefix(_NOTES[:-1]).partition("_")
+    return mark if identity == _identity(note.parent) else ""
+
+
+def _identity(folder: Path) -> str:
+    status = folder.stat()
+    return f"{status.st_dev}-{status.st_ino}"
+
+
+def _start(
+    command: Sequence[str | Path], mark: str, stdout: IO[bytes] | int, stderr: int,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """Starts a command in a session of its own, with the mark in its environment."""
+    variables = {**os.environ, **(environment or {}), _MARK: mark}
+    return subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, env=variables
+    )
+
+
+def _to_its_end(
+    process: subprocess.Popen[bytes], mark: str, watch: Callable[[int], watcher.Leader], wait: Callable[[], _Result]
+) -> _Result:
+    """Returns what waiting for a process returns; where that fails, the process ends with all it started."""
+    leader = watch(process.pid)
+    with process:
+        try:
+            result = wait()
+        except BaseException:  # a time-out or an interrupt
+            _end(process, mark, leader)
+            raise
+        if process.returncode:  # a profiler that was killed leaves its target behind
+            watcher.end_all(_variable(mark), leader)
+    return result
+
+
+@contextmanager
+def _watcher(mark: str) -> Iterator[Callable[[int], watcher.Leader]]:
+    """Starts a process that ends all programs with the mark, unless the block ends well before this process does.
+
+    Gives a function that tells it the program's process ID, and returns the program as the leader of its session.
+    """
+    command = [sys.executable, "-I", "-S", watcher.__file__, os.fsdecode(_variable(mark))]
+    unmarked = {name: value for name, value in os.environ.items() if name != _MARK}  # of a run around ours
+    watching = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        bufsize=0, cwd="/", env=unmarked,
+    )  # fmt: skip
+
+    def tell(line: bytes) -> None:
+        if watching.stdin:
+            with contextlib.suppress(BrokenPipeError):  # somebody has ended it
+                watching.stdin.write(line)
+
+    def watch(pid: int) -> watcher.Leader:
+        leader = watcher.Leader.of(pid)
+        tell(leader.line())
+        return leader
+
+    with watching:
+        yield watch
+        tell(watcher.DONE)
+
+
+def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, made_progress: Callable[[], bool]) -> int:
+    """Returns the exit code; raises TimeoutExpired when the time has passed since the process last made progress."""
+    limit = math.inf if timeout_s is None else timeout_s
+    deadline = time.monotonic() + limit
+    while True:
+        try:
+            return process.wait(min(_TICK_S, max(deadline - time.monotonic(), 0)))
+        except subprocess.TimeoutExpired:
+            if made_progress():
+                deadline = time.monotonic() + limit
+            elif time.monotonic() >= deadline:
+                raise
+
+
+def last_lines(log: Path, lines: int = 3) -> str:
+    """The last lines of a log that are not empty, as one."""
+    return " | ".join([line.strip() for line in _tail(log, 0).splitlines() if line.strip()][-lines:])
+
+
+def _end(process: subprocess.Popen[Any], mark: str, leader: watcher.Leader) -> None:
+    """Terminates the process's group, and kills what is left of it; a second interrupt kills at once.
+
+    nsys puts its target into a session of its own: what carries the mark in its environment is killed, too.
+    """
+    family = watcher.family(leader)  # while every parent is still there
+    try:
+        _signal_group(process, signal.SIGTERM)
+    finally:
+        _signal_group(process, signal.SIGKILL)
+        watcher.end_all(_variable(mark), leader, family)
+
+
+def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with contextlib.suppress(ProcessLookupError):  # nobody is left
+        os.killpg(process.pid, number)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_GRACE_S)
+
+
+def _ended(code: int, log: Path, start: int, *, starved: bool) -> Ended:
+    if code == 0:
+        return Ended("ok")
+    said = _tail(log, start)
+    if starved and code in _KILLED:
+        return Ended("oom", "the system ran out of memory and killed it")
+    found = [line.strip() for line in said.splitlines() if _OUT_OF_MEMORY.search(line)]
+    if found:
+        return Ended("oom", found[-1])
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
+    last = (errors or lines or ["it said nothing"])[-1]
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    return Ended("failed", f"{how}: {last}")
+
+
+def _tail(log: Path, start: int) -> str:
+    with log.open("rb") as file:
+        file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
+        return file.read().decode(errors="replace")
+
+
+def _oom_kills() -> int:
+    """How many processes this system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 and later."""
+    try:
+        counters = Path("/proc/vmstat").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    match = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
+    return int(match[1]) if match else 0

@@ -1,0 +1,39 @@
+"""Strict JSON for files of unknown origin: values that a later step cannot hold are refused when they are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+#: The largest whole number that a float holds together with all below it.
+LARGEST = 2**53
+
+
+def decode_json(content: bytes) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        ValueError: it is no JSON, or holds what cannot be kept: half a surrogate pair, NaN, infinity, a nesting that
+            is too deep.
+    """
+    try:
+        return msgspec.json.decode(content.removeprefix(_BYTE_ORDER_MARK))
+    except RecursionError as error:
+        raise ValueError("nested too deep") from error
+
+
+def check_numbers(value: Any) -> None:
+    """Checks that every number of a JSON value is small enough for exact arithmetic.
+
+    Raises:
+        ValueError: one is beyond 2^53 as a whole number, or 1e300 as any.
+    """
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for one in value:
+            check_numbers(one)
+    elif (isinstance(value, int) and abs(value) > LARGEST) or (isinstance(value, float) and abs(value) > 1e300):
+        raise ValueError(f"{str(value)[:30]} is beyond any figure")

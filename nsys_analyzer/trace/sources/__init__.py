@@ -1,0 +1,119 @@
+"""The input formats, and the SQLite export that a file of each becomes: made once, and kept.
+
+A new format is a module with a :class:`~nsys_analyzer.trace.sources.source.Source`, and an entry in ``SOURCES``.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from nsys_analyzer.errors import ExportError, TraceError
+from nsys_analyzer.system.atomic_write import atomic_write
+from nsys_analyzer.trace.sources.kineto import KINETO
+from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places, writable_place
+from nsys_analyzer.trace.sources.nsys_report import NSYS_REPORT
+from nsys_analyzer.trace.sources.source import Source, WriteExport
+
+EXPORT = Source((".sqlite",))
+"""An SQLite export, which is read as it is; so is a file that no format takes, for its content may be one."""
+
+SOURCES: tuple[Source, ...] = (EXPORT, NSYS_REPORT, KINETO)
+
+
+def source_of(path: Path) -> Source:
+    """The format of a file, by its name."""
+    return next((source for source in SOURCES if source.suffix_of(path)), EXPORT)
+
+
+def is_capture(name: str) -> bool:
+    """Whether a file in a folder is a capture, by its name; a plain ``.json`` may be anything."""
+    return name.endswith(tuple(suffix for source in SOURCES for suffix in source.suffixes))
+
+
+def trace_stem(capture: Path) -> str:
+    """The name that a capture shares with its export: ``a`` of ``a.nsys-rep``, ``a.json.gz`` and ``a.json``.
+
+    Not ``Path.stem``: what follows the point of ``2.7B_ctx256`` is no suffix. Nor is all of ``.sqlite``.
+    """
+    return source_of(capture).stem_of(capture)
+
+
+def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
+    """The SQLite file behind a path: itself, or the export of a capture, made only where no current one is there.
+
+    It is looked for, and made, as ``X.sqlite`` beside the capture ``X``; in ``~/.cache/nsys-analyze`` (or below
+    ``$XDG_CACHE_HOME``) where that folder cannot be written, or holds what another capture became under that name.
+
+    Args:
+        path: a capture in any format of ``SOURCES``.
+        timeout_s: how long another program may take for the export.
+
+    Raises:
+        TraceError: the file cannot be read, or there is too little memory for what it holds.
+        ExportError: there is no place for the export, or the program that makes it is missing or fails.
+    """
+    if source_of(path).open is None:
+        return path
+    beside, cached = places(path, trace_stem(path))
+    if beside.exists() and not is_made_from(beside, path):
+        beside = cached
+    if path.is_file() and path.stat().st_size:
+        for export in (beside, cached):
+            if is_current(export, path):
+                return export
+    return _convert(path, partial(writable_place, beside, cached), timeout_s)
+
+
+def convert(path: Path, output: Path) -> None:
+    """Writes the export of a capture to a file of any name, which appears whole or not at all.
+
+    Raises:
+        TraceError, ExportError: as :func:`sqlite_of`.
+    """
+    _convert(path, lambda: output, None)
+
+
+def _convert(path: Path, place: Callable[[], Path], timeout_s: float | None) -> Path:
+    source = source_of(path)
+    if source.open is None:
+        raise ExportError(f"{path} is an export already", "Name a report of nsys or a trace of PyTorch's profiler")
+    try:
+        write = source.open(path, timeout_s)
+        output = place()
+        _write(write, output, path)
+    except MemoryError as error:
+        hint = "Record fewer steps, or read it on a machine with more memory"
+        raise TraceError(f"{path} needs more memory than there is", hint) from error
+    return output
+
+
+def _write(write: WriteExport, output: Path, capture: Path) -> None:
+    try:
+        with atomic_write(output, source=capture) as unfinished:
+            write(unfinished)
+    except (sqlite3.Error, OSError) as error:
+        hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+        raise ExportError(f"{output} cannot be written: {error}", hint) from error
+
+
+def is_made_from(export: Path, capture: Path) -> bool:
+    """Whether an export of the capture's name is that capture's; without an origin it is that of a report."""
+    source, origin = source_of(capture), origin_of(export)
+    if origin is None or not source.tells_origin:
+        return origin is None and not source.tells_origin
+    return origin.suffix in (None, source.suffix_of(capture))
+
+
+def is_current(export: Path, capture: Path) -> bool:
+    """Whether an export is the capture's, not by another converter, and the capture still the same.
+
+    An export of nsys says nothing of its report: it is current when it is no older.
+    """
+    if not is_made_from(export, capture):
+        return False
+    if origin := origin_of(export):
+        return origin.is_current(capture)
+    return is_sqlite(export) and export.stat().st_mtime_ns >= capture.stat().st_mtime_ns

@@ -1,0 +1,176 @@
+"""The records that are kept of a PyTorch profiler's trace: its events, and the properties beside them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from nsys_analyzer.trace.sources.kineto.refused import reason
+from nsys_analyzer.trace.sources.made import Fingerprint
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""An ordinal: of a device, a rank; a version."""
+
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+"""The range of a column of integers."""
+
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of bytes or of processors."""
+
+Text = str | int | float
+
+Name = int | str
+"""The ID of a process or a thread in a trace: any number, or any text."""
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event: its name, process and thread (device and stream on a GPU) as written, start and end in ns."""
+
+    kind: str
+    name: str
+    pid: Name
+    tid: Name
+    start: int
+    end: int
+
+
+class Call(Event, gc=False):
+    """An API call, or anything else that has a correlation ID; 0 where the trace has none."""
+
+    correlation: int = 0
+
+
+class GpuOperation(Call, gc=False):
+    """A kernel, copy or fill.
+
+    Attributes:
+        device: the GPU's ordinal.
+        stream: its stream.
+        context: its context.
+        size: what a copy or fill moved, in bytes.
+        graph_node: the node of a CUDA graph, None where it came from none.
+        direction: which way a copy of an MTIA went.
+    """
+
+    device: int = 0
+    stream: int = 0
+    context: int = 0
+    size: int = 0
+    graph_node: int | None = None
+    direction: str | None = None
+
+
+class Allocation(Event, gc=False):
+    """Memory that PyTorch's allocator gave out (``size`` in bytes) or took back (negative), and how much it then held.
+
+    ``device`` is None for the host's memory.
+    """
+
+    size: int = 0
+    address: int = 0
+    device: int | None = None
+    reserved: int | None = None
+    allocated: int | None = None
+
+
+class ThreadName(Event, gc=False):
+    """The name of a thread, which has no time."""
+
+    thread_name: str = ""
+
+
+class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms", "old_sms": "multiProcessorCount"}):
+    """A GPU of the machine, as Kineto lists it; ``old_sms`` is what PyTorch before 1.11 wrote."""
+
+    id: Int32
+    name: str | None = None
+    memory: Size = 0
+    sms: Size | None = None
+    old_sms: Size = 0
+
+
+class Distributed(msgspec.Struct):
+    """The rank of the process in its group."""
+
+    rank: Int32 | None = None
+    world_size: Int32 | None = None
+
+
+class Properties(msgspec.Struct):
+    """The properties that are read; None, or empty, where the trace does not have one."""
+
+    device_properties: tuple[Device, ...] | None = msgspec.field(name="deviceProperties", default=None)
+    compute_properties: tuple[Device, ...] | None = msgspec.field(name="computeProperties", default=None)
+    distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
+    torch_version: Text | None = None
+    cuda_driver_version: Int32 | None = None
+    hip_driver_version: Int32 | None = None
+    hip_runtime_version: Int32 | None = None
+    roctracer_version: Text | None = None
+    driver_version: Text | None = None
+    cpu: Text | None = None
+    os: Text | None = None
+
+    @property
+    def devices(self) -> tuple[Device, ...]:
+        """The machine's GPUs; before PyTorch 1.11 they had another key."""
+        return self.device_properties or self.compute_properties or ()
+
+
+PROPERTIES = frozenset(Properties.__struct_encode_fields__)
+"""The keys that are read."""
+
+
+def read_properties(written: dict[str, Any]) -> tuple[Properties, tuple[str, ...]]:
+    """Return the properties of a trace, and what its reader must be told: those that cannot be what they should."""
+    properties, remarks = Properties(), []
+    for key, value in written.items():
+        try:
+            one = msgspec.json.decode(msgspec.json.encode({key: value}), type=Properties)
+        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
+            remarks.append(f"The trace's {key} is ignored: {reason(error)}")
+        else:
+            name = Properties.__struct_fields__[Properties.__struct_encode_fields__.index(key)]
+            setattr(properties, name, getattr(one, name))
+    return properties, tuple(remarks)
+
+
+@dataclass(frozen=True)
+class KinetoTrace:
+    """The events of a trace by kind, times in ns since the first of them, and the trace's own properties.
+
+    Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``; and
+    ``gpu range``, what Kineto draws of a range on the GPU's timeline, where there is nothing of the CPU's.
+
+    Attributes:
+        path: the file.
+        fingerprint: what tells it from another.
+        properties: what the file says beside its events.
+        events: the events of each kind, in the file's order.
+        on_mtia: whether its device is an MTIA.
+        remarks: what its reader must be told of it.
+    """
+
+    path: Path
+    fingerprint: Fingerprint
+    properties: Properties
+    events: dict[str, list[Any]]
+    on_mtia: bool = False
+    remarks: tuple[str, ...] = ()
+
+    def of(self, *kinds: str) -> list[Any]:
+        """The events of one or more kinds, in the file's order within a kind."""
+        return [event for kind in kinds for event in self.events.get(kind, ())]
+
+    @property
+    def calls(self) -> list[Call]:
+        """The API calls."""
+        return self.of("runtime")
+
+    @property
+    def operations(self) -> list[GpuOperation]:
+        """The GPU operations: kernels, copies and fills."""
+        return self.of("kernel", "memcpy", "memset")

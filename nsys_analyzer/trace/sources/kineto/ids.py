@@ -1,0 +1,120 @@
+"""IDs as nsys writes them, for a trace that writes them otherwise: global process and thread IDs, string IDs."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import count
+
+import numpy as np
+
+from nsys_analyzer.errors import TraceError
+from nsys_analyzer.trace.sources.kineto.events import KinetoTrace, Name
+
+_VM = 1 << 48
+_LIMIT = 1 << 24  # a global ID has 24 bits for the process and 24 for the thread
+
+#: Kinds of event that happen on a thread of a process; the others name a GPU and a stream there.
+ON_A_THREAD = ("runtime", "range", "operator", "memory")
+
+
+class Strings:
+    """StringIds under construction: calling it gives a text's ID, from 1 on."""
+
+    def __init__(self) -> None:
+        self._ids: dict[str, int] = {}
+
+    def __call__(self, text: str) -> int:
+        """The ID of a text."""
+        return self._ids.setdefault(text, len(self._ids) + 1)
+
+    def rows(self) -> Iterator[tuple[int, str]]:
+        """The rows of StringIds, read when every text has its ID."""
+        for text, number in self._ids.items():
+            yield number, text
+
+
+class Threads:
+    """The processes and threads of a trace, by what the trace calls them: any number, or any text."""
+
+    def __init__(self, trace: KinetoTrace) -> None:
+        threads: dict[Name, set[Name]] = defaultdict(set)
+        for event in trace.of(*ON_A_THREAD):
+            threads[event.pid].add(event.tid)
+        self._pids = folded(threads)
+        self._tids = {pid: folded(tids) for pid, tids in threads.items()}
+
+    @property
+    def processes(self) -> list[int]:
+        """The global process IDs; one that stands for the GPU's own where the trace holds no thread."""
+        return [_VM | (pid << 24) for pid in self._pids.values()] or [_VM]
+
+    def thread(self, pid: Name, tid: Name) -> int:
+        """The global thread ID."""
+        return self.process(pid) | self._tids[pid][tid]
+
+    def process(self, pid: Name) -> int:
+        """The global process ID."""
+        return _VM | (self._pids[pid] << 24)
+
+    def knows(self, pid: Name, tid: Name) -> bool:
+        """Whether anything happened on this thread."""
+        return tid in self._tids.get(pid, ())
+
+
+def folded(ids: Iterable[Name]) -> dict[Name, int]:
+    """Give each ID a number below 2^24: itself where it is one, else the next that is free, never one twice."""
+    known = set(ids)
+    own = {one for one in known if isinstance(one, int) and 0 <= one < _LIMIT}
+    free = (number for number in count(1) if number not in own)
+    return {one: one if one in own else next(free) for one in sorted(known, key=lambda one: (str(type(one)), one))}
+
+
+def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Name, int]:
+    """Tell which process worked on a GPU of the trace: the one that launched what ran there, and launched it before.
+
+    Kineto writes a GPU's number where the process belongs. With several processes in one trace (the traces of
+    several ranks, put together) a correlation ID alone says little, for each process counts its own from 1.
+
+    Returns:
+        What the trace calls a GPU to the global process ID.
+
+    Raises:
+        TraceError: several ranks call their GPU by one number.
+    """
+    gpus = sorted({event.pid for event in trace.operations}, key=str)
+    processes = threads.processes
+    if len(processes) == 1:
+        return dict.fromkeys(gpus, processes[0])
+    launched: dict[int, dict[int, int]] = {process: {} for process in processes}
+    for event in trace.calls:
+        launched[threads.process(event.pid)].setdefault(event.correlation, event.start)
+    _check_ranks(trace, list(launched.values()))
+    return {gpu: max(processes, key=lambda process: _fit(trace, gpu, launched[process])) for gpu in gpus}
+
+
+def _check_ranks(trace: KinetoTrace, launched: list[dict[int, int]]) -> None:
+    """Refuse a GPU on which two operations of one correlation ID have a launch each: one by either rank.
+
+    A replay of a graph is one launch of many operations.
+    """
+    replays = {event.correlation for event in trace.calls if "Graph" in event.name} | {0}
+    times = Counter((event.pid, event.correlation) for event in trace.operations)
+    for (gpu, correlation), operations in times.items():
+        ranks = sum(correlation in launches for launches in launched)
+        if correlation not in replays and min(operations, ranks) > 1:
+            raise TraceError(
+                f"{trace.path} holds several ranks under one GPU number ({gpu}): their kernels cannot be told apart",
+                "Give the trace of each rank alone",
+            )
+
+
+def _fit(trace: KinetoTrace, gpu: Name, launched: dict[int, int]) -> tuple[int, float]:
+    """How many operations of a GPU these launches explain; of equals, the shorter wait between the two is better."""
+    waits = [
+        event.start - launched[event.correlation]
+        for event in trace.operations
+        if event.pid == gpu and event.correlation in launched
+    ]
+    possible = [wait for wait in waits if wait >= 0]
+    return len(possible), -float(np.median(possible)) if possible else 0.0

@@ -1,0 +1,105 @@
+"""Events of PyTorch's autograd profiler as it was before Kineto (``torch.autograd.profiler``, PyTorch 1.0 to 1.7).
+
+It wrote a bare array. An event has no category: its process is "CPU functions" or "CUDA functions". What stands on the
+GPU are no kernels but operators, each timed by CUDA events around it, those that call others as well; an arrow leads
+there from the operator on the CPU. Later versions write the CPU's side and the arrows alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
+from nsys_analyzer.trace.sources.kineto.events import Call, Event, GpuOperation, Name
+from nsys_analyzer.trace.sources.kineto.operators import is_operator, stretches
+
+UNSORTED = "operator or range"
+"""The kind of an event that may be either: neither this profiler nor the first Kineto tells them apart."""
+
+ARROW = "arrow"
+"""The kind of the two ends of an arrow from an operator to what it did on the GPU."""
+
+LEGACY_ON_GPU = "operator on the GPU"
+"""The kind of an operator as it was timed on the GPU."""
+
+_ON_CPU = "operator on the CPU"
+_KINDS = {"cpu functions": _ON_CPU, "cuda functions": LEGACY_ON_GPU}
+_ARROWS = "cpu_to_"  # "cpu_to_cuda"
+#: What PyTorch before 1.7 calls ``aten::add_``; a person's range may have any name, this one too.
+_BARE_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+
+_TIMED_BY_EVENTS = (
+    "The autograd profiler of PyTorch before 1.8 records no kernels: each one here is an operator, by the time between "
+    "CUDA events around it without the operators it calls, which is more than its kernels take where the GPU waits"
+)
+_WITHOUT_GPU = (
+    "The operators launched work on a GPU, and the autograd profiler recorded none of it: the times are those of the "
+    "CPU. Record with torch.profiler"
+)
+
+
+def legacy_kind(process: Any) -> str | None:
+    """The kind of an event without a category, by the process it names; None for another tool's."""
+    return _KINDS.get(process.lower()) if isinstance(process, str) else None
+
+
+def is_arrow(phase: str, category: str | None) -> bool:
+    """Whether an event is one end of an arrow from the CPU to the GPU."""
+    return phase in ("s", "f") and category is not None and category.startswith(_ARROWS)
+
+
+def sort_legacy(events: dict[str, list[Any]]) -> tuple[str, ...]:
+    """Sort the events of the autograd profiler into operators or ranges, kernels and their launches, in place.
+
+    Returns:
+        What a reader must be told of them; nothing for a trace of Kineto.
+    """
+    functions, spans = (events.pop(kind, []) for kind in (_ON_CPU, LEGACY_ON_GPU))
+    arrows: list[Call] = events.pop(ARROW, [])
+    if not functions and not spans:
+        return ()
+    has_namespaces = any(event.name.startswith("aten::") for event in functions)
+    name_of = {event.name: event.name if has_namespaces else _modern_name(event.name) for event in (*functions, *spans)}
+    for event in (*functions, *spans, *arrows):
+        event.name = name_of.get(event.name, event.name)
+    for event in functions:
+        event.kind = UNSORTED
+    events[UNSORTED] += functions
+    if not spans:
+        return (_WITHOUT_GPU,) if arrows else ()
+    events["kernel"] = list(_kernels(spans, arrows))
+    events["runtime"] = [event for event in arrows if legacy_kind(event.pid) == _ON_CPU]
+    return (_TIMED_BY_EVENTS,)
+
+
+def _modern_name(name: str) -> str:
+    """An operator's name with the namespace that PyTorch 1.7 gave it; a range that names a phase stays a range."""
+    names_a_phase = any(normalized_name(name) in spellings for spellings in DEFAULT_NAMES.values())
+    return name if names_a_phase or not _BARE_NAME.fullmatch(name) else f"aten::{name}"
+
+
+def _own_times(spans: list[Event]) -> Iterator[tuple[Event, tuple[int, int]]]:
+    """The operators among the spans of each device, each with the longest stretch in which it calls no other."""
+    devices: dict[Any, list[Event]] = defaultdict(list)
+    for event in sorted(spans, key=lambda event: (event.start, -event.end)):
+        if is_operator(event.name):
+            devices[event.tid].append(event)
+    for found in devices.values():
+        own = stretches((event.start, event.end) for event in found)
+        for event, free in zip(found, own, strict=True):
+            yield event, max(free, key=lambda one: one[1] - one[0], default=(event.start, event.start))
+
+
+def _kernels(spans: list[Event], arrows: list[Call]) -> Iterator[GpuOperation]:
+    """The spans as kernels, each with the number of the arrow that ends where it starts."""
+    ends: dict[tuple[str, Name, int], list[int]] = defaultdict(list)
+    for arrow in reversed(arrows):
+        if legacy_kind(arrow.pid) == LEGACY_ON_GPU:
+            ends[arrow.name, arrow.tid, arrow.start].append(arrow.correlation)
+    for span, own in _own_times(spans):
+        correlations = ends[span.name, span.tid, span.start]
+        correlation = correlations.pop() if correlations else 0
+        yield GpuOperation("kernel", span.name, span.pid, span.tid, *own, correlation, device=int(span.tid))

@@ -1,0 +1,164 @@
+"""The export made from a capture: where it lies (beside the capture, or in the cache), and what it was made from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sqlite3
+import tempfile
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+from nsys_analyzer.errors import ExportError
+
+CONVERTER = "5"
+"""The version of this package's converters; a file of another one is made again."""
+
+SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
+"""Endings of the files that SQLite keeps beside a database: ``a.sqlite-wal``."""
+
+_CACHE = "~/.cache"
+_CACHE_HINT = "Set XDG_CACHE_HOME to a folder that can be written"
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+_CHUNK_BYTES = 1 << 20
+_VERSION, _SUFFIX = "EXPORT_CONVERTER_VERSION", "EXPORT_SOURCE_SUFFIX"  # rows of META_DATA_EXPORT
+_FINGERPRINT = {name: f"EXPORT_SOURCE_{name.upper()}" for name in ("size", "mtime_ns", "inode", "blake2b")}
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """The properties that tell one file from another: its bytes, when it was written (ns), its inode, its content."""
+
+    size: int
+    mtime_ns: int
+    inode: int
+    blake2b: str
+
+    @classmethod
+    def of(cls, file: IO[bytes]) -> Fingerprint:
+        """That of an open file, which is read from its start, and left there.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        state = os.fstat(file.fileno())
+        digest = hashlib.blake2b(digest_size=16)
+        for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
+            digest.update(chunk)
+        file.seek(0)
+        return cls(state.st_size, state.st_mtime_ns, state.st_ino, digest.hexdigest())
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The capture that a converted file was made from, as the file tells it.
+
+    Attributes:
+        version: of the converter.
+        suffix: of the capture's name; None in files of the first converters.
+        fingerprint: that of the capture, by the names of :class:`Fingerprint`, as texts.
+    """
+
+    version: str
+    suffix: str | None
+    fingerprint: dict[str, str]
+
+    def is_current(self, capture: Path) -> bool:
+        """Whether this converter made it, and the capture is still the same.
+
+        One that was copied or moved has another time or inode, and is the same when its content is.
+        """
+        if self.version != CONVERTER:
+            return False
+        try:
+            state = capture.stat()
+            if self.fingerprint.get("size") != str(state.st_size):
+                return False
+            recorded = self.fingerprint.get("mtime_ns"), self.fingerprint.get("inode")
+            if recorded == (str(state.st_mtime_ns), str(state.st_ino)):
+                return True
+            with capture.open("rb") as file:
+                return self.fingerprint.get("blake2b") == Fingerprint.of(file).blake2b
+        except OSError:
+            return False  # whoever reads the capture then says why it cannot be read
+
+
+def origin_rows(suffix: str, fingerprint: Fingerprint) -> list[tuple[str, str]]:
+    """The rows of META_DATA_EXPORT that tell the origin of a converted file.
+
+    Of the capture's name the suffix alone: the rest is the file's own, and stays right when both are renamed.
+    """
+    told = [(_FINGERPRINT[name], str(value)) for name, value in asdict(fingerprint).items()]
+    return [(_VERSION, CONVERTER), (_SUFFIX, suffix), *told]
+
+
+def origin_of(export: Path) -> Origin | None:
+    """Where a file was converted from, None where it was not: an export of nsys, or no database."""
+    from nsys_analyzer.trace.reader import immutable_uri  # not for a command's help: it needs numpy
+
+    if not is_sqlite(export):
+        return None
+    query = "SELECT name, value FROM META_DATA_EXPORT WHERE name LIKE 'EXPORT_%'"
+    try:
+        with closing(sqlite3.connect(immutable_uri(export), uri=True)) as connection:
+            found = dict(connection.execute(query).fetchall())
+    except sqlite3.Error:
+        return None  # no such table, or a damaged file: not converted either way
+    if _VERSION not in found:
+        return None
+    fingerprint = {name: str(found[row]) for name, row in _FINGERPRINT.items() if row in found}
+    return Origin(str(found[_VERSION]), found.get(_SUFFIX), fingerprint)
+
+
+def places(capture: Path, stem: str) -> tuple[Path, Path]:
+    """Where ``stem.sqlite`` of a capture may lie: beside it, and in the cache.
+
+    The cache is ``~/.cache/nsys-analyze``, or below ``$XDG_CACHE_HOME``, with a folder for each capture. Of a user
+    without a home it begins with the tilde.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(capture))).hexdigest()[:16]
+    name = f"{stem}.sqlite"
+    return capture.with_name(name), cache / "nsys-analyze" / digest / name
+
+
+def writable_place(beside: Path, cached: Path) -> Path:
+    """The place of the two where a file can be made; the cache's folder is made as needed.
+
+    It is closed to others, for an export holds its owner's environment variables.
+
+    Raises:
+        ExportError: neither can be written.
+    """
+    if _is_writable(beside.parent):
+        return beside
+    if cached.parts[0] == "~":
+        problem = f"The folder of {beside} cannot be written, and there is no home folder for a cache"
+        raise ExportError(problem, _CACHE_HINT)
+    try:
+        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"The export has nowhere to go: {error}", _CACHE_HINT) from error
+    return cached
+
+
+def is_sqlite(path: Path) -> bool:
+    """Whether a file is there and starts as a SQLite database does."""
+    try:
+        if not path.is_file():  # to open a FIFO waits for its writer
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+def _is_writable(folder: Path) -> bool:
+    """Whether a file can be made in a folder, tried by making one: modes and mounts both have a say."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False

@@ -1,0 +1,112 @@
+"""From an Nsight Systems report (``.nsys-rep``) to its SQLite export."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from functools import partial
+from pathlib import Path
+
+from nsys_analyzer.errors import ExportError
+from nsys_analyzer.system.nsys import find_nsys, nsys_version
+from nsys_analyzer.system.process import run_captured
+from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places
+from nsys_analyzer.trace.sources.source import Source, WriteExport
+
+_PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
+_REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
+_NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
+
+
+def _open(report: Path, timeout_s: float | None) -> WriteExport:
+    """Checks a report, and returns what runs ``nsys export``.
+
+    Raises:
+        ExportError: no such report, an empty one, or no ``nsys`` here. And what is returned: an ``nsys`` that fails, is
+            older than the report, or takes longer than ``timeout_s``.
+    """
+    _check_report(report)
+    nsys = find_nsys()
+    if nsys is None:
+        raise _missing_nsys(report)
+    return partial(_export, nsys, report, timeout_s)
+
+
+def _check_report(report: Path) -> None:
+    if not report.is_file():
+        raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
+    if report.stat().st_size == 0:
+        raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
+
+
+def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path) -> None:
+    finished = _run_export(nsys, report, output, timeout_s)
+    if finished.returncode != 0 or not is_sqlite(output):
+        raise _failed_export(nsys, report, finished)
+
+
+def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> subprocess.CompletedProcess[str]:
+    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
+    try:  # an absolute path is never taken for an option
+        return run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
+    except OSError as error:
+        raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that runs here") from error
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(
+            f"nsys export of {report} was stopped after {timeout_s:g} s",
+            f"Give it more time by hand: {_export_command(str(report))}",
+        ) from error
+
+
+def _missing_nsys(report: Path) -> ExportError:
+    what = f"{report} must be exported to SQLite first, and there is no nsys here"
+    for older in places(report, NSYS_REPORT.stem_of(report)):
+        if is_sqlite(older) and origin_of(older) is None:
+            what = f"{older} is older than {report.name}, and there is no nsys here to export it again"
+            break
+    how = _export_command(report.name)
+    return ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
+
+
+def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+    said = last_words(finished.stderr) or last_words(finished.stdout)
+    if any(phrase in said for phrase in _NOT_A_REPORT):
+        return ExportError(
+            f"{report} is not an Nsight Systems report, or only a part of one: {said}",
+            "Copy it again, or capture again with nsys profile",
+        )
+    taken_by = _report_version(report)
+    if taken_by and _as_numbers(taken_by) > _as_numbers(own := nsys_version(nsys)):
+        return ExportError(
+            f"{report} was taken by Nsight Systems {taken_by}, and {nsys} is {own}: too old to read it",
+            f"Install a newer one, or export on the machine that took it: {_export_command(report.name)}",
+        )
+    reason = said or f"exit status {finished.returncode}"
+    return ExportError(f"nsys export failed: {reason}", f"Try it by hand: {_export_command(str(report))}")
+
+
+def last_words(output: str) -> str:
+    """Returns the last two lines of the output of ``nsys``, as one, without the progress bars between them."""
+    lines = (line.strip() for line in re.split(r"[\r\n]", output))
+    return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
+
+
+def _report_version(report: Path) -> str | None:
+    """Return the version in the report's first bytes, ``2023.4.4.54``; those of 2022 and before hold none."""
+    with report.open("rb") as file:
+        match = _REPORT_VERSION.search(file.read(128))
+    return match[1].decode().replace("@", ".") if match else None
+
+
+def _as_numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _export_command(report: str) -> str:
+    path = f"./{report}" if report.startswith("-") else report  # not to be taken for an option
+    return f"nsys export --type sqlite {shlex.quote(path)}"
+
+
+NSYS_REPORT = Source((".nsys-rep", ".qdrep"), _open, tells_origin=False)
+"""A report of nsys: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""

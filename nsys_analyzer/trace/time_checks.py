@@ -1,0 +1,185 @@
+"""Rows whose times cannot be true: found as a trace is read, left out of every figure, and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.schema import NO_TIME, Table
+
+#: Nothing that one trace holds lies a year from the start of its session, where times count from.
+FAR = 365 * 24 * 3600 * 10**9
+#: By how much rows lie outside the session that an export tells: NVTX ranges and API calls do by milliseconds.
+_SLACK = 10**9
+#: The share of the rows that lie in a session whose duration can be believed: one table of several may be broken.
+_LEAST_INSIDE = 0.5
+#: Without a word of the session a row may lie outside all others by as many times their extent, and so long besides.
+_MOST_EXTENTS, _MARGIN = 2, 60 * 10**9
+#: The first and the last rows may be broken: one, and one in so many.
+_ROWS_PER_BROKEN = 1_000
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Rows of one table and one process that were left out of every figure.
+
+    Attributes:
+        process: global process ID.
+        table: the table's name.
+        rows: how many.
+        why: what they have that is wrong.
+        example: the first of them.
+    """
+
+    process: int
+    table: str
+    rows: int
+    why: str
+    example: Words
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """The earliest and latest times that rows of a trace can have, ns.
+
+    Attributes:
+        opened: the earliest start of a range, which may be open long before anything is recorded.
+        first, last: the earliest start of anything else, and the latest end.
+    """
+
+    opened: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, duration: int | None, *moments: Ints, start: int = 0) -> Bounds:
+        """The bounds from the duration of the session, else from moments of which most are true.
+
+        Args:
+            duration: ns from the start of the session to its end, None where that is not known.
+            moments: the starts of operations, API calls and ranges, ns.
+            start: the session's, ns: 0 but in an export whose times were shifted.
+        """
+        known = np.concatenate(moments)
+        known = known[known != NO_TIME]
+        if duration is not None:
+            inside = np.count_nonzero((known > _near(start - FAR)) & (known <= _near(start + duration)))
+            if inside >= _LEAST_INSIDE * len(known):
+                return cls(start - FAR, start - _SLACK, start + duration + _SLACK)
+        if not len(known):
+            return cls(start - FAR, start - FAR, start + FAR)
+        # Not the rows are wrong, but what is known of the session: times may count from 1970.
+        middle = int(np.partition(known, len(known) // 2)[len(known) // 2])  # one of them, unlike the mean of two
+        likely = known[(known > _near(middle - FAR)) & (known < _near(middle + FAR))]
+        edge = min(1 + len(likely) // _ROWS_PER_BROKEN, (len(likely) - 1) // 2)
+        first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
+        reach = _MOST_EXTENTS * (last - first) + _MARGIN
+        return cls(middle - FAR, first - reach, last + reach)
+
+
+def _near(time: int) -> int:
+    """A time, limited to what 64 bits hold."""
+    limits = np.iinfo(np.int64)
+    return max(limits.min, min(limits.max, time))
+
+
+def _faults(
+    start: Ints, end: Ints, first: int, last: int, *, zero_is_unknown: bool, lasting: bool = False
+) -> Iterator[tuple[str, Bools]]:
+    """The faults of rows, in words, and the mask of the rows that have each: a row has one at most.
+
+    Args:
+        start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
+        first, last: between what times they can lie.
+        zero_is_unknown: whether 0 for both means that the times could not be collected, as CUPTI writes it.
+        lasting: whether none can end as it starts: a nanosecond is less than any operation takes.
+    """
+    least = max(_near(first), 1 if zero_is_unknown else NO_TIME + 1)
+    if not len(start) or (
+        start.min() >= least and end.max() <= _near(last) and not (end <= start if lasting else end < start).any()
+    ):
+        return  # as of nearly all tables
+    unknown = (start == NO_TIME) | (end == NO_TIME)
+    if zero_is_unknown:
+        unknown |= (start == 0) & (end == 0)
+    backwards = ~unknown & (end < start)
+    timeless = ~unknown & (end == start) & lasting
+    outside = ~unknown & ~backwards & ~timeless & ((start < _near(first)) | (end > _near(last)))
+    for why, wrong in (
+        ("no times", unknown),
+        ("an end before the start", backwards),
+        ("no duration", timeless),
+        ("a time outside the capture", outside),
+    ):
+        if wrong.any():
+            yield why, wrong
+
+
+@dataclass(frozen=True)
+class TimedRows:
+    """The rows of a table, or of a part of it.
+
+    Attributes:
+        table: the table.
+        start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
+        process: shape (rows,), global process IDs.
+        describe: a row in words, by its index.
+    """
+
+    table: Table
+    start: Ints
+    end: Ints
+    process: Ints
+    describe: Callable[[int], Words]
+
+
+class TimeCheck:
+    """Checks which rows of one trace have times that can be true, and keeps account of the others.
+
+    Args:
+        bounds: between what times rows can lie.
+        by_cupti: whether the trace is CUPTI's own, of nsys: other traces may begin with an event at 0.
+    """
+
+    def __init__(self, bounds: Bounds, *, by_cupti: bool) -> None:
+        self._bounds, self._by_cupti = bounds, by_cupti
+        self.left_out: list[LeftOut] = []
+
+    def valid(self, rows: TimedRows, *, of_cuda: bool = False, lasting: bool = False) -> Bools:
+        """Shape (rows,): True for the rows to keep.
+
+        Args:
+            rows: of one table.
+            of_cuda: whether they are operations or API calls, which nothing records before the session.
+            lasting: whether they are operations or ranges, of which none ends as it starts.
+        """
+        kept = np.ones(len(rows.start), np.bool_)
+        bounds, zero_is_unknown = self._bounds, of_cuda and self._by_cupti
+        first = bounds.first if of_cuda else bounds.opened
+        # Other traces count in microseconds, and may round to none.
+        lasts = lasting and self._by_cupti
+        for why, wrong in _faults(
+            rows.start, rows.end, first, bounds.last, zero_is_unknown=zero_is_unknown, lasting=lasts
+        ):
+            kept &= ~wrong
+            self.left_out += left_out_rows(rows, why, wrong)
+        return kept
+
+
+def left_out_rows(rows: TimedRows, why: str, wrong: Bools) -> Iterator[LeftOut]:
+    """The rows with one fault (``wrong``, shape (rows,)), for each process."""
+    index = np.flatnonzero(wrong)
+    for process in distinct(rows.process[index]).tolist():
+        mine = index[rows.process[index] == process]
+        first = int(mine[0])
+        example = phrase("{}, {} to {} ns", rows.describe(first), _time(rows.start[first]), _time(rows.end[first]))
+        yield LeftOut(process, rows.table.aliases[0], len(mine), why, example)
+
+
+def _time(time: Any) -> str:
+    return "unknown" if time == NO_TIME else f"{int(time):,}"

@@ -1,0 +1,1 @@
+"""Builders of tiny inputs, fakes and references that the tests share."""

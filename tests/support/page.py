@@ -1,0 +1,148 @@
+"""The parse tree of a page, and the one that a report must have: what no name in it may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from nsys_analyzer.report.model import Answer, Bars, Block, Details, Lines, Listing, Panels, Paragraph, Report, Table
+from nsys_analyzer.report.units import ABSENT, format_cell
+from nsys_analyzer.text import Span, Words, link, phrase, plain, spans, visible
+
+#: What stands in a line: kind of the span and its letters; neighbours that are plain are one.
+Inline = tuple[tuple[str, str], ...]
+#: A token of the tree without its end, such as ``("th_open",)``; of a line what stands in it, of a fence its content.
+Node = tuple[object, ...]
+
+_PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+_KINDS = {"strong_open": "strong", "em_open": "emphasis", "link_open": "link", "s_open": "strike"}
+
+
+def tree(page: str) -> list[Node]:
+    """The nodes of a page in order, as GitHub's parser sees them."""
+    return [_node(token) for token in _PARSER.parse(page) if token.nesting >= 0]
+
+
+def _node(token: Token) -> Node:
+    if token.type == "inline":
+        return ("inline", _joined(_inline(token.children or [])))
+    if token.type in ("fence", "code_block", "html_block"):
+        return (token.type, token.info, token.content.rstrip("\n"))
+    return (token.type, token.tag)
+
+
+def _inline(children: Sequence[Token]) -> Iterator[tuple[str, str]]:
+    inside: list[str] = []
+    for token in children:
+        if token.nesting == 1:
+            inside.append(_KINDS[token.type])
+            yield inside[-1], ""
+        elif token.nesting == -1:
+            inside.pop()
+        elif token.type == "text":
+            yield inside[-1] if inside else "plain", token.content
+        elif token.type == "image":
+            assert all(child.type == "text" for child in token.children or ())
+            yield token.type, "".join(child.content for child in token.children or ())
+        else:
+            yield {"code_inline": "code"}.get(token.type, token.type), token.content
+
+
+def _joined(parts: Iterator[tuple[str, str]]) -> Inline:
+    """The parts with those of one stretch put together; of plain ones the empty left out."""
+    found: list[tuple[str, str]] = []
+    for kind, text in parts:
+        if found and kind == found[-1][0] and kind != "code" and (text or kind == "plain"):
+            found[-1] = (kind, found[-1][1] + text)
+        else:
+            found.append((kind, text))
+    return tuple(part for part in found if part != ("plain", ""))
+
+
+def tree_of(report: Report, drawn: dict[str, str]) -> list[Node]:
+    """The nodes that the page of a report must have; ``drawn`` are the figures that it shows."""
+    nodes: list[Node] = [("heading_open", "h1"), _line(report.title)]
+    for i, section in enumerate(report.sections):
+        if i == 1 and len(report.sections) > 3:
+            nodes += _contents(report)
+        nodes += [("heading_open", "h2"), _line(section.title)]
+        nodes += [node for block in section.blocks for node in _block(block, drawn)]
+    return nodes
+
+
+def _contents(report: Report) -> list[Node]:
+    nodes: list[Node] = [("paragraph_open", "p"), ("inline", (("strong", "Contents"),)), ("bullet_list_open", "ul")]
+    for section in report.sections:
+        nodes += [("list_item_open", "li"), *_paragraph(link(section.title, "#"))]
+    return nodes
+
+
+def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
+    if isinstance(block, Paragraph):
+        yield from _paragraph(block.text)
+    elif isinstance(block, Answer):
+        yield from _paragraph(phrase("**{}** {}", block.capture + ":", block.text))
+    elif isinstance(block, Table):
+        yield from _table(block)
+    elif isinstance(block, Details):
+        yield ("html_block", "", f"<details><summary>{_as_html(block.title)}</summary>")
+        yield from (node for one in block.blocks for node in _block(one, drawn))
+        yield ("html_block", "", "</details>")
+    elif isinstance(block, Bars | Lines | Panels):
+        if block.key in drawn:
+            yield from (("paragraph_open", "p"), ("inline", (("image", visible(block.title)),)))
+    elif isinstance(block, Listing) and block.kind == "bullets":
+        yield ("bullet_list_open", "ul")
+        for line in block.lines:
+            yield from (("list_item_open", "li"), *_paragraph(line))
+    else:
+        language = "sh" if block.kind == "commands" else "python"
+        yield ("fence", language, "\n".join(visible(plain(line)) for line in block.lines).rstrip("\n"))
+
+
+def _table(table: Table) -> Iterator[Node]:
+    if table.capture or table.caption:
+        yield from _paragraph(phrase("**{}**: {}", table.capture, table.caption) if table.capture else table.caption)
+    units = [column.unit for column in table.columns]
+    yield from (("table_open", "table"), ("thead_open", "thead"), ("tr_open", "tr"))
+    for column in table.columns:
+        yield from (("th_open", "th"), _line(column.title))
+    if table.rows:
+        yield ("tbody_open", "tbody")
+    for row in table.rows:
+        yield ("tr_open", "tr")
+        for cell, unit in zip(row, units, strict=True):
+            yield from (("td_open", "td"), _line(format_cell(cell, unit)))
+
+
+def _paragraph(text: Words) -> tuple[Node, Node]:
+    kind, inline = _line(text)
+    return ("paragraph_open", "p"), (kind, inline or (("plain", ABSENT),))
+
+
+def _line(text: Words) -> tuple[str, Inline]:
+    """A line with the letters of its text, each as it is, but for those that none may see."""
+    parts: list[tuple[str, str]] = []
+    before = ""
+    for span in spans(text):
+        parts += [("plain", " ")] if before == span.kind == "code" else []
+        parts.append(_part(span))
+        before = span.kind
+    inline = list(_joined(iter(parts)))
+    if inline and inline[0][0] == "plain":
+        inline[0] = ("plain", inline[0][1].lstrip())
+    if inline and inline[-1][0] == "plain":
+        inline[-1] = ("plain", inline[-1][1].rstrip())
+    return "inline", tuple(part for part in inline if part != ("plain", ""))
+
+
+def _part(span: Span) -> tuple[str, str]:
+    text = visible(span.text)
+    shown = text if span.kind in ("plain", "code") else text.strip()
+    return (span.kind, shown) if shown or span.kind == "plain" else ("plain", ABSENT)
+
+
+def _as_html(text: str) -> str:
+    return visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

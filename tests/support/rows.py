@@ -1,0 +1,30 @@
+"""Rows of experiments as their targets write them, from flat figures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from nsys_analyzer.experiments.model import Bench, CaseTarget, Row, Settings
+from nsys_analyzer.runs.rows import typed
+
+C = TypeVar("C")
+F = TypeVar("F")
+H200 = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
+
+
+def typed_row(
+    target: CaseTarget[C, F], case: Mapping[str, Any], figures: Mapping[str, Any], status: str = "ok",
+    message: str = "", machine: Mapping[str, Any] = H200, environment: Mapping[str, str] | None = None,
+) -> Row[C, F]:  # fmt: skip
+    """A row whose case and figures are given as the file of rows has them; counts may be floats."""
+    counts = {k: int(v) for k, v in figures.items() if isinstance(v, float) and k.endswith(("bytes", "flops"))}
+    row = Row(target.module, dict(case), status, message, {**figures, **counts}, machine, environment or {})
+    return typed(row, target)
+
+
+def default_settings(bench: Bench, device: str, **changes: Any) -> Settings:
+    """What a bench is asked for where the command line says nothing, but for the changes."""
+    values = {one.name: one.cuda if device == "cuda" else one.cpu for one in bench.options}
+    single = {one.name: values[one.name][0] for one in bench.options if not one.several}
+    return Settings(device, {**values, **single, **changes})

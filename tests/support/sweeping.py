@@ -1,0 +1,141 @@
+"""What tests of ``nsys-analyze run`` have in common: a target and an nsys that do as they are told, at once."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.export import Export, training_step
+from tests.test_nsys import make_command
+from tests.test_profile import OPTIONS_2022, SHORT
+
+#: Takes the place of the real transformer. $BEHAVIOUR holds, by model, Python code that it runs first, in which
+#: ``timed`` says whether this is the run without a profiler; ``ran`` keeps a line for each run.
+TARGET = """
+import json, os, pathlib, sys, time
+model = sys.argv[sys.argv.index("--model") + 1]
+timed = "--results" in sys.argv
+with open("ran", "a") as ran:
+    print(model, "timed" if timed else "profiled", os.getpid(), file=ran)
+print("at work", flush=True)
+times = {"forward": [1.0, 3.0], "step": [2.0, 4.0]}
+results = {"d_model": 64, "d_ff": 256, "num_layers": 2, "num_heads": 4, "vocab_size": 100, "times_ms": times}
+def write():
+    if timed:
+        path = pathlib.Path(sys.argv[sys.argv.index("--results") + 1])
+        unfinished = path.with_name("unfinished")
+        unfinished.write_text(json.dumps({"status": "ok", "message": None, **results}))
+        unfinished.replace(path)
+exec(json.loads(os.environ.get("BEHAVIOUR", "{}")).get(model, ""))
+write()
+"""
+
+#: ``nsys profile`` runs the program behind its options and leaves a report; its export is $EXPORT.
+NSYS = """
+case "$1" in
+--version) echo "NVIDIA Nsight Systems version {version}-df9881f";;
+profile)
+  shift
+  if [ "$1" = --help ]; then cat <<'END'
+{help}
+END
+  exit 0; fi
+  while case "$1" in --output=*) output="${{1#--output=}}";; -*) ;; *) false;; esac; do shift; done
+  output=$(echo "$output" | sed s/%%/%/g)
+  "$@"
+  code=$?
+  {after}
+  exit $code;;
+export)
+  while [ $# -gt 0 ]; do
+    case "$1" in -o|--output) output="$2";; --output=*) output="${{1#--output=}}";; esac
+    shift
+  done
+  {export};;
+esac
+"""
+
+
+def make_recording_nsys(
+    folder: Path, *, lacking: str = "", after: str = 'echo report > "$output.nsys-rep"',
+    export: str = 'cp "$EXPORT" "$output"',
+) -> Path:  # fmt: skip
+    """An nsys that records nothing and exports one training step; ``after`` and ``export`` are shell code."""
+    training_step(Export().gpu()).write(folder / "export.sqlite")
+    options = "".join(f"\t{SHORT.get(name, '')}{name}=\n\n" for name in OPTIONS_2022 if name != lacking)
+    script = NSYS.format(version="2022.4.2.1", help=options, after=after, export=export)
+    return make_command(folder / "target-linux-x64/nsys", script.replace("$EXPORT", str(folder / "export.sqlite")))
+
+
+@dataclass(frozen=True)
+class Desk:
+    """A folder to run the command in, where the fake target takes the real one's place."""
+
+    folder: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Desk:
+        package = folder / "profiling_targets"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "transformer.py").write_text(TARGET)
+        return cls(folder)
+
+    @property
+    def runs(self) -> Path:
+        return self.folder / "runs"
+
+    def ran(self) -> list[str]:
+        """The model and kind of each run, in order: ``small timed``."""
+        return [line.rpartition(" ")[0] for line in self._lines()]
+
+    def pids(self) -> list[int]:
+        return [int(line.split()[-1]) for line in self._lines()]
+
+    def _lines(self) -> list[str]:
+        path = self.folder / "ran"
+        return path.read_text().splitlines() if path.is_file() else []
+
+    def manifest(self, name: str) -> dict[str, Any]:
+        read: dict[str, Any] = json.loads((self.runs / name / "manifest.json").read_text())
+        return read
+
+    def timings(self) -> list[tuple[str, str, str]]:
+        """Capture, phase and status of each row."""
+        with (self.runs / "timings.csv").open() as file:
+            return [(row["capture"], row["phase"], row["status"]) for row in csv.DictReader(file)]
+
+    def left(self) -> set[str]:
+        """What is in the output folder, hidden files with it."""
+        return {path.name for path in self.runs.iterdir()}
+
+    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        """The command in a process of its own, started here."""
+        code = (
+            "import sys; sys.argv[0] = 'nsys-analyze'\n"
+            "from nsys_analyzer.cli.main import main\n"
+            "from nsys_analyzer.capture import plan as run_plan\n"
+            "run_plan.torch_version = lambda: '2.13.0'  # the fake target needs none\n"
+            "run_plan.gpu_count = lambda: 0\n"
+            "main()"
+        )
+        return subprocess.Popen(
+            [sys.executable, "-I", "-c", code, "run", *arguments], cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+        )  # fmt: skip
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Waits until a condition holds, and fails where it never does."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        time.sleep(0.02)

@@ -1,0 +1,109 @@
+"""The rooms of the package: which may import which, and that no modules import each other in a circle."""
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("nsys_analyzer", "profiling_targets")
+
+#: A module imports its own room and those in the lines above it, never another room of its line. `package` is
+#: nsys_analyzer/__init__.py.
+LAYERS = (
+    ("errors",),
+    ("text", "system"),
+    ("configuration",),
+    ("trace",),
+    ("analysis",),
+    ("runs", "share"),
+    ("capture", "report"),
+    ("experiments",),
+    ("api",),
+    ("package",),
+    ("cli", "profiling_targets"),
+    ("__main__",),
+)
+
+#: Imports that break the order today, to be removed: importing module, imported room.
+NOT_YET = {
+    ("nsys_analyzer.report.model", "experiments"),  # a report holds experiments that have run
+    ("nsys_analyzer.report.renderers.json_data", "experiments"),  # for a type
+    ("nsys_analyzer.report.sections.evidence", "experiments"),
+}
+
+#: Modules that import each other today, to be parted.
+CIRCLES_YET = {
+    ("nsys_analyzer.experiments.model", "nsys_analyzer.report.model"),
+    ("nsys_analyzer.analysis.summary.coverage", "nsys_analyzer.analysis.summary.summary"),
+}
+
+
+def modules() -> dict[str, Path]:
+    paths = [path for package in PACKAGES for path in (ROOT / package).rglob("*.py")]
+    return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+
+
+MODULES = modules()
+
+
+def imported(path: Path) -> Iterator[str]:
+    """Every module that a file imports, where the line stands in a function or under TYPE_CHECKING, too."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            module = str(node.module)
+            yield from (name if (name := f"{module}.{alias.name}") in MODULES else module for alias in node.names)
+
+
+def room(module: str) -> str:
+    package, _, inside = module.partition(".")
+    if package == "profiling_targets":
+        return package
+    return inside.partition(".")[0] or "package"
+
+
+IMPORTS = {module: set(imported(path)) for module, path in MODULES.items()}
+OURS = {module: {name for name in names if name in MODULES} for module, names in IMPORTS.items()}
+
+
+def test_every_room_has_its_layer() -> None:
+    assert {room(module) for module in MODULES} == {name for layer in LAYERS for name in layer}
+
+
+def test_imports_go_one_way() -> None:
+    layer_of = {name: number for number, layer in enumerate(LAYERS) for name in layer}
+    upward = {
+        (module, room(name))
+        for module, names in OURS.items()
+        for name in names
+        if room(name) != room(module) and layer_of[room(name)] >= layer_of[room(module)]
+    }
+    assert upward == NOT_YET
+
+
+def test_no_modules_import_each_other() -> None:
+    graph = {module: set(names) for module, names in OURS.items()}
+    found = set()
+    while True:
+        try:
+            TopologicalSorter(graph).prepare()
+        except CycleError as error:
+            circle = error.args[1]
+            found.add(tuple(sorted(set(circle))))
+            graph[circle[1]].discard(circle[0])  # it is imported by the next
+        else:
+            break
+    assert found == CIRCLES_YET
+
+
+def test_torch_is_imported_by_targets_and_recorder_alone() -> None:
+    users = defaultdict(set)
+    for module, names in IMPORTS.items():
+        for library in {name.partition(".")[0] for name in names}:
+            users[library].add(module)
+    allowed = ("profiling_targets.", "nsys_analyzer.capture.recorder.")
+    assert [module for module in users["torch"] | users["triton"] if not module.startswith(allowed)] == []
