@@ -26,16 +26,8 @@ LAYERS = (
     ("__main__",),
 )
 
-#: Imports that break the order today, to be removed: importing module, imported room.
-NOT_YET = {
-    ("nsys_analyzer.report.model", "experiments"),  # a report holds experiments that have run
-    ("nsys_analyzer.report.renderers.json_data", "experiments"),  # for a type
-    ("nsys_analyzer.report.sections.evidence", "experiments"),
-}
-
 #: Modules that import each other today, to be parted.
 CIRCLES_YET = {
-    ("nsys_analyzer.experiments.model", "nsys_analyzer.report.model"),
     ("nsys_analyzer.analysis.summary.coverage", "nsys_analyzer.analysis.summary.summary"),
 }
 
@@ -82,7 +74,7 @@ def test_imports_go_one_way() -> None:
         for name in names
         if room(name) != room(module) and layer_of[room(name)] >= layer_of[room(module)]
     }
-    assert upward == NOT_YET
+    assert upward == set()
 
 
 def test_no_modules_import_each_other() -> None:

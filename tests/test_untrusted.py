@@ -17,9 +17,9 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.experiments.model import Finished
-from nsys_analyzer.experiments.registry import BENCHES, find_bench
-from nsys_analyzer.experiments.results import read_finished
+from nsys_analyzer.experiments.model import Bench, Results
+from nsys_analyzer.experiments.registry import BENCHES
+from nsys_analyzer.experiments.results import read_results
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
@@ -126,21 +126,21 @@ def test_names_are_shown_letter_by_letter(capture: CaptureSummary) -> None:
 @example(poison=WORST)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_word_of_an_experiment_changes_its_section(name: str, poison: str) -> None:
-    section = hostile_section(finished(name), poison)
+    section = hostile_section(*committed(name), poison)
     checked(Report("Experiments", (section,)))
 
 
-FINISHED: dict[str, Finished] = {}
+COMMITTED: dict[str, tuple[Bench, Results]] = {}
 
 
-def finished(name: str) -> Finished:
+def committed(name: str) -> tuple[Bench, Results]:
     """A committed experiment, read once."""
-    if name not in FINISHED:
-        FINISHED[name] = read_finished(ROOT / "examples" / "benches" / name, name)
-    return FINISHED[name]
+    if name not in COMMITTED:
+        COMMITTED[name] = read_results(ROOT / "examples" / "benches" / name, name)
+    return COMMITTED[name]
 
 
-def hostile_section(bench: Finished, poison: str) -> Section:
+def hostile_section(bench: Bench, results: Results, poison: str) -> Section:
     """The section of rows whose machines, messages and texts among the figures are hostile; one of them failed."""
     rows = [
         replace(
@@ -150,14 +150,13 @@ def hostile_section(bench: Finished, poison: str) -> Section:
             figures=loaded(type(row.figures), figures(written(row.figures), poison)),
             case=loaded(type(row.case), figures(written(row.case), poison)),
         )
-        for row in bench.results.rows
+        for row in results.rows
     ]
     broken = replace(rows[-1], status="failed", message=f"{poison}Error: it broke", figures=type(rows[-1].figures)())
-    results = replace(
-        bench.results, rows=(*rows[:-1], broken), captures=poisoned(bench.results.captures, poison),
-        folder=f"{poison}folder",
-    )  # fmt: skip
-    return find_bench(bench.name).section(results)
+    hostile = replace(
+        results, rows=(*rows[:-1], broken), captures=poisoned(results.captures, poison), folder=f"{poison}folder"
+    )
+    return bench.section(hostile)
 
 
 def figures(row: Mapping[str, Any], poison: str) -> Mapping[str, Any]:

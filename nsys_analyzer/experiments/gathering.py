@@ -10,9 +10,8 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.experiments.model import Finished, Results
 from nsys_analyzer.experiments.results import bench_folders, read_finished
-from nsys_analyzer.report.model import Paragraph, Section
+from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.gather import gather, holds_captures, timings_beside
 from nsys_analyzer.runs.timings import Selection, read_timings
@@ -60,7 +59,7 @@ def gather_evidence(
     return Evidence(captures, command, timings.source if timings else "", notes, benches)
 
 
-def _finished(folder: Path, seen_as: str, *, alone: bool) -> Finished:
+def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:
     """An experiment that was run, or why it cannot be read, in place of its section: it ends no report of others.
 
     Raises:
@@ -72,4 +71,4 @@ def _finished(folder: Path, seen_as: str, *, alone: bool) -> Finished:
         if alone:
             raise
         section = Section(f"bench-{folder.name}", f"Bench: {folder.name}", (Paragraph(f"Left out: {error}"),))
-        return Finished(folder.name, Results(()), section)
+        return FinishedBench(folder.name, section)

@@ -177,15 +177,6 @@ class Bench:
     targets: tuple[CaseTarget[Any, Any], ...] = ()
 
 
-@dataclass(frozen=True)
-class Finished:
-    """A bench that was run, and its section."""
-
-    name: str
-    results: Results
-    section: Section
-
-
 def spelled(value: Any) -> Any:
     """The value of an option as the command line has it."""
     return ("off", "on")[value] if isinstance(value, bool) else value

@@ -12,8 +12,8 @@ from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import ceilings
-from nsys_analyzer.experiments.model import Bench, Finished, Results
-from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
+from nsys_analyzer.experiments.model import Bench, Results
+from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
 from nsys_analyzer.runs.gather import gather, holds_captures
 from nsys_analyzer.runs.rows import NAME, Row, read_file, typed, written
 from nsys_analyzer.system.atomic_write import check_regular, write_text
@@ -33,8 +33,23 @@ def bench_folders(path: Path) -> list[Path]:
     return [place for place in places if os.path.isfile(place / NAME)]  # noqa: PTH113
 
 
-def read_finished(folder: Path, seen_as: str) -> Finished:
+def read_finished(folder: Path, seen_as: str) -> FinishedBench:
     """A bench that was run into a folder, with its section.
+
+    Raises:
+        ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
+    """
+    bench, results = read_results(folder, seen_as)
+    try:
+        section = _section(bench, results)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unreadable(folder / NAME, bench, error) from error
+    commands = results.commands
+    return FinishedBench(bench.name, _with_commands(section, commands), results.rows, results.ceilings, commands)
+
+
+def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
+    """The bench that was run into a folder, and all that its section is made from.
 
     Args:
         folder: the bench's folder.
@@ -46,14 +61,9 @@ def read_finished(folder: Path, seen_as: str) -> Finished:
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
     summaries = gather([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
-    try:
-        measured = tuple(row for row in rows if row.module != ceilings.TARGET.module)
-        limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
-        results = Results(measured, limits, summaries, tuple(header["runs"]), seen_as)
-        section = _section(bench, results)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise _unreadable(folder / NAME, bench, error) from error
-    return Finished(bench.name, results, _with_commands(section, results.commands))
+    measured = tuple(row for row in rows if row.module != ceilings.TARGET.module)
+    limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
+    return bench, Results(measured, limits, summaries, tuple(header["runs"]), seen_as)
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[Row[Any, Any], ...]]:

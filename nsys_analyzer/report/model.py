@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from nsys_analyzer.text import Text, Words
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.experiments.model import Finished
+    from nsys_analyzer.runs.rows import Row
 
 #: What the cells of a column are; ``report.units`` says how each is written.
 Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop", "flop/s", "bytes", "bytes/s"]
@@ -255,6 +255,24 @@ class Section:
 
 
 @dataclass(frozen=True)
+class FinishedBench:
+    """An experiment that has run: its section, and the data behind it.
+
+    Attributes:
+        name, section: the experiment's.
+        rows: its own rows.
+        ceilings: the rows of the device's ceilings, by precision.
+        commands: the command lines that made the rows.
+    """
+
+    name: str
+    section: Section
+    rows: tuple[Row[Any, Any], ...] = ()
+    ceilings: Mapping[str, Row[Any, Any]] = field(default_factory=dict)
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """A title and sections in order, and the data that they are written from.
 
@@ -269,7 +287,7 @@ class Report:
     sections: tuple[Section, ...]
     captures: tuple[CaptureSummary, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
-    benches: tuple[Finished, ...] = ()
+    benches: tuple[FinishedBench, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:

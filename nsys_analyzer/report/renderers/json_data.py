@@ -14,8 +14,7 @@ from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
-    from nsys_analyzer.experiments.model import Finished
-    from nsys_analyzer.report.model import Report
+    from nsys_analyzer.report.model import FinishedBench, Report
     from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 SCHEMA_VERSION = 1
@@ -38,13 +37,13 @@ def report_data(report: Report) -> dict[str, Any]:
     }
 
 
-def _bench(bench: Finished) -> dict[str, Any]:
+def _bench(bench: FinishedBench) -> dict[str, Any]:
     """Every row of a bench, and the ceilings of its device by precision."""
     return {
         "name": bench.name,
-        "runs": list(bench.results.commands),
-        "ceilings": {precision: row.written()["figures"] for precision, row in bench.results.ceilings.items()},
-        "rows": [row.written() for row in bench.results.rows],
+        "runs": list(bench.commands),
+        "ceilings": {precision: row.written()["figures"] for precision, row in bench.ceilings.items()},
+        "rows": [row.written() for row in bench.rows],
     }
 
 

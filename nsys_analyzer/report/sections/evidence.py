@@ -11,8 +11,7 @@ from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.experiments.model import Finished
-from nsys_analyzer.report.model import Bars, Paragraph, Spread, Typical
+from nsys_analyzer.report.model import Bars, FinishedBench, Paragraph, Spread, Typical
 from nsys_analyzer.text import Words
 
 #: Up to so many captures each is answered in full view; of more, tables of one row each come first.
@@ -40,7 +39,7 @@ class Evidence:
     command: str = ""
     timings: str = ""
     notes: tuple[Words, ...] = ()
-    benches: tuple[Finished, ...] = ()
+    benches: tuple[FinishedBench, ...] = ()
 
     @cached_property
     def labels(self) -> dict[str, str]:
