@@ -109,7 +109,7 @@ def test_speed_ups_and_what_compiling_costs() -> None:
     # 20 s of compiling: 20,000 ÷ (100 - 80) = 1,000 steps; 20,000 ÷ (50 - 20) = 667
     costs = "20.0 s (large fp32, context 256, train, repaid after 667 steps) to 20.0 s (small fp32, context 256, train,"
     assert f"Compiling takes {costs} repaid after 1,000 steps)." in text
-    assert "compiled code made anew, no cache in use" in text
+    assert "compiled anew, without a cache" in text
     assert "Impossible" not in text
 
 

@@ -81,11 +81,11 @@ def test_speed_ups_and_causal() -> None:
         row("naive", 60, d_head=64), row("flash", 12, d_head=64),
     )  # fmt: skip
     said = text(*rows)
-    assert "Over naive, forward, not causal: flash 3.00× to 5.00×." in said  # 30 ÷ 10 and 60 ÷ 12
+    assert "Over naive, forward, not causal: flash 3.000× to 5.000×." in said  # 30 ÷ 10 and 60 ÷ 12
     assert "Over naive, forward, causal" not in said  # naive's mask is in it
     assert "naive, blocked and fused make their mask in each call" in said
     on_cpu = text(*(on_the_cpu(one) for one in rows))
-    assert "Over naive, forward, causal: flash 6.10×." in on_cpu  # 30.5 ÷ 5
+    assert "Over naive, forward, causal: flash 6.100×." in on_cpu  # 30.5 ÷ 5
     assert "make their mask in each call" not in on_cpu
     assert "The largest error of any variant in fp32 is 1.0e-06 (tolerance 2e-05)." in said
     times = table("Time of forward", *rows)

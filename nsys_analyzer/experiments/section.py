@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_title
-from nsys_analyzer.experiments.model import AnyRow, Results, Times
+from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section, Spread, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number
@@ -15,6 +15,8 @@ _ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed"
 _MOST_NAMED = 4
 #: Letters of a message that a table has room for; the file of rows has all of them.
 _MOST_SAID = 160
+#: PyTorch finds nothing that an earlier run compiled.
+_NO_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 #: The standard deviation ÷ mean above which a mean says little.
 UNSTEADY = 0.1
 
@@ -120,6 +122,20 @@ def each(rows: Iterable[AnyRow], option: str) -> str:
     """The values that an option has in the rows, for a sentence."""
     values = dict.fromkeys(getattr(row.case, option) for row in rows)
     return ", ".join(f"{value:,}" if type(value) is int else str(value) for value in values)
+
+
+def no_cache(settings: Settings) -> dict[str, str]:
+    """The environment of compiled cases; on a CPU the cache stays in use, as the C++ compiler needs seconds."""
+    return _NO_CACHE if settings.device == "cuda" else {}
+
+
+def compile_cache(rows: Iterable[AnyRow]) -> str:
+    """Whether compiled code may come from a cache, for the conditions; empty where nothing was compiled."""
+    environments = [row.environment for row in rows if row.case.compile]
+    if not environments:
+        return ""
+    cold = all(environment == _NO_CACHE for environment in environments)
+    return "; compiled anew, without a cache" if cold else "; compiled code may come from PyTorch's cache"
 
 
 def ratio(over: float | None, under: float | None) -> float | None:

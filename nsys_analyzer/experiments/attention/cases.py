@@ -1,4 +1,4 @@
-"""What the experiment ``attention`` asks of its target, and what that measures."""
+"""Cases and figures of the experiment ``attention``."""
 
 from __future__ import annotations
 
@@ -23,28 +23,26 @@ class AttentionCase:
 
     @property
     def shape(self) -> AttentionShape:
-        """The shape, for its costs; the tensors are fp32."""
+        """The shape with its costs; the tensors are fp32."""
         return AttentionShape(self.batch_size, 1, self.context_length, self.d, True, self.precision)
 
     @property
     def name(self) -> str:
-        """What the case is called."""
+        """The case in a sentence."""
         return f"d {self.d}, context {self.context_length:,}{', compiled' if self.compile else ''}"
 
 
 @dataclass
 class AttentionFigures:
-    """The times of forward and backward, and the memory above the inputs.
+    """Times of forward and backward, and memory above the inputs.
 
     Attributes:
         product_bits: bits of the mantissa that matmuls keep: the precision that they really have.
-        first_step_ms: the first forward and backward, compilation among it.
-        compiled_graphs: how many graphs torch.compile made.
+        first_step_ms: the first forward and backward, with compilation.
         inputs_bytes: queries, keys, values, mask, and the gradient of the output.
-        before_backward_bytes: what is alive between forward and backward.
-        forward_peak_bytes, peak_bytes: the most at once, in forward, and in forward and backward.
+        before_backward_bytes: allocated between forward and backward.
+        forward_peak_bytes, peak_bytes: the peak of forward, and of forward and backward.
         saved: shape, dtype, number and bytes of the tensors that are saved for backward.
-        forward, backward: the times of the passes.
     """
 
     product_bits: int | None = None

@@ -1,29 +1,31 @@
-"""Attention without heads over context lengths, eager and compiled: what S² costs in time and in memory."""
+"""Attention without heads, eager and compiled: how its time and its memory grow with the context length."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple
 
 from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, AttentionRow
-from nsys_analyzer.experiments.attention.core import (
-    figure,
-    largest,
-    ms,
-    quotient,
-    same_status,
-    span,
-    spread,
-    unfused_rates,
-)
+from nsys_analyzer.experiments.attention.core import figure, largest, ms, same_status, spread, unfused_rates
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.scaling import fitted_exponent
-from nsys_analyzer.experiments.section import UNSTEADY, conditions, each, endings, messages, precision_warnings, section
-from nsys_analyzer.report.model import Block, Details, Figure, Panels, Section
+from nsys_analyzer.experiments.section import (
+    UNSTEADY,
+    compile_cache,
+    conditions,
+    each,
+    endings,
+    messages,
+    no_cache,
+    precision_warnings,
+    ratio,
+    section,
+    span,
+    unsteady,
+)
+from nsys_analyzer.report.model import Block, Cell, Column, Details, Panels, Section, Table
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, phrase
 
 PASSES = ("forward", "backward")
@@ -33,16 +35,14 @@ _OPTIONS = (
     several(AttentionCase, "compile", (False, True)),
     *(single(AttentionCase, name) for name in ("batch_size", "precision", "warmup_steps", "steps")),
 )
-#: Lets PyTorch find nothing that an earlier run compiled. On a CPU it may: the C++ compiler needs seconds.
-_COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 #: Passes over the scores of one eager forward: two matmuls write or read them once, scale, mask, subtract, exp and
 #: divide read and write them, max and sum read them.
 _EAGER_PASSES = 14
 _TIGHTEST = 3
 _DEFINITIONS = phrase(
     "*Inputs* are queries, keys, values, the mask and the gradient of the output. *Saved for backward* is what is "
-    "alive between forward and backward, *peak* the most in both of them. *Compile time* is the first step without "
-    "the time of a later one."
+    "allocated between forward and backward, *peak* the most at any moment of both. *Compile time* is the first step "
+    "minus the mean step."
 )
 
 
@@ -52,7 +52,7 @@ def _cases(settings: Settings) -> tuple[Task[AttentionCase], ...]:
         for compiled in settings["compile"]
         for task in grid(
             TARGET, settings, lambda case: case.name,
-            environment=_COLD if compiled and settings.device == "cuda" else None,
+            environment=no_cache(settings) if compiled else None,
             compile=(compiled,), d=settings["d"], context_length=settings["context_length"],
         )
     )  # fmt: skip
@@ -68,7 +68,12 @@ class Pair(NamedTuple):
 
     def speed_up(self, one: str) -> float | None:
         """Eager's time of a pass ÷ compiled's; None where one is missing."""
-        return quotient(ms(self.eager, one), ms(self.compiled, one))
+        return ratio(ms(self.eager, one), ms(self.compiled, one))
+
+    def is_steady(self, one: str) -> bool:
+        """Whether the times of a pass vary little enough for a speed-up."""
+        both = (figure(self.eager, one), figure(self.compiled, one))
+        return all(times is None or (times.cv or 0) <= UNSTEADY for times in both)
 
     @property
     def status(self) -> str:
@@ -79,7 +84,7 @@ class Pair(NamedTuple):
 
     @property
     def compile_ms(self) -> float | None:
-        """The first step without the time of a later one, compiled."""
+        """The first compiled step without the time of a later one."""
         first, later = figure(self.compiled, "first_step_ms"), [ms(self.compiled, one) for one in PASSES]
         return first - sum(time for time in later if time) if first and any(later) else None
 
@@ -87,7 +92,7 @@ class Pair(NamedTuple):
 def _pairs(rows: Sequence[AttentionRow]) -> list[Pair]:
     found: dict[tuple[int, int], dict[bool, AttentionRow]] = {}
     for row in rows:
-        found.setdefault((row.case.d, row.case.context_length), {}).setdefault(row.case.compile, row)
+        found.setdefault((row.case.d, row.case.context_length), {})[row.case.compile] = row
     return [Pair(*shape, both.get(False), both.get(True)) for shape, both in sorted(found.items())]
 
 
@@ -102,91 +107,51 @@ def _section(results: Results) -> Section:
         conditions=conditions(
             results,
             warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"{each(rows, 'steps')} forward and backward passes of each shape, fresh tensors{_compiled(rows)}",
+            steps=f"{each(rows, 'steps')} forward and backward passes of each shape{compile_cache(rows)}",
             synchronized="at the end of each pass",
             grad="recorded in forward, for queries, keys and values",
         ),
-        warnings=(*precision_warnings(results), *_warnings(rows, pairs)),
+        warnings=(*precision_warnings(results), *_warnings(rows)),
         blocks=(
             *(
-                table(_times(one), pairs, f"Time of one {one} pass, mean and standard deviation:", names=2)
+                table(_times(one), pairs, f"Time of one {one} pass, mean ± standard deviation:", names=2)
                 for one in PASSES
             ),
-            table(_MEMORY, pairs, "Memory above the inputs, and the time of compiling:", names=2),
-            *_figures(rows),
+            table(_MEMORY, pairs, "Memory above the inputs, and compile time:", names=2),
+            *_figures(pairs, each(rows, "batch_size")),
             *_accounting(rows),
         ),
-        lacking=messages(rows, lambda row: row.case.name),
+        lacking=messages(rows, _name),
         limits=check_limits(results, [rate for row in rows if row.ok for rate in _rates(row)], list(_minimum(rows))),
         definitions=_DEFINITIONS,
     )
 
 
-def _compiled(rows: Sequence[AttentionRow]) -> str:
-    """Where compiled code came from, for the conditions; empty where nothing was compiled."""
-    environments = [row.environment for row in rows if row.case.compile]
-    if not environments:
-        return ""
-    cold = all(environment == _COLD for environment in environments)
-    return "; compiled code " + ("made anew, no cache in use" if cold else "from PyTorch's cache where it held some")
+def _name(row: AttentionRow) -> str:
+    return row.case.name
 
 
 def _answers(rows: Sequence[AttentionRow], pairs: Sequence[Pair]) -> Iterator[Words]:
-    """Growth of memory, what compiling gains, and what ran out of memory."""
-    kept = {(pair.d, pair.context_length): figure(pair.eager, "before_backward_bytes") for pair in pairs}
-    widths = dict.fromkeys(pair.d for pair in pairs)
-    fitted = [fitted_exponent([(n, size) for (of, n), size in kept.items() if of == d and size]) for d in widths]
-    if powers := [power for power in fitted if power is not None]:
-        written = span(powers, "{:.2f}")
-        yield f"Memory before backward grows with context length to the power {written} (eager, fitted at each width)."
-    yield from _of_compiling(pairs)
-    yield from endings(rows, lambda row: row.case.name, "No shape ran out of memory.")
-
-
-def _of_compiling(pairs: Sequence[Pair]) -> Iterator[Words]:
-    """The least and the largest speed-up of steady passes, each with its pass and shape."""
-    whole = [pair for pair in pairs if pair.eager and pair.compiled and pair.eager.ok and pair.compiled.ok]
-    faster = sorted(
-        (gain, f"{one}, d {pair.d}, context {pair.context_length:,}")
-        for pair in whole
-        for one in PASSES
-        if _is_steady(pair.eager, one) and _is_steady(pair.compiled, one) and (gain := pair.speed_up(one))
-    )
-    if len(faster) > 1:
-        ends = " to ".join(f"{gain:.2f} ({of})" for gain, of in (faster[0], faster[-1]))
-        yield phrase(
-            "`torch.compile` makes steady passes (CV of {} at most) {} times as fast.", percent(UNSTEADY), ends
-        )
-    elif faster:
-        yield phrase("`torch.compile` makes a pass {:.2f} times as fast ({}).", *faster[0])
-    elif whole:
-        yield f"No pass was steady both eager and compiled (CV of {percent(UNSTEADY)} at most): no span is given."
-
-
-def _is_steady(row: AttentionRow | None, one: str) -> bool:
-    times = figure(row, one)
-    return times is not None and (times.cv or 0) <= UNSTEADY
-
-
-def _warnings(rows: Sequence[AttentionRow], pairs: Sequence[Pair]) -> Iterator[Words]:
-    """What makes a figure suspect: unsteady passes, nothing compiled, times that are the same to the last digit."""
-    passes = [(row, one) for row in rows if row.ok for one in PASSES]
-    if far := [row.case.context_length for row, one in passes if not _is_steady(row, one)]:
-        yield phrase(
-            "**Unsteady passes**, CV above {}: {} of {}, at context {}. Their speed-ups in the tables may be noise, "
-            "and the sentence above leaves them out.",
-            percent(UNSTEADY), len(far), len(passes), " and ".join(f"{length:,}" for length in sorted(set(far))),
-        )  # fmt: skip
+    saved: dict[int, list[tuple[float, float]]] = {}
     for pair in pairs:
-        if pair.compiled and pair.compiled.ok and pair.compiled.figures.compiled_graphs == 0:
-            yield phrase("**Nothing was compiled**: {} fell back to eager.", pair.compiled.case.name)
-        eager, compiled = (
-            [format_number(time, "ms") for one in PASSES if (time := ms(row, one))]
-            for row in (pair.eager, pair.compiled)
-        )
-        if pair.compiled and compiled and eager == compiled:
-            passed = " and ".join(PASSES)
-            yield phrase("**Equal to the last digit**: {} has the {} of eager.", pair.compiled.case.name, passed)
+        if size := figure(pair.eager, "before_backward_bytes"):
+            saved.setdefault(pair.d, []).append((pair.context_length, size))
+    powers = sorted(power for points in saved.values() if (power := fitted_exponent(points)) is not None)
+    if powers:
+        written = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
+        yield f"Memory saved for backward grows with the context length to the power {written} (eager, for each d)."
+    gains = [gain for pair in pairs for one in PASSES if pair.is_steady(one) and (gain := pair.speed_up(one))]
+    if gains:
+        yield phrase("`torch.compile` makes a pass {} as fast (steady passes only).", span(gains, "factor"))
+    yield from endings(rows, _name, "No shape ran out of memory.")
+
+
+def _warnings(rows: Sequence[AttentionRow]) -> Iterator[Words]:
+    variation = {f"{_name(row)}, {one}": figure(row, one).cv or 0 for row in rows if row.ok for one in PASSES}
+    yield from unsteady("passes", variation)
+    for row in rows:
+        if row.ok and row.figures.compiled_graphs == 0:
+            yield phrase("**Nothing was compiled**: {} fell back to eager.", _name(row))
 
 
 _SHAPE: tuple[Field[Pair], ...] = (
@@ -214,54 +179,39 @@ def _times(one: str) -> tuple[Field[Pair], ...]:
     )
 
 
-def _figures(rows: Sequence[AttentionRow]) -> Iterator[Figure]:
-    """The time of each pass, and the memory saved for backward, over the context length, a panel for each width."""
-    title = f"of attention by context length, batch {each(rows, 'batch_size')}"
-    for one in PASSES:
-        yield from _panels(f"attention-{one}", f"{one.capitalize()} {title}", rows, partial(ms, name=one), "ms")
-    yield from _panels("attention-memory", f"Memory saved for backward {title}", rows, _saved_mib, "MiB")
-
-
-def _saved_mib(row: AttentionRow) -> float | None:
-    size = row.figures.before_backward_bytes
-    return None if size is None else size / 2**20
-
-
-def _panels(
-    key: str, title: str, rows: Sequence[AttentionRow], value: Callable[[AttentionRow], float | None], y_axis: str
-) -> Iterator[Panels]:
-    panels = []
-    for d in sorted({row.case.d for row in rows}):
-        of = {
-            "eager": [row for row in rows if row.case.d == d and not row.case.compile],
-            "compiled": [row for row in rows if row.case.d == d and row.case.compile],
-        }
-        points = {
-            name: [(row.case.context_length, y) for row in own if (y := value(row)) is not None]
-            for name, own in of.items()
-        }
-        panels.append((f"d {d}", tuple((name, tuple(sorted(own))) for name, own in points.items() if len(own) > 1)))
-    if shown := tuple(panel for panel in panels if panel[1]):
-        yield Panels(key, title, shown, "context length, tokens", y_axis, log_y=True)
-
-
-class _Saved(NamedTuple):
-    """Tensors of one shape that are saved for backward."""
-
-    tensor: str
-    shape: str
-    dtype: str
-    number: int | None
-    bytes: float
-
-
-_SAVED: tuple[Field[_Saved], ...] = (
-    Field("tensor", "text", lambda one: one.tensor),
-    Field("shape", "text", lambda one: one.shape),
-    Field("dtype", "text", lambda one: one.dtype),
-    Field("number", "count", lambda one: one.number),
-    Field("bytes", "bytes", lambda one: one.bytes),
+_DRAWN: tuple[tuple[str, str, Callable[[AttentionRow], float | None], str], ...] = (
+    ("forward", "Forward", lambda row: ms(row, "forward"), "ms"),
+    ("backward", "Backward", lambda row: ms(row, "backward"), "ms"),
+    (
+        "memory",
+        "Memory saved for backward",
+        lambda row: (row.figures.before_backward_bytes or 0) / 2**20 or None,
+        "MiB",
+    ),
 )
+
+
+def _figures(pairs: Sequence[Pair], batch_size: str) -> Iterator[Panels]:
+    """Time of each pass and memory saved for backward over the context length, a panel for each width."""
+    for key, words, value, y_axis in _DRAWN:
+        widths = dict.fromkeys(pair.d for pair in pairs)
+        panels = [(f"d {d}", tuple(_curves([pair for pair in pairs if pair.d == d], value))) for d in widths]
+        if shown := tuple(panel for panel in panels if panel[1]):
+            title = f"{words} of attention by context length, batch {batch_size}"
+            yield Panels(f"attention-{key}", title, shown, "context length, tokens", y_axis, log_y=True)
+
+
+def _curves(
+    pairs: Sequence[Pair], value: Callable[[AttentionRow], float | None]
+) -> Iterator[tuple[str, tuple[tuple[float, float], ...]]]:
+    for name in ("eager", "compiled"):
+        rows = [row for pair in pairs if (row := getattr(pair, name))]
+        points = tuple((row.case.context_length, y) for row in rows if (y := value(row)) is not None)
+        if len(points) > 1:
+            yield name, points
+
+
+_SAVED = (Column("tensor"), Column("shape"), Column("dtype"), Column("number", "count"), Column("bytes", "bytes"))
 
 
 def _largest(rows: Sequence[AttentionRow], most: int) -> list[tuple[AttentionRow, float]]:
@@ -274,16 +224,18 @@ def _accounting(rows: Sequence[AttentionRow]) -> Iterator[Block]:
     for row, measured in _largest([row for row in rows if row.figures.saved], 1):
         batch, length, d = row.case.batch_size, row.case.context_length, row.case.d
         inputs = ([batch, length, d], [batch, d, length], [length, length])
-        own = [
-            _Saved(_role(shape, length), _sides(shape), dtype, number, size)
-            for shape, dtype, number, size in row.figures.saved or ()
-            if shape not in inputs
+        saved = [one for one in row.figures.saved or () if one[0] not in inputs]
+        output = row.case.shape.tensor_bytes
+        cells: list[tuple[Cell, ...]] = [
+            (_role(shape, length), _sides(shape), dtype, number, size) for shape, dtype, number, size in saved
         ]
-        own.append(_Saved("output", _sides(inputs[0]), "float32", 1, row.case.shape.tensor_bytes))
-        own.append(_Saved("sum", "", "", None, sum(one.bytes for one in own)))
-        own.append(_Saved("measured", "", "", None, measured))
-        caption = f"Saved for backward at {row.case.name}, as autograd says; inputs are not counted again:"
-        yield Details("Byte accounting of the largest shape", (table(_SAVED, own, caption),))
+        cells += [
+            ("output", _sides(inputs[0]), "float32", 1, output),
+            ("sum", "", "", None, sum(size for *_, size in saved) + output),
+            ("measured", "", "", None, measured),
+        ]
+        caption = f"Tensors that autograd saves for backward at {row.case.name}, without the inputs:"
+        yield Details("Byte accounting of the largest shape", (Table(_SAVED, tuple(cells), caption),))
 
 
 def _role(shape: Sequence[int], length: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,8 @@ from nsys_analyzer.experiments.compile import pairs as compiled_pairs
 from nsys_analyzer.experiments.compile import traces as compiled_traces
 from nsys_analyzer.experiments.limits import check_limits
 from nsys_analyzer.experiments.model import Bench, Option, Profiled, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import conditions, each, endings, messages, section
-from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, StepRow, models, titles
+from nsys_analyzer.experiments.section import compile_cache, conditions, each, endings, messages, no_cache, section
+from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, models, titles
 from nsys_analyzer.report.model import Section
 from nsys_analyzer.runs.targets import Target, transformer_targets
 from nsys_analyzer.text import phrase
@@ -33,8 +33,6 @@ _OPTIONS = (
     *(replace(one, cpu=_ON_CPU.get(one.name, one.cpu)) for one in SHARED),
 )
 _MOST_PROFILED = 5
-#: Lets PyTorch find nothing that an earlier run compiled. On a CPU it may: the traces would wait for the C++ compiler.
-_COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 _DEFINITIONS = phrase(
     "*Speed-up* is the eager time ÷ the compiled one, each the median of unprofiled steps (of backward + optimizer the "
     "sum of their medians). `torch.compile(model)` compiles forward and backward; loss and optimizer stay eager. "
@@ -42,15 +40,13 @@ _DEFINITIONS = phrase(
     "is in it, and in the first row of a process the import of the compiler. *Repaid after* is compile time ÷ what a "
     "step saves."
 )
-_ANEW = "compiled code made anew, no cache in use"
-_KEPT = "compiled code from PyTorch's cache where an earlier run left it: compile time is then that of finding it"
 
 
 def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
     """Everything eager, then everything compiled: a process each, as long as memory lasts."""
     for compiled in _COMPILED.values():
         yield from grid(
-            TARGET, settings, _label, environment=_COLD if compiled and settings.device == "cuda" else None,
+            TARGET, settings, _label, environment=no_cache(settings) if compiled else None,
             compile=(compiled,), model=models(settings), context_length=settings["context_length"],
             precision=settings["precision"], mode=settings["mode"],
         )  # fmt: skip
@@ -109,7 +105,7 @@ def _section(results: Results) -> Section:
             results,
             warmup=f"{each(rows, 'warmup_steps')} steps",
             steps=f"{each(rows, 'steps')} steps, batch {each(rows, 'batch_size')}, attention "
-            f"{each(rows, 'attention')}; {_ANEW if _is_cold(rows) else _KEPT}",
+            f"{each(rows, 'attention')}{compile_cache(rows)}",
             synchronized="at the end of each phase",
             grad="off in forward alone (no_grad), recorded in train",
         ),
@@ -125,11 +121,6 @@ def _section(results: Results) -> Section:
         limits=check_limits(results, steps.rates(rows), steps.minimum_memory(rows)),
         definitions=_DEFINITIONS,
     )
-
-
-def _is_cold(rows: Sequence[StepRow]) -> bool:
-    compiled = [row for row in rows if row.case.compile]
-    return bool(compiled) and all(row.environment == _COLD for row in compiled)
 
 
 BENCH = Bench(

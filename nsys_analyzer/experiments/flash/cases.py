@@ -1,4 +1,4 @@
-"""What the experiment ``flash`` asks of its target, and what that measures."""
+"""Cases and figures of the experiment ``flash``."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FlashCase:
     context_length: int = option(1024, "tokens", least=2)
     batch_size: int = option(1, "batch size")
     heads: int = option(8, "heads", cpu=2)
-    causal: bool = option(True, "whether no token sees a later one")
+    causal: bool = option(True, "with a causal mask")
     fp32_products: str = option(
         "tf32x3", "of our kernels in fp32: three matmuls in TF32, as SDPA's do, or true fp32", ("tf32x3", "ieee")
     )
@@ -36,14 +36,14 @@ class FlashCase:
 
     @property
     def shape(self) -> AttentionShape:
-        """The shape, for its costs."""
+        """The shape with its costs."""
         sizes = (self.batch_size, self.heads, self.context_length, self.d_head)
         return AttentionShape(*sizes, self.causal, self.precision)
 
 
 @dataclass
 class FlashTimes:
-    """Latency of a pass: median, extremes, the timer, and the time that do_bench was given."""
+    """Latency of a pass: median, extremes, the timer, and do_bench's measuring time."""
 
     ms: float
     min_ms: float | None = None
@@ -59,9 +59,9 @@ class FlashFigures:
     Attributes:
         inputs_bytes: queries, keys, values, and the gradient of the output.
         max_error: the largest difference from unfused attention in fp32 ÷ its largest number, the worst tensor's.
-        forward, backward, end_to_end: the latencies; the last of forward and backward measured as one.
-        peak_bytes: the most memory of forward and backward above the inputs.
-        kernel: what ran.
+        end_to_end: forward and backward measured as one.
+        peak_bytes: of forward and backward above the inputs.
+        kernel: the name of what ran.
     """
 
     inputs_bytes: int | None = None

@@ -8,9 +8,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
-from nsys_analyzer.experiments.attention.core import figure, ms, quotient
+from nsys_analyzer.experiments.attention.core import figure, ms
 from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.scaling import fitted_exponent
+from nsys_analyzer.experiments.section import ratio
 from nsys_analyzer.experiments.variants.cases import TARGET, VariantsCase, VariantsRow
 
 #: What is measured, by the name of its figures.
@@ -51,7 +52,7 @@ class Variants:
 
     def gain(self, shape: AttentionShape, name: str, causal: bool, one: str = "forward") -> float | None:
         """Naive's time ÷ that of a variant; None where one of the two is missing."""
-        return quotient(ms(self.find(shape, "naive", causal), one), ms(self.find(shape, name, causal), one))
+        return ratio(ms(self.find(shape, "naive", causal), one), ms(self.find(shape, name, causal), one))
 
     def families(self) -> list[list[AttentionShape]]:
         """Shapes that differ in their tokens alone, where there are several, the shortest first."""

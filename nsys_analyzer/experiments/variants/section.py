@@ -12,13 +12,11 @@ from nsys_analyzer.experiments.attention.core import (
     fused_rates,
     largest,
     ms,
-    quotient,
-    span,
     spread,
 )
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
 from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import UNSTEADY, conditions, each, precision_warnings, section
+from nsys_analyzer.experiments.section import UNSTEADY, conditions, each, precision_warnings, ratio, section, span
 from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS, TARGET, VARIANTS, VariantsCase, VariantsRow
 from nsys_analyzer.experiments.variants.compared import (
     MASKS,
@@ -178,7 +176,7 @@ def _gains(variants: Variants) -> Iterator[str]:
         for name in variants.names:
             found = [gain for shape in variants.shapes if (gain := variants.gain(shape, name, causal))]
             if found and name != "naive":
-                spans.append(f"{name} {span(found, '{:.2f}×')}")
+                spans.append(f"{name} {span(found, 'factor')}")
         if spans:
             yield f"Over naive, forward, {MASKS[causal]}: {', '.join(spans)}."
 
@@ -197,7 +195,7 @@ def _at_asked_shapes(variants: Variants) -> Iterator[Words]:
 def _mask_said(variants: Variants, shape: AttentionShape) -> str:
     """What the mask that naive makes in each call does to the times that others are compared with."""
     without, with_mask = (ms(variants.find(shape, "naive", causal), "forward") for causal in (False, True))
-    longer = quotient(with_mask, without)
+    longer = ratio(with_mask, without)
     return f"; naive makes its mask in each call, which takes {longer:.2f}× as long as without" if longer else ""
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
-from nsys_analyzer.experiments.attention.core import curves, figure, ms, quotient, same_status, spread
+from nsys_analyzer.experiments.attention.core import curves, figure, ms, same_status, spread
+from nsys_analyzer.experiments.section import ratio
 from nsys_analyzer.experiments.variants.cases import VariantsRow
 from nsys_analyzer.experiments.variants.compared import (
     MASKS,
@@ -101,7 +102,7 @@ def times(variants: Variants, one: str) -> Table:
         Field("over naive", "factor", lambda both: variants.gain(both.shape, both.variant, False, one)),
         Field("causal ms", "ms", lambda both: spread(both.rows[1], one)),
         Field("over naive", "factor", lambda both: variants.gain(both.shape, both.variant, True, one)),
-        Field("÷ causal", "factor", lambda both: quotient(*(ms(row, one) for row in both.rows))),
+        Field("÷ causal", "factor", lambda both: ratio(*(ms(row, one) for row in both.rows))),
         Field("status", "text", ended),
     )
 
@@ -130,8 +131,8 @@ def memory(variants: Variants, one: str) -> Table:
 
 def _over_inputs(rows: Sequence[VariantsRow | None], one: str) -> float | None:
     """The peak ÷ the bytes of q, k and v, not causal where that was measured."""
-    ratios = (quotient(bytes_of(row, one), figure(row, "inputs_bytes")) for row in rows)
-    return next((ratio for ratio in ratios if ratio is not None), None)
+    ratios = (ratio(bytes_of(row, one), figure(row, "inputs_bytes")) for row in rows)
+    return next((one for one in ratios if one is not None), None)
 
 
 def _written(power: float | None) -> str | None:
@@ -181,9 +182,14 @@ def memory_by_tokens(variants: Variants) -> Iterator[Lines]:
     """Peak memory over the tokens, a curve for each variant."""
     for number, family in enumerate(variants.families()):
         points = {
-            name: [(shape.context_length, bytes_of(variants.find(shape, name, False), "forward")) for shape in family]
+            name: [(shape.context_length, _mib(variants.find(shape, name, False))) for shape in family]
             for name in variants.names
         }
         key = f"variants-memory-by-tokens{f'-{number + 1}' if number else ''}"
         title = f"Peak memory of forward by tokens, {family[0].heads} heads, d {family[0].d_head}"
-        yield from curves(key, title, points, "MiB above the inputs", 2**20)
+        yield from curves(key, title, points, "MiB above the inputs")
+
+
+def _mib(row: VariantsRow | None) -> float | None:
+    size = bytes_of(row, "forward")
+    return None if size is None else size / 2**20
