@@ -37,7 +37,7 @@ def tables(text: str, tmp_path: Path) -> dict[str, list[tuple[Any, ...]]]:
 
 
 def remarks(found: dict[str, list[tuple[Any, ...]]]) -> list[str]:
-    return [text for _, _, text, _ in found.get("DIAGNOSTIC_EVENT", [])]
+    return [text for _, text, _ in found.get("DIAGNOSTIC_EVENT", [])]
 
 
 def added(event: str) -> str:
@@ -53,12 +53,12 @@ MEMORY = '{"ph": "i", "name": "[memory]", "pid": 500, "tid": 500, "ts": 110, "ar
 @pytest.mark.parametrize(
     ("event", "remark"),
     [
-        (KERNEL % "[]", "1 of 2 events of the kind kernel cannot be what the trace says and is left out: "
-         'args: expected object, got array (1); the first is "bad"'),
-        (KERNEL % '{"correlation": "a"}', "correlation: expected int, got str (1)"),
-        (KERNEL % '{"correlation": NaN}', "correlation: expected int, got str (1)"),
+        (KERNEL % "[]", "1 of 2 events of the kind kernel"),
+        (KERNEL % "[]", 'args: expected object | null, got array (1); the first is "bad"'),
+        (KERNEL % '{"correlation": "a"}', "correlation: expected int | null, got str (1)"),
+        (KERNEL % '{"correlation": NaN}', "correlation: expected int | null, got str (1)"),
         (KERNEL % '{"correlation": 9223372036854775808}', "correlation: expected int <= 9223372036854775807 (1)"),
-        (KERNEL % '{"context": "0x55d0", "correlation": 1.5}', "correlation: expected int, got float (1)"),
+        (KERNEL % '{"context": "0x55d0", "correlation": 1.5}', "correlation: expected int | null, got float (1)"),
         (KERNEL.replace('"tid": 7', '"tid": {"a": 1}') % "{}", "tid: expected int | str | null, got object (1)"),
         (KERNEL.replace('"pid": 0', '"pid": [0]') % "{}", "pid: expected int | str | null, got array (1)"),
         (KERNEL.replace('"tid": 7', '"tid": "stream"') % "{}", "a text, or nothing, where a number belongs (1)"),
@@ -72,15 +72,13 @@ MEMORY = '{"ph": "i", "name": "[memory]", "pid": 500, "tid": 500, "ts": 110, "ar
         (KERNEL.replace(', "dur": 3', "") % "{}", "no duration (1)"),
         (KERNEL.replace('"ts": 125, ', "") % "{}", "no time (1)"),
         (KERNEL.replace("125", "-Infinity") % "{}", "an impossible time (1)"),
-        (KERNEL.replace("125", "1e15") % "{}", "a time more than a day from the others (1)"),
         (KERNEL.replace('"bad"', '"b\\ud800d"') % "{}", 'a text that is no Unicode (1); the first is "b\ufffdd"'),
         (KERNEL.replace('"bad"', "5") % "{}", "name: expected str | null, got int (1); the first is without a name"),
         (KERNEL.replace('"kernel"', '["kernel"]') % "{}", "events of the kind any"),
         (RANGE % '"ts": 1, "dur": -0.001', "1 of 2 events of the kind range"),
-        (RANGE % '"ts": 1, "dur": 86400000001', "a duration of more than a day"),
         (MEMORY % '{"Bytes": "many"}', "Bytes: expected int, got str"),
         (MEMORY % '{"Bytes": -9223372036854775808}', "Bytes: expected int >= -9223372036854775807"),
-        ("17", "1 of 1 events of the kind any cannot be what the trace says and is left out: no object"),
+        ("17", "no object (1)"),
     ],
 )  # fmt: skip
 def test_a_bad_event_is_left_out_and_told(event: str, remark: str, tmp_path: Path) -> None:
@@ -89,26 +87,6 @@ def test_a_bad_event_is_left_out_and_told(event: str, remark: str, tmp_path: Pat
     assert remark in told
     del found["DIAGNOSTIC_EVENT"]
     assert found == tables(step().text(), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "argument"),
-    [
-        ('{"context": "0x000055d0c0ffee00"}', "context"),
-        ('{"context": 18446744073709551615}', "context"),
-        ('{"device": "GPU 0"}', "device"),
-        ('{"device": 2147483648}', "device"),
-        ('{"stream": [7]}', "stream"),
-        ('{"bytes": -1}', "bytes"),
-        ('{"direction": 3}', "direction"),
-        ('{"graph node id": NaN}', "graph node id"),
-    ],
-)
-def test_an_argument_that_cannot_be_read_is_absent(arguments: str, argument: str, tmp_path: Path) -> None:
-    found = tables(added(", ".join([KERNEL % arguments] * 2)), tmp_path)
-    assert remarks(found) == [f"2 events of the kind kernel have a `{argument}` that cannot be read"]
-    del found["DIAGNOSTIC_EVENT"]
-    assert found == tables(added(", ".join([KERNEL % "{}"] * 2)), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -149,8 +127,7 @@ def test_kernels_of_an_intel_gpu_are_read(tmp_path: Path) -> None:
     assert read.operations.start.tolist() == [20_000, 40_000]
     assert read.operations.correlation.tolist() == [1, 2]
     assert read.operations.stream.tolist() == [3, 3]
-    told = [one.text for one in read.metadata.diagnostics]
-    assert "2 events of the kind kernel have a `context` that cannot be read" in told
+    assert not read.metadata.diagnostics
 
 
 @pytest.mark.parametrize(
@@ -193,21 +170,31 @@ def test_a_name_with_control_characters_is_read(tmp_path: Path) -> None:
 def test_a_name_is_told_on_one_line_and_cut(tmp_path: Path) -> None:
     bad = KERNEL.replace('"bad"', '"a\\nb\\u001b' + "c" * 100 + '"') % "[]"
     (told,) = remarks(tables(added(bad), tmp_path))
-    assert told.endswith('the first is "a\ufffdb\ufffd' + "c" * 56 + '…"')
+    assert told.isprintable()
+    assert told.endswith("c" * 56 + '…"')
 
 
 def test_one_remark_tells_all_of_a_kind(tmp_path: Path) -> None:
     events = ", ".join([KERNEL.replace('"dur": 3', '"dur": -1') % "{}"] * 3 + [KERNEL % "[]", RANGE % '"ts": 5'])
     kernels, ranges = remarks(tables(added(events), tmp_path))
-    assert kernels.startswith("4 of 5 events of the kind kernel cannot be what the trace says and are left out: ")
-    assert "a negative duration (3), args: expected object, got array (1)" in kernels
-    assert ranges.startswith("1 of 2 events of the kind range ")
+    assert "4 of 5 events of the kind kernel" in kernels
+    assert "a negative duration (3), args: expected object | null, got array (1)" in kernels
+    assert "1 of 2 events of the kind range" in ranges
 
 
 def test_remarks_become_warnings(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(added(KERNEL % "[]"))
     assert any("of the kind kernel" in one.text for one in Trace.load(path).metadata.diagnostics)
+
+
+@pytest.mark.parametrize("time", ["1e15", "-1e15"])
+def test_an_event_years_from_the_others_is_in_no_figure(time: str, tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(added((KERNEL % "{}").replace("125", time)))
+    loaded = Trace.load(path)
+    assert [(one.table, one.rows) for one in loaded.left_out] == [("CUPTI_ACTIVITY_KIND_KERNEL", 1)]
+    assert (loaded.operations.start - loaded.ranges.start[0]).tolist() == [20_000]  # forward at 100, the GEMM at 120
 
 
 def test_ranks_with_clocks_days_apart_are_kept(tmp_path: Path) -> None:
@@ -219,28 +206,18 @@ def test_ranks_with_clocks_days_apart_are_kept(tmp_path: Path) -> None:
     assert not remarks(found)
 
 
-@pytest.mark.parametrize("where", [0, -1])
-def test_an_event_that_is_nested_too_deep_is_left_out(where: int, tmp_path: Path) -> None:
-    trace = step()
-    trace.events.insert(len(trace.events) if where else 0, {"deep": 0})
-    deep = trace.text().replace('{"deep": 0}', KERNEL % ('{"}]": ' * 50_000 + "1" + "}" * 50_000))
-    found = tables(deep, tmp_path)
-    assert remarks(found) == [
-        "1 of 1 events of the kind any cannot be what the trace says and is left out: nested too deep (1); "
-        "the first is without a name"
-    ]
-    del found["DIAGNOSTIC_EVENT"]
-    assert found == tables(step().text(), tmp_path)
-
-
 def test_it_is_said_why_no_kernel_is_left(tmp_path: Path) -> None:
     trace = Kineto().launch(1, 110).kernel(GEMM, 1, 120, -30)
-    with pytest.raises(TraceError, match=r"neither operators nor kernels: 1 of 1 events .* a negative duration \(1\)"):
+    with pytest.raises(
+        TraceError, match=r"neither operators nor kernels: .*1 of 1 events .* a negative duration \(1\)"
+    ):
         tables(trace.text(), tmp_path)
 
 
 def test_a_trace_of_bad_events_alone_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"only events unlike .* no duration \(1\); the first is \"a\"") as caught:
+    with pytest.raises(
+        TraceError, match=r"no events of PyTorch's profiler: .* no duration \(1\); the first is \"a\""
+    ) as caught:
         tables('{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "pid": 0, "tid": 0}]}', tmp_path)
     assert "\n" not in str(caught.value)
 

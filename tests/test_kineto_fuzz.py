@@ -30,16 +30,15 @@ OF_EVENTS = {
     "TORCH_OPERATOR_EVENTS": "SELECT value, start, end FROM TORCH_OPERATOR_EVENTS JOIN StringIds ON id = nameId",
     "NVTX_EVENTS": "SELECT value, start, end FROM NVTX_EVENTS JOIN StringIds ON id = textId",
     "CUDA_GPU_MEMORY_USAGE_EVENTS": (
-        "SELECT address, start, start, bytes, memKind, memoryOperationType, localMemoryPoolUtilizedSize"
+        "SELECT bytes, start, start, memKind, memoryOperationType, localMemoryPoolUtilizedSize"
         " FROM CUDA_GPU_MEMORY_USAGE_EVENTS"
     ),
     "CUPTI_ACTIVITY_KIND_KERNEL": (
-        "SELECT value, start, end, deviceId, contextId, streamId, correlationId, graphNodeId"
+        "SELECT value, start, end, deviceId, streamId, correlationId, graphNodeId"
         " FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds ON id = demangledName"
     ),
     "CUPTI_ACTIVITY_KIND_MEMCPY": (
-        "SELECT copyKind, start, end, deviceId, contextId, streamId, correlationId, bytes"
-        " FROM CUPTI_ACTIVITY_KIND_MEMCPY"
+        "SELECT deviceId, start, end, streamId, correlationId FROM CUPTI_ACTIVITY_KIND_MEMCPY"
     ),
     "CUPTI_ACTIVITY_KIND_RUNTIME": (
         "SELECT value, start, end, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME JOIN StringIds ON id = nameId"

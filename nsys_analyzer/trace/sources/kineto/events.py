@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import msgspec
 
-from nsys_analyzer.trace.sources.kineto.refused import reason
 from nsys_analyzer.trace.sources.made import Fingerprint
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
@@ -44,35 +43,21 @@ class Call(Event, gc=False):
 
 
 class GpuOperation(Call, gc=False):
-    """A kernel, copy or fill.
-
-    Attributes:
-        device: the GPU's ordinal.
-        stream: its stream.
-        context: its context.
-        size: what a copy or fill moved, in bytes.
-        graph_node: the node of a CUDA graph, None where it came from none.
-        direction: which way a copy of an MTIA went.
-    """
+    """A kernel, copy or fill: the GPU's ordinal, the stream, and the node of a CUDA graph that it came from."""
 
     device: int = 0
     stream: int = 0
-    context: int = 0
-    size: int = 0
     graph_node: int | None = None
-    direction: str | None = None
 
 
 class Allocation(Event, gc=False):
-    """Memory that PyTorch's allocator gave out (``size`` in bytes) or took back (negative), and how much it then held.
+    """Memory that PyTorch's allocator allocated (``size`` in bytes) or freed (negative), and how much it then held.
 
     ``device`` is None for the host's memory.
     """
 
     size: int = 0
-    address: int = 0
     device: int | None = None
-    reserved: int | None = None
     allocated: int | None = None
 
 
@@ -120,30 +105,12 @@ class Properties(msgspec.Struct):
         return self.device_properties or self.compute_properties or ()
 
 
-PROPERTIES = frozenset(Properties.__struct_encode_fields__)
-"""The keys that are read."""
-
-
-def read_properties(written: dict[str, Any]) -> tuple[Properties, tuple[str, ...]]:
-    """Return the properties of a trace, and what its reader must be told: those that cannot be what they should."""
-    properties, remarks = Properties(), []
-    for key, value in written.items():
-        try:
-            one = msgspec.json.decode(msgspec.json.encode({key: value}), type=Properties)
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-            remarks.append(f"The trace's {key} is ignored: {reason(error)}")
-        else:
-            name = Properties.__struct_fields__[Properties.__struct_encode_fields__.index(key)]
-            setattr(properties, name, getattr(one, name))
-    return properties, tuple(remarks)
-
-
 @dataclass(frozen=True)
 class KinetoTrace:
     """The events of a trace by kind, times in ns since the first of them, and the trace's own properties.
 
     Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``; and
-    ``gpu range``, what Kineto draws of a range on the GPU's timeline, where there is nothing of the CPU's.
+    ``gpu range``, a range on the GPU's timeline, where the trace holds nothing of the CPU.
 
     Attributes:
         path: the file.
@@ -151,7 +118,7 @@ class KinetoTrace:
         properties: what the file says beside its events.
         events: the events of each kind, in the file's order.
         on_mtia: whether its device is an MTIA.
-        remarks: what its reader must be told of it.
+        remarks: warnings about what could not be read.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""From the events of a PyTorch profiler trace to the tables of an nsys export."""
+"""From the events of a PyTorch profiler trace to the tables of an nsys export, as far as they are read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from nsys_analyzer.trace.columns import pid_of, stream_thread
 from nsys_analyzer.trace.metadata import CUDA, HIP, MTIA, RANGES_ON, XPU
-from nsys_analyzer.trace.sources.kineto.events import Device, GpuOperation, KinetoTrace
+from nsys_analyzer.trace.sources.kineto.events import Device, Event, GpuOperation, KinetoTrace
 from nsys_analyzer.trace.sources.kineto.ids import Strings, Threads, processes_of_gpus
 from nsys_analyzer.trace.sources.kineto.operators import CPU, OperatorCall, operator_calls
 from nsys_analyzer.trace.sources.kineto.read import read_kineto
@@ -20,9 +20,6 @@ from nsys_analyzer.trace.writer import Rows, write_tables
 _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
-_MTIA_COPIES = {"HOST_TO_DEVICE": 1, "DEVICE_TO_HOST": 2}  # as ENUM_CUDA_MEMCPY_OPER
-#: How Kineto names a copy ("Memcpy HtoD (Pageable -> Device)") to nsys's ENUM_CUDA_MEMCPY_OPER.
-_COPY_KINDS = ("", "HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 #: Kineto's "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
 
@@ -30,12 +27,8 @@ _MAKERS = {"AMD": HIP, "Intel": XPU}
 #: What a device is called that the trace gives no name.
 _UNNAMED = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU", XPU: "unnamed Intel GPU", MTIA: "MTIA"}
 
-_ON_GPU = "start end deviceId contextId streamId correlationId globalPid"
-_OF_KIND = {
-    "kernel": "demangledName shortName graphNodeId",
-    "memcpy": "bytes copyKind graphNodeId",
-    "memset": "bytes graphNodeId",
-}
+_ON_GPU = "start end deviceId streamId correlationId globalPid graphNodeId"
+_KERNEL = f"{_ON_GPU} demangledName"
 _CALL = "start end globalTid correlationId nameId returnValue"
 _GPU = "id name totalMemory smCount"
 _CUDA_DEVICE = "gpuId cudaId pid"
@@ -71,17 +64,17 @@ class _Tables:
     def all(self) -> dict[str, Rows]:
         """All tables by their names. The strings come last: they are collected as the other rows are written."""
         tables, warnings = (self._of_gpus(), ()) if self._trace.operations else self._of_operators()
+        process = self._threads.processes[0]
+        messages = [(_WARNING, text, process) for text in (*self._trace.remarks, *warnings)]
         return {
             **tables,
-            "DIAGNOSTIC_EVENT": self._diagnostics(*self._trace.remarks, *warnings),
-            "NVTX_EVENTS": Rows("start end eventType globalTid textId domainId", self._ranges()),
+            "DIAGNOSTIC_EVENT": Rows("severity text globalPid", messages),
+            "NVTX_EVENTS": Rows("start end eventType globalTid textId", self._ranges()),
             "TORCH_OPERATOR_EVENTS": Rows("start end globalTid nameId", self._operators()),
             "CUDA_GPU_MEMORY_USAGE_EVENTS": Rows(
-                "start globalPid deviceId contextId address pc bytes memKind memoryOperationType"
-                " localMemoryPoolSize localMemoryPoolUtilizedSize",
-                self._memory(),
+                "start globalPid bytes memKind memoryOperationType localMemoryPoolUtilizedSize", self._memory()
             ),
-            "ThreadNames": Rows("nameId priority globalTid", self._thread_names()),
+            "ThreadNames": Rows("nameId globalTid", self._thread_names()),
             "TARGET_INFO_SYSTEM_ENV": Rows("name value", self._environment()),
             "PROCESS_RANKS": Rows("globalPid rank worldSize", self._ranks()),
             "META_DATA_EXPORT": Rows("name value", self._export()),
@@ -90,101 +83,85 @@ class _Tables:
 
     def _of_gpus(self) -> dict[str, Rows]:
         """The tables of what ran on GPUs: kernels, copies and fills, the calls behind them, and the GPUs."""
-        found = {kind: self._trace.of(kind) for kind in _OF_KIND}
+        of = self._trace.of
         pids = ((event.device, pid_of(self._process_of_gpu[event.pid])) for event in self._trace.operations)
         devices = sorted(set(pids))
+        kernels = ((*self._on_gpu(event), self._strings(event.name)) for event in of("kernel"))
         return {
-            **{
-                f"CUPTI_ACTIVITY_KIND_{kind.upper()}": Rows(f"{_ON_GPU} {_OF_KIND[kind]}", self._on_gpu(events))
-                for kind, events in found.items()
-            },
+            "CUPTI_ACTIVITY_KIND_KERNEL": Rows(_KERNEL, kernels),
+            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(_ON_GPU, map(self._on_gpu, of("memcpy"))),
+            "CUPTI_ACTIVITY_KIND_MEMSET": Rows(_ON_GPU, map(self._on_gpu, of("memset"))),
             "CUPTI_ACTIVITY_KIND_RUNTIME": Rows(_CALL, self._calls()),
             "TARGET_INFO_GPU": Rows(_GPU, _devices(self._trace, (device for device, _ in devices))),
             "TARGET_INFO_CUDA_DEVICE": Rows(_CUDA_DEVICE, [(device, device, pid) for device, pid in devices]),
         }
 
-    def _on_gpu(self, events: Iterable[GpuOperation]) -> Iterator[tuple[Any, ...]]:
-        for event in events:
-            process = self._process_of_gpu[event.pid]
-            row = (event.start, event.end, event.device, event.context, event.stream, event.correlation, process)
-            if event.kind == "kernel":
-                name = self._strings(event.name)
-                yield *row, name, name, event.graph_node
-            elif event.kind == "memcpy":
-                yield *row, event.size, _copy_kind(event), event.graph_node
-            else:
-                yield *row, event.size, event.graph_node
+    def _on_gpu(self, event: GpuOperation) -> tuple[Any, ...]:
+        process = self._process_of_gpu[event.pid]
+        return event.start, event.end, event.device, event.stream, event.correlation, process, event.graph_node
 
     def _calls(self) -> Iterator[tuple[Any, ...]]:
         for event in self._trace.calls:
-            thread = self._threads.thread(event.pid, event.tid)
-            yield event.start, event.end, thread, event.correlation, self._strings(event.name), 0
+            yield event.start, event.end, self._thread(event), event.correlation, self._strings(event.name), 0
+
+    def _thread(self, event: Event) -> int:
+        return self._threads.thread(event.pid, event.tid)
 
     def _of_operators(self) -> tuple[dict[str, Rows], tuple[str, ...]]:
-        """The tables of a trace without a GPU: each call of an operator as a kernel and its launch, on a device "CPU".
+        """The tables of a trace without a GPU, and the warnings about them.
 
-        A thread is a stream. And the warnings about them.
+        Each call of an operator is a kernel and its launch, on a device "CPU"; a thread is a stream.
         """
         calls, warnings = operator_calls(self._trace)
-        processes = self._threads.processes
+        devices = [(0, 0, pid_of(process)) for process in self._threads.processes]
         return {
-            "CUPTI_ACTIVITY_KIND_KERNEL": Rows(f"{_ON_GPU} {_OF_KIND['kernel']}", self._run_operators(calls)),
+            "CUPTI_ACTIVITY_KIND_KERNEL": Rows(_KERNEL, self._run_operators(calls)),
             "CUPTI_ACTIVITY_KIND_RUNTIME": Rows(_CALL, self._launched_operators(calls)),
             "TARGET_INFO_GPU": Rows(_GPU, [(0, CPU, 0, 0)]),
-            "TARGET_INFO_CUDA_DEVICE": Rows(_CUDA_DEVICE, [(0, 0, pid_of(process)) for process in processes]),
+            "TARGET_INFO_CUDA_DEVICE": Rows(_CUDA_DEVICE, devices),
         }, warnings
 
     def _run_operators(self, calls: list[OperatorCall]) -> Iterator[tuple[Any, ...]]:
         for correlation, call in enumerate(calls, 1):
-            name, process = self._strings(call.name), self._threads.process(call.event.pid)
-            yield *call.run, 0, 0, call.stream, correlation, process, name, name, None
+            process = self._threads.process(call.event.pid)
+            yield *call.run, 0, call.stream, correlation, process, None, self._strings(call.name)
 
     def _launched_operators(self, calls: list[OperatorCall]) -> Iterator[tuple[Any, ...]]:
         for correlation, call in enumerate(calls, 1):
-            thread = self._threads.thread(call.event.pid, call.event.tid)
-            yield *call.launch, thread, correlation, self._strings(call.name), 0
-
-    def _diagnostics(self, *warnings: str) -> Rows:
-        process = self._threads.processes[0]
-        return Rows("timestamp severity text globalPid", [(0, _WARNING, text, process) for text in warnings])
+            yield *call.launch, self._thread(call.event), correlation, self._strings(call.name), 0
 
     def _ranges(self) -> Iterator[tuple[Any, ...]]:
         """The ranges of ``record_function``, as push/pop ranges of its thread, or of its stream on the GPU."""
-        threads, strings = self._threads, self._strings
         for event in self._trace.of("range"):
-            yield event.start, event.end, _PUSH_POP, threads.thread(event.pid, event.tid), strings(event.name), 0
+            yield event.start, event.end, _PUSH_POP, self._thread(event), self._strings(event.name)
         for event in self._trace.of("gpu range"):
-            process = self._process_of_gpu.get(event.pid, threads.processes[0])
+            process = self._process_of_gpu.get(event.pid, self._threads.processes[0])
             thread = stream_thread(process, event.pid if isinstance(event.pid, int) else 0, event.tid)
-            yield event.start, event.end, _PUSH_POP, thread, strings(event.name), 0
+            yield event.start, event.end, _PUSH_POP, thread, self._strings(event.name)
 
     def _operators(self) -> Iterator[tuple[Any, ...]]:
         """Every operator, autograd's bookkeeping among them, as it ran on its thread."""
         for event in self._trace.of("operator"):
-            thread = self._threads.thread(event.pid, event.tid)
-            yield event.start, event.end, thread, self._strings(event.name)
+            yield event.start, event.end, self._thread(event), self._strings(event.name)
 
     def _memory(self) -> Iterator[tuple[Any, ...]]:
-        """The memory that PyTorch's allocator gave out and took back, and how much it then held.
+        """The memory that PyTorch's allocator allocated and freed, and how much it then held.
 
-        The host's memory counts where there is no GPU, as that of device 0.
+        The host's memory counts where there is no GPU.
         """
         of_host = not self._trace.operations
         for event in self._trace.of("memory"):
             if event.device is not None or of_host:
                 kind = _HOST if event.device is None else _DEVICE
-                yield (
-                    event.start, self._threads.process(event.pid), event.device or 0, 0, event.address, 0,
-                    abs(event.size), kind, int(event.size < 0), event.reserved, event.allocated,
-                )  # fmt: skip
+                process = self._threads.process(event.pid)
+                yield event.start, process, abs(event.size), kind, int(event.size < 0), event.allocated
 
     def _thread_names(self) -> Iterator[tuple[Any, ...]]:
         """The names of the threads on which anything happened; Kineto writes each more than once."""
         named = {(event.pid, event.tid): event.thread_name for event in self._trace.of("thread")}
         for (pid, tid), name in named.items():
             if self._threads.knows(pid, tid):
-                known = _THREAD_NAME.match(name)
-                yield self._strings(known[1] if known else name), 0, self._threads.thread(pid, tid)
+                yield self._strings(_THREAD_NAME.sub(r"\1", name)), self._threads.thread(pid, tid)
 
     def _environment(self) -> Iterator[tuple[str, str]]:
         """The platform, versions, CPU and system, from Kineto's properties and those that our recorder adds."""
@@ -220,15 +197,8 @@ class _Tables:
         ]
 
 
-def _copy_kind(event: GpuOperation) -> int:
-    words = event.name.split()
-    if event.direction is not None:
-        return _MTIA_COPIES.get(event.direction, 0)
-    return _COPY_KINDS.index(words[1]) if len(words) > 1 and words[1] in _COPY_KINDS else 0
-
-
 def platform_of(trace: KinetoTrace) -> str:
-    """The platform that the trace's device is programmed by: "CUDA", "HIP", "XPU" or "MTIA".
+    """The platform of the trace's device: "CUDA", "HIP", "XPU" or "MTIA".
 
     Known by the categories of the events, by the properties, by the names of the API calls or by that of the GPU.
     """
@@ -236,10 +206,9 @@ def platform_of(trace: KinetoTrace) -> str:
         return MTIA
     told = trace.properties
     versions = (told.hip_runtime_version, told.hip_driver_version, told.roctracer_version)
-    calls = {event.name for event in trace.calls}
-    if any(version is not None for version in versions) or any(name.startswith("hip") for name in calls):
+    if any(version is not None for version in versions) or any(call.name.startswith("hip") for call in trace.calls):
         return HIP
-    makers = ((gpu.name or "").partition(" ")[0].partition("(")[0] for gpu in told.devices)
+    makers = (re.split(r"[ (]", gpu.name or "")[0] for gpu in told.devices)
     return next((_MAKERS[maker] for maker in makers if maker in _MAKERS), CUDA)
 
 

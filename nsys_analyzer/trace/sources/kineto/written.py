@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from decimal import Decimal
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 
+from nsys_analyzer.text import visible
 from nsys_analyzer.trace.sources.kineto.events import (
     Allocation,
     Call,
@@ -16,17 +18,17 @@ from nsys_analyzer.trace.sources.kineto.events import (
     Int32,
     Int64,
     Name,
-    Size,
+    Properties,
     ThreadName,
 )
 from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_GPU, UNSORTED, is_arrow, legacy_kind
-from nsys_analyzer.trace.sources.kineto.refused import BadEventError, RefusedEvents, reason
-
-ON_MTIA = "MTIA"
-"""The kind of what ran on an MTIA, before it is told whether it is a kernel or a copy."""
 
 GPU_RANGE = "gpu range"
-"""The kind of a range as Kineto draws it on the GPU's timeline."""
+"""The kind of a range that Kineto draws on the GPU's timeline."""
+
+_ON_MTIA = "MTIA"
+#: What an MTIA does for its queues beside running kernels and moving data.
+_MTIA_QUEUE = ("event_record", "event_wait")
 
 #: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``); the capitalised names are those of
 #: PyTorch before 1.11, which calls a range of ``record_function`` an "Operator", too. Waits (``cuda_sync``), the
@@ -37,21 +39,50 @@ _CATEGORIES = {
     "memset": "gpu_memset Memset",
     "runtime": "cuda_runtime cuda_driver Runtime xpu_runtime xpu_driver privateuse1_runtime privateuse1_driver"
     " glow_runtime hpu_op mtia_runtime",
-    ON_MTIA: "mtia_ccp_events",
+    _ON_MTIA: "mtia_ccp_events",
     "range": "user_annotation",
     GPU_RANGE: "gpu_user_annotation",
     "operator": "cpu_op",
     UNSORTED: "Operator",
 }
 _KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
-_ANYTHING = "any"
-"""The kind of what cannot be told to be of one."""
+_UNKNOWN = "any"
+"""The kind of an event whose kind cannot be read."""
 
-_FARTHEST_US = Decimal(2**62) / 1000
-_LONGEST_NS = 24 * 3600 * 10**9
-"""A day: no recording takes one."""
+_ON_A_GPU = ("kernel", "memcpy", "memset", _ON_MTIA)
+_WITH_ARGUMENTS = (*_ON_A_GPU, "runtime", "memory", "thread")
+_WITHOUT_DURATION = ("memory", "thread", ARROW)
+_FARTHEST_US = Decimal(2**61) / 1000  # the difference of two such times, and a duration more, fit into 64 bits
 
-_NULL = msgspec.Raw(b"null")
+_AT = re.compile(r" - at `\$\.(?P<place>.*)`$")
+_LONGEST_NAME = 60
+
+
+class _Arguments(
+    msgspec.Struct,
+    gc=False,
+    rename={
+        "in_device": "inDevice",
+        "graph_node": "graph node id",
+        "device_type": "Device Type",
+        "memory_device": "Device Id",
+        "size": "Bytes",
+        "allocated": "Total Allocated",
+    },
+):
+    """The arguments that are of use: of GPU operations and API calls, of memory (capital letters), of threads."""
+
+    correlation: Int64 | None = None
+    device: Int32 | None = None
+    in_device: Int32 | None = None  # of a copy between GPUs
+    stream: Int64 | None = None
+    graph_node: Int64 | None = None
+    direction: str | None = None  # of a copy of an MTIA
+    device_type: Int64 = 0  # c10::DeviceType: 0 is the CPU
+    memory_device: Int32 = 0
+    size: Int64 = 0
+    allocated: Int64 | None = None
+    name: str = ""
 
 
 class _Written(msgspec.Struct):
@@ -64,97 +95,20 @@ class _Written(msgspec.Struct):
     tid: Name | None = None
     ts: Decimal | None = None
     dur: Decimal | None = None
-    id: msgspec.Raw = _NULL  # of use in arrows alone; elsewhere it may be anything
-    args: msgspec.Raw = msgspec.Raw(b"{}")
+    id: Name | None = None
+    args: _Arguments | None = None
 
 
-class _CallArguments(msgspec.Struct, gc=False):
-    correlation: Int64 = 0
-
-
-class _GpuArguments(msgspec.Struct, gc=False, rename={"in_device": "inDevice", "in_context": "inContext"}):
-    """The arguments of a GPU operation; those of a copy between GPUs may say ``in`` which it was made."""
-
-    correlation: Int64 = 0
-    device: Int32 | None = None
-    in_device: Int32 | None = None
-    context: Int64 | None = None
-    in_context: Int64 | None = None
-    stream: Int64 | None = None
-    bytes: Size | None = None
-    size: Size | None = None
-    graph_node: Int64 | None = msgspec.field(name="graph node id", default=None)
-    direction: str | None = None
-
-
-class _MemoryArguments(msgspec.Struct, gc=False):
-    device_type: Int64 = msgspec.field(name="Device Type", default=0)  # c10::DeviceType: 0 is the CPU
-    device: Int32 = msgspec.field(name="Device Id", default=0)
-    size: Int64 = msgspec.field(name="Bytes", default=0)
-    address: Int64 = msgspec.field(name="Addr", default=0)
-    reserved: Int64 | None = msgspec.field(name="Total Reserved", default=None)
-    allocated: Int64 | None = msgspec.field(name="Total Allocated", default=None)
-
-
-class _ThreadArguments(msgspec.Struct, gc=False):
-    name: str = ""
-
-
-_Form = TypeVar("_Form", bound=msgspec.Struct)
-
-
-class _ArgumentReader(Generic[_Form]):
-    """Reads the arguments of one kind of event, each as far as it can be what its name says.
-
-    Those that the event can do without have None for a default. A null is as good as none.
-    """
-
-    _by_name = msgspec.json.Decoder(dict[str, msgspec.Raw])
-
-    def __init__(self, form: type[_Form]) -> None:
-        self._form = form
-        self._decoder = msgspec.json.Decoder(form)
-        self._fields = [
-            (field.name, field.encode_name, field.default is None, msgspec.json.Decoder(field.type, strict=False))
-            for field in msgspec.structs.fields(form)
-        ]
-
-    def read(self, written: msgspec.Raw, unreadable: list[str]) -> _Form:
-        """The arguments; the names of those that cannot be read, and are left out, are added to ``unreadable``.
-
-        Raises:
-            BadEventError: one without which the event says nothing cannot be read.
-            msgspec.ValidationError: they are no object.
-        """
-        try:
-            return self._decoder.decode(written)
-        except msgspec.ValidationError:
-            return self._one_by_one({} if written == _NULL else self._by_name.decode(written), unreadable)
-
-    def _one_by_one(self, written: dict[str, msgspec.Raw], unreadable: list[str]) -> _Form:
-        """The arguments where one has another form: numbers may be texts ("1") or have a point (1.0)."""
-        found = {}
-        for name, key, is_optional, decoder in self._fields:
-            if written.get(key, _NULL) == _NULL:
-                continue
-            try:
-                found[name] = decoder.decode(written[key])
-            except msgspec.ValidationError as error:
-                if not is_optional:
-                    raise BadEventError(reason(error, key)) from error
-                unreadable.append(key)
-        return self._form(**found)
-
-
-_call_arguments = _ArgumentReader(_CallArguments)
-_gpu_arguments = _ArgumentReader(_GpuArguments)
-_memory_arguments = _ArgumentReader(_MemoryArguments)
-_thread_arguments = _ArgumentReader(_ThreadArguments)
-_name = msgspec.json.Decoder(Name)
-_one = msgspec.json.Decoder(_Written, strict=False)  # a process or thread may be 1.0
-_many = msgspec.json.Decoder(list[_Written])
+_NO_ARGUMENTS = _Arguments()
+#: Not strict: a number may be a text ("1") or have a point (1.0).
+_one = msgspec.json.Decoder(_Written, strict=False)
+_many = msgspec.json.Decoder(list[_Written], strict=False)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
-_WITH_ARGUMENTS = ("kernel", "memcpy", "memset", "runtime", "memory", "thread", ON_MTIA)
+_UNREADABLE = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
+
+
+class BadEventError(Exception):
+    """An event that cannot be what it says; its text is the reason."""
 
 
 class Events:
@@ -162,93 +116,113 @@ class Events:
 
     Attributes:
         found: the events of each kind, times in ns as they are written.
-        refused: those that cannot be what they say.
         any_phase: whether anything had a "ph", as every event of a Chrome trace has.
+        on_mtia: whether anything ran on an MTIA.
     """
 
     def __init__(self) -> None:
         self.found: dict[str, list[Any]] = defaultdict(list)
-        self.refused = RefusedEvents()
-        self.any_phase = False
+        self.any_phase = self.on_mtia = False
         self._known: dict[Any, Any] = {}  # one copy of each name and ID: most occur thousands of times
+        self._refused: dict[str, Counter[str]] = defaultdict(Counter)
+        self._first_refused: dict[str, str] = {}
 
     def add_all(self, text: str) -> bool:
-        """Add events from the text of some, ``{…}, {…}``; False, and none added, where one of them needs a closer look.
+        """Adds events from the text of several, ``{…}, {…}``; False, and none added, where one of them is unusual.
 
-        One that cannot be read hides the others: then each is to be given to :meth:`add`.
+        Then each is to be given to :meth:`add`.
         """
         try:
             events = _many.decode(f"[{text}]")
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError):
+        except _UNREADABLE:
             return False
         for event in events:
             self._add(event)
         return True
 
     def add(self, value: Any) -> None:
-        """Add an event from the value of its JSON, or count it among those left out."""
+        """Adds an event from the value of its JSON, or counts it among those left out."""
         if not isinstance(value, dict):
-            self.leave_out("no object")
+            self._refuse(_UNKNOWN, "no object", None)
             return
         kind = _kind(*(value.get(key) for key in ("ph", "cat", "name", "pid")))
         if kind is None:
             self.any_phase = self.any_phase or value.get("ph") is not None
             return
-        wanted = {key: value[key] for key in _Written.__struct_fields__ if key in value}
+        used = {key: value[key] for key in _Written.__struct_fields__ if key in value}
         if kind not in _WITH_ARGUMENTS:
-            wanted.pop("args", None)
+            used.pop("args", None)
+        if kind != ARROW:
+            used.pop("id", None)
         try:
-            event = _one.decode(_encode(wanted))
-        except (msgspec.MsgspecError, UnicodeEncodeError, RecursionError) as error:
-            self.refused.add(kind, reason(error), value.get("name"))
+            event = _one.decode(_encode(used))
+        except _UNREADABLE as error:
+            self._refuse(kind, _reason(error), value.get("name"))
         else:
             self._add(event)
 
-    def leave_out(self, why: str) -> None:
-        """Count an event of which nothing is known, not even the kind, among those left out."""
-        self.refused.add(_ANYTHING, why, None)
+    def remarks(self) -> list[str]:
+        """A warning for each kind of which events were left out."""
+        return [self._remark(kind, reasons) for kind, reasons in self._refused.items()]
+
+    def _remark(self, kind: str, reasons: Counter[str]) -> str:
+        count = reasons.total()
+        why = ", ".join(f"{text} ({times:,})" for text, times in reasons.most_common())
+        return (
+            f"Left out: {count:,} of {count + len(self.found.get(kind, ())):,} events of the kind {kind}, "
+            f"which cannot be what the trace says: {why}; the first is {self._first_refused[kind]}"
+        )
+
+    def _refuse(self, kind: str, why: str, name: object) -> None:
+        self._first_refused.setdefault(kind, _shown(name))
+        self._refused[kind][why] += 1
 
     def _add(self, written: _Written) -> None:
         self.any_phase = self.any_phase or written.ph is not None
         kind = _kind(written.ph, written.cat, written.name, written.pid)
         if kind is None:
             return
-        unreadable: list[str] = []
         try:
-            event = self._event(kind, written, unreadable)
-        except (BadEventError, msgspec.ValidationError) as error:
-            self.refused.add(kind, reason(error), written.name)
+            event = self._event(kind, written)
+        except BadEventError as error:
+            self._refuse(kind, str(error), written.name)
         else:
-            self.found[kind].append(event)
-            for argument in unreadable:
-                self.refused.add_argument(kind, argument)
+            if kind == _ON_MTIA:
+                self.on_mtia = True
+                if event.name in _MTIA_QUEUE:
+                    return
+            self.found[event.kind].append(event)
 
-    def _event(self, kind: str, written: _Written, unreadable: list[str]) -> Event:
-        """The event that is kept; the names of its arguments that cannot be read are added to ``unreadable``.
+    def _event(self, kind: str, written: _Written) -> Event:
+        """The event that is kept.
 
         Raises:
-            BadEventError, msgspec.ValidationError: it cannot be what it says.
+            BadEventError: it cannot be what it says.
         """
-        start = 0 if kind == "thread" else _nanoseconds(written.ts, "time")
-        length = 0 if kind in ("thread", "memory", ARROW) else _nanoseconds(written.dur, "duration")
-        if not 0 <= length <= _LONGEST_NS:
-            raise BadEventError("a negative duration" if length < 0 else "a duration of more than a day")
-        event = (kind, *self._place(written), start, start + length)
+        name, pid, tid = self._place(written)
+        start = end = 0 if kind == "thread" else _nanoseconds(written.ts, "time")
+        if kind not in _WITHOUT_DURATION:
+            end += _nanoseconds(written.dur, "duration")
+        if end < start:
+            raise BadEventError("a negative duration")
+        told = written.args or _NO_ARGUMENTS
         if kind == "thread":
-            return ThreadName(*event, _thread_arguments.read(written.args, unreadable).name)
+            return ThreadName(kind, name, pid, tid, start, end, told.name)
         if kind == "memory":
-            told = _memory_arguments.read(written.args, unreadable)
-            device = told.device if told.device_type else None
-            return Allocation(*event, told.size, told.address, device, told.reserved, told.allocated)
+            device = told.memory_device if told.device_type else None
+            return Allocation(kind, name, pid, tid, start, end, told.size, device, told.allocated)
         if kind == ARROW:
-            return Call(*event, _arrow(written.id) + 1)  # 0 is no correlation
-        if kind in ("kernel", "memcpy", "memset", ON_MTIA):
-            return _operation(event, _gpu_arguments.read(written.args, unreadable))
+            return Call(kind, name, pid, tid, start, end, _number(written.id) + 1)  # 0 is no correlation
         if kind == "runtime":
-            return Call(*event, _call_arguments.read(written.args, unreadable).correlation)
+            return Call(kind, name, pid, tid, start, end, told.correlation or 0)
+        if kind in _ON_A_GPU:
+            if kind == _ON_MTIA:
+                kind = "kernel" if told.direction is None else "memcpy"
+            place = (told.correlation or 0, _device(told, pid), _number(tid) if told.stream is None else told.stream)
+            return GpuOperation(kind, name, pid, tid, start, end, *place, told.graph_node or None)
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
-            _number(written.tid)  # a stream, or a device
-        return Event(*event)
+            _number(tid)  # a stream, or a device
+        return Event(kind, name, pid, tid, start, end)
 
     def _place(self, written: _Written) -> tuple[str, Name, Name]:
         """The name, process and thread of an event."""
@@ -264,7 +238,7 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     if phase is None:
         return None
     if not isinstance(phase, str) or not isinstance(category, str | None):
-        return _ANYTHING
+        return _UNKNOWN
     if phase == "X":
         return _KINDS.get(category) if category is not None else legacy_kind(process)
     if phase == "i" and name == "[memory]":
@@ -274,25 +248,12 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     return ARROW if is_arrow(phase, category) else None
 
 
-def _operation(event: tuple[str, str, Name, Name, int, int], told: _GpuArguments) -> GpuOperation:
-    """A GPU operation; its process is the device and its thread the stream, where the arguments say nothing else."""
-    device, context, stream = told.device, told.context, told.stream
-    if device is None:
-        device = told.in_device if told.in_device is not None else _ordinal(event[2])
-    return GpuOperation(
-        *event,
-        told.correlation,
-        device,
-        _number(event[3]) if stream is None else stream,
-        (told.in_context or 0) if context is None else context,
-        (told.size or 0) if told.bytes is None else told.bytes,
-        told.graph_node or None,
-        told.direction,
-    )
-
-
-def _ordinal(process: Name) -> int:
-    """The device that stands where the process belongs; 0 where it is a text."""
+def _device(told: _Arguments, process: Name) -> int:
+    """The device of a GPU operation; where no argument says it, the number in the process's place, 0 for a text."""
+    if told.device is not None:
+        return told.device
+    if told.in_device is not None:
+        return told.in_device
     if isinstance(process, str):
         return 0
     if not 0 <= process < 2**31:
@@ -300,18 +261,10 @@ def _ordinal(process: Name) -> int:
     return process
 
 
-def _arrow(written: msgspec.Raw) -> int:
-    """The number of an arrow."""
-    try:
-        return _number(_name.decode(written))
-    except msgspec.ValidationError as error:
-        raise BadEventError(reason(error, "id")) from error
-
-
-def _number(told: Name | None) -> int:
-    if not isinstance(told, int) or not -(2**62) < told < 2**62:
+def _number(value: Name | None) -> int:
+    if not isinstance(value, int) or not -(2**62) < value < 2**62:
         raise BadEventError("a text, or nothing, where a number belongs")
-    return told
+    return value
 
 
 def _nanoseconds(microseconds: Decimal | None, what: str) -> int:
@@ -320,3 +273,35 @@ def _nanoseconds(microseconds: Decimal | None, what: str) -> int:
     if not microseconds.is_finite() or not -_FARTHEST_US < microseconds < _FARTHEST_US:
         raise BadEventError(f"an impossible {what}")
     return round(microseconds * 1000)
+
+
+def _reason(error: Exception) -> str:
+    """Why a value was refused, in a few words: "args.correlation: expected int, got str"."""
+    if isinstance(error, UnicodeEncodeError):
+        return "a text that is no Unicode"
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    place, what = _AT.search(str(error)), _AT.sub("", str(error)).replace("`", "")
+    return f"{place['place']}: {what[:1].lower()}{what[1:]}" if place else what
+
+
+def _shown(name: object) -> str:
+    """A name on one line and not too long."""
+    if not isinstance(name, str):
+        return "without a name"
+    text = visible(name[:_LONGEST_NAME])
+    return f'"{text}"' if len(name) <= _LONGEST_NAME else f'"{text}…"'
+
+
+def read_properties(written: dict[str, Any]) -> tuple[Properties, list[str]]:
+    """The properties of a trace, and a warning for each that cannot be what it should."""
+    properties, remarks = Properties(), []
+    for name, key in zip(Properties.__struct_fields__, Properties.__struct_encode_fields__, strict=True):
+        if key in written:
+            try:
+                one = msgspec.json.decode(msgspec.json.encode({key: written[key]}), type=Properties)
+            except _UNREADABLE as error:
+                remarks.append(f"The trace's {key} is ignored: {_reason(error)}")
+            else:
+                setattr(properties, name, getattr(one, name))
+    return properties, remarks
