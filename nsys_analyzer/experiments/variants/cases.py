@@ -1,4 +1,4 @@
-"""What the experiment ``variants`` asks of its target, and what that measures."""
+"""Cases and figures of the experiment ``variants``."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class VariantsCase:
     context_length: int = option(1024, "tokens")
     d_head: int = option(32, "features of a head")
     precision: str = option("fp32", "of the tensors and matmuls", ("fp32", "bf16"))
-    causal: bool = option(False, "whether no query sees a later key")
+    causal: bool = option(False, "with a causal mask")
     backward: bool = option(False, "measure forward and backward too, where the variant has one")
     warmup_steps: int = option(3, "calls before the measured ones; none more of one above a second", cpu=1, least=0)
     steps: int = option(10, "measured calls; at most 3 of one above a second", cpu=5)
 
     @property
     def shape(self) -> AttentionShape:
-        """The shape, for its costs."""
+        """The shape with its costs."""
         sizes = (self.batch_size, self.heads, self.context_length, self.d_head)
         return AttentionShape(*sizes, self.causal, self.precision)
 
@@ -43,8 +43,7 @@ class VariantPass:
         max_error: the largest difference from PyTorch's attention in fp64 ÷ the largest value, the worst tensor's.
         relative_error: ‖difference‖ ÷ ‖exact‖ of the worst tensor.
         peak_bytes, total_bytes: the most memory above the inputs, and the sum of all allocations.
-        steps: measured calls.
-        ms, min_ms, max_ms, median_ms, std_ms, cv: their mean, extremes, median, standard deviation, and that ÷ mean.
+        steps: measured calls; their times are as in ``Times``.
     """
 
     max_error: float | None = None
@@ -62,13 +61,7 @@ class VariantPass:
 
 @dataclass
 class VariantsFigures:
-    """The passes of a variant, and what their errors may be at most.
-
-    Attributes:
-        inputs_bytes: queries, keys and values.
-        tolerance, relative_tolerance: of the errors.
-        forward, forward_backward: the passes.
-    """
+    """The passes of a variant, the tolerances of their errors, and the bytes of queries, keys and values."""
 
     inputs_bytes: int | None = None
     tolerance: float | None = None

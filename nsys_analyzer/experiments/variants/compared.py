@@ -1,4 +1,4 @@
-"""The rows of the experiment ``variants`` side by side: gains over naive, errors, and growth with the tokens."""
+"""Rows of the experiment ``variants`` side by side: gains over naive, errors, and growth with the tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nsys_analyzer.experiments.scaling import fitted_exponent
 from nsys_analyzer.experiments.section import ratio
 from nsys_analyzer.experiments.variants.cases import TARGET, VariantsCase, VariantsRow
 
-#: What is measured, by the name of its figures.
+#: Names of the figures of a pass, and of the pass.
 PASSES = {"forward": "forward", "forward_backward": "forward and backward"}
 MASKS = {False: "not causal", True: "causal"}
 
@@ -30,20 +30,13 @@ def case_name(case: VariantsCase) -> str:
 
 
 class Variants:
-    """The rows side by side.
-
-    Attributes:
-        shapes: every shape, in the order of the rows.
-        names: every variant, in the order of the rows.
-        masks: whether causal or not, of what was run.
-    """
+    """The rows side by side; ``shapes``, ``names`` and ``precisions`` are in the order of the rows."""
 
     def __init__(self, results: Results) -> None:
         self.rows, self.on_gpu = results.rows_of(TARGET), results.on_gpu
         self.shapes = list(dict.fromkeys(replace(row.case.shape, causal=False) for row in self.rows))
         self.names = list(dict.fromkeys(row.case.implementation for row in self.rows))
         self.precisions = list(dict.fromkeys(shape.precision for shape in self.shapes))
-        self.masks = sorted({row.case.causal for row in self.rows})
         self._rows = {(row.case.shape, row.case.implementation): row for row in self.rows}
 
     def find(self, shape: AttentionShape, name: str, causal: bool) -> VariantsRow | None:
@@ -64,33 +57,25 @@ class Variants:
 
 def bytes_of(row: VariantsRow | None, one: str, kind: str = "peak") -> int | None:
     """The peak or the total memory of a pass; None where it was not measured."""
-    found = figure(row, one)
-    return getattr(found, f"{kind}_bytes") if found else None
-
-
-def status(row: VariantsRow | None, one: str) -> str:
-    """How one pass of a row ended: backward may fail after forward was measured, and never runs after it failed."""
-    if ms(row, one) is not None:
-        return "ok"
-    if row is None or row.ok or (one == "forward_backward" and ms(row, "forward") is None):
-        return "not run"
-    return row.status
+    return getattr(figure(row, one), f"{kind}_bytes", None)
 
 
 def error_of(row: VariantsRow, one: str, kind: str = "max") -> float | None:
     """The max or the relative error of a pass; None where it was not checked."""
-    found = figure(row, one)
-    return getattr(found, f"{kind}_error") if found else None
+    return getattr(figure(row, one), f"{kind}_error", None)
+
+
+def status(row: VariantsRow | None, one: str) -> str:
+    """How one pass of a row ended."""
+    if ms(row, one) is not None:
+        return "ok"
+    return "not run" if row is None or row.ok else row.status
 
 
 class Growth(NamedTuple):
-    """To which power of the tokens a variant grows, None where it does not grow evenly.
+    """The power of the tokens with which memory and time of a variant grow, None where they do not grow evenly.
 
-    Attributes:
-        variant: which one.
-        tokens: the fewest and the most.
-        peak, allocated: of its memory.
-        time: of its time; None on a GPU, where that of short contexts is the time of launches.
+    On a GPU the time has none: that of short contexts is the time of launches.
     """
 
     variant: str

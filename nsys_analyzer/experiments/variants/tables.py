@@ -1,4 +1,4 @@
-"""The tables and figures of the experiment ``variants``."""
+"""Tables and figures of the experiment ``variants``."""
 
 from __future__ import annotations
 
@@ -24,62 +24,60 @@ from nsys_analyzer.report.model import Bars, Lines, Table
 from nsys_analyzer.report.tables import Field, table
 
 
-class _Errors(NamedTuple):
-    """The rows of a variant in a precision whose results were checked."""
-
-    variant: str
-    precision: str
-    rows: list[VariantsRow]
-
-    def worst(self, one: str, kind: str) -> str | None:
-        """The largest error of a pass."""
-        found = [error for row in self.rows if (error := error_of(row, one, kind)) is not None]
-        return f"{max(found):.1e}" if found else None
-
-    def tolerance(self, name: str) -> str | None:
-        """What an error may be."""
-        return next((f"{most:.0e}" for row in self.rows if (most := figure(row, name)) is not None), None)
+def _worst(rows: Sequence[VariantsRow], one: str, kind: str) -> str | None:
+    found = [error for row in rows if (error := error_of(row, one, kind)) is not None]
+    return f"{max(found):.1e}" if found else None
 
 
-_ERRORS: tuple[Field[_Errors], ...] = (
-    Field("variant", "text", lambda one: one.variant),
-    Field("precision", "text", lambda one: one.precision),
-    Field("cases", "count", lambda one: len(one.rows)),
-    Field("forward", "text", lambda one: one.worst("forward", "max")),
-    Field("gradients", "text", lambda one: one.worst("forward_backward", "max")),
-    Field("tolerance", "text", lambda one: one.tolerance("tolerance")),
-    Field("‖forward‖", "text", lambda one: one.worst("forward", "relative")),
-    Field("‖gradients‖", "text", lambda one: one.worst("forward_backward", "relative")),
-    Field("‖tolerance‖", "text", lambda one: one.tolerance("relative_tolerance")),
+def _tolerance(rows: Sequence[VariantsRow], name: str) -> str | None:
+    return next((f"{most:.0e}" for row in rows if (most := figure(row, name)) is not None), None)
+
+
+_ERRORS: tuple[Field[list[VariantsRow]], ...] = (
+    Field("variant", "text", lambda rows: rows[0].case.implementation),
+    Field("precision", "text", lambda rows: rows[0].case.precision),
+    Field("cases", "count", len),
+    Field("forward", "text", lambda rows: _worst(rows, "forward", "max")),
+    Field("gradients", "text", lambda rows: _worst(rows, "forward_backward", "max")),
+    Field("tolerance", "text", lambda rows: _tolerance(rows, "tolerance")),
+    Field("‖forward‖", "text", lambda rows: _worst(rows, "forward", "relative")),
+    Field("‖gradients‖", "text", lambda rows: _worst(rows, "forward_backward", "relative")),
+    Field("‖tolerance‖", "text", lambda rows: _tolerance(rows, "relative_tolerance")),
 )
 
 
 def errors(variants: Variants) -> Table:
-    """The largest error of each variant in each precision, over all shapes; of each tensor by itself where known."""
-    checked = [row for row in variants.rows if error_of(row, "forward") is not None]
-    found = [
-        _Errors(name, precision, own)
-        for name in variants.names
-        for precision in variants.precisions
-        if (own := [row for row in checked if (row.case.implementation, row.case.precision) == (name, precision)])
-    ]
-    return table(
-        _ERRORS, found, "Largest error of each variant over all its cases, checked before it was timed:", names=2
-    )
+    """The largest error of each variant in each precision, over all shapes."""
+    groups: dict[tuple[str, str], list[VariantsRow]] = {}
+    for row in variants.rows:
+        if error_of(row, "forward") is not None:
+            groups.setdefault((row.case.precision, row.case.implementation), []).append(row)
+    return table(_ERRORS, groups.values(), "Largest error of each variant, checked before it was timed:", names=2)
 
 
 class _Both(NamedTuple):
-    """A variant at a shape, not causal and causal."""
+    """A variant at a shape, and its rows not causal and causal, of what was asked for."""
 
     shape: AttentionShape
     variant: str
-    rows: tuple[VariantsRow | None, VariantsRow | None]
+    rows: dict[bool, VariantsRow | None]
+
+    def status(self, one: str) -> str:
+        """How a pass ended."""
+        return same_status({("full", "causal")[causal]: status(row, one) for causal, row in self.rows.items()})
+
+    def peak_of_inputs(self, one: str) -> float | None:
+        """The peak ÷ the bytes of q, k and v, not causal where that was measured."""
+        ratios = (ratio(bytes_of(row, one), figure(row, "inputs_bytes")) for row in self.rows.values())
+        return next((value for value in ratios if value is not None), None)
 
 
 def _both(variants: Variants) -> list[_Both]:
-    find = variants.find
+    masks = sorted({row.case.causal for row in variants.rows})
     return [
-        _Both(s, name, (find(s, name, False), find(s, name, True))) for s in variants.shapes for name in variants.names
+        _Both(shape, name, {causal: variants.find(shape, name, causal) for causal in masks})
+        for shape in variants.shapes
+        for name in variants.names
     ]
 
 
@@ -90,49 +88,31 @@ _NAMES: tuple[Field[_Both], ...] = (
 
 
 def times(variants: Variants, one: str) -> Table:
-    """The time of each variant at each shape, not causal and causal, and what it gains over naive."""
-
-    def ended(both: _Both) -> str:
-        asked = {"full": False, "causal": True}
-        return same_status({word: status(both.rows[on], one) for word, on in asked.items() if on in variants.masks})
-
+    """The time of each variant at each shape, not causal and causal, and its gain over naive."""
     fields: tuple[Field[_Both], ...] = (
         *_NAMES,
-        Field("ms", "ms", lambda both: spread(both.rows[0], one)),
+        Field("ms", "ms", lambda both: spread(both.rows.get(False), one)),
         Field("over naive", "factor", lambda both: variants.gain(both.shape, both.variant, False, one)),
-        Field("causal ms", "ms", lambda both: spread(both.rows[1], one)),
+        Field("causal ms", "ms", lambda both: spread(both.rows.get(True), one)),
         Field("over naive", "factor", lambda both: variants.gain(both.shape, both.variant, True, one)),
-        Field("÷ causal", "factor", lambda both: ratio(*(ms(row, one) for row in both.rows))),
-        Field("status", "text", ended),
+        Field("÷ causal", "factor", lambda both: ratio(ms(both.rows.get(False), one), ms(both.rows.get(True), one))),
+        Field("status", "text", lambda both: both.status(one)),
     )
-
-    def wanted(row: VariantsRow) -> bool:
-        """Whether the pass was asked for, and the variant has it."""
-        return row.case.backward and not (row.ok and ms(row, one) is None)
-
-    rows = [both for both in _both(variants) if one == "forward" or any(wanted(row) for row in both.rows if row)]
-    words = f"Time of {PASSES[one]}, mean ± standard deviation, not causal and causal, and the one ÷ the other:"
-    return table(fields, rows, words, names=2)
+    rows = [both for both in _both(variants) if one == "forward" or both.status(one) != "not run"]
+    return table(fields, rows, f"Time of {PASSES[one]}, mean ± standard deviation:", names=2)
 
 
 def memory(variants: Variants, one: str) -> Table:
     """Peak and sum of all allocations of each variant at each shape, not causal and causal."""
     fields: tuple[Field[_Both], ...] = (
         *_NAMES,
-        Field("peak", "bytes", lambda both: bytes_of(both.rows[0], one)),
-        Field("allocated", "bytes", lambda both: bytes_of(both.rows[0], one, "total")),
-        Field("causal peak", "bytes", lambda both: bytes_of(both.rows[1], one)),
-        Field("allocated", "bytes", lambda both: bytes_of(both.rows[1], one, "total")),
-        Field("peak ÷ inputs", "factor", lambda both: _over_inputs(both.rows, one)),
+        Field("peak", "bytes", lambda both: bytes_of(both.rows.get(False), one)),
+        Field("allocated", "bytes", lambda both: bytes_of(both.rows.get(False), one, "total")),
+        Field("causal peak", "bytes", lambda both: bytes_of(both.rows.get(True), one)),
+        Field("allocated", "bytes", lambda both: bytes_of(both.rows.get(True), one, "total")),
+        Field("peak ÷ inputs", "factor", lambda both: both.peak_of_inputs(one)),
     )
-    words = f"Memory of {PASSES[one]} above the inputs, at its peak and all allocations together:"
-    return table(fields, _both(variants), words, names=2)
-
-
-def _over_inputs(rows: Sequence[VariantsRow | None], one: str) -> float | None:
-    """The peak ÷ the bytes of q, k and v, not causal where that was measured."""
-    ratios = (ratio(bytes_of(row, one), figure(row, "inputs_bytes")) for row in rows)
-    return next((one for one in ratios if one is not None), None)
+    return table(fields, _both(variants), f"Memory of {PASSES[one]} above the inputs:", names=2)
 
 
 def _written(power: float | None) -> str | None:
@@ -156,26 +136,14 @@ def growth(variants: Variants) -> Iterator[Table]:
 
 
 def bars(variants: Variants) -> Iterator[Bars]:
-    """What each variant gains over naive, forward, and its peak as a multiple of its inputs."""
+    """The gain of each variant over naive, forward."""
+    others = [name for name in variants.names if name != "naive"]
     for causal, words in MASKS.items():
-        others = [name for name in variants.names if name != "naive"]
-        kept = [
-            shape for shape in variants.shapes if any(variants.gain(shape, name, causal) for name in variants.names)
-        ]
-        series = tuple((name, tuple(variants.gain(shape, name, causal) for shape in kept)) for name in others)
-        if kept and series:
+        shapes = [shape for shape in variants.shapes if ms(variants.find(shape, "naive", causal), "forward")]
+        series = tuple((name, tuple(variants.gain(shape, name, causal) for shape in shapes)) for name in others)
+        if shapes and series:
             key, title = f"variants-speed-up-{words.replace(' ', '-')}", f"Speed-up over naive, forward, {words}"
-            yield Bars(key, title, tuple(shape_name(shape) for shape in kept), series, "naive's time ÷ the variant's")
-    peaks = tuple(
-        (name, tuple(_over_inputs((variants.find(shape, name, False),), "forward") for shape in variants.shapes))
-        for name in variants.names
-    )
-    if any(value for _, values in peaks for value in values):
-        title, groups = (
-            "Peak memory of forward above the inputs, not causal",
-            tuple(map(shape_name, variants.shapes)),
-        )
-        yield Bars("variants-memory", title, groups, peaks, "multiple of the bytes of q, k and v")
+            yield Bars(key, title, tuple(map(shape_name, shapes)), series, "naive's time ÷ the variant's")
 
 
 def memory_by_tokens(variants: Variants) -> Iterator[Lines]:
