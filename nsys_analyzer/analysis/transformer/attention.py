@@ -1,4 +1,4 @@
-"""Softmax against the two matmuls inside self-attention: time, FLOPs, bytes, and what the figures are of."""
+"""Softmax against the two matmuls inside self-attention: time, FLOPs and bytes."""
 
 from __future__ import annotations
 
@@ -24,31 +24,26 @@ from nsys_analyzer.trace.metadata import Gpu
 FUSED = "fused attention"
 _BY_RANGE = "every kernel of the softmax ranges"
 _BY_NAME = "softmax kernels by name inside the attention ranges"
-
-
 #: What the figures may be of, besides a step.
 FORWARD, CAPTURE = "forward", "capture"
+_Scope = tuple[str, Ints, Ints, int, Ints | None]
 
 
 @dataclass(frozen=True)
 class AttentionSummary:
-    """Times of attention, of one forward pass where there is one.
+    """Times of attention, of one forward pass where there is one; None where a figure is unknown.
 
     Attributes:
         softmax_ms: every kernel launched inside the softmax ranges, or each softmax kernel of the attention.
         matmul_ms: the matmul kernels of the attention ranges.
         fused_ms: attention kernels that do both at once.
-        softmax_launches, matmul_launches, fused_launches: of the same.
         softmax_source: how the softmax was found.
-        runtime_ratio, flop_ratio: matmuls ÷ softmax, None where unknown.
-        softmax_flops, matmul_flops: of the same, None where the dimensions are unknown.
+        runtime_ratio, flop_ratio: matmuls ÷ softmax.
         per: what the figures are of: one "forward", one "step" where attention lies in no forward, or the whole
             "capture" outside warm-up where it lies in neither.
         occurrences: how often attention ran in all that was measured, by the ranges around its kernels, a replay of
-            a CUDA graph once more; None without such ranges.
-        warmup_occurrences: how often it ran inside warm-up, which is left out; None for "forward", whose instances
-            are counted themselves.
-        softmax_traffic: the bytes that the softmax moved, None where they cannot be counted.
+            a CUDA graph once more.
+        warmup_occurrences: how often it ran inside warm-up, which is left out; None for "forward".
     """
 
     softmax_ms: float | None
@@ -101,28 +96,19 @@ def summarize_attention(
     Returns:
         None where no range or kernel tells attention from the rest.
     """
-    for scope in _scopes(attributed, process):
-        parts = _Parts(attributed, scope)
-        if parts.found:
-            return _summary(parts, configuration, gpu)
-    return None
-
-
-@dataclass(frozen=True)
-class _Scope:
-    """Kernels to look at for attention: indices, the part of attention each is in (or -1), and over how many units."""
-
-    per: str
-    kernels: Ints
-    part: Ints
-    units: int
-    warmup: Ints | None = None  # kernels of attention that are left out because they are in warm-up
+    scopes = (_Parts(attributed, *scope) for scope in _scopes(attributed, process))
+    parts = next((one for one in scopes if one.found), None)
+    return _summary(parts, configuration, gpu) if parts else None
 
 
 def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     """Forward, step and capture, as far as they are there.
 
     Outside a forward only kernels inside attention ranges count: a fused kernel elsewhere may be of backward.
+
+    Returns:
+        The unit, the indices of kernels, the part of attention each is in (-1: none), how many units there are, and
+        the kernels of attention that are left out because they are in warm-up.
     """
     operations, instances = attributed.trace.operations, attributed.instances
 
@@ -134,7 +120,7 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
 
     forward, forwards = inside(FORWARD, attributed.phase_instance)
     if len(forward):
-        yield _Scope(FORWARD, forward, attributed.attention_part(forward), forwards)
+        yield FORWARD, forward, attributed.attention_part(forward), forwards, None
     if not attributed.has_attention:
         return
     mine = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
@@ -145,19 +131,21 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     left_out = mine[warm & (in_softmax | ~in_softmax.any())]
     step, steps = inside(STEP, attributed.step_instance)
     in_step = np.isin(mine, step)
-    yield _Scope(STEP, mine[in_step], part[in_step], steps, left_out)
-    yield _Scope(CAPTURE, mine[~warm], part[~warm], 1, left_out)
+    yield STEP, mine[in_step], part[in_step], steps, left_out
+    yield CAPTURE, mine[~warm], part[~warm], 1, left_out
 
 
 class _Parts:
     """The softmax, the matmuls and the fused attention among the kernels of a scope, as masks over these."""
 
-    def __init__(self, attributed: AttributedTrace, scope: _Scope) -> None:
-        self.attributed, self.scope = attributed, scope
-        operations, part = attributed.trace.operations, scope.part
-        self.duration = (operations.end - operations.start)[scope.kernels]
-        self.name = operations.name[scope.kernels]
-        classes = np.array(attributed.kernels.classes)[attributed.kernels.code[scope.kernels]]
+    def __init__(
+        self, attributed: AttributedTrace, per: str, kernels: Ints, part: Ints, units: int, warmup: Ints | None
+    ) -> None:
+        self.attributed, self.per, self.units = attributed, per, units
+        self.kernels, self.warmup = kernels, warmup
+        operations = attributed.trace.operations
+        self.duration = (operations.end - operations.start)[kernels]
+        classes = np.array(attributed.kernels.classes)[attributed.kernels.code[kernels]]
         self.fused: Bools = classes == FUSED
         in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax") & (part >= 0)
         self.softmax, self.source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)
@@ -165,33 +153,15 @@ class _Parts:
         in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
         # A range around all of attention may hold the projections too.
         self.matmul: Bools = in_parts if in_parts.any() else matmuls
-
-    @property
-    def found(self) -> bool:
-        """Whether there is attention to speak of: fused, or both softmax and matmuls."""
-        return bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
+        self.found = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
 
     def ms(self, chosen: Bools) -> float | None:
         """Time of some of the kernels, per unit."""
-        return int(self.duration[chosen].sum()) / self.scope.units / 1e6 if chosen.any() else None
+        return int(self.duration[chosen].sum()) / self.units / 1e6 if chosen.any() else None
 
     def launches(self, chosen: Bools) -> float:
         """Launches of some of the kernels, per unit."""
-        return int(chosen.sum()) / self.scope.units
-
-    @property
-    def occurrences(self) -> int | None:
-        """How often attention ran: by the ranges around its softmax, else around its fused kernels."""
-        return _occurrences(self.attributed, self.scope.kernels[self.softmax if self.softmax.any() else self.fused])
-
-    @property
-    def softmax_kernels(self) -> Iterator[SoftmaxKernels]:
-        """The kernels of the softmax by name."""
-        names = self.attributed.trace.operations.names
-        name, duration = self.name[self.softmax], self.duration[self.softmax]
-        for code in np.unique(name).tolist():
-            same = name == code
-            yield SoftmaxKernels(names[code], int(same.sum()), int(duration[same].sum()))
+        return int(chosen.sum()) / self.units
 
 
 def _occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:
@@ -207,11 +177,16 @@ def _occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:
 
 def _summary(parts: _Parts, configuration: Configuration | None, gpu: Gpu | None) -> AttentionSummary:
     softmax_ms, matmul_ms = parts.ms(parts.softmax), parts.ms(parts.matmul)
-    scope, occurrences = parts.scope, parts.occurrences
+    around = parts.softmax if parts.softmax.any() else parts.fused
+    occurrences = _occurrences(parts.attributed, parts.kernels[around])
     known = configuration or Configuration()
     model, batch, context = known.model, known.batch_size, known.context_length
     shapes = (model, batch, context) if model and batch and context else None
-    forwards = _forwards(scope, model, occurrences)
+    # Outside a forward, attention runs once a layer in each forward pass; None where that does not come out even.
+    forwards, rest = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
+    if parts.per == FORWARD:
+        forwards, rest = 1, 0
+    counted = shapes if forwards and not rest else None
     return AttentionSummary(
         softmax_ms=softmax_ms,
         matmul_ms=matmul_ms,
@@ -222,25 +197,13 @@ def _summary(parts: _Parts, configuration: Configuration | None, gpu: Gpu | None
         softmax_source=parts.source if softmax_ms else "",
         runtime_ratio=matmul_ms / softmax_ms if matmul_ms and softmax_ms else None,
         flop_ratio=attention_to_softmax_flop_ratio(model) if model else None,
-        softmax_flops=softmax_flops(*shapes) * forwards if shapes and forwards else None,
-        matmul_flops=attention_matmul_flops(*shapes) * forwards if shapes and forwards else None,
-        per=scope.per,
+        softmax_flops=softmax_flops(*counted) * forwards if counted else None,
+        matmul_flops=attention_matmul_flops(*counted) * forwards if counted else None,
+        per=parts.per,
         occurrences=occurrences,
-        warmup_occurrences=None if scope.warmup is None else _occurrences(parts.attributed, scope.warmup) or 0,
+        warmup_occurrences=None if parts.warmup is None else _occurrences(parts.attributed, parts.warmup) or 0,
         softmax_traffic=_traffic(parts, shapes, occurrences, gpu) if softmax_ms else None,
     )
-
-
-def _forwards(scope: _Scope, model: ModelSize | None, occurrences: int | None) -> int | None:
-    """How many forward passes one unit holds: outside a forward, attention runs once a layer in each of them.
-
-    None where that does not come out even.
-    """
-    if scope.per == FORWARD:
-        return 1
-    if not model or not occurrences or occurrences % (model.num_layers * scope.units):
-        return None
-    return occurrences // (model.num_layers * scope.units)
 
 
 def _traffic(
@@ -250,4 +213,8 @@ def _traffic(
     if shapes is None or gpu is None or gpu.is_cpu or not occurrences or occurrences % shapes[0].num_layers:
         return None
     model, batch, context = shapes
-    return softmax_traffic(parts.softmax_kernels, (batch, model.num_heads, context), parts.scope.units, gpu)
+    operations, duration = parts.attributed.trace.operations, parts.duration[parts.softmax]
+    name = operations.name[parts.kernels[parts.softmax]]
+    same = {code: name == code for code in np.unique(name).tolist()}
+    kernels = [SoftmaxKernels(operations.names[i], int(one.sum()), int(duration[one].sum())) for i, one in same.items()]
+    return softmax_traffic(kernels, (batch, model.num_heads, context), parts.units, gpu)

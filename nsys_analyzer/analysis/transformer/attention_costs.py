@@ -1,8 +1,8 @@
-"""What attention costs at least: FLOPs of its matmuls, bytes to and from memory, and the time that a device needs.
+"""Lower bounds of attention: FLOPs of its matmuls, bytes to and from memory, and the time that a device needs.
 
 B is the batch size, H the heads, S the context length, d = d_head. A matmul of (m, k) and (k, n) counts 2·m·k·n, as
-in ``flops.py``; softmax is not counted. Fused attention never has to move its scores: what must be read and written is
-queries, keys, values, output and their gradients.
+in ``flops.py``; softmax is not counted. Fused attention reads and writes queries, keys, values, output and their
+gradients alone, not its scores.
 """
 
 from __future__ import annotations
@@ -17,12 +17,9 @@ _LSE_BYTES = 4
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The shape of one attention, and its costs.
+    """The shape of one attention, and its costs: queries, keys and values are (B, H, S, d) in ``precision``.
 
-    Attributes:
-        batch_size, heads, context_length, d_head: queries, keys and values are (B, H, S, d).
-        causal: whether a token sees no later one.
-        precision: of queries, keys, values, output and their gradients.
+    Causal: a token sees no later one.
     """
 
     batch_size: int
@@ -38,18 +35,13 @@ class AttentionShape:
         return self.batch_size, self.heads, self.context_length, self.d_head
 
     @property
-    def bytes_per_number(self) -> int:
-        """Of queries, keys, values, output and their gradients."""
-        return NUMBER_BYTES[self.precision]
-
-    @property
     def tensor_bytes(self) -> int:
         """Bytes of the queries; keys, values, output and each gradient take as many."""
-        return self.batch_size * self.heads * self.context_length * self.d_head * self.bytes_per_number
+        return self.batch_size * self.heads * self.context_length * self.d_head * NUMBER_BYTES[self.precision]
 
     @property
     def lse_bytes(self) -> int:
-        """Bytes of the one number that each row keeps for backward."""
+        """Bytes of the log-sum-exp: one number in each row, saved for backward."""
         return self.batch_size * self.heads * self.context_length * _LSE_BYTES
 
     @property
@@ -60,14 +52,11 @@ class AttentionShape:
     @property
     def square_bytes(self) -> int:
         """Bytes of all scores, or of all weights, of unfused attention."""
-        return self.square * self.bytes_per_number
+        return self.square * NUMBER_BYTES[self.precision]
 
     @property
     def scores(self) -> int:
-        """Pairs of a query and a key that it sees: B·H·S², or B·H·S·(S + 1) ÷ 2 of causal attention.
-
-        Half the square and half of the diagonal: token i, counted from 1, sees itself and the i − 1 before it.
-        """
+        """Pairs of a query and a key that it sees: B·H·S², or B·H·S·(S + 1) ÷ 2 of causal attention."""
         length = self.context_length
         pairs = length * (length + 1) // 2 if self.causal else length**2
         return self.batch_size * self.heads * pairs
@@ -81,20 +70,19 @@ class AttentionShape:
     def backward_flops(self) -> int:
         """FLOPs of backward: 10·d for each score.
 
-        Five matmuls: q·kᵀ once more, and those for dv, for the weights' gradient, for dk and for dq. Attention that
-        kept its weights needs four (8·d). Source: Dao, FlashAttention-2, 2023, section 4.1: backward counts 2.5
-        forwards.
+        Five matmuls: q·kᵀ once more, dv, the weights' gradient, dk and dq; four (8·d) where the weights were saved.
+        Source: Dao, FlashAttention-2, 2023, section 4.1: backward counts 2.5 forwards.
         """
         return 10 * self.d_head * self.scores
 
     @property
     def forward_bytes(self) -> int:
-        """Least bytes of forward: q, k and v are read, the output and a number per row written, each once."""
+        """Minimum bytes of forward: q, k and v are read, the output and the log-sum-exp written, each once."""
         return 4 * self.tensor_bytes + self.lse_bytes
 
     @property
     def backward_bytes(self) -> int:
-        """Least bytes of backward: q, k, v, output, its gradient and lse are read, three gradients written, once."""
+        """Minimum bytes of backward: q, k, v, output, its gradient and lse are read, three gradients written, once."""
         return 8 * self.tensor_bytes + self.lse_bytes
 
 

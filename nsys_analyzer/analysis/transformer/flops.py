@@ -2,7 +2,7 @@
 
 B is the batch size, S the context length, d = d_model, H the heads, L the layers, V the vocabulary. A matmul of
 (m, k) and (k, n) counts 2·m·k·n: one multiplication and one addition per term. Norms, RoPE, the activation and
-the residual additions are not counted: beside the matmuls their FLOPs are nothing.
+the residual additions are too few to count.
 """
 
 from __future__ import annotations
@@ -54,8 +54,5 @@ def softmax_flops(model: ModelSize, batch_size: int, context_length: int) -> int
 
 
 def attention_to_softmax_flop_ratio(model: ModelSize) -> float:
-    """Attention matmuls ÷ softmax in FLOPs: 4·d_head ÷ 5, whatever B and S.
-
-    Never the ratio of their times: a kernel of softmax does an operation or two on each value that it moves.
-    """
+    """Attention matmuls ÷ softmax in FLOPs: 4·d_head ÷ 5, whatever B and S. Their times have another ratio."""
     return 4 * model.d_head / SOFTMAX_FLOPS_PER_SCORE

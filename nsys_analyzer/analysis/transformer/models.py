@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from nsys_analyzer.errors import ConfigurationError
 
 DEFAULT_VOCAB_SIZE = 10_000
-"""Tokens in the vocabulary of every model in ``MODEL_SIZES``."""
 
 
 @dataclass(frozen=True)
@@ -17,7 +16,6 @@ class ModelSize:
 
     Raises:
         ConfigurationError: a dimension is not positive, or ``d_model`` is not a multiple of ``num_heads``.
-
     """
 
     name: str
@@ -52,8 +50,7 @@ class ModelSize:
     def parameters(self) -> int:
         """Number of parameters: L·(4·d² + 3·d·d_ff + 2·d) + 2·V·d + d.
 
-        Per layer four attention projections, three SwiGLU matrices and two RMSNorm weights; besides them the
-        embedding, the head and the final RMSNorm weight.
+        Per layer four projections, three SwiGLU matrices and two norms; then embedding, head and the final norm.
         """
         d = self.d_model
         layer = 4 * d * d + 3 * d * self.d_ff + 2 * d
@@ -61,10 +58,9 @@ class ModelSize:
 
     @property
     def gemms_per_forward(self) -> int:
-        """Matrix products in one forward pass: 9·L + 1.
+        """Matmuls in one forward pass: 9·L + 1; cuBLAS may run one as two kernels.
 
-        Per layer four projections, two attention products and three of the feed-forward; one for the head.
-        Products, not launches: cuBLAS may run one product as two kernels.
+        Per layer four projections, two of attention and three of the feed-forward; one for the head.
         """
         return 9 * self.num_layers + 1
 
@@ -78,7 +74,7 @@ MODEL_SIZES: tuple[ModelSize, ...] = (
     ModelSize("xl-2026", 2560, 10240, 32, 32),
     ModelSize("10B", 4608, 12288, 50, 36),
 )
-"""The known sizes; of two with the same dimensions the first is the one that dimensions alone stand for."""
+"""The known sizes; dimensions alone stand for the first that has them."""
 
 
 def model_names() -> str:
@@ -90,14 +86,13 @@ def find_model(name: str) -> ModelSize:
     """The known size of this name, in any case; ``2_7B`` and ``2p7b`` are ``2.7B``, ``xl_2026`` is ``xl-2026``.
 
     Raises:
-        ConfigurationError: no such size; the hint names the known ones.
-
+        ConfigurationError: no such size.
     """
     wanted = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
-    for model in MODEL_SIZES:
-        if model.name.lower() == wanted:
-            return model
-    raise ConfigurationError(f"Unknown model {name!r}", f"Known models: {model_names()}")
+    found = next((model for model in MODEL_SIZES if model.name.lower() == wanted), None)
+    if found is None:
+        raise ConfigurationError(f"Unknown model {name!r}", f"Known models: {model_names()}")
+    return found
 
 
 def model_from_dimensions(
@@ -107,12 +102,10 @@ def model_from_dimensions(
 
     Raises:
         ConfigurationError: the dimensions are impossible.
-
     """
-    for model in MODEL_SIZES:
-        if model.dimensions == (d_model, d_ff, num_layers, num_heads):
-            return replace(model, vocab_size=vocab_size)
-    return ModelSize(f"d{d_model}-L{num_layers}", d_model, d_ff, num_layers, num_heads, vocab_size)
+    dimensions = d_model, d_ff, num_layers, num_heads
+    names = (model.name for model in MODEL_SIZES if model.dimensions == dimensions)
+    return ModelSize(next(names, f"d{d_model}-L{num_layers}"), *dimensions, vocab_size)
 
 
 def resolve_model(
@@ -120,12 +113,11 @@ def resolve_model(
 ) -> ModelSize | None:
     """The model that a name, its four dimensions or both describe; ``None`` where neither is given.
 
-    The dimensions decide. The name is kept where it is unknown or belongs to those dimensions; a known name
-    used for other dimensions (the 2026 course calls the 2.7B ``xl``) gives way to the name they stand for.
+    The dimensions decide. A known name used for other dimensions (the 2026 course calls the 2.7B ``xl``) gives way to
+    the name they stand for.
 
     Raises:
         ConfigurationError: an unknown name without dimensions, or impossible dimensions.
-
     """
     vocabulary = vocab_size or DEFAULT_VOCAB_SIZE
     if dimensions is None:
@@ -140,10 +132,9 @@ def resolve_model(
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is known of a capture's configuration; ``None`` is unknown.
+    """The known configuration of a capture; ``None`` is unknown.
 
-    ``context_length`` is in tokens, ``batch_size`` in sequences. ``precision`` is ``fp32``, ``tf32``, ``bf16`` or
-    ``fp16``; ``mode`` is ``forward``, ``forward+backward`` or ``train``; ``source`` says where it comes from:
+    ``precision`` and ``mode`` are spelled as ``precision_from_text`` and ``mode_from_text`` return them; ``source`` is
     ``manifest``, ``command line``, ``file name``, ``timings`` or ``unknown``.
     """
 
@@ -203,17 +194,18 @@ _OTHER_FAMILY = re.compile(r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whi
 
 
 def configuration_from_name(stem: str) -> Configuration | None:
-    """What a capture's file name says: ``train_small256``, ``medium-ctx-512-bf16``, ``2.7B_ctx256_b4``.
+    """The configuration in a capture's file name, without its extension: ``train_small256``, ``2.7B_ctx256_b4``.
 
-    Takes the name without its extension. A size word counts beside another detail (context, batch, precision,
-    mode, attention) or alone as the whole name; ``large_file`` says nothing. ``None`` when unsure: two sizes
-    or two context lengths in one name, another family of models, nothing recognised.
+    A size word counts beside another detail (context, batch, precision, mode, attention) or alone as the whole name;
+    ``large_file`` says nothing. ``None`` when unsure: two sizes or two context lengths in one name, another family of
+    models, nothing recognised.
     """
     name = stem.strip().lower()
     found = list(_MODEL.finditer(name))
     models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in found}
-    spelled = {int(text) for text in _CONTEXT.findall(name)}  # "seq_3" counts files
-    contexts = {length for length in spelled if length >= 16} | _bare_contexts(found)
+    bare = {int(match["context"]) for match in found if match["context"]}
+    contexts = {length for length in map(int, _CONTEXT.findall(name)) if length >= 16}  # "seq_3" counts files
+    contexts |= {length for length in bare if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):
         return None
     mode = _only(_MODE.findall(name))
@@ -226,20 +218,11 @@ def configuration_from_name(stem: str) -> Configuration | None:
         attention=_only(_ATTENTION.findall(name)),
         source="file name",
     )
-    return configuration if _is_sure(configuration, name) else None
-
-
-def _bare_contexts(found: list[re.Match[str]]) -> set[int]:
-    numbers = {int(match["context"]) for match in found if match["context"]}
-    return {number for number in numbers if 32 <= number <= 131_072 and number & (number - 1) == 0}
+    is_whole_name = configuration.model is not None and name.replace("_", "-") == configuration.model.name.lower()
+    details = configuration.batch_size, configuration.precision, configuration.mode, configuration.attention
+    is_sure = configuration.context_length or (configuration.model and (is_whole_name or any(details)))
+    return configuration if is_sure else None
 
 
 def _only(values: list[str]) -> str | None:
     return values[0] if len(set(values)) == 1 else None
-
-
-def _is_sure(found: Configuration, name: str) -> bool:
-    if found.model is None or found.context_length is not None:
-        return found.context_length is not None
-    whole = name.replace("_", "-") == found.model.name.lower()
-    return whole or any((found.batch_size, found.precision, found.mode, found.attention))

@@ -12,14 +12,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Peaks:
-    """The peaks of one GPU.
+    """The peaks of one GPU, by the document ``source``; None where that is silent.
 
     Attributes:
         name: as ``torch.cuda.get_device_name`` and ``nvidia-smi`` call it, without NVIDIA before it.
         flops_per_s: dense FLOP/s by precision of the operands: fp32 (CUDA cores), tf32, bf16, fp16 (tensor cores).
-        bytes_per_s: bandwidth of its memory.
-        source: the document that says so.
-        l2_bytes: its L2 cache, None where no source is known; an nsys export says it too.
     """
 
     name: str

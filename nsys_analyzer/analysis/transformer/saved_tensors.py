@@ -31,16 +31,10 @@ def residual_bytes(model: ModelSize, batch_size: int, context_length: int) -> in
 def saved_by_layer(
     model: ModelSize, batch_size: int, context_length: int, precision: str, on_gpu: bool = True
 ) -> tuple[Saved, ...]:
-    """The tensors that one layer saves in forward for backward.
+    """The tensors that one layer saves in forward for backward, in ``fp32``, ``tf32`` (as fp32) or ``bf16``.
 
-    Under autocast (bf16) the matmuls' operands are kept in bf16: each projection keeps its own cast of the normed
+    Under autocast (bf16) the matmuls' operands are saved in bf16: each projection saves its own cast of the normed
     input, and a cast of its weight. On a GPU autocast computes ``exp`` in fp32, on the CPU in bf16.
-
-    Args:
-        model: the model's dimensions.
-        batch_size, context_length: B and S.
-        precision: ``fp32``, ``tf32`` (which keeps what fp32 keeps) or ``bf16``.
-        on_gpu: whose autocast it is.
     """
     tokens = batch_size * context_length
     d, d_ff, scores = tokens * model.d_model, tokens * model.d_ff, tokens * model.num_heads * context_length
@@ -48,11 +42,17 @@ def saved_by_layer(
     half = precision == "bf16"
     wide = _HALF if half else _FP32
     exp = _HALF if half and not on_gpu else _FP32
+    # Autocast casts the norm's output for each of q, k, v, w1 and w3 anew.
+    weights = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff
+    cast_inputs = (
+        Saved("output of each norm, cast for q, k, v and for w1, w3", "5 × (B, S, d)", 5 * d * _HALF),
+        Saved("weights, cast", "4 × (d, d), 3 × (d, d_ff)", weights * _HALF),
+    )
     return (
         Saved("residual stream after attention and after feed-forward", "2 × (B, S, d)", 2 * d * _FP32),
         Saved("input of each norm ÷ its RMS", "2 × (B, S, d)", 2 * d * _FP32),
         Saved("1 ÷ RMS of each norm", "2 × (B, S, 1)", 2 * tokens * _FP32),
-        *(_cast_inputs(model, d) if half else (Saved("output of each norm", "2 × (B, S, d)", 2 * d * _FP32),)),
+        *(cast_inputs if half else (Saved("output of each norm", "2 × (B, S, d)", 2 * d * _FP32),)),
         Saved("rotated q and k, and v", "3 × (B, S, d)", 3 * d * wide),
         Saved("masked scores", "(B, H, S, S)", scores * wide),
         Saved("maximum of each row of scores", "(B, H, S, 1)", row_of_scores * wide),
@@ -61,13 +61,4 @@ def saved_by_layer(
         Saved("attention weights", "(B, H, S, S)", scores * wide),
         Saved("attended values", "(B, S, d)", d * wide),
         Saved("w1 x, its SiLU, w3 x, and their product", "4 × (B, S, d_ff)", 4 * d_ff * wide),
-    )
-
-
-def _cast_inputs(model: ModelSize, d: int) -> tuple[Saved, ...]:
-    """The casts that autocast makes for projections: q, k, v, w1 and w3 each cast the norm's output anew."""
-    weights = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff
-    return (
-        Saved("output of each norm, cast for q, k, v and for w1, w3", "5 × (B, S, d)", 5 * d * _HALF),
-        Saved("weights, cast", "4 × (d, d), 3 × (d, d_ff)", weights * _HALF),
     )

@@ -1,9 +1,8 @@
-"""The bytes that an unfused softmax moves, and what share of the memory's peak bandwidth that reaches.
+"""The least bytes that an unfused softmax moves, and the share of the memory's peak bandwidth that they reach.
 
-No counter of a trace says what a kernel moved, so it is counted from what it must: each kernel of the softmax reads
-its score tensor (B, H, S, S) once and writes its result once, a reduction writes B·H·S values in place of a tensor, and
-an operation with such a row (subtract the maximum, divide by the sum) reads it once. Sizes of elements are those of
-the types in the kernel's name. It is the least that was moved: a kernel may read its input more than once.
+A trace has no counter of bytes, so the least is counted: each kernel of the softmax reads its score tensor (B, H, S, S)
+once and writes its result once, a reduction writes B·H·S values in place of a tensor, and an operation with such a row
+(subtract the maximum, divide by the sum) reads it once. Sizes of elements are those of the types in the kernel's name.
 """
 
 from __future__ import annotations
@@ -35,17 +34,13 @@ class SoftmaxKernels:
 
 @dataclass(frozen=True)
 class SoftmaxTraffic:
-    """The bytes that the softmax moved, by the convention of this module.
+    """The bytes that the softmax moved, by the convention of this module; None where a figure is unknown.
 
     Attributes:
         bytes: of one forward pass, or of whatever else the attention's times are of.
-        bytes_per_s: bytes ÷ the time of its kernels.
         score_bytes: one score tensor, B·H·S² elements of the widest type.
-        peak_bytes_per_s, l2_bytes: the GPU's, None where unknown.
-        peak_share: bytes_per_s ÷ the peak bandwidth.
         fits_in_l2: whether the L2 cache holds a score tensor, so that bytes need not have come from memory.
-        memory_bound: whether the share reaches ``MEMORY_BOUND``; None where the cache may have served it, or where
-            the peak or the cache is unknown.
+        memory_bound: whether ``peak_share`` reaches ``MEMORY_BOUND``; None where the cache may have served it.
     """
 
     bytes: float
@@ -70,8 +65,8 @@ def softmax_traffic(
         gpu: where they ran.
 
     Returns:
-        None where too many of the kernels are of no known kind, or where the figure is impossible: above the peak
-        with a tensor that no cache holds, so that the kernels are of other tensors than assumed.
+        None where too many of the kernels are of no known kind, or where the figure is above the peak with a tensor
+        that no cache holds: the kernels are of other tensors than assumed.
     """
     batch, heads, context = shape
     kernels = list(kernels)
@@ -106,9 +101,9 @@ class Pass:
 
 
 def pass_of(name: str) -> Pass | None:
-    """Returns the bytes that a kernel of a softmax moves, from its name; None where the name does not say.
+    """The bytes that a kernel of a softmax moves: PyTorch's softmax, reductions, copies and elementwise kernels.
 
-    Known are PyTorch's softmax, reductions, copies and elementwise kernels. A fill is not: its tensor may be a scalar.
+    None for any other, and for a fill, whose tensor may be a scalar.
     """
     sizes = [_SIZES.get(found, 2) for found in _TYPE.findall(name)]
     if re.search(r"\b[bf]+loat16_copy_kernel", name):
