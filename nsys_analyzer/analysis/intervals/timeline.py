@@ -148,8 +148,3 @@ def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints
     first[seen] = start[order[at]]
     last[seen] = axis.value(reached[np.append(at[1:], len(order)) - 1])
     return covered, first, last
-
-
-def group_sum(group: Ints, values: Ints, groups: int) -> Ints:
-    """Sums of integers by group; shape (groups,). Exact while a sum is below 2**53 (104 days in ns)."""
-    return np.bincount(group, weights=values, minlength=groups).astype(np.int64)

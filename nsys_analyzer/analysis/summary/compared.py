@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
@@ -25,12 +25,9 @@ MATMUL, FUSED = "matmul", "fused attention"
 
 @dataclass(frozen=True)
 class Leader:
-    """The kernel with the most time of a part of a capture.
+    """The kernel with the most time of a part of a capture: one that computes, where there is any.
 
-    Attributes:
-        scope: the part: a phase, forward and backward together, the step, the whole capture.
-        kernel: one that computes, where there is any: a collective's time is mostly waiting.
-        collective: the collective with the most time beside it, None without any.
+    ``collective`` is the longest collective beside it, whose time is mostly waiting.
     """
 
     scope: str
@@ -40,12 +37,9 @@ class Leader:
 
 @dataclass(frozen=True)
 class ClassShares:
-    """The classes of a part of a capture, each a share of its kernels' time.
+    """The classes of a part of a capture, longest first, each a share of its total kernel time.
 
-    Attributes:
-        scope: the part, as of a :class:`Leader`; "training step" or "forward+backward" where it is phases together.
-        classes: longest first.
-        kernel_sum_ms: the time of all its kernels, None where an opaque graph hides some.
+    That time is None where an opaque graph hides kernels.
     """
 
     scope: str
@@ -53,7 +47,7 @@ class ClassShares:
     kernel_sum_ms: float | None
 
     def of(self, name: str) -> float:
-        """The share of a class, of kernels whose names are known."""
+        """The share of a class, by the kernels whose names are known."""
         return sum(row.share for row in self.classes if row.kernel_class == name)
 
     @property
@@ -63,7 +57,7 @@ class ClassShares:
 
     @property
     def unnamed(self) -> float:
-        """The share of kernels without a name, which may be of any class."""
+        """The share of kernels without a name, whose class is unknown."""
         return self.of(UNKNOWN)
 
     @property
@@ -78,13 +72,10 @@ class ClassShares:
 
 @dataclass(frozen=True)
 class MatmulShare:
-    """The share of matmul in the parts of a capture.
+    """The share of matmul in each compared phase, in a training step and in a forward pass.
 
-    Attributes:
-        phases: of each compared phase.
-        step: of a whole training step, None where the capture holds none.
-        inference: of a forward pass, None without any.
-        inference_of: the forward-only capture of the same configuration that it is of; empty where it is this one.
+    ``inference_of`` is the forward-only capture of the same configuration that ``inference`` is of, empty where it is
+    this one.
     """
 
     phases: tuple[ClassShares, ...]
@@ -100,17 +91,18 @@ class MatmulShare:
 
 
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these are not all.
+    """Forward, backward, optimizer and the user's own phases, then step and whole capture where these do not suffice.
 
-    They are all where a forward is among them and they hold nearly all GPU time. A phase with an opaque graph is none
-    of them: shares of the kernels that are seen would mislead.
+    A phase with an opaque graph is none of them: shares of the kernels that are seen would mislead.
     """
     seen = [phase for phase in capture.phases if phase.instances and phase.kernels and not phase.opaque]
     parts = tuple(phase for phase in seen if phase.phase not in ("loss", STEP, OTHER_STEP))
     if parts and capture.phases_suffice:
         return parts
     steps = tuple(phase for phase in seen if phase.phase == STEP)
-    return (*parts, *steps, *_whole_of(capture))
+    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
+    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
+    return (*parts, *steps, *((whole,) if whole and shown else ()))
 
 
 def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ...], tuple[PhaseSummary, ...]]:
@@ -120,28 +112,16 @@ def parts_and_enclosing(capture: CaptureSummary) -> tuple[tuple[PhaseSummary, ..
     return tuple(phase for phase in compared if phase not in enclosing), enclosing
 
 
-def _whole_of(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
-    """The whole capture as a phase, if the phases do not suffice and no opaque graph hides kernels of it."""
-    whole, opaque = capture.whole, any(phase.opaque for phase in capture.phases)
-    shown = whole and whole.kernels and not whole.opaque and not opaque and not capture.phases_suffice
-    return (whole,) if whole and shown else ()
-
-
 def leaders(capture: CaptureSummary) -> tuple[Leader, ...]:
     """The leaders of forward, backward and both, or of whatever else there is, then of the step and the whole."""
-    return tuple(_leader(scope, kernels) for scope, kernels in _scopes(capture))
-
-
-def _scopes(capture: CaptureSummary) -> Iterator[tuple[str, tuple[KernelRow, ...]]]:
     parts, enclosing = parts_and_enclosing(capture)
-    phases = {phase.phase: phase for phase in parts}
-    forward, backward = phases.get("forward"), phases.get("backward")
-    passes = [phase for phase in (forward, backward) if phase]
-    for phase in passes or parts[:1]:
-        yield phase.phase, phase.kernels
-    if forward and backward:
-        yield BOTH, merge_kernels(forward.kernels, backward.kernels)
-    yield from ((phase.phase, phase.kernels) for phase in enclosing)
+    passes = [phase for name in ("forward", "backward") for phase in parts if phase.phase == name]
+    both = merge_kernels(*(phase.kernels for phase in passes)) if len(passes) == 2 else ()
+    return (
+        *(_leader(phase.phase, phase.kernels) for phase in passes or parts[:1]),
+        *([_leader(BOTH, both)] if both else []),
+        *(_leader(phase.phase, phase.kernels) for phase in enclosing),
+    )
 
 
 def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
@@ -157,13 +137,15 @@ def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) ->
         capture: the capture.
         captures: all captures of the report: one of the forward pass alone tells the most of inference.
     """
-    phases = tuple(_shares(phase) for phase in compared_phases(capture))
-    for other in captures if capture.whole else ():
-        forward = other.phase("forward") if _is_its_inference(capture, other) else None
-        if forward and forward.kernels:
-            return MatmulShare(phases, step_shares(capture), _shares(forward), other.title)
-    forward = capture.phase("forward")
-    return MatmulShare(phases, step_shares(capture), _shares(forward) if forward and forward.kernels else None)
+    candidates = [other for other in captures if capture.whole and _is_its_inference(capture, other)]
+    forwards = ((one, phase) for one in (*candidates, capture) if (phase := one.phase("forward")) and phase.kernels)
+    source, forward = next(forwards, (capture, None))
+    return MatmulShare(
+        tuple(_shares(phase) for phase in compared_phases(capture)),
+        step_shares(capture),
+        _shares(forward) if forward else None,
+        "" if source is capture else source.title,
+    )
 
 
 def _shares(phase: PhaseSummary) -> ClassShares:

@@ -2,63 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 from nsys_analyzer.analysis.attribution.causality import CLOCK_ERROR_NS
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.errors import NsysAnalyzerError
 
-if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary
-
 _ROUNDING = 1e-6
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """The kernels of a process, counted where they were attributed: attributed + unattributed = all, each once.
-
-    Attributes:
-        kernels, kernel_ms: all kernels of the process and their summed duration.
-        attributed, attributed_ms: those launched inside a range.
-        in_phases: those in a phase (the step and warm-up included).
-        in_warmup, warmup_ms: those launched in a warm-up range.
-        unattributed, unattributed_ms: those launched outside every range, or without a launch row.
-        without_launch: those without a launch row.
-        ambiguous: those launched while several threads had phases open.
-        how: kernels by how they were attributed.
-        lost_launches: kernel launches whose kernel the capture lacks.
-        operations: all GPU operations (copies, fills and graphs too).
-        extent_ms: from the first to the last moment of anything of the process: operations, API calls, ranges.
-        shortest_wait_ms: the shortest time from a launch to its operation's start, below 0 by the clocks' error at
-            most; None without a launch.
-    """
-
-    kernels: int
-    attributed: int
-    in_phases: int
-    in_warmup: int
-    unattributed: int
-    kernel_ms: float
-    attributed_ms: float
-    unattributed_ms: float
-    without_launch: int
-    ambiguous: int
-    how: dict[str, int]
-    lost_launches: int
-    operations: int
-    warmup_ms: float = 0.0
-    extent_ms: float = 0.0
-    shortest_wait_ms: float | None = None
 
 
 def check_attribution(summary: CaptureSummary) -> None:
     """Checks that every kernel is counted once, that no part holds more than its whole, and that times can be true.
 
     Raises:
-        NsysAnalyzerError: a law is broken: the figures cannot be believed.
+        NsysAnalyzerError: a check fails: the figures are wrong.
     """
     coverage, whole = summary.coverage, summary.whole
     if coverage is None or whole is None:

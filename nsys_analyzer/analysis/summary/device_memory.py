@@ -7,21 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import MemoryUses
-
-_TORCH = "torch"
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
     """Memory of one process over the measured phases, from the first one's start to the last one's end.
 
-    Attributes:
-        of_tensors: whether PyTorch's allocator was recorded, tensor by tensor, in place of the driver: cudaMalloc.
-        before_bytes, peak_bytes: in use at the start, and at most.
-        allocations, frees: their number inside.
-        allocated_bytes: the sum of the allocations inside.
+    ``of_tensors``: PyTorch's allocator was recorded, tensor by tensor, in place of the driver (cudaMalloc).
     """
 
     of_tensors: bool
@@ -40,23 +32,18 @@ def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | N
         return None
     own = uses.select(uses.process == process)
     own = own.select(np.argsort(own.start, kind="stable"))
-    alive = _alive(own)
+    # Bytes in use after each event, as its pool says or as they add up, and before the first one.
+    level = np.where(own.alive >= 0, own.alive, own.bytes.cumsum())
+    alive = np.concatenate([level[:1] - own.bytes[:1] if len(own) else [0], level])
     start, end = instances.start[mine].min(), instances.end[mine].max()
     inside = (own.start >= start) & (own.start <= end)
     before = alive[np.searchsorted(own.start, start)]
     handed_out = own.bytes[inside & (own.bytes > 0)]
     return DeviceMemory(
-        attributed.trace.metadata.profiler == _TORCH,
+        attributed.trace.metadata.profiler == "torch",
         int(before),
         int(max(before, alive[1:][inside].max(initial=0))),
         len(handed_out),
         int(inside.sum()) - len(handed_out),
         int(handed_out.sum()),
     )
-
-
-def _alive(uses: MemoryUses) -> Ints:
-    """Shape (events + 1,): bytes in use before the first event and after each, as its pool says or as they add up."""
-    level = np.where(uses.alive >= 0, uses.alive, uses.bytes.cumsum())
-    first = level[0] - uses.bytes[0] if len(uses) else 0
-    return np.concatenate([[first], level])

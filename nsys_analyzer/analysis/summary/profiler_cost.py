@@ -1,9 +1,8 @@
 """The time that a profiler itself adds to a phase, estimated from the events that it recorded there.
 
-A trace holds no unprofiled time. It holds the events whose recording costs time on the CPU: API calls, NVTX ranges and
-PyTorch's operators. Their number times the cost of one is what the profiler can have added where nothing hides it; a
-GPU that has work left hides it. (nsys's ``PROFILER_OVERHEAD`` is no such figure: it holds the allocation and flushing
-of CUPTI's buffers, 0.2 ms each, and none of what a call costs.)
+Recording API calls, NVTX ranges and PyTorch's operators costs time on the CPU. Their number times the cost of one is
+the most that the profiler can have added; a GPU that has work left hides it. (nsys's ``PROFILER_OVERHEAD`` holds the
+allocation and flushing of CUPTI's buffers, 0.2 ms each, and not the cost of a call.)
 """
 
 from __future__ import annotations
@@ -19,14 +18,7 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class EventCost:
-    """The cost of recording one event.
-
-    Attributes:
-        event: what is recorded.
-        options: the options that record it.
-        low_us, high_us: the lowest and the highest cost seen, per event, in µs.
-        source: where they were seen.
-    """
+    """The lowest and the highest cost seen of recording one event, and the options that record it."""
 
     event: str
     options: str
@@ -61,12 +53,9 @@ _LAUNCH_US, _SLOWEST = 3.9, 3.0
 
 @dataclass(frozen=True)
 class ProfilerCost:
-    """The time that the profiler can have added to one instance of a phase.
+    """The events recorded in one instance of a phase, mean, and the time that the profiler can have added to it.
 
-    Attributes:
-        api_calls, nvtx_ranges, operators: events recorded in one instance, mean.
-        low_ms, high_ms: what recording them costs where the GPU hides none of it; None where more was traced than
-            has a known cost, or where nothing says what was.
+    The time is None where it is not known what was traced, or not what recording it costs.
     """
 
     api_calls: float
@@ -92,30 +81,22 @@ class RecordedEvents:
         self._known = bool(len(launches.start)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
-        """Returns the time that the profiler can have added to each of some instances, on average.
-
-        Args:
-            start, end: shape (instances,), ns.
-        """
+        """The cost in each of some instances, on average; ``start`` and ``end`` have shape (instances,), ns."""
         if not len(start):
             return None
-        calls, ranges, operators = (_count(events, start, end) for events in self._starts)
-        low, high = (
-            (calls * call * self._slower + ranges * pushed + operators * run) / 1e3
-            for call, pushed, run in (
-                (API_CALL.low_us, NVTX_RANGE.low_us, OPERATOR.low_us),
-                (API_CALL.high_us, NVTX_RANGE.high_us, OPERATOR.high_us),
-            )
+        # The instance's own range starts with it and is not counted.
+        calls, ranges, operators = (
+            float((np.searchsorted(events, end) - np.searchsorted(events, start, side="right")).mean())
+            for events in self._starts
         )
-        return ProfilerCost(calls, ranges, operators, low if self._known else None, high if self._known else None)
+        if not self._known:
+            return ProfilerCost(calls, ranges, operators, None, None)
+        low = calls * API_CALL.low_us * self._slower + ranges * NVTX_RANGE.low_us + operators * OPERATOR.low_us
+        high = calls * API_CALL.high_us * self._slower + ranges * NVTX_RANGE.high_us + operators * OPERATOR.high_us
+        return ProfilerCost(calls, ranges, operators, low / 1e3, high / 1e3)
 
 
 def _starts(start: Ints, thread: Ints, process: int) -> Ints:
     mine = process_of(thread) == process
     own = start if mine.all() else start[mine]
     return own if (own[1:] >= own[:-1]).all() else np.sort(own)
-
-
-def _count(events: Ints, start: Ints, end: Ints) -> float:
-    """How many of the events start inside an instance, its own range not counted, on average."""
-    return float((np.searchsorted(events, end) - np.searchsorted(events, start, side="right")).mean())

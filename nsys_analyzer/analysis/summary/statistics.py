@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from itertools import chain, groupby
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.timeline import group_sum, unions
+from nsys_analyzer.analysis.intervals.timeline import unions
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.kernels import Kernels
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
 
-_Key = TypeVar("_Key", bound=Hashable)
-
 _NS_PER_MS = 1e6
 #: A share that is shown as 0.0 %.
 _NO_DIGIT = 0.0005
+_CLASS, _NAME_AND_CLASS = attrgetter("kernel_class"), attrgetter("key")
 
 
 @dataclass(frozen=True)
@@ -92,12 +93,13 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class GpuClocks:
-    """GPU time of instances, one entry per instance: ns, and how many opaque graphs each launched."""
+    """GPU time of each instance in ns, and how many kernels and opaque graphs it launched."""
 
     span: Ints
     busy: Ints
-    kernel_sum: Ints
+    kernel_time: Ints
     last_end: Ints
+    kernels: Ints
     opaque: Ints
 
 
@@ -117,8 +119,9 @@ def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClo
     return GpuClocks(
         span=(last - first)[1:],
         busy=busy[1:],
-        kernel_sum=group_sum(group[kernels], duration, groups)[1:],
+        kernel_time=np.bincount(group[kernels], duration, groups).astype(np.int64)[1:],
         last_end=last[1:],
+        kernels=np.bincount(group[kernels], minlength=groups)[1:],
         opaque=np.bincount(group[operations.kind == GRAPH], minlength=groups)[1:],
     )
 
@@ -147,43 +150,37 @@ def totals(
 
     Args:
         operations: the operations.
-        kernel: shape (operations,), code of each one's kernel (``Kernels.code``).
-        distinct: how many distinct kernels there are.
+        kernel: shape (operations,), code of each one's kernel (``Kernels.code``), of ``distinct`` ones.
+        distinct, threads, groups: how many there are of each.
         thread: shape (operations,), code of the launching thread, ``threads`` where there is no launch.
-        threads: how many threads launch.
         group: shape (operations,), from 0 to ``groups - 1``; -1 for none.
-        groups: how many groups there are.
     """
     duration, kernels = operations.end - operations.start, operations.kernels
-    of_kernel, kernel_ns = group[kernels], duration[kernels]
+    group_of_kernel, kernel = group[kernels], kernel[kernels]
     return Totals(
-        *_count_and_sum(of_kernel, kernel[kernels], kernel_ns, (groups, distinct)),
-        *_count_and_sum(group, operations.kind, duration, (groups, len(KINDS))),
-        _count(of_kernel, thread[kernels], (groups, threads + 1)),
+        _sums(group_of_kernel, kernel, (groups, distinct)),
+        _sums(group_of_kernel, kernel, (groups, distinct), duration[kernels]),
+        _sums(group, operations.kind, (groups, len(KINDS))),
+        _sums(group, operations.kind, (groups, len(KINDS)), duration),
+        _sums(group_of_kernel, thread[kernels], (groups, threads + 1)),
     )
 
 
-def _count_and_sum(group: Ints, code: Any, values: Ints, shape: tuple[int, int]) -> tuple[Ints, Ints]:
-    flat = (group + 1) * shape[1] + code  # row 0 is that of no group
-    sums = group_sum(flat, values, (shape[0] + 1) * shape[1])
-    return _count(group, code, shape), sums.reshape(shape[0] + 1, shape[1])[1:]
-
-
-def _count(group: Ints, code: Any, shape: tuple[int, int]) -> Ints:
-    flat = (group + 1) * shape[1] + code
-    return np.bincount(flat, minlength=(shape[0] + 1) * shape[1]).reshape(shape[0] + 1, shape[1])[1:]
+def _sums(group: Ints, code: Any, shape: tuple[int, int], values: Ints | None = None) -> Ints:
+    """Counts, or sums of values (exact below 2**53), by group and code; group -1 has no row."""
+    sums = np.bincount((group + 1) * shape[1] + code, values, (shape[0] + 1) * shape[1])
+    return sums.astype(np.int64).reshape(shape[0] + 1, shape[1])[1:]
 
 
 def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:
-    """Kernels by name and class, longest first, per one of ``instances`` instances.
+    """Kernels by name and class, longest first, per instance.
 
     Args:
         kernels: the distinct kernels.
         launches, ns: shape (kernels,), launches and summed duration over all instances.
-        instances: over how many instances.
+        instances: how many there are.
     """
-    order = [int(i) for i in np.argsort(-ns, kind="stable") if launches[i]]
-    everything = int(ns.sum())
+    total = int(ns.sum())
     return tuple(
         KernelRow(
             name=kernels.names[i],
@@ -191,42 +188,39 @@ def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> t
             launches_per_instance=int(launches[i]) / instances,
             ms_per_instance=int(ns[i]) / instances / _NS_PER_MS,
             avg_us=int(ns[i]) / int(launches[i]) / 1e3,
-            share=int(ns[i]) / everything if everything else 0.0,
+            share=int(ns[i]) / total if total else 0.0,
         )
-        for i in order
+        for i in np.argsort(-ns, kind="stable").tolist()
+        if launches[i]
     )
 
 
 def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
     """Kernel tables of several phases as one table of all of them, longest first."""
-    total = sum(row.ms_per_instance for table in tables for row in table)
-    groups = _grouped((row for table in tables for row in table), lambda row: row.key)
-    sums = ((key, *_sums(rows)) for key, rows in groups.items())
-    merged = [KernelRow(*key, n, ms, ms * 1e3 / n, ms / total if total else 0.0) for key, n, ms, _ in sums]
-    return tuple(sorted(merged, key=lambda row: (-row.ms_per_instance, row.key)))
+    rows = list(chain.from_iterable(tables))
+    total = sum(row.ms_per_instance for row in rows)
+    merged = []
+    for (name, kernel_class), same in groupby(sorted(rows, key=_NAME_AND_CLASS), key=_NAME_AND_CLASS):
+        launches, ms, _ = _added(same)
+        merged.append(KernelRow(name, kernel_class, launches, ms, ms * 1e3 / launches, ms / total if total else 0.0))
+    return tuple(sorted(merged, key=lambda row: -row.ms_per_instance))
 
 
 def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
     """The classes of a kernel table, longest first."""
-    groups = _grouped(kernels, lambda row: row.kernel_class)
-    rows = [ClassRow(name, *_sums(members)) for name, members in groups.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.ms_per_instance, row.kernel_class)))
+    groups = groupby(sorted(kernels, key=_CLASS), key=_CLASS)
+    return tuple(sorted((ClassRow(one, *_added(rows)) for one, rows in groups), key=lambda row: -row.ms_per_instance))
 
 
-def _grouped(rows: Iterable[KernelRow], key: Callable[[KernelRow], _Key]) -> dict[_Key, list[KernelRow]]:
-    groups: dict[_Key, list[KernelRow]] = {}
-    for row in rows:
-        groups.setdefault(key(row), []).append(row)
-    return groups
-
-
-def _sums(rows: Sequence[KernelRow]) -> tuple[float, float, float]:
+def _added(rows: Iterable[KernelRow]) -> tuple[float, float, float]:
     """Launches and ms per instance, and shares, each summed up."""
-    return sum(r.launches_per_instance for r in rows), sum(r.ms_per_instance for r in rows), sum(r.share for r in rows)
+    columns = zip(*((row.launches_per_instance, row.ms_per_instance, row.share) for row in rows), strict=True)
+    launches, ms, share = map(sum, columns)
+    return launches, ms, share
 
 
 def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
-    """The share of a class, 0 where it has no kernel; None where kernels without a name may change its digits."""
+    """The share of a class, 0 without a kernel; None where kernels without a name may change its digits."""
     shares = {row.kernel_class: row.share for row in classes}
     return None if shares.get(UNKNOWN, 0.0) > _NO_DIGIT else shares.get(kernel_class, 0.0)
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import HOW
+from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.intervals.timeline import NONE, count_within
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
-from nsys_analyzer.analysis.summary.coverage import Coverage, check_attribution
+from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.device_memory import device_memory
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
@@ -27,7 +27,7 @@ from nsys_analyzer.analysis.summary.statistics import (
     memory_rows,
     totals,
 )
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary, ThreadShare
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
@@ -82,6 +82,7 @@ class _ProcessView:
         contradicted = _contradiction(configuration, phases)
         configuration = replace(configuration, model=None) if configuration and contradicted else configuration
         whole = self.whole() if len(self.operations) else None
+        coverage = self.coverage()
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
         summary = CaptureSummary(
             name=name,
@@ -96,12 +97,12 @@ class _ProcessView:
             phases=phases,
             whole=whole,
             attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
-            coverage=self.coverage(),
+            coverage=coverage,
             precisions=_precisions(whole.kernels) if whole else {},
             device_memory=device_memory(self.attributed, self.process.global_pid),
         )
         check_attribution(summary)
-        warnings = capture_warnings(summary, self.attributed, self.process.global_pid)
+        warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, contradicted) if contradicted else warnings)
 
     def status(self) -> str:
@@ -129,15 +130,7 @@ class _ProcessView:
         for code in codes:
             chosen = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(chosen):
-                phase = self._phase(code, chosen, clocks, sums)
-                yield self._with_extremes(phase, chosen, instance) if phase.inferred and phase.instances else phase
-
-    def _with_extremes(self, phase: PhaseSummary, chosen: Ints, instance: Ints) -> PhaseSummary:
-        """An inferred phase with the fewest and the most kernels of its measured instances."""
-        of_kernel = instance[self.operations.kernels] + 1  # 0: of no instance
-        kernels = np.bincount(of_kernel, minlength=len(self.instances.range) + 1)[1:]
-        measured = kernels[chosen[self.instances.measured[chosen]]]
-        return replace(phase, kernels_least=int(measured.min()), kernels_most=int(measured.max()))
+                yield self._phase(code, chosen, clocks, sums)
 
     def _totals(self, group: Ints, groups: int) -> Totals:
         kernel = self.kernels.code[self.mine]
@@ -146,25 +139,25 @@ class _ProcessView:
     def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
         ranges, instances = self.attributed.trace.ranges, self.instances
-        names = distinct(np.sort(ranges.name[instances.range[chosen]]))
+        codes = distinct(np.sort(ranges.name[instances.range[chosen]]))
+        names = [ranges.names[i] for i in codes]
+        inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
+        kernels = clocks.kernels[measured] if inferred else measured[:0]
         return replace(
             self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
-            range=_listed([ranges.names[i] for i in names]),
+            range=_listed(names),
             instances=len(measured),
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
             synchronized=self._synchronized(measured, clocks),
             holds_backward=self._holds_backward(measured),
-            inferred=all(self._is_inferred(i) for i in names),
+            inferred=inferred,
             gpu_lag_ms=Stats.of_ns(np.maximum(clocks.last_end - instances.end, 0)[measured]),
             profiler_cost=self.recorded.cost(instances.start[measured], instances.end[measured]),
+            kernels_least=int(kernels.min()) if len(kernels) else 0,
+            kernels_most=int(kernels.max(initial=0)),
         )
-
-    def _is_inferred(self, name: int) -> bool:
-        """Whether a framework's range, or one that was inferred from such, has this name."""
-        text = self.attributed.trace.ranges.names[name]
-        return text in self.attributed.roles.inferred or is_framework_name(text)
 
     def _holds_backward(self, measured: Ints) -> bool:
         """Whether a backward pass starts inside the first of some instances."""
@@ -181,15 +174,7 @@ class _ProcessView:
         return bool(late.sum() <= _STRAGGLERS * len(measured))
 
     def _gpu_figures(self, phase: str, code: int, measured: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
-        """A phase, as far as its GPU operations tell of it.
-
-        Args:
-            phase: what to call it.
-            code: its row of ``sums``.
-            measured: its instances among those of ``clocks``.
-            clocks: the clocks of each instance.
-            sums: the sums of each phase's operations.
-        """
+        """The figures of a phase's GPU operations; ``code`` is its row of ``sums``, ``measured`` are its instances."""
         n = max(len(measured), 1)
         kernels = kernel_rows(self.kernels, sums.kernels[code], sums.kernel_ns[code], n)
         return PhaseSummary(
@@ -199,7 +184,7 @@ class _ProcessView:
             kernels_per_instance=int(sums.kernels[code].sum()) / n,
             gpu_span_ms=Stats.of_ns(clocks.span[measured]),
             gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
-            kernel_sum_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_sum[measured]),
+            kernel_sum_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_time[measured]),
             classes=class_rows(kernels),
             kernels=kernels,
             memory=memory_rows(sums.operations[code], sums.operation_ns[code], n),
@@ -208,12 +193,11 @@ class _ProcessView:
     def _threads(self, kernels: Ints, instances: int) -> tuple[ThreadShare, ...]:
         """The threads that launch kernels, most kernels first."""
         names = self.attributed.trace.metadata.thread_names
+        found = [(int(self.threads[i]), int(kernels[i])) for i in np.argsort(-kernels[:-1], kind="stable")]
         return tuple(
-            ThreadShare(
-                names.get(int(self.threads[i]), "unnamed"), int(self.threads[i]) & 0xFFFFFF, int(kernels[i]) / instances
-            )
-            for i in np.argsort(-kernels[:-1], kind="stable")
-            if kernels[i]
+            ThreadShare(names.get(thread, "unnamed"), thread & 0xFFFFFF, launched / instances)
+            for thread, launched in found
+            if launched
         )
 
     def whole(self) -> PhaseSummary:
@@ -233,27 +217,26 @@ class _ProcessView:
         kernel = self.operations.kind == KERNEL
         duration = (self.operations.end - self.operations.start)[kernel]
         how = attribution.how[self.mine][kernel]
-        attributed = how != 0
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
         warm = self.attributed.warm[self.mine][kernel]
-        total, covered, uncovered = (int(d.sum()) for d in (duration, duration[attributed], duration[how == 0]))
+        waits = self.attributed.wait[self.mine][self.launch != NONE]
         return Coverage(
             kernels=len(how),
-            attributed=int(attributed.sum()),
-            in_phases=int(((leaf >= 0) | (step >= 0) | warm).sum()),
-            in_warmup=int(warm.sum()),
-            unattributed=int((how == 0).sum()),
-            kernel_ms=total / 1e6,
-            attributed_ms=covered / 1e6,
-            unattributed_ms=uncovered / 1e6,
-            without_launch=int((self.launch[kernel] < 0).sum()),
-            ambiguous=int(attribution.ambiguous[self.mine][kernel].sum()),
-            how={HOW[code]: int(n) for code, n in enumerate(np.bincount(how, minlength=len(HOW)))},
+            attributed=_count(how != UNATTRIBUTED),
+            in_phases=_count((leaf != NONE) | (step != NONE) | warm),
+            in_warmup=_count(warm),
+            unattributed=_count(how == UNATTRIBUTED),
+            kernel_ms=_sum_ms(duration),
+            attributed_ms=_sum_ms(duration[how != UNATTRIBUTED]),
+            unattributed_ms=_sum_ms(duration[how == UNATTRIBUTED]),
+            without_launch=_count(self.launch[kernel] == NONE),
+            ambiguous=_count(attribution.ambiguous[self.mine][kernel]),
+            how=dict(zip(HOW, np.bincount(how, minlength=len(HOW)).tolist(), strict=True)),
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
-            warmup_ms=int(duration[warm].sum()) / 1e6,
+            warmup_ms=_sum_ms(duration[warm]),
             extent_ms=self._extent_ns() / 1e6,
-            shortest_wait_ms=self._shortest_wait_ms(),
+            shortest_wait_ms=int(waits.min()) / 1e6 if len(waits) else None,
         )
 
     def _extent_ns(self) -> int:
@@ -261,14 +244,17 @@ class _ProcessView:
         trace = self.attributed.trace
         calls = trace.launches.start[process_of(trace.launches.thread) == self.process.global_pid]
         ranges = trace.ranges.select(process_of(trace.ranges.thread) == self.process.global_pid)
-        moments = (self.operations.start, self.operations.end, calls, ranges.start, ranges.end)
-        known = [some for some in moments if len(some)]
-        return max(int(some.max()) for some in known) - min(int(some.min()) for some in known) if known else 0
+        moments = [self.operations.start, self.operations.end, calls, ranges.start, ranges.end]
+        bounds = [int(bound) for some in moments if len(some) for bound in (some.min(), some.max())]
+        return max(bounds) - min(bounds) if bounds else 0
 
-    def _shortest_wait_ms(self) -> float | None:
-        """The shortest time from a launch to the start of its operation, the clocks' common error taken off."""
-        launched = self.launch != NONE
-        return int(self.attributed.wait[self.mine][launched].min()) / 1e6 if launched.any() else None
+
+def _count(chosen: Bools) -> int:
+    return int(np.count_nonzero(chosen))
+
+
+def _sum_ms(ns: Ints) -> float:
+    return int(ns.sum()) / 1e6
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -280,8 +266,8 @@ def _listed(names: Sequence[str]) -> str:
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
     """Why a configuration read from a file name cannot be the capture's; empty where it can.
 
-    A forward pass of L layers needs at least 4·L + 1 matmuls, however they are fused: Q, K and V as one, output,
-    gate and up as one, down, and the head.
+    A forward pass of L layers needs at least 4·L + 1 matmuls, however they are fused: QKV, output, gate and up, down;
+    and the head.
     """
     if not configuration or not configuration.source.startswith("file name") or not configuration.model:
         return ""

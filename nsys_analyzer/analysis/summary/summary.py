@@ -1,11 +1,10 @@
-"""Everything the report says of one process of one capture, as data."""
+"""The figures of one process of one capture."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.coverage import Coverage
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.summary.runs import Unprofiled
@@ -16,9 +15,8 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import Words
 from nsys_analyzer.trace.metadata import Gpu, Metadata
 
-#: What can be said of a capture as a whole.
+#: The states of a capture.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
-
 #: Phases with less of the GPU time than this hide too much to answer for a capture alone.
 _NEARLY_ALL = 0.9
 #: Passes of one program launch about as many kernels each.
@@ -36,26 +34,21 @@ class ThreadShare:
 
 @dataclass(frozen=True)
 class PhaseSummary:
-    """One phase over its measured instances; times are of one instance.
+    """One phase over its measured instances; times, kernels and classes are of one instance, longest first.
 
     Attributes:
-        phase: the phase, such as "forward".
         range: the names its ranges have in the trace.
         instances, warmup_instances, incomplete_instances: measured, left out as warm-up, left out as partial.
-        launch_threads: who launches its kernels.
-        kernels_per_instance: mean.
         wall_ms: the range's own duration on the CPU's clock.
         gpu_span_ms: first start to last end of its GPU operations.
         gpu_busy_ms: the union of their intervals.
-        kernel_sum_ms: the sum of its kernels' durations; without figures where an opaque graph hides kernels.
+        kernel_sum_ms: total kernel time; without figures where an opaque graph hides kernels.
         python_ms: timed by the target in an unprofiled run, None where no timings are known.
         synchronized: whether its GPU work ends before its ranges do, so that its wall time holds its work.
-        classes, kernels, memory: per instance, longest first.
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
-        inferred: whether a framework's own ranges or operators tell it, and no range of a person's.
+        inferred: whether a framework's ranges or operators tell it, and no range of the program's own.
         kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
         gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
-        profiler_cost: what the profiler can have added to its wall time, None without an instance.
     """
 
     phase: str
@@ -83,7 +76,7 @@ class PhaseSummary:
 
     @property
     def uneven(self) -> bool:
-        """Whether an inferred phase differs so much from instance to instance that some may hold other work, too."""
+        """Whether the kernels of an inferred phase vary so much that some instances may hold other work, too."""
         return self.inferred and self.kernels_most > _EVEN * max(self.kernels_least, 1)
 
     @property
@@ -98,7 +91,7 @@ class PhaseSummary:
 
     @property
     def opaque(self) -> bool:
-        """Whether an opaque graph hides kernels of the phase: shares of those that are seen mean nothing then."""
+        """Whether an opaque graph hides kernels of the phase, so that no shares of them are known."""
         return any(row.kind == "graph" for row in self.memory)
 
     def share_of(self, kernel_class: str) -> float | None:
@@ -107,23 +100,53 @@ class PhaseSummary:
 
 
 @dataclass(frozen=True)
-class CaptureSummary:
-    """One process of one capture.
+class Coverage:
+    """The kernels of a process, counted where they were attributed: attributed + unattributed = all, each once.
 
     Attributes:
-        name: the capture's name, from its file.
-        process: how the process is called in tables, empty where the capture has one that is not one of several ranks.
-        rank: its rank among the processes of the run, None where nothing says it.
+        kernels, kernel_ms: all kernels of the process and their summed duration.
+        attributed, attributed_ms: those launched inside a range.
+        in_phases: those in a phase (the step and warm-up included).
+        unattributed, unattributed_ms: those launched outside every range, or without a launch row.
+        ambiguous: those launched while several threads had phases open.
+        how: kernels by how they were attributed.
+        lost_launches: kernel launches whose kernel the capture lacks.
+        operations: all GPU operations (copies, fills and graphs too).
+        extent_ms: from the first to the last moment of any operation, API call or range of the process.
+        shortest_wait_ms: the shortest time from a launch to its operation's start, below 0 by the clocks' error at
+            most; None without a launch.
+    """
+
+    kernels: int
+    attributed: int
+    in_phases: int
+    in_warmup: int
+    unattributed: int
+    kernel_ms: float
+    attributed_ms: float
+    unattributed_ms: float
+    without_launch: int
+    ambiguous: int
+    how: dict[str, int]
+    lost_launches: int
+    operations: int
+    warmup_ms: float
+    extent_ms: float
+    shortest_wait_ms: float | None
+
+
+@dataclass(frozen=True)
+class CaptureSummary:
+    """One process of one capture; None is unknown or not recorded.
+
+    Attributes:
+        process: its label in tables, empty where the capture has one that is not one of several ranks.
         source: the file's name.
-        status: one of ``STATUSES``; message says why where it is not ok.
-        gpu: the device its kernels ran on, None where unknown.
-        metadata: the capture's conditions, None where there is no trace.
-        configuration: what is known of model, context length, batch size and precision.
+        status: one of ``STATUSES``; ``message`` says why it is not ok.
         phases: in the order of a step.
-        whole: every operation of the process outside warm-up as if it were one phase, None without GPU operations.
-        run: what the run says of itself, None without a manifest.
-        unprofiled: what the target timed without the profiler, None without timings.
-        device_memory: memory of the device as it was allocated and freed, None where that was not recorded.
+        whole: every operation of the process outside warm-up as one phase of one instance.
+        run: the run's configuration, from its manifest.
+        unprofiled: the target's own times without the profiler.
     """
 
     name: str
@@ -159,20 +182,16 @@ class CaptureSummary:
     @property
     def tokens_per_second(self) -> float | None:
         """Batch size × context length ÷ the time of an unprofiled step."""
-        known, step = self.configuration, self.unprofiled.typical_ms("step") if self.unprofiled else None
-        if not known or not known.batch_size or not known.context_length or not step:
-            return None
-        return known.batch_size * known.context_length / (step / 1e3)
+        step = self.unprofiled.typical_ms(STEP) if self.unprofiled else None
+        known = self.configuration or Configuration()
+        tokens = (known.batch_size or 0) * (known.context_length or 0)
+        return tokens / (step / 1e3) if tokens and step else None
 
     def profiler_overhead(self, name: str) -> float | None:
-        """A phase's wall time under the profiler ÷ its unprofiled time − 1, as a fraction.
-
-        None where one of the two is unknown, or where the wall time is no measure of the phase (``is_timed``).
-        """
-        profiled, python = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
-        if not profiled or not self.is_timed(profiled) or not profiled.wall_ms.typical or not python:
-            return None
-        return profiled.wall_ms.typical / python - 1
+        """A phase's wall time under the profiler ÷ its unprofiled time − 1; None where one of them is not known."""
+        phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
+        profiled = phase.wall_ms.typical if phase and self.is_timed(phase) else None
+        return profiled / unprofiled - 1 if profiled and unprofiled else None
 
     @property
     def ranges_on_gpu(self) -> bool:
@@ -193,11 +212,7 @@ class CaptureSummary:
 
     @property
     def phases_suffice(self) -> bool:
-        """Whether the phases answer for the capture.
-
-        There is a forward among them, nearly all GPU time is in them, and no inferred one differs much from instance
-        to instance.
-        """
+        """Whether the phases answer for the capture: forward is among them, nearly all GPU time, and none is uneven."""
         uneven = any(phase.uneven for phase in self.phases)
         return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL and not uneven
 

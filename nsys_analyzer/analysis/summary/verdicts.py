@@ -1,18 +1,16 @@
-"""Whether a phase keeps the GPU busy, or the GPU waits for the CPU: by unprofiled time, else by bounds on it.
+"""GPU busy ÷ wall: whether a phase keeps the GPU busy, or the GPU waits for the CPU.
 
 A profiler slows the CPU, not the kernels: GPU busy is taken from the trace, wall time from an unprofiled run. Without
-one, busy ÷ profiled wall is the least that the share can be, and busy ÷ (wall − what the profiler can have added) about
-the most.
+one, busy ÷ profiled wall is the lower bound, and busy ÷ (wall − the profiler's estimated cost) about the upper one.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 
 #: From this share of the wall on, busy, a phase is GPU-bound; from this share on, idle, the GPU waits for the CPU.
 GPU_BOUND, IDLE = 0.9, 0.3
@@ -27,10 +25,8 @@ class BusyShare:
     """GPU busy ÷ wall of one phase.
 
     Attributes:
-        busy_ms, wall_ms: the two, per instance.
         unprofiled: whether the wall time is of an unprofiled run.
         low, high: the share; equal where the wall time is unprofiled. ``high`` is 1 where nothing bounds it.
-        profiler_cost: what the profiler can have added to a profiled wall time.
     """
 
     busy_ms: float
@@ -62,7 +58,7 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     busy, wall = phase.gpu_busy_ms.median, phase.wall_ms.median
     if capture.on_cpu or busy is None:
         return None
-    unprofiled = _unprofiled_ms(capture, phase.phase)
+    unprofiled = capture.unprofiled.trusted_ms(phase.phase) if capture.unprofiled else None
     if unprofiled and busy <= unprofiled * (1 + _TOLERANCE):
         share = min(busy / unprofiled, 1.0)
         return BusyShare(busy, unprofiled, True, share, share)
@@ -72,11 +68,6 @@ def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None
     without = max(wall - cost.high_ms, busy) if cost and cost.high_ms is not None else busy
     low, high = min(busy / wall, 1.0), min(busy / without, 1.0) if without else 0.0
     return BusyShare(min(busy, wall), wall, False, low, high, cost)
-
-
-def _unprofiled_ms(capture: CaptureSummary, phase: str) -> float | None:
-    """The unprofiled time of a phase that a verdict may rest on."""
-    return capture.unprofiled.trusted_ms(phase) if capture.unprofiled else None
 
 
 def _verdict(share: float) -> Verdict:

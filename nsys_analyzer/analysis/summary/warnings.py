@@ -4,56 +4,44 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.text import Words, code, joined, phrase, plural
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
 from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
 from nsys_analyzer.trace.ranks import MAKES_COMMUNICATOR
+from nsys_analyzer.trace.trace import Trace
 
-if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.trace.trace import Trace
-
-_OR_NAME = phrase("or name the ranges there are with `--phase forward=NAME`.")
-_REST = "and the same for backward and optimizer; " + _OR_NAME
-_IN_NVTX = phrase('Wrap the parts of the step in NVTX ranges, as in `with torch.cuda.nvtx.range("forward"): ...`')
-_IN_TORCH = phrase('Wrap the parts of the step, as in `with torch.profiler.record_function("forward"): ...`')
-HOW_TO_ANNOTATE = _IN_NVTX + ", " + _REST
-_HOW_TO_RECORD = _IN_TORCH + ", " + _REST
+_HOW_TO = "Wrap the parts of the step, as in `with {}: ...`, or name the ranges there are with `--phase forward=NAME`."
+_HOW_TO_ANNOTATE = phrase(_HOW_TO, 'torch.cuda.nvtx.range("forward")')
+_HOW_TO_RECORD = phrase(_HOW_TO, 'torch.profiler.record_function("forward")')
 _RECORD_BOTH = phrase("record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
-_MISSING_EVENTS = "events might be missing"
 #: A phase below this share of the longest one's GPU time (a loss, as a rule) earns no warning.
 _MINOR = 0.02
-#: nsys says these of every capture with a capture range; they carry no news.
-_ROUTINE = (
-    "Not all NVTX events might",
-    "Not all CUDA events might",
-    "No NVTX events collected",
-    "No CUDA events",
-)
+#: nsys says these of every capture with a capture range.
+_ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX events collected", "No CUDA events")
 
 
-def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, process: int) -> tuple[Words, ...]:
+def capture_warnings(
+    summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int
+) -> tuple[Words, ...]:
     """The warnings of one process, the gravest first.
 
     Args:
-        summary: its figures.
+        summary, coverage: its figures.
         attributed: the trace that they are of.
         process: its global process ID.
     """
-    checks = _Checks(summary, attributed, process)
+    checks = _Checks(summary, coverage, attributed, process)
     in_order = (
-        checks.status, checks.missing_tables, checks.left_out, checks.names, checks.graphs, checks.launches,
-        checks.phases, checks.inferred, checks.uneven, checks.warmup_inside, checks.parts, checks.steps,
-        checks.endless_warmup, checks.threads, checks.synchronisation, checks.nested, checks.ambiguous, checks.devices,
-        checks.ranks, checks.precision, checks.diagnostics,
+        checks.missing, checks.left_out, checks.kernels, checks.names, checks.phases, checks.inferred, checks.shares,
+        checks.steps, checks.concurrency, checks.attribution, checks.machine, checks.diagnostics,
     )  # fmt: skip
     return tuple(warning for check in in_order for warning in check())
 
@@ -61,49 +49,46 @@ def capture_warnings(summary: CaptureSummary, attributed: AttributedTrace, proce
 class _Checks:
     """The checks of one process, each of which yields its warnings; the arguments are ``capture_warnings``'."""
 
-    def __init__(self, summary: CaptureSummary, attributed: AttributedTrace, process: int) -> None:
-        self.summary, self.attributed, self.process = summary, attributed, process
-        self.trace = attributed.trace
-        self.of_torch = self.trace.metadata.profiler == "torch"
-        self.kernels = summary.coverage.kernels if summary.coverage else 0
+    def __init__(self, summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int) -> None:
+        self.summary, self.coverage, self.attributed, self.process = summary, coverage, attributed, process
+        self.trace, self.whole = attributed.trace, summary.whole
+        self.ranges_on_gpu = self.trace.metadata.ranges_on_gpu
         #: No kernel, and no opaque graph that may hide some.
-        self.has_no_kernel = not self.kernels and not (summary.whole and summary.whole.opaque)
+        self.has_no_kernel = not coverage.kernels and not (self.whole and self.whole.opaque)
         #: The phases but the step.
         self.leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
         self.messages = _messages(self.trace, process)
 
-    def status(self) -> Iterator[Words]:
+    def missing(self) -> Iterator[Words]:
+        """The tables or events that the trace lacks; without a kernel, the message that says why there is none."""
         if self.summary.status == "oom":
             yield "A device allocation failed and nothing was launched afterwards: the process ran out of memory."
-
-    def missing_tables(self) -> Iterator[Words]:
-        """The tables or events that the trace lacks; without a kernel, the message that says why there is none."""
-        has_ranges, lacks_calls = "nvtx" in self.trace.tables, "runtime" not in self.trace.tables and self.kernels
-        if self.of_torch:
-            if self.has_no_kernel:
-                yield "The trace has no kernel: record steps that run on the device."
-            if self.trace.metadata.ranges_on_gpu:
-                yield (
-                    "The trace holds events of the GPU alone, so kernels are placed by GPU time: each belongs to the "
-                    "ranges open on its stream when it starts, and a range's wall time is its span on the GPU."
-                )
-            elif lacks_calls:
-                platform = self.trace.metadata.platform
-                yield phrase("The trace has no {} API calls, so no kernel has a launch: {}.", platform, _RECORD_BOTH)
-            if not has_ranges:
-                yield phrase("The trace has no ranges: {}. {}", _RECORD_BOTH, _HOW_TO_RECORD)
+        has_ranges, has_calls = "nvtx" in self.trace.tables, "runtime" in self.trace.tables or not self.coverage.kernels
+        if self.trace.metadata.profiler == "torch":
+            yield from self._missing_in_torch(has_ranges, has_calls)
             return
-        reason = why_no_cuda(self.messages) if self.has_no_kernel else None
-        if reason:
-            yield phrase("The capture has no kernel. {}", self.quoted(reason))
-        elif self.has_no_kernel:
-            yield phrase(
-                "The capture has no kernel: capture with `--trace=cuda,nvtx` around steps that run on the GPU."
-            )
+        reason = why_no_cuda(self.messages)
+        if self.has_no_kernel:
+            how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
+            yield phrase("The capture has no kernel. {}", self._quoted(reason) if reason else how)
         if not has_ranges:
-            yield phrase("The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", HOW_TO_ANNOTATE)
-        if lacks_calls:
+            yield phrase("The export has no NVTX table (capture with `--trace=cuda,nvtx`). {}", _HOW_TO_ANNOTATE)
+        if not has_calls:
             yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
+
+    def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[Words]:
+        if self.has_no_kernel:
+            yield "The trace has no kernel: record steps that run on the device."
+        if self.ranges_on_gpu:
+            yield (
+                "The trace holds events of the GPU alone, so kernels are placed by GPU time: each belongs to the "
+                "ranges open on its stream when it starts, and a range's wall time is its span on the GPU."
+            )
+        elif not has_calls:
+            platform = self.trace.metadata.platform
+            yield phrase("The trace has no {} API calls, so no kernel has a launch: {}.", platform, _RECORD_BOTH)
+        if not has_ranges:
+            yield phrase("The trace has no ranges: {}. {}", _RECORD_BOTH, _HOW_TO_RECORD)
 
     def left_out(self) -> Iterator[Words]:
         """Ranges and rows that count in no figure; the first process tells of the rows of those without an entry."""
@@ -122,49 +107,45 @@ class _Checks:
                 "missing or have impossible times, or an allocation failed at the end."
             )
 
-    def names(self) -> Iterator[Words]:
-        """The kernels whose names the file does not hold."""
-        whole = self.summary.whole
-        unnamed = [row for row in whole.kernels if row.name.startswith(UNNAMED)] if whole else []
+    def kernels(self) -> Iterator[Words]:
+        """The kernels without a name, those that an opaque graph hides, and those without a launch or without a row."""
+        rows = self.whole.kernels if self.whole else ()
+        unnamed = [row.share for row in rows if row.name.startswith(UNNAMED)]
         if unnamed:
-            share = sum(row.share for row in unnamed)
             yield (
                 f"The capture does not hold the names of {len(unnamed):,} {plural(len(unnamed), 'kernel')} "
-                f"({share:.1%} of the kernel time): which class they are of is not known. Export the report again."
+                f"({sum(unnamed):.1%} of the kernel time), so their class is unknown. Export the report again."
             )
-
-    def graphs(self) -> Iterator[Words]:
-        if self.summary.whole and self.summary.whole.opaque:
-            replays = sum(row.operations_per_instance for row in self.summary.whole.memory if row.kind == "graph")
+        if self.whole and self.whole.opaque:
+            replays = sum(row.operations_per_instance for row in self.whole.memory if row.kind == "graph")
             yield phrase(
                 "{:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown. "
                 "Capture with `--cuda-graph-trace=node` to see them.",
                 replays,
             )
-
-    def launches(self) -> Iterator[Words]:
-        coverage = self.summary.coverage
-        if coverage and coverage.without_launch and not self.trace.metadata.ranges_on_gpu:
+        coverage = self.coverage
+        if coverage.without_launch and not self.ranges_on_gpu:
             yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
-        if coverage and coverage.lost_launches:
-            yield (
-                f"Of {coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')} there is no kernel: "
-                "activity records were dropped or cut off."
-            )
+        if coverage.lost_launches:
+            launches = f"{coverage.lost_launches:,} kernel {plural(coverage.lost_launches, 'launch')}"
+            yield f"Of {launches} there is no kernel: activity records were dropped or cut off."
 
-    def phases(self) -> Iterator[Words]:
-        known = set(self.trace.ranges.names)
+    def names(self) -> Iterator[Words]:
+        """Names of phases that no range has, and ranges none of which names a phase."""
+        ranges = self.trace.ranges
         for key, names in self.attributed.roles.names.extra.items():
             for name in names:
-                if name not in known:
+                if name not in ranges.names:
                     yield phrase("No range is called `{}`, which was to be {}.", name, key)
         if "nvtx" in self.trace.tables and not self.summary.phases:
-            ranges = self.trace.ranges
             count = np.bincount(ranges.name, minlength=1)
             named = joined(", ", (code(ranges.names[i]) for i in np.argsort(-count, kind="stable")[:5] if count[i]))
             found = phrase(" The ranges seen most are {}.", named) if named else ""
-            how = _HOW_TO_RECORD if self.of_torch else HOW_TO_ANNOTATE
+            how = _HOW_TO_RECORD if self.trace.metadata.profiler == "torch" else _HOW_TO_ANNOTATE
             yield phrase("No range names a phase.{} {}", found, how)
+
+    def phases(self) -> Iterator[Words]:
+        """The phases without GPU work, and those without a measured instance."""
         for phase in self.summary.phases:
             if phase.instances and not phase.kernels_per_instance and not phase.memory and self.summary.status == "ok":
                 none = "No operator ran" if self.summary.on_cpu else "No GPU operation was launched"
@@ -173,34 +154,26 @@ class _Checks:
                 yield f"Every {phase.phase} lies inside warm-up: nothing was measured of it."
 
     def inferred(self) -> Iterator[Words]:
+        """The inferred phases, and those of them that may hold other work in some instances."""
         if self.leaves and all(phase.inferred for phase in self.leaves):
             ranges = joined(", ", (code(phase.range) for phase in self.leaves))
             yield phrase("No range of the program's own names a phase. Used instead: {}.", ranges)
-
-    def uneven(self) -> Iterator[Words]:
-        """The inferred phases that may hold other work in some instances."""
         for phase in self.leaves:
             if phase.uneven:
                 yield (
                     f"The inferred {phase.phase} launches {phase.kernels_least:,} to {phase.kernels_most:,} kernels: "
-                    "some instances may hold other work, such as an evaluation. Every question is answered for the "
-                    "whole capture, too; ranges of your own tell the parts apart."
+                    "some instances may hold other work, such as an evaluation, so every question is answered for the "
+                    "whole capture, too. Ranges of your own tell the parts apart."
                 )
 
-    def warmup_inside(self) -> Iterator[Words]:
-        around = ", ".join(self.attributed.around_warmup(self.process))
-        if around:
-            yield (
-                f"A warm-up range lies inside {around}: what was launched in it is left out, and the wall time holds "
-                "it."
-            )
-
-    def parts(self) -> Iterator[Words]:
+    def shares(self) -> Iterator[Words]:
         """The time that phases, and warm-up, leave out."""
-        summary, coverage = self.summary, self.summary.coverage
+        summary, coverage = self.summary, self.coverage
+        if around := ", ".join(self.attributed.around_warmup(self.process)):
+            yield f"A warm-up range lies inside {around}: its kernels are left out, and the wall time holds it."
         held = ", ".join(phase.phase for phase in self.leaves if phase.instances)
-        told = any(phase.uneven for phase in summary.phases)
-        if held and not summary.phases_suffice and not told and summary.share_in_phases is not None:
+        uneven = any(phase.uneven for phase in summary.phases)
+        if held and not summary.phases_suffice and not uneven and summary.share_in_phases is not None:
             tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
             time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
             none = "" if summary.phase("forward") else ", and no forward is among them"
@@ -208,19 +181,18 @@ class _Checks:
                 f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}: every question is answered for "
                 "the whole capture, too."
             )
-        if coverage and coverage.in_warmup:
+        if coverage.in_warmup:
             yield (
                 f"Launched in warm-up and left out: {coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}, "
                 f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms."
             )
 
     def steps(self) -> Iterator[Words]:
+        """The steps without a backward pass, and a warm-up that never ends."""
         other, step, backward = (self.summary.phase(name) for name in (OTHER_STEP, STEP, "backward"))
         if other:
-            yield (
-                f"{other.instances:,} {plural(other.instances, 'step')} without a backward pass, as in evaluation, "
-                "kept apart from the others."
-            )
+            steps = f"{other.instances:,} {plural(other.instances, 'step')}"
+            yield f"{steps} without a backward pass, as in evaluation, kept apart from the others."
         if step and backward and not step.holds_backward:
             yield phrase(
                 "The `{}` ranges hold no backward pass, so the training step is taken as the sum of its phases. If "
@@ -228,40 +200,20 @@ class _Checks:
                 step.range,
                 step.range,
             )
-
-    def endless_warmup(self) -> Iterator[Words]:
         if self.attributed.open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 
-    def threads(self) -> Iterator[Words]:
-        crowded = ", ".join(self.attributed.concurrent_phases(self.process))
-        if crowded and self.trace.metadata.ranges_on_gpu:
-            yield f"Several streams have {crowded} open at once; each stream's occurrence counts as an instance."
-        elif crowded:
+    def concurrency(self) -> Iterator[Words]:
+        """Phases that several threads have open at once, GPU work behind the end of its range, and nested phases."""
+        concurrent = ", ".join(self.attributed.concurrent_phases(self.process))
+        if concurrent and self.ranges_on_gpu:
+            yield f"Several streams have {concurrent} open at once; each stream's occurrence counts as an instance."
+        elif concurrent:
             yield phrase(
                 "Several threads have {} open at once; each thread's occurrence counts as an instance. If they work on "
                 "one pass together, name the range around them alone, with `--phase`.",
-                crowded,
+                concurrent,
             )
-
-    def devices(self) -> Iterator[Words]:
-        operations = self.trace.operations
-        devices = distinct(operations.device[operations.process == self.process]).tolist()
-        if len(devices) > 1:
-            yield (
-                f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time "
-                "in which any of them works, and the GPU named is the first."
-            )
-
-    def ranks(self) -> Iterator[Words]:
-        names = self.trace.ranges.names
-        if self.summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in names):
-            yield phrase(
-                "The export does not tell the rank, which NCCL notes when it makes a communicator: "
-                "export the report again with `nsys export --type sqlite --include-blobs=true`."
-            )
-
-    def synchronisation(self) -> Iterator[Words]:
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
         least = max(busy_ms.values(), default=0.0) * _MINOR
         running = [p.phase for p in self.summary.phases if not p.synchronized and busy_ms[p.phase] > least]
@@ -271,19 +223,30 @@ class _Checks:
                 "is what the CPU took to launch it, and wall minus busy is no idle time."
             )
 
-    def nested(self) -> Iterator[Words]:
+    def attribution(self) -> Iterator[Words]:
+        """The phases inside another one, and the kernels that several threads may have launched."""
         for (inner, outer), count in self.attributed.nested_phases(self.process).items():
             yield phrase("{:,} `{}` ranges lie inside `{}` and are counted there.", count, inner, outer)
-
-    def ambiguous(self) -> Iterator[Words]:
-        coverage = self.summary.coverage
-        if coverage and coverage.ambiguous:
+        if self.coverage.ambiguous:
             yield (
-                f"{coverage.ambiguous:,} kernels were launched from threads without ranges while several threads had "
-                "phases open: they went to the one in backward, else to the one opened last."
+                f"{self.coverage.ambiguous:,} kernels were launched from threads without ranges while several threads "
+                "had phases open: they went to the one in backward, else to the one opened last."
             )
 
-    def precision(self) -> Iterator[Words]:
+    def machine(self) -> Iterator[Words]:
+        """Several GPUs, a rank that is unknown, and matmuls in TF32 where fp32 was asked for."""
+        operations = self.trace.operations
+        devices = distinct(operations.device[operations.process == self.process]).tolist()
+        if len(devices) > 1:
+            yield (
+                f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time "
+                "in which any of them works, and the GPU named is the first."
+            )
+        if self.summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in self.trace.ranges.names):
+            yield phrase(
+                "The export does not tell the rank, which NCCL notes when it makes a communicator: "
+                "export the report again with `nsys export --type sqlite --include-blobs=true`."
+            )
         wanted = self.summary.configuration.precision if self.summary.configuration else None
         tf32 = self.summary.precisions.get("tf32", 0.0)
         if wanted == "fp32" and tf32:
@@ -291,19 +254,18 @@ class _Checks:
 
     def diagnostics(self) -> Iterator[Words]:
         """The profiler's messages that concern the figures of this process and have not been quoted."""
-        quoted = None if self.kernels else why_no_cuda(self.messages)
+        quoted = None if self.coverage.kernels else why_no_cuda(self.messages)
         for message in {(one.severity, one.text): one for one in self.messages}.values():
             is_routine = message.severity not in (2, 3) or message.text.startswith(_ROUTINE)
-            is_news = _MISSING_EVENTS in message.text or not is_routine
+            is_news = "events might be missing" in message.text or not is_routine
             if is_news and not touches_no_figure(message.text) and (quoted is None or message.text != quoted.text):
-                yield self.quoted(message)
+                yield self._quoted(message)
 
-    def quoted(self, message: Diagnostic) -> Words:
-        """A message in the profiler's words, and what it means where there is no kernel."""
-        profiler = self.summary.metadata.profiler if self.summary.metadata else "profiler"
-        means = "" if self.kernels else meaning(message.text)
-        said = f"{profiler}: {first_sentence(message.text)}"
-        return phrase("{} {}", said, means) if means else said
+    def _quoted(self, message: Diagnostic) -> Words:
+        """A message in the profiler's words, and its meaning where there is no kernel."""
+        means = "" if self.coverage.kernels else meaning(message.text)
+        quote = f"{self.trace.metadata.profiler}: {first_sentence(message.text)}"
+        return phrase("{} {}", quote, means) if means else quote
 
 
 def _messages(trace: Trace, process: int) -> list[Diagnostic]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.summary.coverage import Coverage
+from nsys_analyzer.analysis.summary.summary import Coverage
 from nsys_analyzer.report.model import Block, Details, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.tables import Field, table

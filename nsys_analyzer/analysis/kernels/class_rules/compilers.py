@@ -44,11 +44,7 @@ def _only(operators: str) -> str:
 _COPY_RULES = (Rule(r"(?i)^\[?(?:CUDA )?mem(?:cpy|set)", "memset/memcpy", "[CUDA memcpy Host-to-Device]"),)
 
 _INDUCTOR_RULES = (
-    Rule(
-        r"^triton_.*(?:_foreach_|_fused_adam|_fused_sgd)|^triton_for_fused",
-        "optimizer",
-        "triton_for_fused_0",
-    ),
+    Rule(r"^triton_.*(?:_foreach_|_fused_adam|_fused_sgd)|^triton_for_fused", "optimizer", "triton_for_fused_0"),
     Rule(
         r"^triton_(?:tem_fused_)?\w*(?:flex_attention|flex_decoding)",
         "fused attention",

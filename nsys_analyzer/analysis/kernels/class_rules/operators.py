@@ -60,16 +60,8 @@ OPERATOR_RULES: tuple[Rule, ...] = (
         "reduction",
         "aten::sum",
     ),
-    Rule(
-        r"^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)",
-        "reduction",
-        "aten::nll_loss_forward",
-    ),
-    Rule(
-        r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$",
-        "communication",
-        "c10d::allreduce_",
-    ),
+    Rule(r"^aten::\w*(?:_loss|nll_loss\w*|loss_backward|_pool\d?d?\w*)", "reduction", "aten::nll_loss_forward"),
+    Rule(r"^(?:_?c10d(?:_functional)?|_dtensor|symm_mem)::|^record_param_comms$", "communication", "c10d::allreduce_"),
     Rule(  # Memory that is taken and not yet written.
         r"^aten::(?:new_)?(?:empty\w*|_empty_affine_quantized)|^aten::(?:resize_?|resize_as_?|set_)(?![a-z])",
         "memset/memcpy",
