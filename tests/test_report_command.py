@@ -106,8 +106,8 @@ def test_the_figures_of_the_report_are_right(here: Path) -> None:
     text = (here / "report.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
     rows = [re.sub(r" +", " ", line) for line in section(text, "(a)").splitlines() if line.startswith("|")]
     # span of forward: from 0.1 ms to 2.5001 ms; two equal steps, so no range
-    forward = "| train | forward | 2 | 4.000 | 2.400 | 1.500 | 1.500 |"
-    backward = "| train | backward | 2 | 6.000 | 3.000 | 3.000 | 3.000 |"
+    forward = "| forward | 2 | 4.000 | 2.400 | 1.500 | 1.500 |"
+    backward = "| backward | 2 | 6.000 | 3.000 | 3.000 | 3.000 |"
     assert [row[: len(forward)] for row in rows if "| forward |" in row] == [forward]
     assert [row[: len(backward)] for row in rows if "| backward |" in row] == [backward]
     # 101 API calls of 5.2 us are 0.525 ms at most: 1.5 of 4 to 1.5 of 3.475 ms; in backward two of 6 ms
@@ -362,7 +362,7 @@ def test_a_trace_without_phases_still_reports(here: Path) -> None:
     text = report("trace.sqlite", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
     assert 'torch.cuda.nvtx.range("forward")' in section(text, "Warnings")
     assert "`my work`" in section(text, "Warnings")
-    assert f"in whole capture `{GEMM}` (1 launch, 1.000 ms, 100.0 %)" in section(text, "(b)")
+    assert f"whole capture `{GEMM}` 100.0 %." in section(text, "(b)")
 
 
 def test_a_phase_by_name(here: Path) -> None:

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import OPTIONS, Option, Run, Value
-from nsys_analyzer.report.model import Block, Details, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import FEW, Evidence
+from nsys_analyzer.report.model import Block, Paragraph, Section
+from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import percent
+from nsys_analyzer.text import phrase
 from nsys_analyzer.trace.metadata import Gpu, Metadata
 
 _PRECISION = Paragraph(
-    "The precision is read from the names of the matmul and fused attention kernels, by their time; it is what "
-    "ran, not what was asked for. A name that does not say (a split-K reduction) is not counted."
+    phrase(
+        "*Matmul precision* is what ran, not what was asked for: it is read from the names of the matmul and fused "
+        "attention kernels, weighted by their time. Names that do not show it (split-K reductions) are left out."
+    )
 )
-
 
 _Traced = tuple[CaptureSummary, Metadata]
 _Ran = tuple[str, Run]
@@ -25,16 +27,11 @@ _Ran = tuple[str, Run]
 def answer(evidence: Evidence) -> Section:
     """GPU, driver, versions, the precision that the kernels' names show, and what the runs say they asked for."""
     traced = [(capture, capture.metadata) for capture in evidence.captures if capture.metadata]
-    many = len(traced) > FEW
-    runs = [(c.title, c.run) for c in evidence.captures if c.run and not (many and c.metadata)]
-    of_runs = "of the runs without a trace, as their manifests say" if many else "for, as each run's manifest says"
-    asked = table((_TITLE_OF_RUN, *_ASKED), runs, f"What was asked {of_runs}:")
+    runs = [(capture.title, capture.run) for capture in evidence.captures if capture.run]
     blocks: list[Block] = []
-    if many:
-        together = table((_TITLE, *_device(traced), *_RECORDED, *map(_of_traced, _ASKED)), traced)
-        blocks += [Details(f"Capture by capture: {len(traced)} rows", (together,)), _PRECISION]
-    elif traced:
+    if traced:
         blocks += [table((_TITLE, *_device(traced)), traced), table((_TITLE, *_RECORDED), traced), _PRECISION]
+    asked = table((_TITLE_OF_RUN, *_ASKED), runs, "What was asked for, as each run's manifest says:")
     blocks += [asked] if asked.rows else []
     return Section("conditions", "Capture conditions", tuple(blocks))
 
@@ -82,8 +79,3 @@ def _said(value: Value | None) -> str | None:
 
 
 _ASKED = tuple(_asked(option) for option in OPTIONS.values() if option.column != "")
-
-
-def _of_traced(asked: Field[_Ran]) -> Field[_Traced]:
-    title = "precision asked for" if asked.title == "precision" else asked.title
-    return Field(title, asked.unit, lambda row: asked.cell((row[0].title, row[0].run or Run())))

@@ -16,7 +16,6 @@ from nsys_analyzer.text import Words
 
 #: Up to so many captures each is answered in full view; of more, tables of one row each come first.
 FEW = 6
-_FIGURES_PER_QUESTION = 4
 #: The class that a message of Python's starts with, which is longer than a cell is wide.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
 #: Letters of a message that a table's cell has room for.
@@ -89,21 +88,10 @@ def typical(stats: Stats | None) -> Typical | None:
     return Typical(stats.median, stats.min, stats.max)
 
 
-def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars | Paragraph, ...]:
-    """The figures of the first captures that have something to draw, and a word on the others."""
-    figures = [draw(capture) for capture in evidence.measured]
-    possible = [figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series)]
-    drawn = _spaced(possible, _FIGURES_PER_QUESTION)
-    left = len(possible) - len(drawn)
-    note = Paragraph(f"Figures are drawn of {len(drawn)} captures; {left} more have the tables alone.")
-    return (*drawn, note) if left else drawn
-
-
-def _spaced(figures: list[Bars], most: int) -> tuple[Bars, ...]:
-    """At most so many, the first and the last among them, evenly spaced: captures come by model and context."""
-    if len(figures) <= most:
-        return tuple(figures)
-    return tuple(figures[round(i * (len(figures) - 1) / (most - 1))] for i in range(most))
+def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars, ...]:
+    """The figure of each capture that has something to draw; many captures are drawn together."""
+    figures = [draw(capture) for capture in evidence.measured] if len(evidence.captures) <= FEW else []
+    return tuple(figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series))
 
 
 def kernel_word(*captures: CaptureSummary) -> str:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nsys_analyzer.analysis.kernels.classes import CLASSES
-from nsys_analyzer.analysis.summary.compared import ClassShares, compared_phases, parts_and_enclosing, shares_of_all
+from nsys_analyzer.analysis.summary.compared import (
+    MATMUL,
+    ClassShares,
+    compared_phases,
+    parts_and_enclosing,
+    shares_of_all,
+)
 from nsys_analyzer.analysis.summary.statistics import KernelRow, merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, milliseconds, percent
 
@@ -18,7 +26,7 @@ _SHOWN = 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 _MATTERS = 0.03
 #: Letters of the longest word in a column of kernels.
-_WORD = 20
+_WORD = 16
 _Known = tuple[str, ClassShares]
 
 
@@ -34,25 +42,31 @@ class _Cost:
 
 def answer(evidence: Evidence) -> Section:
     """The kernels with the most time, phase by phase, and the classes beside matmul."""
-    blocks: list[Block] = [_answer(capture) for capture in evidence.measured if compared_phases(capture)]
-    blocks += [_grid(evidence)] if len(evidence.measured) > FEW else []
-    blocks += [table for capture in evidence.measured for table in _tables(capture, evidence.labels)]
-    blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
-    return Section(
-        "other_kernels",
-        f"(c) Which other {evidence.kernel}s and classes matter?",
-        tuple(blocks) or (nothing_measured(),),
-        "others",
-    )
-
-
-def _grid(evidence: Evidence) -> Table:
-    """One row for each capture: the classes that take a share worth naming of any of them."""
     known = [(capture.title, shares) for capture in evidence.measured if (shares := shares_of_all(capture))]
+    blocks: list[Block] = list(_of_sweep(evidence, known)) if len(evidence.captures) > FEW else []
+    for capture in evidence.measured:
+        blocks += [_answer(capture)] if compared_phases(capture) else []
+        blocks += [_table(capture, phases, evidence.labels) for phases in parts_and_enclosing(capture) if phases]
+    blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
+    title = f"(c) Which other {evidence.kernel}s and classes matter?"
+    return Section("other_kernels", title, tuple(blocks) or (nothing_measured(),), "others")
+
+
+def _of_sweep(evidence: Evidence, known: Sequence[_Known]) -> Iterator[Block]:
+    """The share of the heaviest class beside matmul, then of all classes that take a share worth naming of any."""
     heaviest = {name: max((shares.of(name) for _, shares in known), default=0.0) for name in CLASSES}
     named = sorted((name for name in CLASSES if heaviest[name] >= _MATTERS), key=lambda name: -heaviest[name])
+    of = f"of the total {evidence.kernel} time of a step, or of a forward pass alone"
+    for name in [name for name in named if name != MATMUL][:1]:
+        share = partial(_share_in_capture, name)
+        yield from over_sweep(evidence, share, "percent", f"Share of {name} {evidence.kernel}s", "other-class")
     fields: tuple[Field[_Known], ...] = (Field("capture", "text", lambda row: row[0]), *map(_share_of, named))
-    return table(fields, known, f"Shares of the total {evidence.kernel} time of a step, or of a forward pass alone:")
+    yield table(fields, known, f"Shares {of}:")
+
+
+def _share_in_capture(name: str, capture: CaptureSummary) -> float | None:
+    shares = shares_of_all(capture)
+    return shares.of(name) if shares else None
 
 
 def _share_of(name: str) -> Field[_Known]:
@@ -63,16 +77,11 @@ def _answer(capture: CaptureSummary) -> Answer:
     """The classes beside matmul that take a share worth naming."""
     parts = []
     for phase in compared_phases(capture):
-        others = [row for row in phase.classes if row.kernel_class != "matmul" and row.share >= _MATTERS]
+        others = [row for row in phase.classes if row.kernel_class != MATMUL and row.share >= _MATTERS]
         named = ", ".join(f"{row.kernel_class} {percent(row.share)}" for row in others)
         parts.append(f"{phase.phase}: {named or 'nothing above 3 %'}")
     text = "; ".join(parts)
     return Answer(capture.title, f"besides matmul, {text}.", text)
-
-
-def _tables(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
-    """The kernels of the phases; those of the step and of the whole capture in a table of their own."""
-    return (_table(capture, phases, labels) for phases in parts_and_enclosing(capture) if phases)
 
 
 def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
@@ -88,7 +97,7 @@ def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: di
         f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
     )
     caption = (
-        f"the {counted(len(shown), kernel)} with the most time, of {total}. "
+        f"The {counted(len(shown), kernel)} with the most time, of {total}. "
         f"Shares are of the phase's total {kernel} time: {sums}."
     )
     caption += " Copies and fills are GPU operations but no kernels: they have no share." if copies else ""

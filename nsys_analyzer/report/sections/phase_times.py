@@ -2,51 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import (
-    FEW,
-    Evidence,
-    figures_of,
-    kernel_word,
-    nothing_measured,
-    spread,
-    typical,
-)
+from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.sections.evidence import Evidence, figures_of, nothing_measured, spread, typical
 from nsys_analyzer.report.sections.overhead import overhead
-from nsys_analyzer.report.sections.pivots import pivots
+from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.sections.verdicts import busy_of, how_costs_are_estimated, verdicts
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import milliseconds, typical_milliseconds
-from nsys_analyzer.text import Words, joined, phrase
+from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.text import Words, phrase
 
-_CLOCKS = ("python", "wall", "GPU span", "GPU busy", "total kernel time")
-_CLOCKS_ON_CPU = ("python", "wall", "operator span", "operators busy", "total operator time")
-_LEGEND = phrase(
-    "*python*: timed by the target around a synchronised phase, without the profiler (`--csv`); *wall*: the range's "
-    "own duration under the profiler; *GPU span*: first start to last end of its GPU operations; *GPU busy*: the union "
-    "of their intervals (kernels, copies, fills); *total kernel time*: the sum of kernel durations, above busy where "
-    "kernels overlap. The median over n measured instances, and from the least to the most in brackets, python's over "
-    "those of its own run, *GPU work after the range*: for how long it goes on when the range has ended. "
-    "*Profiler's overhead*: wall ÷ python − 1, a dash where GPU work outlasts the range, which then is no measure of "
-    "the phase."
+#: The clocks of a GPU, and those of a CPU.
+_CLOCKS = (
+    ("python", "wall", "GPU span", "GPU busy", "total kernel time"),
+    ("python", "wall", "operator span", "operators busy", "total operator time"),
 )
-_LEGEND_OF_CPU = phrase(
-    "*python*: timed by the target around a phase, without the profiler (`--csv`); *wall*: the range's own duration "
-    "under the profiler; *operator span*: first start to last end of its operators; *operators busy*: the union of "
-    "their intervals, in which they compute on the CPU, the rest of the wall time being Python's and PyTorch's own; "
-    "*total operator time*: the sum of their own times. The median over n measured instances, and from the least to "
-    "the most in brackets, python's over those of its own run. *Profiler's overhead*: wall ÷ python − 1."
+_LEGEND: tuple[Words, ...] = (
+    phrase("*n*: measured instances; times are their median, with minimum and maximum in brackets."),
+    phrase("*python*: the phase timed by the target, in a run without the profiler (`--csv`)."),
+    phrase("*wall*: duration of the phase's range under the profiler."),
+    phrase("*profiler's overhead*: wall ÷ python − 1; unknown where GPU work goes on after the range."),
 )
-_LEGEND_ON_CPU = phrase(
-    " Of a capture without a GPU, *GPU busy* is the time in which operators compute on the CPU, and the rest of the "
-    "wall time is Python's and PyTorch's own."
+_LEGEND_OF_GPU: tuple[Words, ...] = (
+    phrase("*GPU span*: from the start of the phase's first GPU operation to the end of its last one."),
+    phrase("*GPU busy*: the time in which at least one GPU operation (kernel, copy, fill) runs."),
+    phrase("*total kernel time*: the sum of all kernel durations; more than GPU busy where kernels overlap."),
+)
+_LEGEND_OF_CPU: tuple[Words, ...] = (
+    phrase("*operator span*: from the start of the phase's first operator to the end of its last one."),
+    phrase("*operators busy*: the time in which operators compute on the CPU; the rest is Python's and PyTorch's own."),
+    phrase("*total operator time*: the sum of the operators' times, each without the operators that it calls."),
 )
 #: A phase below this share of the longest one has no bar that can be seen.
 _VISIBLE = 0.01
@@ -54,34 +42,17 @@ _VISIBLE = 0.01
 
 def answer(evidence: Evidence) -> Section:
     """Times of every phase, whether the GPU is busy in them or waits, and what the profiler cost."""
+    captures = [capture for capture in evidence.captures if _shown(capture)]
+    blocks: list[Block] = [*over_sweep(evidence, busy_of, "percent", "GPU busy share of the step", "gpu-busy")]
+    for capture in captures:
+        blocks += [_answer(capture, bool(evidence.timings)), *_tables(capture)]
+    if captures:
+        on_cpu, on_gpu = (any(capture.on_cpu is kind for capture in captures) for kind in (True, False))
+        clocks = (*(_LEGEND_OF_GPU if on_gpu else ()), *(_LEGEND_OF_CPU if on_cpu else ()))
+        blocks += [Listing((*_LEGEND, *clocks)), *map(Paragraph, how_costs_are_estimated(captures))]
+    blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times")))
     title = "(a) How long do forward, backward and optimizer take?"
-    captures = [capture for capture in evidence.captures if _profiled(capture) or _python_times(capture)]
-    if not captures:
-        return Section("phase_times", title, (nothing_measured(),))
-    profiled = [capture for capture in captures if _profiled(capture)]
-    blocks: tuple[Block, ...] = (
-        *(_answer(c, bool(evidence.timings)) if _profiled(c) else _python_answer(c) for c in captures),
-        *(pivots(profiled, busy_of, "percent", "GPU busy share of the step") if len(captures) > FEW else ()),
-        *((_grid(profiled),) if len(profiled) > FEW else ()),
-        *_tables(captures),
-        Paragraph(joined(" ", (_legend(profiled), *how_costs_are_estimated(profiled)))),
-        *figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times"))),
-    )
-    return Section("phase_times", title, blocks, "time")
-
-
-def _legend(profiled: Sequence[CaptureSummary]) -> Words:
-    if kernel_word(*profiled) == "operator":
-        return _LEGEND_OF_CPU
-    return _LEGEND + (_LEGEND_ON_CPU if any(capture.on_cpu for capture in profiled) else "")
-
-
-def _clock_names(captures: Sequence[CaptureSummary]) -> tuple[str, ...]:
-    return _CLOCKS_ON_CPU if kernel_word(*captures) == "operator" else _CLOCKS
-
-
-def _profiled(capture: CaptureSummary) -> bool:
-    return bool(_shown(capture))
+    return Section("phase_times", title, tuple(blocks) or (nothing_measured(),), "time")
 
 
 def _shown(capture: CaptureSummary) -> list[PhaseSummary]:
@@ -90,99 +61,36 @@ def _shown(capture: CaptureSummary) -> list[PhaseSummary]:
     return [*(phase for phase in capture.phases if phase.instances), *whole]
 
 
-@dataclass(frozen=True)
-class _Times:
-    """A phase on every clock that there is, ms; ``overhead`` is the profiler's, a share of the unprofiled time."""
-
-    capture: str
-    phase: str
-    instances: int | None
-    python: Cell = None
-    wall: Cell = None
-    overhead: float | None = None
-    span: Cell = None
-    busy: Cell = None
-    kernel_sum: Cell = None
-    late: Cell = None
-
-
-_ROW: tuple[Field[_Times], ...] = (
-    Field("capture", "text", lambda row: row.capture),
-    Field("phase", "text", lambda row: row.phase),
-    Field("n", "count", lambda row: row.instances),
-)
-
-
-def _tables(captures: Sequence[CaptureSummary]) -> tuple[Table, ...]:
+def _tables(capture: CaptureSummary) -> tuple[Table, ...]:
     """Every phase on every clock that there is: in one table, or in two where all five clocks would not fit a page."""
-    rows = [row for capture in captures for row in _rows(capture)]
-    profiled = [capture for capture in captures if _profiled(capture)]
-    names = [f"{clock} ms" for clock in _clock_names(profiled)]
-    python: Field[_Times] = Field(names[0], "ms", lambda row: row.python)
-    wall: Field[_Times] = Field(names[1], "ms", lambda row: row.wall)
-    overhead: Field[_Times] = Field("profiler's overhead", "percent", lambda row: row.overhead)
-    late: Field[_Times] = Field("GPU work after the range ms", "ms", lambda row: row.late)
-    of_device: tuple[Field[_Times], ...] = (
-        Field(names[2], "ms", lambda row: row.span),
-        Field(names[3], "ms", lambda row: row.busy),
-        Field(names[4], "ms", lambda row: row.kernel_sum),
+    names = [f"{clock} ms" for clock in _CLOCKS[capture.on_cpu]]
+    phases = _shown(capture)
+    row: tuple[Field[PhaseSummary], ...] = (
+        Field("phase", "text", lambda phase: phase.label),
+        Field("n", "count", lambda phase: phase.instances),
     )
-    if not profiled:
-        return (table((*_ROW, python), rows, names=len(_ROW)),)
-    timed = any(row.python is not None for row in rows)
-    if not timed and all(row.late is None for row in rows):
-        return (table((*_ROW, wall, *of_device), rows, names=len(_ROW)),)
-    caption = "Without and under the profiler:" if timed else "On the CPU's clock:"
+    wall: Field[PhaseSummary] = Field(names[1], "ms", lambda phase: _cell(phase.wall_ms))
+    of_cpu: tuple[Field[PhaseSummary], ...] = (
+        Field(names[0], "ms", lambda phase: _cell(phase.python_ms)),
+        wall,
+        Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
+        Field("GPU work after the range ms", "ms", lambda p: None if p.synchronized else typical(p.gpu_lag_ms)),
+    )
+    of_device: tuple[Field[PhaseSummary], ...] = (
+        Field(names[2], "ms", lambda phase: _cell(phase.gpu_span_ms) if phase.gpu_ms else None),
+        Field(names[3], "ms", lambda phase: _cell(phase.gpu_busy_ms) if phase.gpu_ms else None),
+        Field(names[4], "ms", lambda phase: _cell(phase.kernel_sum_ms) if phase.gpu_ms else None),
+    )
+    if all(phase.python_ms is None and phase.synchronized for phase in phases):
+        return (table((*row, wall, *of_device), phases, "Each phase:", capture=capture.title, names=2),)
     return (
-        table((*_ROW, python, wall, overhead, late), rows, caption, names=len(_ROW)),
-        table((*_ROW, *of_device), rows, "What ran in that time:", names=len(_ROW)),
+        table((*row, *of_cpu), phases, "Each phase by the CPU's clock:", capture=capture.title, names=2),
+        table((*row, *of_device), phases, "GPU operations of each phase:", capture=capture.title, names=2),
     )
 
 
-def _rows(capture: CaptureSummary) -> list[_Times]:
-    """Each phase; of a run without a trace on Python's clock alone."""
-    if not _profiled(capture):
-        timed = _python_times(capture).items()
-        return [_Times(capture.title, phase, stats.n, spread(stats)) for phase, stats in timed]
-    return [_times_of(capture, phase) for phase in _shown(capture)]
-
-
-def _times_of(capture: CaptureSummary, phase: PhaseSummary) -> _Times:
-    python, wall, *of_device = (typical(clock) or spread(clock) for clock in _clocks(phase))
-    span, busy, kernel_sum = of_device if phase.gpu_ms else (None, None, None)
-    late = None if phase.synchronized else typical(phase.gpu_lag_ms)
-    overhead = capture.profiler_overhead(phase.phase)
-    return _Times(capture.title, phase.label, phase.instances, python, wall, overhead, span, busy, kernel_sum, late)
-
-
-def _grid(captures: Sequence[CaptureSummary]) -> Table:
-    """One row for each capture: wall and GPU busy of the phases of a step."""
-    capture: Field[CaptureSummary] = Field("capture", "text", lambda c: c.title)
-    return table((capture, *(field for phase in TRAINING_PHASES for field in _wall_and_busy_of(phase))), captures)
-
-
-def _wall_and_busy_of(name: str) -> tuple[Field[CaptureSummary], ...]:
-    return (
-        Field(f"{name} wall ms", "ms", lambda c: phase.wall_ms.median if (phase := c.phase(name)) else None),
-        Field("busy ms", "ms", lambda c: phase.gpu_busy_ms.median if (phase := c.phase(name)) else None),
-    )
-
-
-def _python_times(capture: CaptureSummary) -> dict[str, Stats]:
-    return capture.unprofiled.phases if capture.unprofiled else {}
-
-
-def _python_answer(capture: CaptureSummary) -> Answer:
-    """What Python's clock alone says, where no trace tells the other clocks."""
-    times = _python_times(capture)
-    said = [f"{phase} {milliseconds(stats.mean)}" for phase, stats in times.items()]
-    text = f"{', '.join(said)} by Python's clock; without a trace nothing says where that time goes."
-    return Answer(capture.title, text, f"{', '.join(said)} (Python's clock, not profiled)")
-
-
-def _clocks(phase: PhaseSummary) -> tuple[Stats | None, ...]:
-    """The five clocks in the order of ``_CLOCKS``."""
-    return (phase.python_ms, phase.wall_ms, phase.gpu_span_ms, phase.gpu_busy_ms, phase.kernel_sum_ms)
+def _cell(stats: Stats | None) -> Cell:
+    return typical(stats) or spread(stats)
 
 
 def _answer(capture: CaptureSummary, timed: bool) -> Answer:
@@ -204,15 +112,15 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
 
 def _times(phase: PhaseSummary, on_cpu: bool) -> str:
     """Wall time and busy time of a phase, and how long its GPU work outlasts it, in a sentence's part."""
+    takes = f"{phase.label} takes {milliseconds(phase.wall_ms.typical)} of wall time"
     if not phase.gpu_ms:
-        none = "runs no operator" if on_cpu else "puts no work on a GPU"
-        return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time and {none}"
-    busy = f"{'operators compute for' if on_cpu else 'GPU busy'} {_milliseconds(phase.gpu_busy_ms)}"
+        return f"{takes} and {'runs no operator' if on_cpu else 'puts no work on a GPU'}"
+    busy = f"{'operators compute for' if on_cpu else 'GPU busy'} {milliseconds(phase.gpu_busy_ms.typical)}"
     if phase.wall_ms.mean is None:  # the whole capture, which has no range
-        within = typical(phase.gpu_span_ms)
-        return f"the {phase.label}: {busy}{f' in {typical_milliseconds(within)}' if within else ''}"
+        span = phase.gpu_span_ms.typical
+        return f"the {phase.label}: {busy}{'' if span is None else f' in {milliseconds(span)}'}"
     late = "" if phase.synchronized else f" (its GPU work ends {_lag_in_words(phase)} after the range)"
-    return f"{phase.label} takes {_milliseconds(phase.wall_ms)} of wall time, {busy}{late}"
+    return f"{takes}, {busy}{late}"
 
 
 def _lag_in_words(phase: PhaseSummary) -> str:
@@ -221,12 +129,8 @@ def _lag_in_words(phase: PhaseSummary) -> str:
     return f"{'up to ' if several else ''}{milliseconds(phase.gpu_lag_ms.max)}"
 
 
-def _milliseconds(stats: Stats) -> str:
-    return typical_milliseconds(typical(stats))
-
-
 def _wall_and_busy(phase: PhaseSummary) -> str:
-    wall, busy = (typical_milliseconds(typical(clock), spread=False) for clock in (phase.wall_ms, phase.gpu_busy_ms))
+    wall, busy = milliseconds(phase.wall_ms.typical), milliseconds(phase.gpu_busy_ms.typical)
     if not phase.gpu_ms:
         return f"{wall} / no GPU work"
     if phase.wall_ms.median is None:
@@ -238,10 +142,9 @@ def _wall_and_busy(phase: PhaseSummary) -> str:
 def _figure(capture: CaptureSummary, key: str) -> Bars:
     longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
     phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
-    series = (
-        (name, tuple(stats.median if stats else None for stats in (_clocks(phase)[i] for phase in phases)))
-        for i, name in enumerate(_clock_names([capture]))
-    )
+    clocks = [(p.python_ms, p.wall_ms, p.gpu_span_ms, p.gpu_busy_ms, p.kernel_sum_ms) for p in phases]
+    medians = zip(*(tuple(one.median if one else None for one in of_phase) for of_phase in clocks), strict=True)
+    series = zip(_CLOCKS[capture.on_cpu], medians, strict=False)
     return Bars(
         key,
         f"{capture.title}: time per phase by clock",
@@ -249,5 +152,5 @@ def _figure(capture: CaptureSummary, key: str) -> Bars:
         tuple(one for one in series if any(value is not None for value in one[1])),
         "ms per instance",
         "nested",
-        mark=_CLOCKS[0],
+        mark="python",
     )

@@ -6,8 +6,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, AttentionSummary
 from nsys_analyzer.analysis.transformer.softmax_traffic import MEMORY_BOUND, SoftmaxTraffic
 from nsys_analyzer.report.model import Answer, Block, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import FEW, Evidence
-from nsys_analyzer.report.sections.pivots import pivots
+from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, format_number, milliseconds, percent
 from nsys_analyzer.text import Words, phrase
@@ -58,21 +58,16 @@ _HOW_TO_ANNOTATE = phrase(
 
 def answer(evidence: Evidence) -> Section:
     """Runtime ratio, FLOP ratio, achieved FLOP/s, and why they differ."""
-    answers = tuple(
-        Answer(capture.title, _sentence(capture), _short(capture.attention)) for capture in evidence.measured
-    )
-    rows = [(capture.title, capture.attention) for capture in evidence.measured if capture.attention]
-    counted = any(capture.attention and capture.attention.softmax_traffic for capture in evidence.measured)
-    conventions = phrase("{} {}", _CONVENTION, _CONVENTION_OF_BYTES) if counted else _CONVENTION
-    many = len(evidence.captures) > FEW
-    ratios = pivots(evidence.captures, _ratio, "factor", "Attention matmul time ÷ softmax time") if many else ()
-    tables = [*ratios] + [found for fields in (_TIMES, _RATES) if (found := table(fields, rows)).rows]
-    blocks: tuple[Block, ...] = (*tables, Paragraph(conventions)) if rows else ()
-    unknown = any(capture.attention is None and _could_be_annotated(capture) for capture in evidence.measured)
-    hint = (Paragraph(_HOW_TO_ANNOTATE),) if unknown else ()
-    return Section(
-        "softmax", "(e) How does softmax compare with the attention matmuls?", (*answers, *blocks, *hint), "softmax"
-    )
+    title = "Attention matmul time ÷ softmax time"
+    blocks: list[Block] = [*over_sweep(evidence, _ratio, "factor", title, "matmul-to-softmax")]
+    blocks += [Answer(c.title, _sentence(c), _short(c.attention)) for c in evidence.measured]
+    if rows := [(capture.title, capture.attention) for capture in evidence.measured if capture.attention]:
+        blocks += [found for fields in (_TIMES, _RATES) if (found := table(fields, rows)).rows]
+        counted = any(attention.softmax_traffic for _, attention in rows)
+        blocks += [Paragraph(phrase("{} {}", _CONVENTION, _CONVENTION_OF_BYTES) if counted else _CONVENTION)]
+    if any(capture.attention is None and _could_be_annotated(capture) for capture in evidence.measured):
+        blocks.append(Paragraph(_HOW_TO_ANNOTATE))
+    return Section("softmax", "(e) How does softmax compare with the attention matmuls?", tuple(blocks), "softmax")
 
 
 def _ratio(capture: CaptureSummary) -> float | None:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.compared import compared_phases, shares_of_all, step_shares
-from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import busy_share
-from nsys_analyzer.report.model import Block, Cell, Details, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, status_of
-from nsys_analyzer.report.sections.pivots import pivots, speed_ups
+from nsys_analyzer.report.sections.folding import fold_table
+from nsys_analyzer.report.sections.sweep import over_sweep, speed_ups
+from nsys_analyzer.report.sections.timings import unprofiled_ms
 from nsys_analyzer.report.sections.verdicts import busy_of
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import Words, phrase, strong
 
-#: Rows of captures that a screen holds.
-_SCREEN = 12
 _LEGEND = (
     "*Step ms, no profiler*: by Python's clock; *step ms, profiled*: the wall time of the step's range; *busy*: the "
     "share of the unprofiled step in which the {} works, or of the profiled one where no other is known (*busy, "
@@ -26,18 +23,6 @@ _LEGEND = (
     "of the step, or of the forward pass where nothing else was captured; *matmul ÷ softmax*: time of the attention "
     "matmuls against that of softmax."
 )
-
-
-@dataclass(frozen=True)
-class _Row:
-    """A phase of a capture: its times in ms, matmul's share of its kernels' time, and the kernel that leads."""
-
-    phase: str
-    unprofiled_ms: float | None
-    wall_ms: float | None
-    busy_ms: float | None
-    matmul: float | None
-    top_kernel: KernelRow | None
 
 
 def summarize_answers(evidence: Evidence, sections: tuple[Section, ...]) -> Section:
@@ -62,61 +47,54 @@ def _of_each(evidence: Evidence, sections: tuple[Section, ...]) -> tuple[Block, 
     blocks: list[Block] = []
     captures = {capture.title: capture for capture in evidence.captures if capture.title in said}
     for title, capture in captures.items():
-        figures = table(_fields(evidence), _rows(capture), names=1)
+        figures = table(_fields(evidence, capture), _phases(capture))
         blocks += [Paragraph(strong(title)), *([figures] if figures.rows else []), Listing(tuple(said[title]))]
     return tuple(blocks)
 
 
-def _fields(evidence: Evidence) -> tuple[Field[_Row], ...]:
-    busy = "busy ms" if evidence.kernel == "operator" else "GPU busy ms"
+def _phases(capture: CaptureSummary) -> list[PhaseSummary]:
+    """The phases that are compared, and the step."""
+    compared, step = compared_phases(capture), capture.phase(STEP)
+    return [*compared, *([step] if compared and step and step.instances and step not in compared else [])]
+
+
+def _fields(evidence: Evidence, capture: CaptureSummary) -> tuple[Field[PhaseSummary], ...]:
+    tops = {
+        phase.phase: next((row for row in phase.kernels if row.kernel_class != COMMUNICATION), None)
+        for phase in _phases(capture)
+    }
+
+    def name_of_top(phase: PhaseSummary) -> str | None:
+        return evidence.labels[top.name] if (top := tops[phase.phase]) else None
+
+    def launches_of_top(phase: PhaseSummary) -> float | None:
+        return top.launches_per_instance if (top := tops[phase.phase]) else None
+
     return (
-        Field("phase", "text", lambda row: row.phase),
-        Field("ms, no profiler", "ms", lambda row: row.unprofiled_ms),
-        Field("ms, profiled", "ms", lambda row: row.wall_ms),
-        Field(busy, "ms", lambda row: row.busy_ms),
-        Field("matmul", "percent", lambda row: row.matmul),
-        Field(
-            f"top {evidence.kernel}",
-            "code",
-            lambda row: evidence.labels[row.top_kernel.name] if row.top_kernel else None,
-        ),
-        Field("launches", "count", lambda row: row.top_kernel.launches_per_instance if row.top_kernel else None),
+        Field("phase", "text", lambda phase: phase.label),
+        Field("ms, no profiler", "ms", lambda phase: unprofiled_ms(phase.phase, capture)),
+        Field("ms, profiled", "ms", lambda phase: phase.wall_ms.median),
+        Field("operators busy ms" if capture.on_cpu else "GPU busy ms", "ms", lambda phase: phase.gpu_busy_ms.median),
+        Field("matmul", "percent", lambda phase: _matmul(capture, phase)),
+        Field(f"top {evidence.kernel}", "code", name_of_top),
+        Field("launches", "count", launches_of_top),
     )
 
 
-def _rows(capture: CaptureSummary) -> list[_Row]:
-    """The phases that are compared and the step; of a run without a trace the phases that it timed itself."""
-    times = capture.unprofiled.phases if capture.unprofiled else {}
-    compared = compared_phases(capture)
-    if not compared:
-        return [_Row(name, stats.typical, None, None, None, None) for name, stats in times.items()]
-    step = capture.phase(STEP)
-    phases = [*compared, *([step] if step and step.instances and step not in compared else [])]
-    return [_row(capture, phase) for phase in phases]
-
-
-def _row(capture: CaptureSummary, phase: PhaseSummary) -> _Row:
-    unprofiled = capture.unprofiled.typical_ms(phase.phase) if capture.unprofiled else None
+def _matmul(capture: CaptureSummary, phase: PhaseSummary) -> float | None:
     shares = step_shares(capture) if phase.phase == STEP else None
-    matmul = shares.matmul if shares else phase.share_of("matmul")
-    top = next((row for row in phase.kernels if row.kernel_class != COMMUNICATION), None)
-    return _Row(phase.label, unprofiled, phase.wall_ms.median, phase.gpu_busy_ms.median, matmul, top)
+    return shares.matmul if shares else phase.share_of("matmul")
 
 
 def _of_all(evidence: Evidence) -> tuple[Block, ...]:
-    """The step by model, context and variant, then a row for each capture, of many those that were profiled."""
-    times = pivots(evidence.captures, _time, "ms", "Step ms without the profiler")
-    faster = speed_ups(evidence.captures, _time, "the step without the profiler")
-    blocks: list[Block] = [*times, *([faster] if faster else [])]
+    """The step by model, context and variant, then a row for each capture."""
+    times = over_sweep(evidence, _time, "ms", "Step ms without the profiler", "unprofiled-times")
+    faster = speed_ups(evidence, _time, "Speed-up of the step without the profiler")
     rows = table(_OF_CAPTURE, evidence.captures)
-    if len(rows.rows) <= _SCREEN or not times:
-        blocks.append(rows)
-    else:
-        profiled = table(_OF_CAPTURE, evidence.measured)
-        blocks += [profiled] if 0 < len(profiled.rows) <= _SCREEN else []
-        blocks.append(Details(f"All captures: {len(rows.rows)} rows", (rows,)))
     device = "CPU" if evidence.kernel == "operator" else "GPU"
-    return (*blocks, Paragraph(phrase(_LEGEND, device, evidence.kernel)))
+    legend = Paragraph(phrase(_LEGEND, device, evidence.kernel))
+    has_tables = any(isinstance(block, Table) for block in times)
+    return (*times, *faster, *(fold_table(rows) if has_tables else (rows,)), legend)
 
 
 def _said(cell: Cell) -> bool:

@@ -4,136 +4,92 @@ from __future__ import annotations
 
 from functools import partial
 
-from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
 from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Answer, Block, Cell, Details, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, spread
-from nsys_analyzer.report.sections.pivots import pivots
-from nsys_analyzer.report.sections.sweep_times import time_figures
+from nsys_analyzer.report.model import Answer, Block, Cell, Paragraph, Section, Table
+from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, spread, typical
+from nsys_analyzer.report.sections.sweep import draw_over_context, over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, signed_percent
 from nsys_analyzer.text import Words, phrase
 
 _TITLE = "Timings of unprofiled runs"
 _STEP = "step"
-_Timed = tuple[CaptureSummary, Unprofiled]
-_GRID = (*TRAINING_PHASES, _STEP)
 _WHAT_TIMES_HOLD = phrase(
-    "the device is synchronised at the end of each phase, so that a phase's time holds its work. *tokens/s*: batch "
-    "size × context length ÷ the time of a step. *Peak memory*: the most that was allocated on the device."
+    "The device is synchronised at the end of each phase, so a phase's time includes its GPU work. *Tokens/s*: batch "
+    "size × context length ÷ step time. *Peak memory*: the most memory allocated on the device."
+)
+_FIELDS: tuple[Field[tuple[str, Stats]], ...] = (
+    Field("phase", "text", lambda row: row[0]),
+    Field("n", "count", lambda row: row[1].n),
+    Field("mean ms", "ms", lambda row: spread(row[1])),
+    Field("median ms (min – max)", "ms", lambda row: typical(row[1])),
 )
 
 
 def answer(evidence: Evidence) -> Section:
-    """The step by model and context, one row for each capture, then each phase's spread and a figure of the step."""
-    captures = [capture for capture in evidence.captures if capture.unprofiled and _timed(capture.unprofiled)]
-    if not captures:
-        return Section("timings", _TITLE, ())
-    spreads = _spreads(captures)
-    tables: list[Block] = [spreads] if spreads.rows else []
-    blocks: list[Block] = [answer for capture in captures if (answer := _answer(capture))]
-    for phase in ("forward", "backward") if len(captures) > FEW else ():
-        blocks += pivots(captures, partial(_phase_ms, phase), "ms", f"{phase.capitalize()} ms without the profiler")
-    blocks += [_grid(captures), Paragraph(_conditions(captures))]
-    if len(captures) > FEW and tables:
-        tables = [Details(f"The spread of every phase: {len(spreads.rows)} rows", tuple(tables))]
-    return Section("timings", _TITLE, (*blocks, *tables, *time_figures(captures)), "unprofiled")
+    """The phases by model and context, then each capture with its spread, and a figure of the step."""
+    timed = [(c, c.unprofiled) for c in evidence.captures if c.unprofiled and c.unprofiled.phases]
+    blocks: list[Block] = []
+    for phase in ("forward", "backward"):
+        title = f"{phase.capitalize()} ms without the profiler"
+        blocks += over_sweep(evidence, partial(unprofiled_ms, phase), "ms", title, f"unprofiled-{phase}")
+    blocks += over_sweep(evidence, _peak_memory, "bytes", "Peak memory", "peak-memory")
+    for capture, unprofiled in timed:
+        blocks += [_answer(capture, unprofiled), _table(capture, unprofiled)]
+    blocks += [Paragraph(_conditions([unprofiled for _, unprofiled in timed]))] if timed else []
+    if len(evidence.captures) <= FEW:
+        phase = _STEP if any(_STEP in unprofiled.phases for _, unprofiled in timed) else "forward"
+        title = f"Unprofiled time of one {phase}"
+        blocks += draw_over_context(evidence.captures, partial(unprofiled_ms, phase), "ms", title, "unprofiled-times")
+    return Section("timings", _TITLE, tuple(blocks), "unprofiled")
 
 
-def _phase_ms(phase: str, capture: CaptureSummary) -> float | None:
+def unprofiled_ms(phase: str, capture: CaptureSummary) -> float | None:
+    """The typical time of a phase without the profiler."""
     return capture.unprofiled.typical_ms(phase) if capture.unprofiled else None
 
 
-def _timed(unprofiled: Unprofiled) -> bool:
-    """Whether the timings know anything of a run: its times or how it ended."""
-    return bool(unprofiled.phases) or unprofiled.status != "missing"
-
-
-def _answer(capture: CaptureSummary) -> Answer | None:
-    """The step where it was timed, else the phases; then tokens per second, memory and the profiler's overhead."""
+def _peak_memory(capture: CaptureSummary) -> Cell:
     unprofiled = capture.unprofiled
-    if unprofiled is None or not unprofiled.phases:
-        return None
-    named = [_STEP] if unprofiled.typical_ms(_STEP) else list(unprofiled.phases)
-    times = ", ".join(f"{phase} {milliseconds(unprofiled.typical_ms(phase))}" for phase in named)
+    return (unprofiled.peak_memory_bytes or ended(unprofiled)) if unprofiled else None
+
+
+def _answer(capture: CaptureSummary, unprofiled: Unprofiled) -> Answer:
+    """Every phase, tokens per second and peak memory; in short the step and what the profiler adds to it."""
+    phases = {phase: times for phase in unprofiled.phases if (times := unprofiled.typical_ms(phase)) is not None}
+    said = [f"{phase} {milliseconds(ms)}" for phase, ms in phases.items()]
     tokens, peak = capture.tokens_per_second, unprofiled.peak_memory_bytes
-    costs = [
-        f"{phase} {signed_percent(cost)}" for phase in _GRID if (cost := capture.profiler_overhead(phase)) is not None
-    ]
-    parts = [
-        times,
-        *([f"{tokens:,.0f} tokens/s"] if tokens else []),
-        *([f"peak memory {format_number(peak, 'bytes')}"] if peak else []),
-    ]
-    under = f"; the profiler's overhead: {', '.join(costs)}" if costs else ""
-    short = f"{', '.join(parts)}{f'; profiler: {costs[-1]}' if costs else ''}"
-    return Answer(capture.title, f"{', '.join(parts)}{under}.", short)
+    rest = [f"{tokens:,.0f} tokens/s"] if tokens else []
+    rest += [f"peak memory {format_number(peak, 'bytes')}"] if peak else []
+    short = [f"{_STEP} {milliseconds(phases[_STEP])}"] if _STEP in phases else said
+    costs = [(phase, cost) for phase in phases if (cost := capture.profiler_overhead(phase)) is not None]
+    overhead = "".join(f"; profiler: {phase} {signed_percent(cost)}" for phase, cost in costs[-1:])
+    return Answer(capture.title, f"{', '.join((*said, *rest))}.", f"{', '.join((*short, *rest))}{overhead}")
 
 
-_TOKENS: Field[_Timed] = Field(
-    "tokens/s", "count", lambda row: round(tokens) if (tokens := row[0].tokens_per_second) else None
-)
+def _table(capture: CaptureSummary, unprofiled: Unprofiled) -> Table:
+    caption = "Each phase without the profiler, mean ± standard deviation over n measured steps:"
+    return table(_FIELDS, unprofiled.phases.items(), caption, capture=capture.title)
 
 
-def _grid(captures: list[CaptureSummary]) -> Table:
-    """Every phase of each capture, its tokens per second and its memory."""
-    rows = [(capture, capture.unprofiled) for capture in captures if capture.unprofiled]
-    fields: list[Field[_Timed]] = [
-        Field("capture", "text", lambda row: row[0].title),
-        *map(_time_of, _GRID),
-        *(() if len(captures) > FEW else (_TOKENS,)),
-        Field("peak memory", "bytes", lambda row: row[1].peak_memory_bytes),
-    ]
-    return table(fields, rows, "Every phase, in ms:")
-
-
-def _time_of(phase: str) -> Field[_Timed]:
-    """The time of a phase; how a run ended stands in its place, and makes no column but the step's worth showing."""
-
-    def fills(cell: Cell) -> bool:
-        return cell is not None if phase == _STEP else isinstance(cell, (int, float))
-
-    return Field(phase, "ms", lambda row: row[1].typical_ms(phase) or ended(row[1]), fills)
-
-
-_SPREADS: tuple[Field[tuple[str, str, Stats]], ...] = (
-    Field("capture", "text", lambda row: row[0]),
-    Field("phase", "text", lambda row: row[1]),
-    Field("n", "count", lambda row: row[2].n),
-    Field("mean ms", "ms", lambda row: spread(row[2])),
-    Field("median ms", "ms", lambda row: row[2].median),
-    Field("min ms", "ms", lambda row: row[2].min),
-    Field("max ms", "ms", lambda row: row[2].max),
-)
-
-
-def _spreads(captures: list[CaptureSummary]) -> Table:
-    timed = [(capture.title, capture.unprofiled.phases) for capture in captures if capture.unprofiled]
-    rows = [(title, phase, stats) for title, phases in timed for phase, stats in phases.items()]
-    caption = "Each phase over its n measured steps, by Python's clock, mean ± deviation:"
-    return table(_SPREADS, rows, caption, names=3)
-
-
-def _conditions(captures: list[CaptureSummary]) -> Words:
+def _conditions(timed: list[Unprofiled]) -> Words:
     """What the times are of, from what the timings say of themselves."""
-    said = [capture.unprofiled for capture in captures if capture.unprofiled]
-    warmup = sorted({one.warmup_steps for one in said if one.warmup_steps is not None})
-    steps = sorted({stats.n for one in said for stats in one.phases.values() if stats.n is not None})
-    devices = sorted({one.device for one in said if one.device})
+    warmup = sorted({one.warmup_steps for one in timed if one.warmup_steps is not None})
+    steps = sorted({stats.n for one in timed for stats in one.phases.values() if stats.n is not None})
+    devices = sorted({one.device for one in timed if one.device})
     known = [
         *([f"{_either(steps)} measured step{'' if steps == [1] else 's'}"] if steps else []),
         *([f"after {_either(warmup)} warm-up step{'' if warmup == [1] else 's'}"] if warmup else []),
         *([f"on {' and '.join(devices)}"] if devices else []),
     ]
-    conditions = f": {' '.join(known)}" if known else ""
     return phrase(
-        "Timed by the target with `time.perf_counter()` in a run of its own without the profiler{}; {}",
-        conditions,
+        "Timed by the target with `time.perf_counter()` in a run of its own without the profiler{}. {}",
+        f": {' '.join(known)}" if known else "",
         _WHAT_TIMES_HOLD,
     )
 
 
 def _either(numbers: list[int]) -> str:
-    return " or ".join(str(number) for number in numbers) if len(numbers) < 4 else f"{numbers[0]} to {numbers[-1]}"
+    return " or ".join(map(str, numbers)) if len(numbers) < 4 else f"{numbers[0]} to {numbers[-1]}"
