@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import Field, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -86,10 +87,18 @@ def _add_option(parser: argparse.ArgumentParser, one: Field[Any], kind: Any) -> 
     name = f"--{one.name.replace('_', '-')}"
     default = default_device() if one.name == "device" else one.default
     says = f"{one.metadata.get('help', '')} (default {default})".strip()
+    choices = one.metadata.get("choices") or None
     if kind is bool:
         parser.add_argument(name, action=argparse.BooleanOptionalAction, default=default, help=says)
     else:
-        parser.add_argument(name, type=kind, default=default, choices=one.metadata.get("choices") or None, help=says)
+        read = partial(_whole_number, one.metadata["least"]) if kind is int else kind
+        parser.add_argument(name, type=read, default=default, choices=choices, help=says)
+
+
+def _whole_number(least: int, text: str) -> int:
+    if int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text} is below {least}")
+    return int(text)
 
 
 def _alone(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> int:

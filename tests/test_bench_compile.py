@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.compile.pairs import pairs_of
 from nsys_analyzer.experiments.compile.section import BENCH
-from nsys_analyzer.experiments.compile.traces import TracePair, answers, class_changes, shares, trace_pairs
+from nsys_analyzer.experiments.compile.traces import TracePair, answers, class_changes, trace_pairs
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
@@ -151,18 +151,12 @@ def test_speed_ups_are_of_medians() -> None:
     assert pairs_of([row(False, 100), row(True, 90, step_median_ms=80)])[0].speed_up("step") == 1.25
 
 
-def test_steps_that_are_not_warm_are_flagged() -> None:
-    # thirds of three: medians 16.8 and 14.6, 16.8 ÷ 14.6 = 1.15
-    times = [17.2, 16.8, 16.7, 14.7, 14.5, 14.6, 14.7, 14.6, 14.3]
-    text = said(row(False, 28), row(True, 15, times_ms=times, forward_cv=0.2, loss_cv=0.1))
-    assert "small fp32, context 256, train, compiled (16.80 ms, then 14.60 ms)" in text
+def test_unsteady_phases_are_flagged() -> None:
+    text = said(row(False, 28), row(True, 15, forward_cv=0.2, loss_cv=0.1))
     assert (
         "**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled: 20.0 %. Was" in text
     )
-    steady = said(row(False, 28), row(True, 15, times_ms=[15.7, 15.7, 15.7, 15.0, 15.0, 15.0, 15.0, 15.0, 15.0]))
-    assert "**Not warm yet**" not in steady  # 15.7 ÷ 15 = 1.047
-    assert "**Unsteady phases**" not in steady
-    assert "**Not warm yet**" not in said(row(False, 28), row(True, 15, times_ms=[30.0, 15.0]))  # no third of two
+    assert "**Unsteady phases**" not in said(row(False, 28), row(True, 15))
 
 
 def test_nothing_compiled_is_flagged() -> None:
@@ -178,7 +172,7 @@ def test_out_of_memory_keeps_its_row() -> None:
     line = next(line for line in text.splitlines() if line.startswith("| small fp32, context 256"))
     assert "eager ok, compiled oom" in line
     assert "CUDA out of memory" in text
-    assert "| small fp32, context 256 | train | 4.0 GiB | 8.0 GiB | 2.000× |" in text  # memory is known even so
+    assert [cell.strip() for cell in line.split("|")[-4:-2]] == ["4.0 GiB", "8.0 GiB"]  # memory is known even so
 
 
 def test_a_changed_model_is_named_by_its_dimensions() -> None:
@@ -201,7 +195,7 @@ def test_classes_of_real_captures(trace_pair: TracePair) -> None:
 
 
 def test_what_real_captures_say(trace_pair: TracePair) -> None:
-    (sentence,) = answers([trace_pair], "kernel")
+    (sentence,) = answers([trace_pair], [], "kernel")
     assert sentence.startswith(
         "In the traces of x, kernels per step go from 1,948 to 657; in forward and backward less"
     )
@@ -217,17 +211,14 @@ def test_a_gpu_that_waits_gains_by_fewer_launches_too(trace_pair: TracePair) -> 
     traces = [replace(trace_pair, name=name)]
 
     def shared(eager_ms: float, compiled_ms: float) -> str:
-        (sentence,) = shares(traces, pairs_of([row(False, eager_ms), row(True, compiled_ms)]))
+        _, sentence = answers(traces, pairs_of([row(False, eager_ms), row(True, compiled_ms)]), "kernel")
         return sentence.replace("\N{NO-BREAK SPACE}", " ")
 
     slow = shared(4 * max(busy), 3 * max(busy))
     assert f"busy for {busy[0] / (4 * max(busy)):.1%}".replace("%", " %") in slow
-    assert (
-        "waits for the CPU in both (idle for 30.0 % or more), and the CPU has fewer kernels to launch (1,948 to 657)."
-        in slow
-    )
+    assert "waits for the CPU in both (idle for 30.0 % or more)" in slow
     assert "waits for the CPU" not in shared(4 * max(busy), 1.2 * busy[1])  # 1 ÷ 1.2 = 83 % of the compiled step
-    assert list(shares(traces, pairs_of([row(False, 1)]))) == []  # nothing to compare with
+    assert len(list(answers(traces, pairs_of([row(False, 1)]), "kernel"))) == 1  # nothing to compare with
 
 
 def test_captures_are_paired_by_what_was_run(example_captures: dict[str, CaptureSummary]) -> None:

@@ -96,7 +96,7 @@ def test_section() -> None:
     assert "Of 4 configurations 3 were measured." in said
     assert "A step takes 40.00 ms (small, context 256, train) to 80.00 ms (small, context 512, train)." in said
     assert "Backward takes 2.000× the forward pass." in said  # half a step against a quarter
-    assert "Steps vary by 1.0 % at the most" in said
+    assert "Steps vary by 1.0 %" in said
     assert "Out of memory: small, context 1,024, train." in said
     assert tables(*rows)[0].rows == (
         ("small", 256, Spread(10, 0.1), Spread(40, 0.4), 25_600, 8 * GIB),  # 1024 tokens in 40 ms
@@ -122,8 +122,6 @@ def test_warmup_study() -> None:
     said = text(row(), studied(0, [1000.0, *9 * [20.0]]), studied(5, 10 * [20.0]))
     assert "With 0 warm-up steps the mean is 5.900× the steady step of its process, with 5 1.000×, the CV" in said
     assert "the first measured step (1,000.0 ms) makes 100.0 % of what is above the steady step" in said
-    assert "median of the last 5 measured steps" in said
-    assert "**Processes differ**" not in said
     assert "step 1 in 2 of 2 processes" in said  # in the one it was measured, in the other a warm-up
     assert "Of 1 configurations 1 were measured." in said  # the study is no part of the grid
 
@@ -133,20 +131,18 @@ def test_a_study_without_slow_steps_says_so() -> None:
     quick = replace(quick, case=replace(quick.case, warmup_steps=0))
     steady = studied(5, 10 * [20.0])
     rows = tuple(replace(one, figures=replace(one.figures, warmup_times_ms=[])) for one in (quick, steady))
-    assert "No step of a process took more than 1.5 times the steady step." in text(row(), *rows)
+    assert "No step of a process took more than 1.5 times" in text(row(), *rows)
 
 
 def test_a_slow_process_is_no_warm_up() -> None:
-    # Steady are the last three of five: 42 and 35 ms, 42 ÷ 35 = 1.2.
+    # Steady are the last three of five: 42 and 35 ms.
     slow, quick = studied(0, [315.0, 47.0, 42.0, 41.0, 43.0]), studied(5, [35.0, 36.0, 35.0, 34.0, 35.0])
     said = text(row(), slow, quick)
-    assert "**Processes differ** by 20.0 % in their steady steps (35.00 ms to 42.00 ms)" in said
     # mean (315 + 47 + 42 + 41 + 43) ÷ 5 = 97.6, ÷ 42 = 2.324; 35 ÷ 35 = 1, and not 97.6 ÷ 35
     assert "the mean is 2.324× the steady step of its process, with 5 1.000×" in said
     # above 42 ms: 273 + 5 + 0 + 0 + 1 = 279, of which the first makes 273 ÷ 279
     assert "the first measured step (315.0 ms) makes 97.8 % of what is above" in said
     assert "step 1 in 2 of 2 processes." in said  # 47 is less than 1.5 · 42
-    assert "**Processes differ**" not in text(row(), studied(0, 4 * [36.0]), studied(5, 4 * [35.0]))  # 2.9 %
 
 
 def test_figures() -> None:
@@ -164,8 +160,8 @@ def test_rates() -> None:
     assert (forward.flops, forward.ms, forward.precision) == (1e12, 10, "fp32")
     assert (backward.flops, backward.ms) == (2e12, 20)
     assert (optimizer.flops, optimizer.bytes, optimizer.footprint_bytes) == (None, 7 * GIB, 4 * GIB)
-    assert rates([row(40, figures={"product_bits": 10})])[0].precision == "tf32"  # asked for as fp32
-    assert rates([lost()]) == ()
+    assert next(rates([row(40, figures={"product_bits": 10})])).precision == "tf32"  # asked for as fp32
+    assert list(rates([lost()])) == []
 
 
 def test_a_rate_above_the_peak_is_impossible() -> None:
@@ -200,9 +196,9 @@ def test_what_must_live_is_what_the_row_tells() -> None:
 
 def test_flags() -> None:
     said = text(row(400, {"product_bits": 10}), row(400, {"step_cv": 0.25}, context_length=512))
-    assert "**Products in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits." in said
+    assert "in another precision than asked for**, in 1 of 2 rows: fp32 kept 10 bits." in said
     assert "**Unsteady steps**, CV above 10.0 %: small, context 512, train: 25.0 %. Was the machine busy?" in said
-    assert "**Products" not in text(row(400))
+    assert "in another precision" not in text(row(400))
     assert "**Unsteady" not in text(row(400))
 
 
@@ -224,4 +220,6 @@ def test_real_rows_of_a_tiny_model() -> None:
     said = text(*rows)
     assert "Of 6 configurations 6 were measured." in said
     assert "With 0 warm-up steps the mean is" in said
-    assert not [line for line in said.splitlines() if line.startswith("| small") and "–" in line and "ok" in line]
+    trained = [line for line in said.splitlines() if line.startswith("| small") and "| train |" in line]
+    assert trained
+    assert not [line for line in trained if "–" in line]

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, PRECISION_BY_BITS, precision_title
+from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_found, precision_title
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_bits_tell_the_precision(precision: str) -> None:
-    assert PRECISION_BY_BITS[MANTISSA_BITS[precision]] == precision
+    assert precision_found(MANTISSA_BITS[precision], "other") == precision
 
 
 def test_ten_bits_of_fp32_tensors_are_tf32() -> None:
     assert MANTISSA_BITS["fp16"] == MANTISSA_BITS["tf32"] == 10
-    assert len(PRECISION_BY_BITS) == len(MANTISSA_BITS) - 1
+    assert precision_found(10, "fp32") == "tf32"
+
+
+def test_bits_that_were_not_counted_leave_the_precision_asked_for() -> None:
+    assert precision_found(None, "bf16") == "bf16"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from nsys_analyzer.analysis.transformer.flops import forward_flops  # noqa: E402
-from nsys_analyzer.errors import ConfigurationError  # noqa: E402
 from profiling_targets import training_steps  # noqa: E402
 from profiling_targets.cases import main, measured  # noqa: E402
 from profiling_targets.training_steps import TARGET, StepCase, measure  # noqa: E402
@@ -107,10 +106,11 @@ def test_tf32_is_nothing_for_a_cpu() -> None:
     assert row(precision="tf32")["status"] == "unsupported"
 
 
-@pytest.mark.parametrize("wrong", [{"steps": 0}, {"warmup_steps": -1}])
-def test_impossible_steps(wrong: dict[str, int]) -> None:
-    with pytest.raises(ConfigurationError, match="steps must be at least 1"):
-        StepCase(**{**TINY, **wrong})
+@pytest.mark.parametrize("wrong", ["--steps=0", "--warmup-steps=-1", "--steps=many"])
+def test_impossible_steps(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(TARGET, measure, [wrong])
+    assert wrong.partition("=")[0] in capsys.readouterr().err
 
 
 def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:

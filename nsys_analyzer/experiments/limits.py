@@ -14,7 +14,7 @@ from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, emphasis, phrase, strong
 
-#: What a measured figure may lie above a limit for the clock's and the ceiling's own spread.
+#: How far a figure may lie above a limit, for the spread of the clock and of the ceiling.
 _TOLERANCE = 1.02
 #: Memory that no cache of today's devices holds.
 _BEYOND_CACHES = 2**28
@@ -27,13 +27,10 @@ class Rate:
 
     Attributes:
         label: what it was.
-        precision: of its products.
-        flops: its FLOPs, None where they are not counted.
-        bytes: the least it had to move to and from the device's memory, None where that is not counted.
-        ms: the time.
-        footprint_bytes: the distinct memory it touched, where that is less than what it moved: a small one stays in
-            the caches, and says nothing of the memory's bandwidth.
-
+        precision: of its matmuls.
+        flops: None where they are not counted.
+        bytes: the least that it moves to and from the device's memory, None where that is not counted.
+        footprint_bytes: the distinct memory that it touches, where that is less than what it moves.
     """
 
     label: str
@@ -45,14 +42,14 @@ class Rate:
 
     @property
     def memory_bytes(self) -> float | None:
-        """What it moved, None where caches may have held it."""
+        """The bytes, None where caches may have held them: then they say nothing of the memory's bandwidth."""
         footprint = self.footprint_bytes or self.bytes or 0
         return self.bytes if footprint >= _BEYOND_CACHES else None
 
 
 @dataclass(frozen=True)
 class MinimumMemory:
-    """Memory that was measured, and a lower bound: the sum of what is allocated at the same time, and what that is."""
+    """Memory that was measured, and a lower bound: the sum of the parts that are allocated at the same time."""
 
     label: str
     measured_bytes: float
@@ -61,7 +58,7 @@ class MinimumMemory:
 
     @property
     def ratio(self) -> float:
-        """What was measured ÷ the lower bound."""
+        """Measured memory ÷ the lower bound."""
         return self.measured_bytes / self.least_bytes
 
 
@@ -75,15 +72,13 @@ def tightest(found: Iterable[tuple[Hashable, MinimumMemory]]) -> tuple[MinimumMe
 
 
 @dataclass(frozen=True)
-class Reached:
+class _Highest:
     """The highest rate of one precision, FLOP/s or bytes/s, beside its limits.
 
     Attributes:
-        label, precision: what reached it.
-        unit: "flop/s" or "bytes/s".
-        rate: the rate.
-        ceiling: the rate of a large product, or a large copy, in the same run; None where it was not measured.
-        peak: that of the data sheet, None where it is not known.
+        label, precision: of the work that reached it.
+        ceiling: the rate of a large matmul or copy in the same run, None where it was not measured.
+        peak: the data sheet's, None where it is not known.
     """
 
     label: str
@@ -95,29 +90,29 @@ class Reached:
 
     @property
     def share(self) -> float:
-        """Of its limit: a matmul that beats our large one may well be real, one that beats the silicon is not."""
+        """Share of the limit: a matmul that beats our large one may be real, one that beats the silicon is not."""
         return self.rate / (self.peak or self.ceiling or math.inf)
 
     def written(self, value: float | None) -> str | None:
-        """One of its rates, in a column of both units."""
+        """A rate with its unit: the column holds two of them."""
         return format_number(value, self.unit) if value else None
 
 
-def check_limits(results: Results, rates: Sequence[Rate], memory: Sequence[MinimumMemory] = ()) -> tuple[Block, ...]:
+def check_limits(results: Results, rates: Iterable[Rate], memory: Sequence[MinimumMemory] = ()) -> tuple[Block, ...]:
     """The highest rates of each precision and the tightest memory, beside their limits, and what breaks one."""
     peaks = find_peaks(results.gpu)
     blocks: list[Block] = []
-    reached = list(highest_rates(results, peaks, rates))
-    if reached:
+    highest = list(_highest_rates(results, peaks, tuple(rates)))
+    if highest:
         source = f"Peaks: {peaks.source}." if peaks else _UNKNOWN
         measured = "The ceilings are a large matmul and a large copy, measured in the same run."
-        blocks.append(table(_REACHED, reached, phrase("*Roofline check.* {} {}", source, measured), names=2))
+        blocks.append(table(_RATES, highest, phrase("*Roofline check.* {} {}", source, measured), names=2))
     if memory:
         blocks.append(table(_MEMORY, memory, emphasis("Minimum memory.")))
     beyond = strong("Impossible rate") if peaks else "Above the measured ceiling"
     broken: list[Words] = [
         phrase("{}: {} is {} of its limit.", beyond, one.label, percent(one.share))
-        for one in reached
+        for one in highest
         if one.share > _TOLERANCE
     ]
     broken += [
@@ -132,30 +127,24 @@ def check_limits(results: Results, rates: Sequence[Rate], memory: Sequence[Minim
     return tuple(blocks)
 
 
-def highest_rates(results: Results, peaks: Peaks | None, rates: Sequence[Rate]) -> Iterator[Reached]:
+def _highest_rates(results: Results, peaks: Peaks | None, rates: Sequence[Rate]) -> Iterator[_Highest]:
     """The highest FLOP/s and the highest bytes/s of each precision that have a limit."""
     for precision in dict.fromkeys(rate.precision for rate in rates):
-        own = [rate for rate in rates if rate.precision == precision and rate.ms > 0]
-        ceiling = results.ceilings.get(precision)
-        measured = ceiling.figures if ceiling else CeilingsFigures()
-        flops = {rate: rate.flops for rate in own if rate.flops}
-        moved = {rate: rate.memory_bytes for rate in own if rate.memory_bytes}
-        of_flops, of_bytes = (peaks.flops_per_s.get(precision), peaks.bytes_per_s) if peaks else (None, None)
-        found = (
-            _highest(flops, "flop/s", measured.product_flops_per_s, of_flops),
-            _highest(moved, "bytes/s", measured.copy_bytes_per_s, of_bytes),
-        )
-        yield from (one for one in found if one)
+        timed = [rate for rate in rates if rate.precision == precision and rate.ms > 0]
+        row = results.ceilings.get(precision)
+        ceilings = row.figures if row else CeilingsFigures()
+        flop_peak, byte_peak = (peaks.flops_per_s.get(precision), peaks.bytes_per_s) if peaks else (None, None)
+        flops = [(rate.flops / rate.ms * 1e3, rate.label) for rate in timed if rate.flops]
+        moved = [(rate.memory_bytes / rate.ms * 1e3, rate.label) for rate in timed if rate.memory_bytes]
+        if flops and (flop_peak or ceilings.product_flops_per_s):
+            highest, label = max(flops)
+            yield _Highest(label, precision, "flop/s", highest, ceilings.product_flops_per_s, flop_peak)
+        if moved and (byte_peak or ceilings.copy_bytes_per_s):
+            highest, label = max(moved)
+            yield _Highest(label, precision, "bytes/s", highest, ceilings.copy_bytes_per_s, byte_peak)
 
 
-def _highest(work: dict[Rate, float], unit: Unit, ceiling: float | None, peak: float | None) -> Reached | None:
-    if not work or not (peak or ceiling):
-        return None
-    best = max(work, key=lambda rate: work[rate] / rate.ms)
-    return Reached(best.label, best.precision, unit, work[best] / best.ms * 1e3, ceiling, peak)
-
-
-_REACHED: tuple[Field[Reached], ...] = (
+_RATES: tuple[Field[_Highest], ...] = (
     Field("highest rate in", "text", lambda one: one.label),
     Field("of", "text", lambda one: one.precision),
     Field("reached", "text", lambda one: one.written(one.rate)),

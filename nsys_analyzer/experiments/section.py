@@ -1,20 +1,24 @@
-"""The section of an experiment: its parts in order, and the sentences that every experiment has in common."""
+"""The section of an experiment: its parts in order, and the sentences and figures that experiments have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_title
 from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
-from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section, Spread, Unit
+from nsys_analyzer.report.model import Bars, Block, Details, Listing, Paragraph, Section, Spread, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import Words, emphasis, joined, phrase
 
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+
 _ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
 _MOST_NAMED = 4
 #: Letters of a message that a table has room for; the file of rows has all of them.
-_MOST_SAID = 160
+_MESSAGE_LENGTH = 160
 #: PyTorch finds nothing that an earlier run compiled.
 _NO_CACHE = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 #: The standard deviation ÷ mean above which a mean says little.
@@ -52,52 +56,49 @@ def section(
 
 
 def conditions(results: Results, *, warmup: str, steps: str, synchronized: str, grad: str) -> Paragraph:
-    """Device, versions, the precision that products really had, and how was timed.
+    """Device, versions, the precision that matmuls really had, and how was timed.
 
     Args:
         results: the bench's results.
         warmup: what ran before the measured steps, such as "5 steps".
         steps: what was measured, such as "10 steps".
-        synchronized: where the device was waited for, such as "at the end of each phase".
+        synchronized: where the CPU waited for the device, such as "at the end of each phase".
         grad: whether gradients were recorded, such as "forward under no_grad".
     """
     found = [(row.case.precision, row.figures.product_bits) for row in results.ceilings.values()]
-    parts = (
-        ("Device", _device(results)),
-        ("precision of products, as found by multiplying",
-         ", ".join(f"{asked} ran as {precision_title(bits)}" for asked, bits in found if bits)),
-        ("warm-up", warmup),
-        ("measured", steps),
-        ("synchronized", synchronized),
-        ("gradients", grad),
-    )  # fmt: skip
-    return Paragraph(emphasis("Conditions.") + " " + "; ".join(f"{name}: {text}" for name, text in parts if text) + ".")
-
-
-def _device(results: Results) -> str:
     machine = next((row.machine for row in (*results.rows, *results.ceilings.values()) if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
-    return f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}"
+    parts = {
+        "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
+        "matmuls, as measured": ", ".join(f"{asked} ran as {precision_title(bits)}" for asked, bits in found if bits),
+        "warm-up": warmup,
+        "measured": steps,
+        "synchronized": synchronized,
+        "gradients": grad,
+    }
+    return Paragraph(
+        emphasis("Conditions.") + " " + "; ".join(f"{name}: {text}" for name, text in parts.items() if text) + "."
+    )
 
 
 def precision_warnings(results: Results) -> Iterator[Words]:
-    """A line for each precision whose products ran as another one."""
+    """A line for each precision whose matmuls ran as another one."""
     for row in results.ceilings.values():
         asked, bits = row.case.precision, row.figures.product_bits
         if asked == "fp32" and bits is not None and bits < MANTISSA_BITS["fp32"]:
             yield phrase(
-                "**Products called fp32 ran as {}**: a speed-up over them understates, and their error is TF32's. "
+                "**Matmuls called fp32 ran as {}**: a speed-up over them understates, and their error is TF32's. "
                 "Look for NVIDIA_TF32_OVERRIDE and torch.backends.cuda.matmul settings.",
                 precision_title(bits),
             )
         if asked == "tf32" and bits == MANTISSA_BITS["fp32"]:
-            yield phrase("**Products called tf32 ran as fp32**: this device has no TF32, or a setting forbids it.")
+            yield phrase("**Matmuls called tf32 ran as fp32**: this device has no TF32, or a setting forbids it.")
 
 
 def unsteady(
     what: str, found: Mapping[str, float], limit: float = UNSTEADY, measure: str = "CV", unit: Unit = "percent"
 ) -> Iterator[Words]:
-    """A line for those whose times spread by more than the limit; None of a CV counts as steady."""
+    """A line for those whose times spread by more than the limit."""
     far = {name: value for name, value in found.items() if value > limit}
     if far:
         which = named(f"{name}: {format_number(value, unit)}" for name, value in far.items())
@@ -116,6 +117,12 @@ def span(values: Iterable[float], unit: Unit) -> str:
     """The least and the largest value, for a sentence: ``1.2× to 3.4×``, or one of two that read alike."""
     known = sorted(values)
     return " to ".join(dict.fromkeys(format_number(value, unit) for value in (known[0], known[-1])))
+
+
+def extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:
+    """The least and the largest value with their names, for a sentence: ``1.2× (small) to 3.4× (large)``."""
+    known = sorted(values)
+    return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (known[0], known[-1])))
 
 
 def each(rows: Iterable[AnyRow], option: str) -> str:
@@ -143,13 +150,30 @@ def ratio(over: float | None, under: float | None) -> float | None:
     return over / under if over and under else None
 
 
+def factor(value: float) -> str:
+    """A ratio, for a sentence."""
+    return format_number(value, "factor")
+
+
 def spread(times: Times | None) -> Spread | None:
     """Mean and standard deviation, for a cell."""
     return Spread(times.ms, times.std_ms) if times else None
 
 
+def bars(
+    key: str, title: str, values: Mapping[tuple[str, str], float | None], axis: str,
+    kind: Literal["grouped", "stacked"] = "grouped",
+) -> Iterator[Bars]:  # fmt: skip
+    """A bar chart of values by group and series; nothing where no value is known."""
+    groups = tuple(dict.fromkeys(group for group, _ in values))
+    names = dict.fromkeys(name for (_, name), value in values.items() if value is not None)
+    series = tuple((name, tuple(values.get((group, name)) for group in groups)) for name in names)
+    if series:
+        yield Bars(key, title, groups, series, axis, kind)
+
+
 def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str = "") -> Iterator[str]:
-    """A sentence for each status that is not ok, with the rows that ended so; where all are, what is said then."""
+    """A sentence for each status that is not ok, with the rows that ended so, or ``all_well`` where there are none."""
     for status, word in _ENDINGS.items():
         if ended := [name(row) for row in rows if row.status == status]:
             yield f"{word}: {named(ended)}."
@@ -157,17 +181,17 @@ def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str
         yield all_well
 
 
-def messages(rows: Sequence[AnyRow], name: Callable[[AnyRow], str]) -> Iterator[Block]:
-    """Why rows are not ok, folded away."""
-    lacking = [row for row in rows if not row.ok]
+def messages(rows: Sequence[AnyRow] | Sequence[CaptureSummary], name: Callable[[Any], str]) -> Iterator[Block]:
+    """Why rows or captures are not ok, folded away."""
+    lacking = [row for row in rows if row.status != "ok"]
     if lacking:
-        fields: tuple[Field[AnyRow], ...] = (
+        fields: tuple[Field[Any], ...] = (
             Field("what", "text", name),
             Field("status", "text", lambda row: row.status),
-            Field("message", "text", lambda row: _brief(row.message)),
+            Field("message", "text", lambda row: _shortened(row.message)),
         )
         yield Details(f"What was not measured, and why: {len(lacking)} rows", (table(fields, lacking),))
 
 
-def _brief(message: str) -> str:
-    return message if len(message) <= _MOST_SAID else f"{message[:_MOST_SAID]}…"
+def _shortened(message: str) -> str:
+    return message if len(message) <= _MESSAGE_LENGTH else f"{message[:_MESSAGE_LENGTH]}…"

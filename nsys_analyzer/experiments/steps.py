@@ -1,18 +1,28 @@
-"""What the experiments on training steps share: case and figures of their target, and what is said of any row."""
+"""What the experiments on training steps share: their target's case and figures, and the parts of their sections."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.analysis.transformer.saved_tensors import saved_by_layer
-from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, PRECISION_BY_BITS
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, tightest
+from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_found
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
 from nsys_analyzer.experiments.model import CaseTarget, Option, Results, Row, Settings, Times, option, single
-from nsys_analyzer.experiments.section import named, precision_warnings, unsteady
+from nsys_analyzer.experiments.section import (
+    compile_cache,
+    conditions,
+    each,
+    endings,
+    messages,
+    named,
+    precision_warnings,
+    section,
+    unsteady,
+)
+from nsys_analyzer.report.model import Block, Section
 from nsys_analyzer.text import Words, phrase
 
 MODES = ("forward", "forward-backward", "train")
@@ -22,12 +32,7 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 
 @dataclass(frozen=True)
 class StepCase:
-    """One configuration of the transformer, and how many steps of it.
-
-    Raises:
-        ConfigurationError: no step to measure, or fewer than none to warm up.
-
-    """
+    """One configuration of the transformer, and how many steps of it."""
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
@@ -47,15 +52,11 @@ class StepCase:
     steps: int = option(10, "measured steps", cpu=2)
     seed: int = option(0, "of weights and tokens", least=0)
 
-    def __post_init__(self) -> None:
-        if self.steps < 1 or self.warmup_steps < 0:
-            raise ConfigurationError("steps must be at least 1, and warmup_steps at least 0")
-
     @property
     def size(self) -> ModelSize:
-        """The model's dimensions, with those in place that the case gives."""
-        given = {name: value for name in DIMENSIONS if (value := getattr(self, name))}
-        return replace(find_model(self.model), **given)
+        """The model's dimensions, or the case's own where they are not 0."""
+        own = {name: value for name in DIMENSIONS if (value := getattr(self, name))}
+        return replace(find_model(self.model), **own)
 
 
 DIMENSIONS = tuple(one.name for one in fields(ModelSize) if one.name != "name")
@@ -67,17 +68,10 @@ class StepFigures:
 
     Attributes:
         forward_flops, backward_flops: of the matmuls of a step.
-        parameters, parameters_bytes: of the model.
-        warmup_times_ms: of each step before the measured ones.
-        first_step_ms: of the very first step.
-        times_ms: of each measured step.
-        forward, loss, backward, optimizer, step: of the measured steps.
-        tokens_per_s: of the mean step.
-        peak_allocated_bytes: the most memory that tensors took at once; as reached where memory ran out.
-        peak_reserved_bytes: the most that PyTorch's allocator held.
+        warmup_times_ms, first_step_ms, times_ms: each step before the measured ones, the very first, and each measured.
+        peak_allocated_bytes, peak_reserved_bytes: of tensors and of PyTorch's allocator, also where memory ran out.
         gradients_bytes, optimizer_bytes, logits_bytes: what is there after the last step.
         product_bits: bits of the mantissa that matmuls keep of their operands.
-
     """
 
     forward_flops: int | None = None
@@ -102,8 +96,8 @@ class StepFigures:
 
     def phase(self, name: str) -> Times | None:
         """The times of one of ``PHASES``, or of the step."""
-        found: Times | None = getattr(self, name)
-        return found
+        times: Times | None = getattr(self, name)
+        return times
 
 
 TARGET = CaseTarget("profiling_targets.training_steps", StepCase, StepFigures)
@@ -126,7 +120,7 @@ def models(settings: Settings) -> tuple[str, ...]:
 
 
 def model_names(rows: Sequence[StepRow], beside: Container[str] = ("context_length", "mode")) -> Namer:
-    """What names a row: its model, and what else the rows differ in, but for what is said beside the name."""
+    """Names rows by their model and the options in which they differ, without those that stand beside the name."""
     keys = [one.name for one in fields(StepCase) if one.name not in ("device", "model") and one.name not in beside]
     differing = [key for key in keys if len({getattr(row.case, key) for row in rows}) > 1]
 
@@ -138,45 +132,76 @@ def model_names(rows: Sequence[StepRow], beside: Container[str] = ("context_leng
 
 
 def titles(rows: Sequence[StepRow]) -> Namer:
-    """What names a row's configuration in a sentence."""
+    """Names the rows' configurations in a sentence."""
     name = model_names(rows)
     return lambda row: f"{name(row)}, context {row.case.context_length:,}, {row.case.mode}"
 
 
-def warnings(results: Results, rows: Sequence[StepRow]) -> Iterator[Words]:
-    """Products in another precision than asked for, and steps that are too unsteady for their mean."""
+def step_section(
+    name: str, title: str, results: Results, rows: Sequence[StepRow], *, answers: Iterable[Words],
+    blocks: Iterable[Block], definitions: Words, suspect: Iterable[Words] = (),
+) -> Section:  # fmt: skip
+    """The section of an experiment on training steps.
+
+    Args:
+        name, title, answers, blocks, definitions: as of ``section``.
+        results: the bench's results.
+        rows: those that the conditions and checks are about.
+        suspect: warnings beside those on any steps.
+    """
+    every = results.rows_of(TARGET)
+    setup = ", ".join(f"{word} {each(rows, key)}" for word, key in _CONDITIONS.items())
+    return section(
+        name,
+        title,
+        answers=(*answers, *endings(rows, titles(rows))),
+        conditions=conditions(
+            results,
+            warmup=f"{each(rows, 'warmup_steps')} steps",
+            steps=f"{each(rows, 'steps')} steps, {setup}{compile_cache(rows)}",
+            synchronized="at the end of each phase",
+            grad="off in forward alone (no_grad), recorded in the other modes",
+        ),
+        warnings=(*_warnings(results, rows), *suspect),
+        blocks=blocks,
+        lacking=messages(every, titles(every)),
+        limits=check_limits(results, rates(rows), minimum_memory(rows)),
+        definitions=definitions,
+    )
+
+
+_CONDITIONS = {"batch": "batch_size", "context": "context_length", "precision": "precision", "attention": "attention"}
+
+
+def _warnings(results: Results, rows: Sequence[StepRow]) -> Iterator[Words]:
+    """Matmuls in another precision than asked for, and steps that are too unsteady for their mean."""
     yield from precision_warnings(results)
     other = [row for row in rows if row.figures.product_bits not in (None, MANTISSA_BITS[row.case.precision])]
     if other:
-        kept = dict.fromkeys(f"{row.case.precision} kept {row.figures.product_bits} bits" for row in other)
-        yield phrase(
-            "**Products in another precision than asked for**, in {} of {} rows: {}.",
-            len(other), len(rows), named(kept),
-        )  # fmt: skip
+        kept = named(dict.fromkeys(f"{row.case.precision} kept {row.figures.product_bits} bits" for row in other))
+        yield phrase("**Matmuls in another precision than asked for**, in {} of {} rows: {}.",
+                     len(other), len(rows), kept)  # fmt: skip
     title = titles(rows)
     yield from unsteady("steps", {title(row): row.figures.step.cv or 0 for row in rows if row.figures.step})
 
 
-def rates(rows: Sequence[StepRow]) -> tuple[Rate, ...]:
-    """FLOP/s of forward and backward, and bytes/s of the optimizer, in the precision that products really had.
+def rates(rows: Sequence[StepRow]) -> Iterator[Rate]:
+    """FLOP/s of forward and backward, and bytes/s of the optimizer, in the precision that matmuls really had.
 
-    The FLOPs are those of the products alone; the times hold the elementwise work as well. AdamW reads parameters,
-    gradients and both states, and writes all but the gradients: seven times the parameters' bytes at the least.
+    The FLOPs are those of the matmuls alone; the times hold the elementwise work as well. AdamW reads parameters,
+    gradients and both states, and writes all but the gradients: at least seven times the parameters' bytes.
     """
-    found, title = [], titles(rows)
+    title = titles(rows)
     for row in (row for row in rows if row.ok):
         figures, name = row.figures, title(row)
-        precision = PRECISION_BY_BITS.get(figures.product_bits or 0, row.case.precision)
-        for phase, times, flops in (
-            ("forward", figures.forward, figures.forward_flops),
-            ("backward", figures.backward, figures.backward_flops),
-        ):
-            if times:
-                found.append(Rate(f"{phase} of {name}", precision, flops, None, times.ms))
+        precision = precision_found(figures.product_bits, row.case.precision)
+        if figures.forward:
+            yield Rate(f"forward of {name}", precision, figures.forward_flops, None, figures.forward.ms)
+        if figures.backward:
+            yield Rate(f"backward of {name}", precision, figures.backward_flops, None, figures.backward.ms)
         if figures.optimizer and (size := figures.parameters_bytes):
             ms = figures.optimizer.ms
-            found.append(Rate(f"optimizer of {name}", precision, None, 7 * size, ms, footprint_bytes=4 * size))
-    return tuple(found)
+            yield Rate(f"optimizer of {name}", precision, None, 7 * size, ms, footprint_bytes=4 * size)
 
 
 def minimum_memory(rows: Sequence[StepRow]) -> tuple[MinimumMemory, ...]:
@@ -190,7 +215,7 @@ def minimum_memory(rows: Sequence[StepRow]) -> tuple[MinimumMemory, ...]:
 
 
 def _held_bytes(row: StepRow) -> dict[str, int]:
-    """What is there as forward ends; gradients and states are those of the step before, until the next backward."""
+    """Bytes that are allocated as forward ends; gradients and states are those of the step before."""
     case, figures = row.case, row.figures
     parts = {
         "parameters": figures.parameters_bytes,
@@ -213,10 +238,10 @@ def _held_bytes(row: StepRow) -> dict[str, int]:
 
 
 def cast_bytes(case: StepCase) -> int:
-    """The weights' casts to bf16 that autocast keeps until its block ends; without autocast none.
+    """The bf16 casts of the weights that autocast keeps until its block ends; 0 without autocast.
 
-    Cast is what products take: in each layer four projections of d² and three matrices of d·d_ff, and the head of
-    V·d, two bytes a number.
+    The operands of matmuls are cast: in each layer four projections of d² and three matrices of d·d_ff, and the head
+    of V·d, two bytes a number.
     """
     size = case.size
     layer = 4 * size.d_model**2 + 3 * size.d_model * size.d_ff

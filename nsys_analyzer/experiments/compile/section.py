@@ -1,20 +1,20 @@
-"""The whole model eager and with torch.compile: time of forward, backward and optimizer, and what traces show."""
+"""The whole model eager and with torch.compile: time of each phase, and kernels from traces."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
-from nsys_analyzer.experiments import steps
 from nsys_analyzer.experiments.compile import pairs as compiled_pairs
 from nsys_analyzer.experiments.compile import traces as compiled_traces
-from nsys_analyzer.experiments.limits import check_limits
 from nsys_analyzer.experiments.model import Bench, Option, Profiled, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import compile_cache, conditions, each, endings, messages, no_cache, section
-from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, models, titles
+from nsys_analyzer.experiments.section import messages, no_cache
+from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, models, step_section
 from nsys_analyzer.report.model import Section
+from nsys_analyzer.report.sections.evidence import kernel_word
 from nsys_analyzer.runs.targets import Target, transformer_targets
 from nsys_analyzer.text import phrase
 
@@ -29,15 +29,15 @@ _OPTIONS = (
     several(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
     replace(several(StepCase, "mode", ("forward", "train"), ("train",)), kind=("forward", "train")),
     single(StepCase, "batch_size"),
-    Option("profiled_models", int, (1,), (1,), "So many models, the first, are profiled.", several=False, least=0),
+    Option("profiled_models", int, (1,), (1,), "How many models are profiled, the first ones.", several=False, least=0),
     *(replace(one, cpu=_ON_CPU.get(one.name, one.cpu)) for one in SHARED),
 )
 _MOST_PROFILED = 5
 _DEFINITIONS = phrase(
     "*Speed-up* is the eager time ÷ the compiled one, each the median of unprofiled steps (of backward + optimizer the "
     "sum of their medians). `torch.compile(model)` compiles forward and backward; loss and optimizer stay eager. "
-    "*Compile s* is the first compiled step without the median of the measured ones: the start of PyTorch's libraries "
-    "is in it, and in the first row of a process the import of the compiler. *Repaid after* is compile time ÷ what a "
+    "*Compile s* is the first compiled step without the median of the measured ones: it holds the start of PyTorch's "
+    "libraries, and in the first row of a process the import of the compiler. *Repaid after* is compile time ÷ what a "
     "step saves."
 )
 
@@ -58,7 +58,7 @@ def _label(case: StepCase) -> str:
 
 
 def _captures(settings: Settings) -> Profiled:
-    """A training step of the first models, eager and compiled; what it takes was timed by the cases."""
+    """A training step of the first models, eager and compiled; the cases time it."""
     first = settings["model"][: settings["profiled_models"]]
     if not first:
         return Profiled(())
@@ -84,7 +84,7 @@ def _target_options(settings: Settings) -> Iterator[str]:
 
 
 def _untimed(target: Target, settings: Settings) -> Target:
-    """The target without its run under no profiler, which would have told the dimensions of the model."""
+    """The target without its unprofiled run, which would have told the dimensions of the model."""
     size = find_model(str(target.run.model))
     dimensions: dict[str, Any] = {key: settings[key] or getattr(size, key) for key in DIMENSIONS}
     return replace(target, timed=False, run=replace(target.run, **dimensions, seed=settings["seed"]))
@@ -93,32 +93,21 @@ def _untimed(target: Target, settings: Settings) -> Target:
 def _section(results: Results) -> Section:
     rows = results.rows_of(TARGET)
     pairs, traces = compiled_pairs.pairs_of(rows), compiled_traces.trace_pairs(results.captures)
-    on_cpu = bool(results.captures) and all(capture.on_cpu for capture in results.captures if capture.whole)
-    word = "operator" if on_cpu else "kernel"
-    shares = () if on_cpu else compiled_traces.shares(traces, pairs)
-    said = (*compiled_pairs.answers(pairs), *compiled_traces.answers(traces, word), *shares)
-    return section(
+    word = kernel_word(*(capture for capture in results.captures if capture.whole))
+    return step_section(
         "compile",
         "the model eager and compiled",
-        answers=(*said, *endings(rows, titles(rows))),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"{each(rows, 'steps')} steps, batch {each(rows, 'batch_size')}, attention "
-            f"{each(rows, 'attention')}{compile_cache(rows)}",
-            synchronized="at the end of each phase",
-            grad="off in forward alone (no_grad), recorded in train",
-        ),
-        warnings=(*steps.warnings(results, rows), *compiled_pairs.warnings(pairs)),
+        results,
+        rows,
+        answers=(*compiled_pairs.answers(pairs), *compiled_traces.answers(traces, pairs, word)),
+        suspect=compiled_pairs.warnings(pairs),
         blocks=(
             compiled_pairs.speed_ups(pairs),
-            *compiled_pairs.bars(pairs),
-            compiled_pairs.times(pairs),
-            *compiled_traces.blocks(traces, results.captures, word),
-            *compiled_pairs.memory(pairs),
+            *compiled_pairs.speed_up_bars(pairs),
+            compiled_pairs.phases(pairs),
+            *compiled_traces.blocks(traces, word),
+            *messages(results.captures, attrgetter("name")),
         ),
-        lacking=messages(rows, titles(rows)),
-        limits=check_limits(results, steps.rates(rows), steps.minimum_memory(rows)),
         definitions=_DEFINITIONS,
     )
 

@@ -1,13 +1,14 @@
-"""What traces of eager and compiled steps show: kernels per step before and after, and which classes shrank."""
+"""Kernels of a step in traces of eager and compiled runs: how many there are, and how long each class takes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nsys_analyzer.analysis.summary.verdicts import IDLE
-from nsys_analyzer.report.model import Bars, Block, Details, Paragraph, Table
+from nsys_analyzer.experiments.section import bars
+from nsys_analyzer.report.model import Block, Details, Paragraph, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 
@@ -18,19 +19,15 @@ if TYPE_CHECKING:
 _PHASES = ("forward", "loss", "backward", "optimizer", "step")
 #: Phases that torch.compile changes: differences elsewhere are chance.
 _COMPILED = ("forward", "backward")
-_NAMED = 3
+_MOST_NAMED = 3
 #: A class that changes by less than this share of the eager kernel time is not named.
 _NOTABLE = 0.01
-_UNFOLDED = 1
-_PROFILED = "Times are those of profiled steps."
-_FUSED = (
-    "A fused kernel has one class, that of the reduction in it, where there is one: work that was elementwise or a "
-    "copy may be found in a softmax, a normalization or a reduction afterwards."
-)
-_STRETCHES = (
-    "On a CPU compiled code runs inside calls of compiled graphs, and each stretch of it between two operators of "
-    "PyTorch is one row, of class other: the numbers say how often PyTorch was called, and not what was fused."
-)
+_NOTES = {
+    "kernel": "Times are those of profiled steps. A fused kernel has one class, that of the reduction in it, where "
+    "there is one: what was elementwise or a copy may be found in a softmax, a normalization or a reduction.",
+    "operator": "Times are those of profiled steps. On a CPU each stretch of compiled code between two operators of "
+    "PyTorch is one row, of class other: the numbers count calls of PyTorch, and not what was fused.",
+}
 
 
 @dataclass(frozen=True)
@@ -82,10 +79,10 @@ def _configuration_name(capture: CaptureSummary) -> str:
 def class_changes(pair: TracePair) -> list[ClassChange]:
     """The classes of forward and backward of one step, the one that shrank most first."""
     eager, compiled = _by_class(pair.eager), _by_class(pair.compiled)
-    changes = [
-        ClassChange(name, *(rows.get(name, (0.0, 0.0))[at] for at in (0, 1) for rows in (eager, compiled)))
-        for name in dict.fromkeys((*eager, *compiled))
-    ]
+    changes = []
+    for name in dict.fromkeys((*eager, *compiled)):
+        (eager_ms, eager_launches), (compiled_ms, launches) = eager.get(name, (0, 0)), compiled.get(name, (0, 0))
+        changes.append(ClassChange(name, eager_ms, compiled_ms, eager_launches, launches))
     return sorted(changes, key=lambda change: change.ms)
 
 
@@ -99,48 +96,24 @@ def _by_class(capture: CaptureSummary) -> dict[str, tuple[float, float]]:
     return found
 
 
-def answers(pairs: Sequence[TracePair], word: str) -> Iterator[str]:
-    """How the kernels of each pair's step fell, and which classes of forward and backward shrank and grew most."""
-    for pair in pairs[:_NAMED]:
-        both = pair.phase("step")
-        assert both
-        changes = class_changes(pair)
-        least = _NOTABLE * sum(change.eager_ms for change in changes)
-        shrank = [change for change in changes if change.ms < -least][:_NAMED]
-        grew = [change for change in reversed(changes) if change.ms > least][:_NAMED]
-        eager, compiled = (phase.kernels_per_instance for phase in both)
-        says = f"In the traces of {pair.name}, {word}s per step go from {eager:,.0f} to {compiled:,.0f}"
-        parts = [f"{verb} {_listed(found)}" for verb, found in (("less", shrank), ("more", grew)) if found]
-        yield f"{says}; in forward and backward {'; '.join(parts) or 'no class changes by more than a percent'}."
-
-
-def shares(traces: Sequence[TracePair], pairs: Sequence[Pair]) -> Iterator[str]:
-    """How busy the GPU is in the unprofiled step before and after: whether less work or fewer launches gain."""
+def answers(traces: Sequence[TracePair], pairs: Sequence[Pair], word: str) -> Iterator[str]:
+    """How the kernels of a step fell, which classes shrank and grew most, and how busy the GPU is."""
     rows = {pair.title: pair for pair in pairs}
-    for trace in traces[:_NAMED]:
-        phases, pair = trace.phase("step"), rows.get(trace.name)
-        walls = pair.ms("step") if pair else (None, None)
-        busy = [phase.gpu_busy_ms.median for phase in phases or ()]
-        if phases and walls[0] and walls[1] and busy[0] and busy[1]:
-            yield _share(trace.name, phases, (busy[0], busy[1]), (walls[0], walls[1]))
-
-
-def _share(
-    name: str, phases: tuple[PhaseSummary, PhaseSummary], busy: tuple[float, float], walls: tuple[float, float]
-) -> str:
-    eager, compiled = (works / wall for works, wall in zip(busy, walls, strict=True))
-    step, both = " to ".join(map(milliseconds, walls)), " to ".join(map(milliseconds, busy))
-    text = (
-        f"In {name}, the GPU is busy for {percent(eager)} of the unprofiled eager step and for {percent(compiled)} of "
-        f"the compiled one: the step goes from {step}, GPU busy from {both}"
-    )
-    if 1 - max(eager, compiled) >= IDLE and walls[1] < walls[0]:
-        before, after = (phase.kernels_per_instance for phase in phases)
-        text += (
-            f"; the GPU waits for the CPU in both (idle for {percent(IDLE)} or more), and the CPU has fewer kernels to "
-            f"launch ({before:,.0f} to {after:,.0f})"
+    for trace in traces[:_MOST_NAMED]:
+        both = trace.phase("step")
+        assert both
+        changes = class_changes(trace)
+        least = _NOTABLE * sum(change.eager_ms for change in changes)
+        shrank = [change for change in changes if change.ms < -least][:_MOST_NAMED]
+        grew = [change for change in reversed(changes) if change.ms > least][:_MOST_NAMED]
+        eager, compiled = (phase.kernels_per_instance for phase in both)
+        parts = [f"{verb} {_listed(found)}" for verb, found in (("less", shrank), ("more", grew)) if found]
+        yield (
+            f"In the traces of {trace.name}, {word}s per step go from {eager:,.0f} to {compiled:,.0f}; in forward and "
+            f"backward {'; '.join(parts) or 'no class changes by more than a percent'}."
         )
-    return f"{text}."
+        if word == "kernel" and trace.name in rows:
+            yield from _busy_shares(rows[trace.name], *both)
 
 
 def _listed(changes: Sequence[ClassChange]) -> str:
@@ -150,47 +123,55 @@ def _listed(changes: Sequence[ClassChange]) -> str:
     )
 
 
-def blocks(pairs: Sequence[TracePair], captures: Sequence[CaptureSummary], word: str) -> Iterator[Block]:
-    """Kernels of each phase before and after, the classes of each pair, and what could not be profiled."""
-    if pairs:
-        yield _kernels(pairs, word)
-        for number, pair in enumerate(pairs):
-            classes = _classes(pair, word)
-            yield classes if number < _UNFOLDED else Details(f"Classes of {pair.name}", (classes,))
-        yield _figure(pairs[0])
-        yield Paragraph(f"{_PROFILED} {_FUSED if word == 'kernel' else _STRETCHES}")
-    if lacking := [capture for capture in captures if capture.status != "ok"]:
-        yield Details(f"What was not profiled, and why: {len(lacking)} captures", (table(_LACKING, lacking),))
+def _busy_shares(pair: Pair, eager: PhaseSummary, compiled: PhaseSummary) -> Iterator[str]:
+    """The GPU's busy share of the unprofiled step, eager and compiled, and whether fewer launches gain as well."""
+    steps, busy = pair.ms("step"), (eager.gpu_busy_ms.median, compiled.gpu_busy_ms.median)
+    shares = [of_gpu / step for of_gpu, step in zip(busy, steps, strict=True) if of_gpu and step]
+    if len(shares) < 2:
+        return
+    text = (
+        f"The GPU is busy for {percent(shares[0])} of the unprofiled eager step ({milliseconds(steps[0])}) and for "
+        f"{percent(shares[1])} of the compiled one ({milliseconds(steps[1])})"
+    )
+    faster = (pair.speed_up("step") or 0) > 1
+    waits = f"; it waits for the CPU in both (idle for {percent(IDLE)} or more), which has fewer kernels to launch"
+    yield f"{text}{waits if faster and 1 - max(shares) >= IDLE else ''}."
 
 
-_LACKING: tuple[Field[CaptureSummary], ...] = (
-    Field("capture", "text", lambda one: one.name),
-    Field("status", "text", lambda one: one.status),
-    Field("message", "text", lambda one: one.message),
-)
+def blocks(pairs: Sequence[TracePair], word: str) -> Iterator[Block]:
+    """Kernels of each phase and classes of each pair, before and after."""
+    if not pairs:
+        return
+    yield _kernels(pairs, word)
+    first, *others = pairs
+    yield _classes(first, word)
+    yield from (Details(f"Classes of {pair.name}", (_classes(pair, word),)) for pair in others)
+    changes = sorted(class_changes(first), key=lambda change: -change.eager_ms)
+    values = {("eager", change.kernel_class): change.eager_ms for change in changes}
+    values |= {("compiled", change.kernel_class): change.compiled_ms for change in changes}
+    title = f"Classes in forward and backward, {first.name}"
+    yield from bars("compile-classes", title, values, "ms per step", "stacked")
+    yield Paragraph(_NOTES[word])
+
+
+class _Phase(NamedTuple):
+    pair: str
+    name: str
+    eager: PhaseSummary
+    compiled: PhaseSummary
 
 
 def _kernels(pairs: Sequence[TracePair], word: str) -> Table:
-    rows = [_Compared(pair.name, phase, *both) for pair in pairs for phase in _PHASES if (both := pair.phase(phase))]
-    fields: tuple[Field[_Compared], ...] = (
+    rows = [_Phase(pair.name, name, *both) for pair in pairs for name in _PHASES if (both := pair.phase(name))]
+    fields: tuple[Field[_Phase], ...] = (
         Field("configuration", "text", lambda one: one.pair),
-        Field("phase", "text", lambda one: one.phase),
+        Field("phase", "text", lambda one: one.name),
         Field(f"eager {word}s", "count", lambda one: one.eager.kernels_per_instance),
         Field("compiled", "count", lambda one: one.compiled.kernels_per_instance),
         Field(f"eager {word} ms", "ms", lambda one: one.eager.kernel_sum_ms.mean),
         Field("compiled", "ms", lambda one: one.compiled.kernel_sum_ms.mean),
     )
-    return table(fields, rows, f"{word.capitalize()}s of each phase and the sum of their times, from traces:", names=2)
-
-
-@dataclass(frozen=True)
-class _Compared:
-    """A phase of a pair, eager and compiled."""
-
-    pair: str
-    phase: str
-    eager: PhaseSummary
-    compiled: PhaseSummary
+    return table(fields, rows, f"{word.capitalize()}s of each phase and their total time, from traces:", names=2)
 
 
 def _classes(pair: TracePair, word: str) -> Table:
@@ -204,10 +185,3 @@ def _classes(pair: TracePair, word: str) -> Table:
     )
     caption = f"Classes in forward and backward of {pair.name}, the one that shrank most first:"
     return table(fields, class_changes(pair), caption)
-
-
-def _figure(pair: TracePair) -> Bars:
-    changes = sorted(class_changes(pair), key=lambda change: -change.eager_ms)
-    series = tuple((change.kernel_class, (change.eager_ms, change.compiled_ms)) for change in changes)
-    title = f"Classes in forward and backward, {pair.name}"
-    return Bars("compile-classes", title, ("eager", "compiled"), series, "ms per step", "stacked")

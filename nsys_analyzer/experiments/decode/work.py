@@ -13,7 +13,7 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.flops import feed_forward_flops, head_flops, projection_flops
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.ceilings import PRECISION_BY_BITS
+from nsys_analyzer.experiments.ceilings import precision_found
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, tightest
 from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Times, option
 
@@ -206,7 +206,7 @@ def _next_token(row: DecodeRow) -> Rate | None:
 
 def _precision(row: DecodeRow) -> str:
     """That which matmuls really had."""
-    return PRECISION_BY_BITS.get(row.figures.product_bits or 0, row.case.precision)
+    return precision_found(row.figures.product_bits, row.case.precision)
 
 
 def minimum_memory(rows: Sequence[DecodeRow]) -> tuple[MinimumMemory, ...]:

@@ -1,19 +1,19 @@
-"""What autocast computes in, and what an accumulator's precision costs: cases and blocks of the bench ``precision``."""
+"""Dtypes under autocast, and the error that an accumulator's precision costs: a part of the bench ``precision``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from nsys_analyzer.experiments.model import CaseTarget, Row, Settings, Task, grid, option, single
 from nsys_analyzer.experiments.section import ratio
-from nsys_analyzer.report.model import Block, Details, Paragraph, Table
+from nsys_analyzer.report.model import Block, Details, Paragraph
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import ABSENT
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import phrase
 
-#: What the sums add.
+#: The term that the sums add.
 TERM = 0.01
 
 
@@ -24,17 +24,15 @@ class DtypesCase:
     device: str
     experiment: str = option("dtypes", "what to look at", ("dtypes", "sums", "products"))
     model: str = option("toy", "whose dtypes", ("toy", "transformer"))
-    precision: str = option(
-        "bf16", "autocast's of the dtypes, the operands' of the products", ("fp32", "tf32", "bf16", "fp16")
-    )
+    precision: str = option("bf16", "of autocast, or of the matmuls' operands", ("fp32", "tf32", "bf16", "fp16"))
     accumulation: str = option(
         "fp32",
-        "of products: fp32; reduced: a product that is split joins its parts in the operands' precision, which is what "
-        "PyTorch allows by default; fp16: all in fp16",
+        "of matmuls: fp32; reduced: parts of a split sum are joined in the operands' precision, as PyTorch allows by "
+        "default; fp16: all in fp16",
         ("fp32", "reduced", "fp16"),
     )
     terms: int = option(1000, f"how often the sums add {TERM}")
-    length: int = option(16384, "terms of each sum in the products")
+    length: int = option(16384, "terms of each sum in the matmuls")
 
 
 @dataclass
@@ -42,14 +40,12 @@ class DtypesFigures:
     """What one experiment found; each has figures of its own.
 
     Attributes:
-        dtypes: of ``dtypes``, each tensor with its dtype.
-        sum_fp32_of_fp32, sum_fp16_of_fp16, sum_bf16_of_bf16, sum_fp32_of_fp16, sum_fp32_of_fp16_converted: of
-            ``sums``, the sum in an accumulator of terms, the last converted to fp32 before they are added.
-        sum_exact: what the sum should be.
-        product_error: of ``products``, the length of the difference to the exact product ÷ that of the exact one.
-        product_bits: bits of the mantissa that the product keeps of its operands.
-        rounding_error: the error of the exact product rounded once, to the dtype of the operands.
-
+        dtypes: tensors with their dtypes.
+        sum_fp32_of_fp32: the sum in an accumulator of the first dtype, of terms of the second; the others alike.
+        sum_fp32_of_fp16_converted: of fp16 terms that are converted to fp32 before they are added.
+        product_error: ‖matmul − exact‖ ÷ ‖exact‖.
+        rounding_error: the same of the exact matmul, rounded once to the operands' dtype.
+        product_bits: bits of the mantissa that the matmul keeps of its operands.
     """
 
     dtypes: list[tuple[str, str]] | None = None
@@ -68,7 +64,7 @@ TARGET = CaseTarget("profiling_targets.dtypes", DtypesCase, DtypesFigures)
 OPTIONS = (single(DtypesCase, "terms"), single(DtypesCase, "length"))
 _Row: TypeAlias = Row[DtypesCase, DtypesFigures]
 _AUTOCAST = ("fp32", "bf16", "fp16")
-#: Operands of the products, and how their sums may be accumulated.
+#: Operands of the matmuls, and how their sums may be accumulated.
 _PRODUCTS = {
     "cuda": (
         ("fp32", "fp32"), ("tf32", "fp32"), ("bf16", "fp32"), ("bf16", "reduced"),
@@ -76,17 +72,16 @@ _PRODUCTS = {
     ),
     "cpu": (("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp32")),
 }  # fmt: skip
-#: What the columns of the products say.
 _HOW_ROUNDED = phrase(
-    "*Rounded once* is the error of the exact result in the dtype of the product: what is above it comes from the "
-    "accumulation, and for TF32 from operands that lose 13 bits on the way in. *Reduced*: a product that is split "
-    "along its sum may join the parts in the operands' precision (`allow_fp16_reduced_precision_reduction`, "
+    "*Rounded once* is the error of the exact result in the matmul's dtype: what is above it comes from the "
+    "accumulation, and for TF32 from operands that lose 13 bits. *Reduced*: a matmul that is split along its sum may "
+    "join the parts in the operands' precision (`allow_fp16_reduced_precision_reduction`, "
     "`allow_bf16_reduced_precision_reduction`: on by default in PyTorch); *fp16*: `allow_fp16_accumulation`."
 )
 
 
 def cases(settings: Settings) -> Iterator[Task[DtypesCase]]:
-    """Dtypes of two small models, then sums, then long products."""
+    """Dtypes of two small models, then sums, then matmuls with long sums."""
     models = ("toy", "transformer")
     yield from grid(TARGET, settings, _label, experiment=("dtypes",), model=models, precision=_AUTOCAST)
     yield from grid(TARGET, settings, _label, experiment=("sums",))
@@ -99,7 +94,7 @@ def cases(settings: Settings) -> Iterator[Task[DtypesCase]]:
 def _label(case: DtypesCase) -> str:
     if case.experiment == "dtypes":
         return f"dtypes of {case.model}, {case.precision}"
-    return "sums" if case.experiment == "sums" else f"products of {case.precision}, accumulation {case.accumulation}"
+    return "sums" if case.experiment == "sums" else f"matmuls of {case.precision}, accumulation {case.accumulation}"
 
 
 def _of(rows: Sequence[_Row], experiment: str) -> list[_Row]:
@@ -107,39 +102,42 @@ def _of(rows: Sequence[_Row], experiment: str) -> list[_Row]:
 
 
 def blocks(rows: Sequence[_Row]) -> Iterator[Block]:
-    """The tables of dtypes, of sums and of products, as far as there are rows of them."""
-    found = _of(rows, "dtypes")
+    """The tables of dtypes, of sums and of matmuls, as far as there are rows of them."""
     for model, title in (("toy", "fc1, ReLU, LayerNorm, fc2"), ("transformer", "one block of the transformer")):
-        if own := [row for row in found if row.case.model == model]:
-            caption = phrase("*Dtypes under autocast*: {}; cross entropy; parameters in fp32.", title)
-            shown = model == "toy"
-            lines = _dtypes(own, caption if shown else "")
-            yield lines if shown else Details(f"Dtypes under autocast: {title}", (lines,))
-    yield from _sums(_of(rows, "sums"))
-    yield from _products(_of(rows, "products"))
-
-
-def _dtypes(rows: Sequence[_Row], caption: Words) -> Table:
-    """A line for each tensor, a column for each precision; of a row without dtypes its status."""
-    seen = [(row, dict(row.figures.dtypes or ())) for row in rows]
-    tensors = dict.fromkeys(tensor for _, one in seen for tensor in one)
-    columns: list[Field[str]] = [Field("tensor", "text", lambda tensor: tensor)]
-    for row, one in seen:
-        lacking = ABSENT if row.ok else row.status
-        columns.append(Field(_heading(row), "code", _cell(one, lacking)))
-    return table(columns, tensors, caption)
-
-
-def _cell(seen: Mapping[str, str], lacking: str) -> Callable[[str], str]:
-    return lambda tensor: seen.get(tensor, lacking)
+        of_model = [row for row in _of(rows, "dtypes") if row.case.model == model]
+        columns = [(row, dict(row.figures.dtypes or ())) for row in of_model]
+        fields: list[Field[str]] = [Field("tensor", "text", str)]
+        fields += [Field(_heading(row), "code", _dtype(row, dtypes)) for row, dtypes in columns]
+        tensors = dict.fromkeys(tensor for _, dtypes in columns for tensor in dtypes)
+        caption = phrase("*Dtypes under autocast*: {}; cross entropy; parameters in fp32.", title)
+        if of_model:
+            found = table(fields, tensors, caption)
+            yield found if model == "toy" else Details(f"Dtypes under autocast: {title}", (found,))
+    for row in _of(rows, "sums"):
+        caption = phrase("*Accumulation*: {} added {:,} times, one by one.", TERM, row.case.terms)
+        if row.ok:
+            yield table(_SUM, _sums(row.figures), caption)
+            yield Paragraph(_WHY_SUMS_DIFFER)
+        else:
+            yield Paragraph(phrase("{} Not measured: {}, {}.", caption, row.status, row.message))
+    if matmuls := _of(rows, "products"):
+        length = ", ".join(dict.fromkeys(f"{row.case.length:,}" for row in matmuls))
+        caption = phrase("*Accumulation in matmuls*: sums of {} terms between 0 and 1, against fp64.", length)
+        yield table(_MATMUL, matmuls, caption)
+        yield Paragraph(_HOW_ROUNDED)
 
 
 def _heading(row: _Row) -> str:
     return "no autocast" if row.case.precision == "fp32" else f"autocast {row.case.precision}"
 
 
+def _dtype(row: _Row, dtypes: Mapping[str, str]) -> Callable[[str], str]:
+    """The dtype of a tensor, or the status of a row without dtypes."""
+    return lambda tensor: dtypes.get(tensor, ABSENT if row.ok else row.status)
+
+
 def answer(rows: Sequence[_Row]) -> Iterator[str]:
-    """What stays in fp32 under every autocast, and what the accumulator does to a sum, in a sentence each."""
+    """The tensors that stay in fp32 under every autocast, and a sum in fp16 and fp32."""
     toy = [row for row in _of(rows, "dtypes") if row.case.model == "toy" and row.case.precision != "fp32"]
     if seen := [dict(row.figures.dtypes) for row in toy if row.figures.dtypes]:
         kept = [tensor for tensor in seen[0] if all(one.get(tensor) == "float32" for one in seen)]
@@ -150,17 +148,16 @@ def answer(rows: Sequence[_Row]) -> Iterator[str]:
             yield f"{TERM} added {row.case.terms:,} times gives {half:.7g} in fp16 and {full:.7g} in fp32."
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """A sum in an accumulator, and its relative error."""
+class _Sum(NamedTuple):
+    """A sum of terms in an accumulator, and its relative error."""
 
     accumulator: str
     terms: str
-    found: float
+    value: float
     error: float
 
 
-def _sums_of(figures: DtypesFigures) -> Iterator[_Sum]:
+def _sums(figures: DtypesFigures) -> Iterator[_Sum]:
     sums = (
         ("fp32", "fp32", figures.sum_fp32_of_fp32),
         ("fp16", "fp16", figures.sum_fp16_of_fp16),
@@ -168,34 +165,22 @@ def _sums_of(figures: DtypesFigures) -> Iterator[_Sum]:
         ("fp32", "fp16", figures.sum_fp32_of_fp16),
         ("fp32", "fp16, converted to fp32 first", figures.sum_fp32_of_fp16_converted),
     )
-    for accumulator, terms, found in sums:
-        if found is not None and figures.sum_exact:
-            yield _Sum(accumulator, terms, found, found / figures.sum_exact - 1)
+    for accumulator, terms, value in sums:
+        if value is not None and figures.sum_exact:
+            yield _Sum(accumulator, terms, value, value / figures.sum_exact - 1)
 
 
-_SUMS: tuple[Field[_Sum], ...] = (
+_SUM: tuple[Field[_Sum], ...] = (
     Field("accumulator", "text", lambda one: one.accumulator),
     Field("terms", "text", lambda one: one.terms),
-    Field("sum", "text", lambda one: f"{one.found:.7g}"),
+    Field("sum", "text", lambda one: f"{one.value:.7g}"),
     Field("error, relative", "text", lambda one: f"{one.error:+.1e}"),
 )
-
-
-def _sums(rows: Sequence[_Row]) -> Iterator[Block]:
-    for row in rows:
-        caption = phrase("*Accumulation*: {} added {:,} times, one by one.", TERM, row.case.terms)
-        if row.ok:
-            yield table(_SUMS, _sums_of(row.figures), caption)
-            yield Paragraph(
-                "A sum is rounded at each addition, so a small accumulator loses what is below half its last digit. "
-                "Terms in fp16 carry their own rounding into any accumulator; converting them first changes nothing, "
-                "for the addition does it anyway."
-            )
-        else:
-            yield Paragraph(phrase("{} Not measured: {}, {}.", caption, row.status, row.message))
-
-
-_PRODUCT: tuple[Field[_Row], ...] = (
+_WHY_SUMS_DIFFER = (
+    "A sum is rounded at each addition, so a small accumulator loses what is below half its last digit. Terms in fp16 "
+    "carry their own rounding into any accumulator, converted first or not."
+)
+_MATMUL: tuple[Field[_Row], ...] = (
     Field("operands", "text", lambda row: row.case.precision),
     Field("accumulation", "text", lambda row: row.case.accumulation),
     Field("error, relative", "text", lambda row: _error(row.figures.product_error)),
@@ -205,13 +190,5 @@ _PRODUCT: tuple[Field[_Row], ...] = (
 )
 
 
-def _error(found: float | None) -> str:
-    return ABSENT if found is None else f"{found:.2e}"
-
-
-def _products(rows: Sequence[_Row]) -> Iterator[Block]:
-    if rows:
-        length = ", ".join(dict.fromkeys(f"{row.case.length:,}" for row in rows))
-        caption = phrase("*Accumulation in products*: sums of {} terms between 0 and 1, against fp64.", length)
-        yield table(_PRODUCT, rows, caption)
-        yield Paragraph(_HOW_ROUNDED)
+def _error(error: float | None) -> str:
+    return ABSENT if error is None else f"{error:.2e}"

@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.limits import check_limits
 from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.precision import dtypes
-from nsys_analyzer.experiments.section import conditions, each, endings, messages, ratio, section, spread
+from nsys_analyzer.experiments.section import bars, factor, ratio, spread
 from nsys_analyzer.experiments.steps import (
     MODES,
     PRECISIONS,
@@ -20,11 +19,8 @@ from nsys_analyzer.experiments.steps import (
     StepFigures,
     StepRow,
     cast_bytes,
-    minimum_memory,
     model_names,
-    rates,
-    titles,
-    warnings,
+    step_section,
 )
 from nsys_analyzer.report.model import Bars, Paragraph, Section
 from nsys_analyzer.report.tables import Field, table
@@ -41,11 +37,10 @@ _OPTIONS = (
     *dtypes.OPTIONS,
 )
 _DEFINITIONS = phrase(
-    "*Speed-up* and *memory* are against fp32 of the same configuration: its step time ÷ this one's, and this peak of "
-    "allocated memory ÷ its; on a CPU memory is not counted. *tf32* lets products of fp32 tensors keep 10 bits of "
-    "their operands; *bf16* is autocast: products in bf16, parameters, gradients and what autocast leaves alone in "
-    "fp32, the casts a part of the step. Of a row that ran out of memory *peak* is what it had reached. The FLOPs are "
-    "those of the products, the times hold the elementwise work as well."
+    "*Speed-up* is the step time in fp32 of the same configuration ÷ this one's, *memory* this peak of allocated "
+    "memory ÷ that in fp32; on a CPU memory is not counted. *tf32* lets matmuls of fp32 tensors keep 10 bits of their "
+    "operands; *bf16* is autocast: matmuls in bf16, parameters and gradients in fp32, the casts a part of the step. "
+    "FLOPs are those of the matmuls; the times hold the elementwise work as well."
 )
 
 
@@ -69,41 +64,30 @@ def _model_and_batch(text: str) -> tuple[str, int]:
 def _section(results: Results) -> Section:
     rows, other = results.rows_of(TARGET), results.rows_of(dtypes.TARGET)
     compared = _compare(rows)
-    return section(
+    return step_section(
         "precision",
         "fp32, TF32 and bf16 autocast",
-        answers=(*_answers(compared), *endings(rows, titles(rows)), *dtypes.answer(other)),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"{each(rows, 'steps')} steps, batch {each(rows, 'batch_size')}, "
-            f"context {each(rows, 'context_length')}, attention {each(rows, 'attention')}",
-            synchronized="at the end of each phase",
-            grad="off in forward alone (no_grad), recorded in the other modes",
-        ),
-        warnings=warnings(results, rows),
+        results,
+        rows,
+        answers=(*_answers(compared), *dtypes.answer(other)),
         blocks=(
             table(_FIELDS, compared, "Time and memory of a step by precision:", names=3),
             *_casts(compared),
             *_bars(compared),
             *dtypes.blocks(other),
         ),
-        lacking=messages(rows, titles(rows)),
-        limits=check_limits(results, rates(rows), minimum_memory(rows)),
         definitions=_DEFINITIONS,
     )
 
 
 @dataclass(frozen=True)
 class _Compared:
-    """A row, and what it is beside the same configuration in fp32.
+    """A row beside the same configuration in fp32.
 
     Attributes:
-        row: the row.
         setup: the configuration without mode and precision.
-        speed_up: the time of a step in fp32 ÷ that of this one; None where one of them is missing.
-        memory: the peak of allocated memory ÷ that in fp32.
-
+        speed_up: step time in fp32 ÷ this one's, None where one of them is missing.
+        memory: this peak of allocated memory ÷ that in fp32.
     """
 
     row: StepRow
@@ -117,15 +101,12 @@ def _compare(rows: Sequence[StepRow]) -> list[_Compared]:
     measured = {row.case: row.figures for row in rows if row.ok}
     found = []
     for row in rows:
-        own = measured.get(row.case, StepFigures())
+        figures = measured.get(row.case, StepFigures())
         base = measured.get(replace(row.case, precision="fp32"), StepFigures())
-        speed_up = ratio(_step_ms(base), _step_ms(own))
-        found.append(_Compared(row, setup(row), speed_up, ratio(own.peak_allocated_bytes, base.peak_allocated_bytes)))
+        speed_up = ratio(base.step.ms, figures.step.ms) if base.step and figures.step else None
+        memory = ratio(figures.peak_allocated_bytes, base.peak_allocated_bytes)
+        found.append(_Compared(row, setup(row), speed_up, memory))
     return found
-
-
-def _step_ms(figures: StepFigures) -> float | None:
-    return figures.step.ms if figures.step else None
 
 
 _FIELDS: tuple[Field[_Compared], ...] = (
@@ -143,56 +124,44 @@ _FIELDS: tuple[Field[_Compared], ...] = (
 
 def _answers(compared: Sequence[_Compared]) -> Iterator[str]:
     """The speed-up of each precision in the last mode."""
-    modes = [mode for mode in MODES if any(one.row.case.mode == mode for one in compared)]
+    last = max((one.row.case.mode for one in compared), key=MODES.index, default="")
     setups: dict[str, list[str]] = {}
     for one in compared:
         case = one.row.case
-        if case.mode in modes[-1:] and case.precision != "fp32" and one.speed_up:
-            said = f"{_NAMES[case.precision]} {format_number(one.speed_up, 'factor')}"
-            setups.setdefault(one.setup, []).append(said)
+        if case.mode == last and case.precision != "fp32" and one.speed_up:
+            setups.setdefault(one.setup, []).append(f"{_NAMES[case.precision]} {factor(one.speed_up)}")
     if setups:
-        each_of = "; ".join(f"{setup}: {', '.join(said)}" for setup, said in setups.items())
-        yield f"Speed of {modes[-1]} against fp32: {each_of}."
+        speed_ups = "; ".join(f"{setup}: {', '.join(factors)}" for setup, factors in setups.items())
+        yield f"Speed of {last} against fp32: {speed_ups}."
 
 
 def _casts(compared: Sequence[_Compared]) -> Iterator[Paragraph]:
-    """Why bf16 takes more memory than fp32, where the weights' casts are enough to explain it."""
+    """Explains bf16's memory above fp32's, where the weights' casts are enough to do so."""
     more = []
     for one in compared:
         casts, peak = cast_bytes(one.row.case), one.row.figures.peak_allocated_bytes
         if peak and one.memory and one.memory > 1 and casts >= peak * (1 - 1 / one.memory):
-            name, times = f"{one.row.case.mode} of {one.setup}", format_number(one.memory, "factor")
-            more.append(f"{name} {times} ({format_number(casts, 'bytes')} of casts)")
+            size = format_number(casts, "bytes")
+            more.append(f"{one.row.case.mode} of {one.setup} {factor(one.memory)} ({size} of casts)")
     if more:
-        yield Paragraph(
-            phrase(
-                "*More memory in bf16 than in fp32*: {}. Autocast keeps its bf16 cast of every weight "
-                "until its block ends, or until backward has used it, beside the weight in fp32: more "
-                "than it saves where activations are small beside the weights.",
-                "; ".join(more),
-            )
+        text = (
+            "*More memory in bf16 than in fp32*: {}. Autocast keeps its bf16 cast of every weight until its block "
+            "ends or backward has used it, beside the weight in fp32."
         )
+        yield Paragraph(phrase(text, "; ".join(more)))
 
 
 def _bars(compared: Sequence[_Compared]) -> Iterator[Bars]:
     """Throughput and, on a GPU, memory; a group for each configuration and mode, a bar for each precision."""
-    throughput: dict[tuple[str, str, str], float] = {}
-    memory: dict[tuple[str, str, str], float] = {}
-    for one in (one for one in compared if one.row.ok):
-        bar, figures = (one.setup, one.row.case.mode, one.row.case.precision), one.row.figures
-        if figures.tokens_per_s is not None:
-            throughput[bar] = figures.tokens_per_s
-        if figures.peak_allocated_bytes is not None:
-            memory[bar] = figures.peak_allocated_bytes / 2**30
-    groups = tuple(dict.fromkeys((one.setup, one.row.case.mode) for one in compared))
-    for name, title, axis, found in (
-        ("throughput", "Throughput by precision", "tokens/s", throughput),
-        ("memory", "Peak of allocated memory by precision", "GiB", memory),
-    ):
-        precisions = [one for one in PRECISIONS if any(precision == one for _, _, precision in found)]
-        series = tuple((one, tuple(found.get((*group, one)) for group in groups)) for one in precisions)
-        if series:
-            yield Bars(f"precision-{name}", title, tuple(map(", ".join, groups)), series, axis)
+    throughput: dict[tuple[str, str], float | None] = {}
+    memory: dict[tuple[str, str], float | None] = {}
+    for one in sorted(compared, key=lambda one: PRECISIONS.index(one.row.case.precision)):
+        bar, figures = (f"{one.setup}, {one.row.case.mode}", one.row.case.precision), one.row.figures
+        peak = figures.peak_allocated_bytes
+        throughput[bar] = figures.tokens_per_s if one.row.ok else None
+        memory[bar] = peak / 2**30 if one.row.ok and peak is not None else None
+    yield from bars("precision-throughput", "Throughput by precision", throughput, "tokens/s")
+    yield from bars("precision-memory", "Peak of allocated memory by precision", memory, "GiB")
 
 
 BENCH = Bench(

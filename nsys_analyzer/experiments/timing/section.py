@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
-from nsys_analyzer.experiments.limits import check_limits
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import conditions, each, endings, messages, section, span, spread
+from nsys_analyzer.experiments.section import bars, extremes, ratio, span, spread
 from nsys_analyzer.experiments.steps import (
     MODES,
     PHASES,
     SHARED,
     TARGET,
-    Namer,
     StepCase,
     StepFigures,
     StepRow,
-    minimum_memory,
     model_names,
     models,
-    rates,
+    step_section,
     titles,
-    warnings,
 )
 from nsys_analyzer.experiments.timing import warmup
-from nsys_analyzer.report.model import Bars, Block, Cell, Details, Figure, Lines, Section, Table
+from nsys_analyzer.report.model import Block, Cell, Details, Figure, Lines, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import phrase
@@ -41,11 +38,11 @@ _OPTIONS = (
     *warmup.OPTIONS,
 )
 _DEFINITIONS = phrase(
-    "*A step* is the phases of its mode, by Python's clock, the device waited for at the end of each phase: *forward* "
-    "is the forward pass alone, *forward-backward* adds loss and backward, *train* the optimizer. *CV* is the standard "
-    "deviation ÷ mean of the measured steps. *Allocated* is the most memory that tensors took at once, *reserved* what "
-    "PyTorch's allocator held for them, both what had been reached where memory ran out; on a CPU neither is counted. "
-    "The FLOPs are those of the products, the times hold the elementwise work as well."
+    "*A step* is the phases of its mode, by Python's clock, which waits for the device at the end of each phase: "
+    "*forward* is the forward pass alone, *forward-backward* adds loss and backward, *train* the optimizer. *CV* is "
+    "standard deviation ÷ mean of the measured steps. *Allocated* is the peak memory of tensors, *reserved* that of "
+    "PyTorch's allocator; on a CPU neither is counted. FLOPs are those of the matmuls; the times hold the elementwise "
+    "work as well."
 )
 
 
@@ -60,55 +57,44 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
 
 def _section(results: Results) -> Section:
     every = results.rows_of(TARGET)
-    study = tuple(row for row in every if warmup.VARIABLE in row.environment)
-    rows = tuple(row for row in every if warmup.VARIABLE not in row.environment)
-    return section(
+    study = [row for row in every if warmup.VARIABLE in row.environment]
+    rows = [row for row in every if warmup.VARIABLE not in row.environment]
+    return step_section(
         "timing",
         "timing of training steps, and warm-up",
+        results,
+        rows,
         answers=(*_answers(rows), *warmup.answer(study)),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"{each(rows, 'steps')} steps, batch {each(rows, 'batch_size')}, {each(rows, 'precision')}, "
-            f"attention {each(rows, 'attention')}",
-            synchronized="at the end of each phase",
-            grad="off in forward alone (no_grad), recorded in the other modes",
-        ),
-        warnings=warnings(results, rows),
         blocks=(_times(rows), *_figures(rows), *warmup.study(study), *_details(rows)),
-        lacking=messages(every, titles(every)),
-        limits=check_limits(results, rates(rows), minimum_memory(rows)),
         definitions=_DEFINITIONS,
     )
 
 
 def _answers(rows: Sequence[StepRow]) -> Iterator[str]:
-    title = titles(rows)
-    for mode in _modes(rows)[-1:]:
-        steps = sorted((step.ms, title(row)) for row in rows if row.case.mode == mode and (step := row.figures.step))
-        if steps:
-            ends = dict.fromkeys(f"{milliseconds(ms)} ({name})" for ms, name in (steps[0], steps[-1]))
-            yield f"Of {len(rows)} configurations {sum(row.ok for row in rows)} were measured."
-            yield f"A step takes {' to '.join(ends)}."
+    title, measured = titles(rows), [row for row in rows if row.ok]
+    for mode in _modes(measured)[-1:]:
+        steps = [(step.ms, title(row)) for row in measured if row.case.mode == mode and (step := row.figures.step)]
+        yield f"Of {len(rows)} configurations {len(measured)} were measured."
+        yield f"A step takes {extremes(steps, milliseconds)}."
     both = [(row.figures.forward, row.figures.backward) for row in rows]
     if ratios := [backward.ms / forward.ms for forward, backward in both if forward and backward]:
         yield f"Backward takes {span(ratios, 'factor')} the forward pass."
     if varied := [(step.cv, title(row)) for row in rows if (step := row.figures.step) and step.cv is not None]:
         most, name = max(varied)
-        yield f"Steps vary by {percent(most)} at the most (CV; {name})."
-    yield from endings(rows, title)
+        yield f"Steps vary by {percent(most)} at most (CV; {name})."
 
 
 def _modes(rows: Sequence[StepRow]) -> list[str]:
     return [mode for mode in MODES if any(row.case.mode == mode for row in rows)]
 
 
+@dataclass(frozen=True)
 class _Shape:
-    """A model at a context length: its rows by mode."""
+    """A model at a context length, with its rows by mode."""
 
-    def __init__(self, model: str, context_length: int) -> None:
-        self.model, self.context_length = model, context_length
-        self.rows: dict[str, StepRow] = {}
+    model: str
+    context_length: int
+    rows: Mapping[str, StepRow]
 
     def figures(self, mode: str) -> StepFigures:
         """The figures of a mode, none of them known where it was not run."""
@@ -116,12 +102,11 @@ class _Shape:
 
 
 def _times(rows: Sequence[StepRow]) -> Table:
-    """A line for each model and context length, the modes beside each other; the last mode says the rest."""
+    """A line for each model and context length, the modes beside each other; throughput and memory of the last."""
     modes, name = _modes(rows), model_names(rows)
-    shapes: dict[tuple[str, int], _Shape] = {}
+    shapes: dict[tuple[str, int], dict[str, StepRow]] = {}
     for row in rows:
-        key = name(row), row.case.context_length
-        shapes.setdefault(key, _Shape(*key)).rows[row.case.mode] = row
+        shapes.setdefault((name(row), row.case.context_length), {})[row.case.mode] = row
     last = modes[-1] if modes else ""
     fields: tuple[Field[_Shape], ...] = (
         Field("model", "text", lambda one: one.model),
@@ -130,7 +115,8 @@ def _times(rows: Sequence[StepRow]) -> Table:
         Field(f"tokens/s, {last}", "count", lambda one: one.figures(last).tokens_per_s),
         Field(f"peak, {last}", "bytes", lambda one: one.figures(last).peak_allocated_bytes),
     )
-    return table(fields, shapes.values(), "Time of a step by mode, mean ± standard deviation:", names=2)
+    lines = (_Shape(*shape, by_mode) for shape, by_mode in shapes.items())
+    return table(fields, lines, "Time of a step by mode, mean ± standard deviation:", names=2)
 
 
 def _time_or_status(mode: str, shape: _Shape) -> Cell:
@@ -142,20 +128,15 @@ def _time_or_status(mode: str, shape: _Shape) -> Cell:
 
 def _details(rows: Sequence[StepRow]) -> Iterator[Block]:
     """Spread, phases, throughput and memory of each configuration, folded away."""
-    name = model_names(rows)
     configuration: tuple[Field[StepRow], ...] = (
-        Field("model", "text", name),
+        Field("model", "text", model_names(rows)),
         Field("context", "count", lambda row: row.case.context_length),
         Field("mode", "text", lambda row: row.case.mode),
     )
     status: Field[StepRow] = Field("status", "text", lambda row: row.status)
     phases = tuple(Field(f"{phase} ms", "ms", partial(_phase, phase)) for phase in PHASES)
-    for title, fields in (
-        ("Spread of each configuration's steps", (*_SPREAD, status)),
-        ("Time of each phase", phases),
-        ("Throughput and memory", (*_MEMORY, status)),
-    ):
-        yield Details(title, (table((*configuration, *fields), rows, names=3),))
+    yield Details("Steps and their phases", (table((*configuration, *_SPREAD, *phases, status), rows, names=3),))
+    yield Details("Throughput and memory", (table((*configuration, *_MEMORY, status), rows, names=3),))
 
 
 def _phase(name: str, row: StepRow) -> Cell:
@@ -171,8 +152,7 @@ def _of_row(figure: str) -> Callable[[StepRow], Cell]:
 
 
 _SPREAD: tuple[Field[StepRow], ...] = (
-    Field("mean ms", "ms", _of_step("ms")),
-    Field("std", "ms", _of_step("std_ms")),
+    Field("mean ms", "ms", lambda row: spread(row.figures.step)),
     Field("min", "ms", _of_step("min_ms")),
     Field("max", "ms", _of_step("max_ms")),
     Field("median", "ms", _of_step("median_ms")),
@@ -193,10 +173,11 @@ def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
     name = model_names(rows)
     for mode in _modes(rows)[-1:]:
         measured = [row for row in rows if row.ok and row.case.mode == mode]
-        for key, words, axis, figure in (
-            ("step", "Time of a step", "ms", _step_ms),
-            ("tokens", "Throughput", "tokens/s", _tokens_per_s),
-        ):
+        figures: tuple[tuple[str, str, str, Callable[[StepRow], float | None]], ...] = (
+            ("step", "Time of a step", "ms", lambda row: row.figures.step.ms if row.figures.step else None),
+            ("tokens", "Throughput", "tokens/s", lambda row: row.figures.tokens_per_s),
+        )
+        for key, words, axis, figure in figures:
             curves: dict[str, list[tuple[float, float | None]]] = {}
             for row in measured:
                 curves.setdefault(name(row), []).append((row.case.context_length, figure(row)))
@@ -205,33 +186,22 @@ def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
                 title = f"{words} by context length, {mode}"
                 yield Lines(f"timing-{key}", title, series, "context length, tokens", axis, log_x=True, log_y=True)
         if measured:
-            yield _phase_bars(measured, name)
-
-
-def _step_ms(row: StepRow) -> float | None:
-    return row.figures.step.ms if row.figures.step else None
-
-
-def _tokens_per_s(row: StepRow) -> float | None:
-    return row.figures.tokens_per_s
-
-
-def _phase_bars(measured: Sequence[StepRow], name: Namer) -> Bars:
-    """Shares of the phases at the context length that the most models have, of several the longest."""
-    lengths = [row.case.context_length for row in measured]
-    length = max(lengths, key=lambda one: (lengths.count(one), one))
-    shown = [row for row in measured if row.case.context_length == length]
-    shares = {phase: [_percent_of_step(row, phase) for row in shown] for phase in PHASES}
-    series = tuple((phase, tuple(values)) for phase, values in shares.items() if None not in values)
-    return Bars(
-        "timing-phases", f"Phases of a step, {shown[0].case.mode}, context {length:,}",
-        tuple(map(name, shown)), series, "% of the step", "stacked",
-    )  # fmt: skip
+            lengths = [row.case.context_length for row in measured]
+            length = max(lengths, key=lambda one: (lengths.count(one), one))  # the longest that the most models have
+            shares = {
+                (name(row), phase): _percent_of_step(row, phase)
+                for row in measured
+                if row.case.context_length == length
+                for phase in PHASES
+            }
+            title = f"Phases of a step, {mode}, context {length:,}"
+            yield from bars("timing-phases", title, shares, "% of the step", "stacked")
 
 
 def _percent_of_step(row: StepRow, phase: str) -> float | None:
-    own, step = row.figures.phase(phase), row.figures.step
-    return 100 * own.ms / step.ms if own and step else None
+    step, part = row.figures.step, row.figures.phase(phase)
+    share = ratio(part.ms, step.ms) if part and step else None
+    return None if share is None else 100 * share
 
 
 BENCH = Bench(
