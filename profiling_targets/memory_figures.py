@@ -4,35 +4,34 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from nsys_analyzer.experiments.memory.case import Holder, MemoryFigures, PhaseFigures, SavedLine
-from nsys_analyzer.experiments.memory.timeline import (
+from nsys_analyzer.experiments.memory.case import MemoryFigures, PhaseFigures, PhaseMemory, Point, SavedLine
+from profiling_targets.memory_recording import Recording, code_of
+from profiling_targets.memory_timeline import (
     MemoryEvent,
-    PhaseMemory,
-    Point,
     alive_after,
     largest,
     levels,
     phases_of,
-    teeth,
+    sawtooth,
     thinned,
 )
-from profiling_targets.memory_recording import Recording, code_of
 
 _POINTS, _GROUPS = 1_000, 12
-#: A turn of the curve is one where it moves by this part of its height, as the eye sees it.
-_TEETH = 10
+#: The curve turns where it moves by a tenth of its height, as the eye sees it.
+_TURN = 10
 
 
 def add_figures(
     recording: Recording, figures: MemoryFigures, times: Mapping[str, tuple[float, float]], cached_call_us: float,
     layers: int | None,
 ) -> None:  # fmt: skip
-    """Adds what a recording says.
+    """Adds the figures of a recording.
 
     Args:
-        recording: the recording of one step.
-        figures: takes the figures.
+        recording: of one step.
+        figures: where they are added.
         times: of each phase ms to its synchronized end, and until all its work was issued, without a recorder.
         cached_call_us: the time of one allocation and free.
         layers: of the model; None where nothing is saved for backward.
@@ -51,7 +50,7 @@ def add_figures(
             setattr(figures, name, max(value, getattr(figures, name) or 0))
     figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thinned(points, _POINTS)]
     figures.phases = [_phase(phase, recording, points, *times[phase.name], cached_call_us) for phase in phases]
-    figures.largest = [Holder(**vars(one), code=code_of(one.source)) for one in largest(events, spans, _GROUPS)]
+    figures.largest = [replace(one, code=code_of(one.source)) for one in largest(events, spans, _GROUPS)]
     sizes = Counter(event.bytes for event in events if event.is_residual and event.bytes > 0)
     figures.residual_seen_bytes = sizes.most_common(1)[0][0] if sizes else None
     if layers:
@@ -67,12 +66,12 @@ def _phase(
     inside += [point for point in points if phase.start_ms < point[0] <= phase.end_ms]
     calls = [call for call in recording.device_calls if phase.start_ms <= call.ms <= phase.end_ms]
     alive = [level for _, level in inside]
-    found = teeth(inside, max((max(alive) - min(alive)) // _TEETH, 1))
+    found = sawtooth(inside, max((max(alive) - min(alive)) // _TURN, 1))
     device_calls_ms = sum(call.since_ms for call in calls)
     return PhaseFigures(
         **vars(phase),
         counted_peak_bytes=recording.statistics.get(phase.name, {}).get("requested_bytes"),
-        teeth=found.count,
+        teeth=found.falls,
         rise_bytes_per_ms=found.rise_bytes_per_ms,
         fall_bytes_per_ms=found.fall_bytes_per_ms,
         device_allocations=sum(call.bytes > 0 for call in calls),
@@ -85,7 +84,7 @@ def _phase(
 
 
 def _add_saved(alive: Sequence[MemoryEvent], layers: int, figures: MemoryFigures) -> None:
-    """Adds what was made in forward and is alive at its end: all of it, and what one layer saves, line by line."""
+    """Adds the memory allocated in forward and alive at its end: all of it, and that of one layer, line by line."""
     inside = [event for event in alive if event.in_block]
     sizes, counts = Counter[str](), Counter(event.source for event in inside)
     for event in inside:

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nsys_analyzer.experiments.memory.timeline import MemoryEvent, Span
 from profiling_targets.harness import Phases
 from profiling_targets.memory_recording import Frame, Recording, Source, source_of
+from profiling_targets.memory_timeline import MemoryEvent, Span
 
 _PHASE, _LINE, _NODE = "memory phase: ", "memory line: ", "autograd::engine::evaluate_function: "
 #: Backward has no lines to mark, and could not reuse memory that a mode holds on to.

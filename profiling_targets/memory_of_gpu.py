@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from nsys_analyzer.experiments.memory.timeline import MemoryEvent, Span
 from profiling_targets import transformer
 from profiling_targets.harness import Phases
 from profiling_targets.memory_recording import DeviceCall, Recording, source_of
+from profiling_targets.memory_timeline import MemoryEvent, Span
 
 _MOST_ENTRIES = 1_000_000
 _STATISTICS = ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes")

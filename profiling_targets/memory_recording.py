@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
 
-from nsys_analyzer.experiments.memory.timeline import MemoryEvent, Span
+from profiling_targets.memory_timeline import MemoryEvent, Span
 from profiling_targets.transformer import Block
 
 Frame = tuple[str, int, str]

@@ -100,12 +100,11 @@ def test_what_is_profiled() -> None:
 
 def test_the_answers_are_computed() -> None:
     said = text(row(), row(context_length=512, step_peak_bytes=7 * GIB), row("forward"))
-    assert "Memory is highest in small 512 train fp32: 7.0 GiB, in its backward." in said
-    assert "The peak of a full step lies in its backward (2 of 2)." in said
-    assert "once the launch queue is full" not in said
-    assert "A layer saves up to 64.0 MiB of activations for backward (small 256 train fp32), 1.000× what" in said
+    assert "Memory is highest in small 512 train fp32: 7.0 GiB, in backward." in said
+    assert "The peak of a full step is in backward (2 of 2)." in said
+    assert "A layer saves up to 64.0 MiB of activations for backward (small 256 train fp32), 1.000× the" in said
     # Two phases of each full step and one of forward alone; each waits for 4 of its 10 ms.
-    assert "The phases forward and backward wait for the GPU (5 of 5)." in said
+    assert "Forward and backward wait for the GPU (5 of 5)." in said
     assert "Nothing ran out of memory." in said
 
 
@@ -114,20 +113,21 @@ def test_what_limits_a_phase_is_said_of_each() -> None:
     said = text(row(phases=bounds))
     assert "wait for the host (1 of 2), the allocator (1 of 2)." in said
     assert next(line for line in said.splitlines() if line.endswith("| allocator |")).endswith(
-        "| 10.00 | 10.00 | 60.0 % | 0.0 % | allocator |"
+        "| 10.00 | 10.00 | 40.00 | 60.0 % | 0.0 % | allocator |"
     )
 
 
-def test_the_teeth_of_forward_alone() -> None:
+def test_the_sawtooth_of_forward_alone() -> None:
     line = next(line for line in text(row("forward")).splitlines() if line.endswith("% | GPU |"))
     # 1e6 and 2e6 bytes in a ms are 1 and 2 GB/s; of 6 ms of issuing 1 in the allocator, of 10 ms 4 of waiting.
-    assert line == ("| small 256 forward fp32 | 1 GB/s | 2 GB/s | 3 | 6.000 | 10.00 | 16.7 % | 40.0 % | GPU |")
+    slopes = "| small 256 forward fp32 | forward | 1 GB/s | 2 GB/s | 3 |"
+    assert line == f"{slopes} 6.000 | 10.00 | 40.00 | 16.7 % | 40.0 % | GPU |"
 
 
-def test_the_paces_of_a_full_step() -> None:
-    # Forward issues in 6 ms: from 1 to 3 GB in its first third of 2 ms, from 3.8 to 4 in its last; 3 GB in 10 ms.
+def test_the_slopes_of_a_full_step() -> None:
+    # Forward issues in 6 ms: from 1 to 3 GB in its first third of 2 ms, from 3.8 to 4 in its last.
     # Backward: the old gradients, 1 GB, go at once at 10 ms; then 3 GB to 1.5 GB in the first third of its 3 ms, and
-    # 1.25 to 1 in the last; 2 GB of the 3 in 10 ms.
+    # 1.25 to 1 in the last.
     curve = [[0, 10], [2, 30], [4, 38], [6, 40], [10, 30], [11, 15], [12, 12.5], [13, 10]]
     points = [[float(ms), int(level * 10**8)] for ms, level in curve]
     phases = [
@@ -136,24 +136,20 @@ def test_the_paces_of_a_full_step() -> None:
     ]
     said = text(row(timeline_ms_bytes=points, phases=phases, parameter_bytes=10**9))
     forward, backward = (line for line in said.splitlines() if line.endswith("% | GPU |"))
-    assert forward.startswith("| small 256 train fp32 | forward | 1 TB/s | 100 GB/s | 300 GB/s |")
-    assert backward.startswith("| small 256 train fp32 | backward | -1.5 TB/s | -250 GB/s | -200 GB/s |")
-    assert "in forward of small 256 train fp32 by 1 TB/s in the first third of that time, by 100 GB/s in the" in said
+    assert forward.startswith("| small 256 train fp32 | forward | 1 TB/s | 100 GB/s | 6.000 |")
+    assert backward.startswith("| small 256 train fp32 | backward | -1.5 TB/s | -250 GB/s | 6.000 |")
 
 
-def test_equal_peaks_are_said_to_lie_between_the_phases() -> None:
-    border = [
+def test_equal_peaks_are_of_the_phases_that_rise_to_them() -> None:
+    phases = [
         phase("forward", 4 * GIB),
         phase("loss", 4 * GIB + 8, start_bytes=3 * GIB),
         phase("backward", 4 * GIB + 4, start_bytes=4 * GIB + 4),  # never above where it starts
         phase("optimizer", 3 * GIB),
     ]
-    in_loss = [{**border[0], "peak_bytes": 3 * GIB}, *border[1:]]
-    assert "lies where forward ends and backward begins (1 of 2), in its loss (1 of 2)." in text(
-        row(phases=border), row(phases=in_loss)
-    )
-    apart = [phase("forward", 4 * GIB), phase("backward", 3 * GIB), phase("optimizer", 4 * GIB)]
-    assert "lies equally in its forward and optimizer (1 of 1)." in text(row(phases=apart))
+    in_loss = [{**phases[0], "peak_bytes": 3 * GIB}, *phases[1:]]
+    said = text(row(phases=phases), row(phases=in_loss))
+    assert "is in forward and loss (1 of 2), loss (1 of 2)." in said
 
 
 def test_running_out_of_memory_keeps_its_row() -> None:
@@ -180,20 +176,12 @@ def test_whatever_was_not_measured_says_why() -> None:
 
 def test_what_the_allocator_held() -> None:
     figures = {"base_bytes": GIB, "inactive_split_peak_bytes": 3 * GIB // 2}
-    assert "| small 256 train fp32 | 1.0 GiB | 5.0 GiB | 6.0 GiB | 8.0 GiB | 1.5 GiB |" in text(row(**figures))
+    # 6 ÷ 8 GiB are handed out of what is reserved; 90 ms ÷ 30 ms with an empty cache, and 77 calls of cudaMalloc.
+    held = "5.0 GiB | 6.0 GiB | 8.0 GiB | 75.0 % |"
+    cold = "30.00 | 90.00 | 3.000× | 77 |"
+    assert f"| small 256 train fp32 | 1.0 GiB | {held} 1.5 GiB | {cold}" in text(row(**figures))
     # A row without these figures leaves them out.
-    assert "| small 256 train fp32 | 5.0 GiB | 6.0 GiB | 8.0 GiB |" in text(row())
-
-
-def test_where_an_empty_cache_costs_time() -> None:
-    # 90 ms ÷ 30 ms; of forward 40 − 10 ms, and backward was not timed.
-    one = row(phases=[phase("forward", GIB), phase("backward", GIB, cold_ms=None)])
-    assert "| small 256 train fp32 | 30.00 | 90.00 | 3.000× | 77 | 30.00 |" in text(one)
-
-
-def test_reserved_memory_that_no_tensor_had() -> None:
-    (line,) = (line for line in text(row()).splitlines() if "| ok" in line)
-    assert "8.0 GiB |   25.0 % | ok" in line  # 1 − 6 ÷ 8
+    assert f"| small 256 train fp32 | {held} {cold}" in text(row())
 
 
 def test_the_first_timelines_are_seen_at_once() -> None:
@@ -221,21 +209,21 @@ def test_snapshots_are_linked_from_where_the_section_is_read() -> None:
 def test_the_driver_in_the_recorded_step_is_flagged() -> None:
     busy = row(phases=[phase("forward", GIB, device_allocations=2, device_frees=1, device_calls_ms=1.5)])
     flag = "**cudaMalloc in the recorded step**: small 256 train fp32 calls the driver"
-    assert f"{flag} 3 times, in 1.500 ms at most. Its allocator's cache had not settled" in text(busy)
+    assert f"{flag} 3 times, in 1.500 ms at most." in text(busy)
     once = row(phases=[phase("forward", GIB, device_allocations=1, device_calls_ms=0.5)])
-    assert f"{flag} once, in 0.500 ms at most." in text(once)
+    assert f"{flag} 1 time, in 0.500 ms at most." in text(once)
     assert "cudaMalloc in" not in text(row())
 
 
 def test_counts_that_differ_are_flagged() -> None:
     one = row(layer_saves_bytes=65 * 2**20, phases=[phase("forward", 3 * GIB, counted_peak_bytes=4 * GIB)])
     said = text(one)
-    assert "small 256 train fp32, peak of forward: 3.0 GiB recorded, 4.0 GiB by its allocator." in said
-    assert "memory that a layer keeps: 65.0 MiB recorded, 64.0 MiB by its shapes." in said
+    assert "small 256 train fp32, peak of forward: 3.0 GiB recorded, 4.0 GiB expected." in said
+    assert "memory that a layer saves: 65.0 MiB recorded, 64.0 MiB expected." in said
     assert "Two counts differ" not in text(row())
 
 
-def test_less_than_must_live_is_impossible() -> None:
+def test_less_than_the_minimum_is_impossible() -> None:
     # Parameters, gradients and moments: ½ + ½ + 1 GiB.
     assert "**Impossible memory**: optimizer, small 256 train fp32" in text(row(optimizer_peak_bytes=GIB))
     assert "No figure of this bench lies beyond its limit." in text(row())
@@ -274,7 +262,7 @@ def test_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
         rows.append(typed_row(TARGET, found["case"], found["figures"], found["status"], machine=found["machine"]))
     said = text(*rows)
     assert [one.status for one in rows] == ["ok", "ok"]
-    assert "1.000× what its shapes say" in said
+    assert "1.000× the bytes of their shapes" in said
     assert "A CPU has no caching allocator" in said
     assert "Two counts differ" not in said
     assert "Impossible" not in said

@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.analysis.transformer.saved_tensors import residual_bytes, saved_by_layer
-from nsys_analyzer.experiments.memory.timeline import (
-    Group,
+from nsys_analyzer.experiments.memory.case import Holder, Point
+from nsys_analyzer.experiments.memory.slopes import limited_by, paces
+from nsys_analyzer.trace.trace import Trace
+from profiling_targets.memory_timeline import (
     MemoryEvent,
-    Point,
     Span,
     alive_after,
     largest,
     levels,
-    limited_by,
-    paces,
     phases_of,
-    teeth,
+    sawtooth,
     thinned,
     up_to_peak,
 )
-from nsys_analyzer.trace.trace import Trace
 from tests.support.export import Export, global_pid, training_step
 
 SPANS = [Span("forward", 0.0, 4.0), Span("backward", 5.0, 9.0)]
@@ -80,8 +78,8 @@ def test_the_peak_is_the_first_of_equal_ones() -> None:
 def test_the_largest_are_grouped_by_line_phase_and_size() -> None:
     events = [*EVENTS, MemoryEvent(8.5, 20, 0xD)]
     assert largest(events, SPANS, 2) == [
-        Group("model.py:1 f", "forward", 30, 1, 1),
-        Group("", "backward", 20, 2, 0),  # two of them come before one of forward
+        Holder("model.py:1 f", "forward", 30, 1, 1),
+        Holder("", "backward", 20, 2, 0),  # two of them come before one of forward
     ]
 
 
@@ -106,23 +104,23 @@ def test_events_of_one_moment_can_be_thinned() -> None:
     assert thinned([(1.0, level) for level in range(10)], 4) == [(1.0, 0), (1.0, 1), (1.0, 8), (1.0, 9)]
 
 
-def test_teeth_are_falls_that_are_deep_enough() -> None:
+def test_falls_that_are_deep_enough_count() -> None:
     points: list[Point] = [(0, 0), (1, 10), (2, 9), (3, 30), (5, 10), (6, 40), (8, 20)]
-    found = teeth(points, 5)  # the dent of 1 at 2 ms is none
-    assert found.count == 2
+    found = sawtooth(points, 5)  # the dent of 1 at 2 ms is none
+    assert found.falls == 2
     assert found.rise_bytes_per_ms == pytest.approx(60 / 4)  # 30 in 3 ms and 30 in 1 ms
     assert found.fall_bytes_per_ms == pytest.approx(40 / 4)  # 20 in 2 ms and 20 in 2 ms
 
 
-def test_a_curve_that_only_falls_has_one_tooth_and_no_rise() -> None:
-    found = teeth([(0, 50), (1, 51), (2, 20), (4, 11)], 10)
-    assert (found.count, found.rise_bytes_per_ms) == (1, None)
+def test_a_curve_that_only_falls_has_one_fall_and_no_rise() -> None:
+    found = sawtooth([(0, 50), (1, 51), (2, 20), (4, 11)], 10)
+    assert (found.falls, found.rise_bytes_per_ms) == (1, None)
     assert found.fall_bytes_per_ms == pytest.approx(40 / 3)  # 51 at 1 ms to 11 at 4 ms
 
 
 def test_a_flat_curve_has_no_slope() -> None:
-    found = teeth([(0, 50), (1, 51), (2, 50)], 10)
-    assert (found.count, found.rise_bytes_per_ms, found.fall_bytes_per_ms) == (0, None, None)
+    found = sawtooth([(0, 50), (1, 51), (2, 50)], 10)
+    assert (found.falls, found.rise_bytes_per_ms, found.fall_bytes_per_ms) == (0, None, None)
 
 
 def test_the_pace_of_a_curve_at_first_and_at_last() -> None:
@@ -143,7 +141,7 @@ def test_a_curve_without_time_has_no_pace() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wall_ms", "issue_ms", "allocator_ms", "asynchronous", "limit"),
+    ("wall_ms", "issue_ms", "allocator_ms", "on_gpu", "limit"),
     [
         (10.0, 9.8, 4.9, True, "allocator"),  # half of the time to issue
         (10.0, 9.8, 4.8, True, "host"),
@@ -154,10 +152,8 @@ def test_a_curve_without_time_has_no_pace() -> None:
         (10.0, 10.0, 6.0, False, "allocator"),
     ],
 )
-def test_what_limits_a_slope(
-    wall_ms: float, issue_ms: float, allocator_ms: float, asynchronous: bool, limit: str
-) -> None:
-    assert limited_by(wall_ms, issue_ms, allocator_ms, asynchronous) == limit
+def test_what_a_phase_waits_for(wall_ms: float, issue_ms: float, allocator_ms: float, on_gpu: bool, limit: str) -> None:
+    assert limited_by(wall_ms, issue_ms, allocator_ms, on_gpu) == limit
 
 
 TINY = ModelSize("tiny", d_model=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=50)

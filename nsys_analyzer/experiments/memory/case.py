@@ -1,4 +1,4 @@
-"""The case and the figures of the memory experiment: a step's memory over time, and what held it."""
+"""Case and figures of the experiment ``memory``."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.memory.timeline import Group, PhaseMemory
 from nsys_analyzer.experiments.model import CaseTarget, Row, option
+
+#: Time in ms, and the bytes allocated from then on.
+Point: TypeAlias = tuple[float, int]
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,23 @@ class MemoryCase:
 
     @property
     def trains(self) -> bool:
-        """Whether it is a full step."""
+        """Whether it is a full training step."""
         return self.mode == "train"
+
+
+@dataclass(frozen=True)
+class PhaseMemory:
+    """Memory in one phase: at its start, peak and end, with the number of allocations and frees in it."""
+
+    name: str
+    start_ms: float
+    end_ms: float
+    start_bytes: int
+    peak_bytes: int
+    end_bytes: int
+    allocations: int
+    frees: int
+    allocated_bytes: int
 
 
 @dataclass(frozen=True)
@@ -53,12 +70,12 @@ class PhaseFigures(PhaseMemory):
 
     Attributes:
         counted_peak_bytes: the peak as the allocator counts it; None on a CPU.
-        teeth: how often the curve turns down, by a tenth of its height or more.
+        teeth: falls of the curve by a tenth of its height or more.
         rise_bytes_per_ms, fall_bytes_per_ms: the slopes of its rises and of its falls; None where there is none.
-        device_allocations, device_frees, device_calls_ms: calls to the driver, and the time up to them.
+        device_allocations, device_frees, device_calls_ms: calls of the driver, and the time up to them.
         wall_ms, issue_ms: medians without a recorder: to the synchronized end, and until all work was issued.
-        allocator_ms: of the issuing in the allocator, at most.
-        cold_ms: of a step whose allocator had an empty cache; None on a CPU.
+        allocator_ms: upper bound of the issue time in the allocator.
+        cold_ms: of a step with an empty allocator cache; None on a CPU.
 
     """
 
@@ -76,15 +93,20 @@ class PhaseFigures(PhaseMemory):
 
 
 @dataclass(frozen=True)
-class Holder(Group):
-    """Allocations of one size by one line, and the line's code."""
+class Holder:
+    """Allocations of one size by one line in one phase; ``at_peak`` of them were alive at the step's peak."""
 
+    source: str
+    phase: str
+    bytes: int
+    count: int
+    at_peak: int
     code: str = ""
 
 
 @dataclass(frozen=True)
 class SavedLine:
-    """What a line of a layer keeps for backward: tensors and bytes, means of the layers."""
+    """Tensors and bytes that a line of a layer saves for backward, means of the layers."""
 
     source: str
     code: str
@@ -98,22 +120,19 @@ class MemoryFigures:
 
     Attributes:
         parameter_bytes, logits_bytes, residual_bytes: by their shapes; residual is the residual stream.
-        layer_saves_by_shapes_bytes: what a layer keeps for backward, by the shapes.
-        moment_bytes: the optimizer's moments.
+        layer_saves_by_shapes_bytes: saved for backward by a layer, by the shapes.
+        moment_bytes: of the optimizer.
         step_ms: the sum of the phases' medians, without a recorder.
-        cold_device_calls, cold_step_ms: calls to the driver, and time, of a step with an empty cache of the allocator.
-        cached_call_us: the allocator hands out and takes back a residual stream.
-        base_bytes: there before the step.
-        step_peak_bytes, forward_peak_bytes, loss_peak_bytes, backward_peak_bytes, optimizer_peak_bytes: the most that
-            tensors asked for.
+        cold_device_calls, cold_step_ms: of a step with an empty allocator cache.
+        cached_call_us: one allocation and free of a residual stream from the cache.
+        base_bytes: allocated before the step.
         requested_peak_bytes, allocated_peak_bytes, reserved_peak_bytes, inactive_split_peak_bytes: as the allocator
             counts: asked for, handed out, held of the device, free between tensors.
         timeline_ms_bytes: time since the step began, and bytes from then on.
-        phases: in order.
         largest: the largest allocations.
         residual_seen_bytes: the residual stream as it was recorded.
-        kept_bytes, layer_saves_bytes, layer_saves: made in forward and there at its end: all, what a layer keeps for
-            backward, and that line by line.
+        kept_bytes, layer_saves_bytes, layer_saves: allocated in forward and alive at its end: all, that of a layer,
+            and that line by line.
 
     """
 
@@ -136,7 +155,7 @@ class MemoryFigures:
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     inactive_split_peak_bytes: int | None = None
-    timeline_ms_bytes: list[tuple[float, int]] | None = None
+    timeline_ms_bytes: list[Point] | None = None
     phases: list[PhaseFigures] | None = None
     largest: list[Holder] | None = None
     residual_seen_bytes: int | None = None
@@ -150,7 +169,7 @@ MemoryRow: TypeAlias = Row[MemoryCase, MemoryFigures]
 
 
 def run_name(row: MemoryRow) -> str:
-    """What a row is called: ``small 256 train fp32``; ``small-L2`` where it has two layers in place of its own."""
+    """A row in a sentence: ``small 256 train fp32``; ``small-L2`` with two layers in place of the model's own."""
     case = row.case
-    cut = f"-L{case.num_layers}" if case.num_layers else ""
-    return f"{case.model}{cut} {case.context_length} {case.mode} {case.precision}"
+    layers = f"-L{case.num_layers}" if case.num_layers else ""
+    return f"{case.model}{layers} {case.context_length} {case.mode} {case.precision}"

@@ -1,4 +1,4 @@
-"""The memory of a forward pass and of a full step over time: peaks, what holds them, and what limits its phases."""
+"""Memory of a forward pass and of a full step over time: peaks, the allocations behind them, and the slopes."""
 
 from __future__ import annotations
 
@@ -8,19 +8,11 @@ from dataclasses import replace
 from itertools import product
 from pathlib import PurePosixPath
 
-from nsys_analyzer.experiments.limits import check_limits
+from nsys_analyzer.analysis.transformer.flops import backward_flops, forward_flops
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryRow, run_name
-from nsys_analyzer.experiments.memory.facts import (
-    limit_of,
-    minimum_memory,
-    paces_of,
-    phases_of,
-    place_of_peak,
-    rates,
-    slopes_of,
-    warnings,
-)
-from nsys_analyzer.experiments.memory.tables import captured, holders, layers, peaks, reserved, slopes
+from nsys_analyzer.experiments.memory.slopes import slopes, slopes_of
+from nsys_analyzer.experiments.memory.tables import captured, holders, layers, peaks, reserved
 from nsys_analyzer.experiments.model import (
     Bench,
     Option,
@@ -33,12 +25,12 @@ from nsys_analyzer.experiments.model import (
     several,
     single,
 )
-from nsys_analyzer.experiments.section import conditions, endings, messages, precision_warnings, section
+from nsys_analyzer.experiments.section import conditions, each, endings, messages, precision_warnings, section
 from nsys_analyzer.experiments.steps import models
 from nsys_analyzer.report.model import Block, Details, Lines, Paragraph, Section
-from nsys_analyzer.report.units import format_number
+from nsys_analyzer.report.units import format_number, milliseconds
 from nsys_analyzer.runs.targets import transformer_targets
-from nsys_analyzer.text import Words, joined, link, phrase
+from nsys_analyzer.text import Words, joined, link, phrase, plural
 
 _OPTIONS = (
     several(MemoryCase, "model", ("small", "large"), ("small",), "Models"),
@@ -60,13 +52,13 @@ _OPTIONS = (
 #: From here on a timeline is drawn in GiB.
 _IN_GIB = 2**31
 _UNFOLDED = 2
-#: How many times faster memory must rise at first than at last for the queue to have been full.
-_SLOWER = 1.5
-_SNAPSHOTS = " Snapshots for its viewer at https://pytorch.org/memory_viz: {}."
+#: How far two counts of the same bytes may lie apart, and two peaks that pass for equal.
+_TOLERANCE = 0.001
+_FLOPS = {"forward": forward_flops, "backward": backward_flops}
 _DEFINITIONS = phrase(
-    "*Definitions.* Memory is what tensors asked for, before the allocator rounds it up. A peak is the most at any "
-    "moment of a phase. A layer keeps what its lines made in forward and what is alive at forward's end; parameters "
-    "are none of it. 1 GiB is 2³⁰ bytes, 1 GB/s 10⁹ bytes a second."
+    "*Definitions.* Memory is what tensors asked for, before the allocator rounds it up; a peak is the most at any "
+    "moment. Where backward begins, the gradients of the step before are freed. A layer saves what its lines allocate "
+    "in forward and what is alive at forward's end, without parameters."
 )
 
 
@@ -122,14 +114,14 @@ def _section(results: Results) -> Section:
     longest = _longest(rows)
     timelines = tuple(_timeline(row) for row in longest)
     blocks: tuple[Block, ...] = (
-        peaks(results, rows),
+        peaks(rows),
         *timelines[:_UNFOLDED],
         *([Details("More timelines", timelines[_UNFOLDED:])] if timelines[_UNFOLDED:] else []),
         Paragraph(_source(results, rows)),
-        *reserved(results, rows),
+        reserved(results, rows),
         *holders(longest),
         *layers(rows),
-        *slopes(results, rows),
+        *slopes(rows),
         *captured(results),
     )
     return section(
@@ -138,22 +130,17 @@ def _section(results: Results) -> Section:
         answers=_answers(rows),
         conditions=conditions(
             results,
-            warmup=_steps(rows, "warmup_steps"),
-            steps=f"one step, recorded; times are medians of {_steps(rows, 'steps')} without a recorder",
+            warmup=f"{each(rows, 'warmup_steps')} steps",
+            steps=f"one step, recorded; times are medians of {each(rows, 'steps')} steps without a recorder",
             synchronized="at the end of each phase",
             grad="none in forward alone (no_grad), recorded in a full step",
         ),
-        warnings=(*precision_warnings(results), *warnings(results, rows)),
+        warnings=(*precision_warnings(results), *_warnings(results, rows)),
         blocks=blocks,
         lacking=messages(rows, run_name),
-        limits=check_limits(results, rates(rows), minimum_memory(rows)),
+        limits=check_limits(results, _rates(rows), tightest(_minimum_memory(rows))),
         definitions=_DEFINITIONS,
     )
-
-
-def _steps(rows: Sequence[MemoryRow], key: str) -> str:
-    counts = sorted({getattr(row.case, key) for row in rows})
-    return f"{', '.join(map(str, counts))} step{'' if counts == [1] else 's'}"
 
 
 def _answers(every: Sequence[MemoryRow]) -> Iterator[str]:
@@ -162,38 +149,96 @@ def _answers(every: Sequence[MemoryRow]) -> Iterator[str]:
     if rows:
         top = max(rows, key=lambda row: known(row.figures.step_peak_bytes))
         peak = format_number(known(top.figures.step_peak_bytes), "bytes")
-        yield f"Memory is highest in {run_name(top)}: {peak}, {place_of_peak(top)}."
+        yield f"Memory is highest in {run_name(top)}: {peak}, in {_phase_of_peak(top)}."
     if steps:
-        yield f"The peak of a full step lies {_counted([place_of_peak(row) for row in steps])}."
+        yield f"The peak of a full step is in {_counted([_phase_of_peak(row) for row in steps])}."
         top = max(steps, key=lambda row: known(row.figures.layer_saves_bytes))
         saved = known(top.figures.layer_saves_bytes)
-        ratio = format_number(saved / known(top.figures.layer_saves_by_shapes_bytes), "factor")
+        share = format_number(saved / known(top.figures.layer_saves_by_shapes_bytes), "factor")
         yield (
             f"A layer saves up to {format_number(saved, 'bytes')} of activations for backward ({run_name(top)}), "
-            f"{ratio} what its shapes say."
+            f"{share} the bytes of their shapes."
         )
-    limits = [f"the {limit_of(row, phase)}" for row, phase in slopes_of(rows)]
-    if limits:
-        yield f"The phases forward and backward wait for {_counted(limits)}."
-    yield from _slowing(steps)
+    if waits := [f"the {one.waits_for}" for one in slopes_of(rows)]:
+        yield f"Forward and backward wait for {_counted(waits)}."
     yield from endings(every, run_name, "Nothing ran out of memory.")
 
 
-def _slowing(steps: list[MemoryRow]) -> Iterator[str]:
-    """The forward pass on a GPU whose memory rises slower most clearly, once the launch queue is full."""
-    found = []
-    for row in (step for step in steps if step.case.device == "cuda"):
-        forward = next(phase for phase in phases_of(row) if phase.name == "forward")
-        first, last, _ = paces_of(row, forward)
-        if first and last and first > _SLOWER * last > 0:
-            found.append((first / last, run_name(row), first, last))
-    if found:
-        _, name, first, last = max(found)
-        yield (
-            "While work is issued memory rises as fast as the host launches, and once the launch queue is full as "
-            f"fast as the GPU works: in forward of {name} by {format_number(first, 'bytes/s')} in the first third of "
-            f"that time, by {format_number(last, 'bytes/s')} in the last."
+def _phase_of_peak(row: MemoryRow) -> str:
+    """The phase in which memory is highest; of several with the same peak those that rise to it."""
+    phases = known(row.figures.phases)
+    top = max(phase.peak_bytes for phase in phases)
+    tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _TOLERANCE)]
+    rising = [phase.name for phase in tied if phase.peak_bytes > phase.start_bytes * (1 + _TOLERANCE)]
+    return " and ".join(rising or [tied[0].name])
+
+
+def _counted(words: list[str]) -> str:
+    """``backward (5 of 8), optimizer (3 of 8)``: how often each word occurs, most often first."""
+    return ", ".join(f"{word} ({count} of {len(words)})" for word, count in Counter(words).most_common())
+
+
+def _warnings(results: Results, rows: Sequence[MemoryRow]) -> Iterator[Words]:
+    """Calls of the driver in a warm step, and counts of the same bytes that differ."""
+    for row in rows:
+        phases = row.figures.phases or []
+        if calls := sum(phase.device_allocations + phase.device_frees for phase in phases):
+            took = milliseconds(sum(phase.device_calls_ms for phase in phases))
+            yield phrase(
+                "**cudaMalloc in the recorded step**: {} calls the driver {} {}, in {} at most. Its allocator's cache "
+                "had not settled.",
+                run_name(row), calls, plural(calls, "time"), took,
+            )  # fmt: skip
+        for name, seen, expected in _counted_twice(row):
+            if seen and expected and abs(seen / expected - 1) > _TOLERANCE:
+                sizes = f"{format_number(seen, 'bytes')} recorded, {format_number(expected, 'bytes')} expected"
+                yield phrase("**Two counts differ**: {}, {}: {}.", run_name(row), name, sizes)
+    for one in results.captures:
+        memory = one.device_memory
+        if memory and not memory.of_tensors and memory.allocations:
+            times = f"{memory.allocations:,} {plural(memory.allocations, 'time')}"
+            yield phrase("**cudaMalloc while measuring**: {} allocates {} in its measured steps.", one.title, times)
+
+
+def _counted_twice(row: MemoryRow) -> Iterator[tuple[str, float | None, float | None]]:
+    """Bytes as they were recorded, and as the allocator or the shapes say."""
+    figures = row.figures
+    for phase in figures.phases or []:
+        yield f"peak of {phase.name}", phase.peak_bytes, phase.counted_peak_bytes
+    yield "residual stream", figures.residual_seen_bytes, figures.residual_bytes
+    yield "memory that a layer saves", figures.layer_saves_bytes, figures.layer_saves_by_shapes_bytes
+
+
+def _rates(rows: Sequence[MemoryRow]) -> list[Rate]:
+    """FLOPs of the matmuls, and bytes: what the allocator hands out is written once at least."""
+    return [
+        Rate(
+            f"{phase.name}, {run_name(row)}",
+            row.case.precision,
+            _FLOPS[phase.name](row.case.size, row.case.batch_size, row.case.context_length),
+            phase.allocated_bytes,
+            phase.wall_ms,
+            phase.peak_bytes - phase.start_bytes,
         )
+        for row, phase in slopes_of(rows)
+    ]
+
+
+def _minimum_memory(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, MinimumMemory]]:
+    """The lower bounds of forward and of the optimizer, by the mode and the phase."""
+    for row in (row for row in rows if row.ok):
+        figures, name = row.figures, run_name(row)
+        parameters, logits = known(figures.parameter_bytes), known(figures.logits_bytes)
+        forward = known(figures.forward_peak_bytes)
+        if not row.case.trains:
+            yield "forward alone", MinimumMemory(name, forward, parameters + logits, "weights, logits")
+            continue
+        # Gradients have the size of the parameters, and are freed when the next backward begins.
+        held = 2 * parameters + known(figures.moment_bytes)
+        saved = known(figures.layer_saves_by_shapes_bytes) * row.case.size.num_layers
+        parts, every = "weights, grads, moments", held + saved + logits
+        yield "forward", MinimumMemory(f"forward, {name}", forward, every, f"{parts}, activations, logits")
+        yield "optimizer", MinimumMemory(f"optimizer, {name}", known(figures.optimizer_peak_bytes), held, parts)
 
 
 def _longest(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
@@ -207,7 +252,7 @@ def _longest(rows: Sequence[MemoryRow]) -> list[MemoryRow]:
 def _timeline(row: MemoryRow) -> Lines:
     scale, unit = (2**30, "GiB") if known(row.figures.step_peak_bytes) >= _IN_GIB else (2**20, "MiB")
     points = tuple((ms, level / scale) for ms, level in known(row.figures.timeline_ms_bytes))
-    spans = tuple((phase.name, phase.start_ms, phase.end_ms) for phase in phases_of(row))
+    spans = tuple((phase.name, phase.start_ms, phase.end_ms) for phase in known(row.figures.phases))
     return Lines(
         f"memory-{row.case.model}-{row.case.context_length}-{row.case.mode}-{row.case.precision}",
         f"Memory of tensors over a step: {run_name(row)}, batch {row.case.batch_size}",
@@ -220,23 +265,14 @@ def _timeline(row: MemoryRow) -> Lines:
 
 
 def _source(results: Results, rows: Sequence[MemoryRow]) -> Words:
-    """What recorded the timelines, and where the snapshots are."""
-    drop = "Where backward begins, the gradients of the step before are freed. "
+    """What recorded the timelines, and links to the snapshots."""
     if not results.on_gpu:
-        return (
-            f"{drop}A CPU has no caching allocator: the timelines are the memory events of torch.profiler, and there "
-            "are no snapshots. Recording slows the step down; the times in tables are of steps without it."
-        )
+        return "A CPU has no caching allocator: the timelines are the memory events of torch.profiler."
     named = [PurePosixPath(row.case.snapshot) for row in rows if row.ok and row.case.snapshot]
     inside = [path for path in named if not path.is_absolute() and ".." not in path.parts]
     links = [link(path.name, f"{results.folder}/{path}".lstrip("/")) for path in inside]
-    found = phrase(_SNAPSHOTS, joined(", ", links)) if links else ""
-    return phrase("{}The timelines are the history of PyTorch's allocator.{}", drop, found)
-
-
-def _counted(words: list[str]) -> str:
-    """``backward (5 of 8), optimizer (3 of 8)``: how often each word occurs, most often first."""
-    return ", ".join(f"{word} ({count} of {len(words)})" for word, count in Counter(words).most_common())
+    found = phrase(" Snapshots for https://pytorch.org/memory_viz: {}.", joined(", ", links)) if links else ""
+    return phrase("The timelines are the history of PyTorch's allocator.{}", found)
 
 
 BENCH = Bench(
