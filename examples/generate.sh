@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes examples/sweep anew on a machine with a GPU and nsys: report, figures, timings, and a few traces to open.
+# Makes examples/sweep anew on a machine with a GPU and nsys: timings, what its captures say, and a few of them to open.
 # Half an hour on an H200; interrupted, it goes on where it stopped.
 #
 #   examples/generate.sh [WORK_FOLDER]
@@ -17,15 +17,15 @@ run --model $sizes --context-length 512 --compile
 run --model $sizes --context-length 512 --mode forward
 run --model 10B --context-length 128 # 12.8 billion parameters with gradients and AdamW's state need 205 GB
 
-rm -rf "$examples/sweep" "$work/sweep/report_figures"
+rm -rf "$examples/sweep"
 mkdir -p "$examples/sweep"
-(cd "$work/sweep" && nsys-analyze report --csv timings.csv)
-cp -r "$work/sweep/timings.csv" "$work/sweep/report.md" "$work/sweep/report_figures" "$examples/sweep"
+cp "$work/sweep/timings.csv" "$examples/sweep"
+python "$examples/captures.py" "$work/sweep" >"$examples/sweep/captures.csv"
 for name in small_ctx256_train_fp32 small_ctx512_train_bf16 small_ctx512_train_fp32_compile small_ctx512_forward_fp32; do
   mkdir "$examples/sweep/$name"
   cp "$work/sweep/$name/manifest.json" "$examples/sweep/$name"
   nsys-analyze share "$work/sweep/$name/capture.sqlite" -o "$examples/sweep/$name/capture.sqlite"
 done
-# The run that README.md shows, with its own timings; `make examples` writes its report.
+# The run that README.md shows, with its own timings; `make examples` writes its report and the sweep's.
 shown=small_ctx256_train_fp32
 (cd "$examples/sweep" && sed -n "1p;/^$shown,/p" timings.csv >"$shown/timings.csv")

@@ -1,8 +1,8 @@
 """Makes what the repository shows of reports anew: ``make examples``.
 
 From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
-answers in README.md, which are of the same run, and the report of the experiments. The report of the sweep is of 35
-captures, most of them too large to keep: ``examples/generate.sh`` makes it, on a GPU.
+answers in README.md, which are of the same run, the report of the sweep and that of the experiments. Of the sweep's
+captures four are kept, and the timings of all.
 
 The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
 """
@@ -22,8 +22,8 @@ from PIL import Image, PngImagePlugin
 
 from tests.conftest import ROOT
 
-RUN = ROOT / "examples" / "sweep" / "small_ctx256_train_fp32"
-BENCHES = ROOT / "examples" / "benches"
+SWEEP, BENCHES = ROOT / "examples" / "sweep", ROOT / "examples" / "benches"
+RUN = SWEEP / "small_ctx256_train_fp32"
 README = ROOT / "README.md"
 #: The answers of the run, as the terminal shows them, in README.md.
 ANSWERS = re.compile(rf"(?<=```\n){RUN.name}\n.*?(?=```)", re.DOTALL)
@@ -77,16 +77,17 @@ def _nsys_analyze(folder: Path, *arguments: str) -> str:
 
 
 def main() -> None:
-    """Renews report, answers, picture, and the report of the experiments."""
+    """Renews report, answers and picture of the run, and the reports of the sweep and of the experiments."""
     answers = write_report(RUN)
     text, count = ANSWERS.subn(lambda _: answers, README.read_text(encoding="utf-8"))
     if count != 1:
         sys.exit(f"{README} has {count} blocks with the answers of {RUN.name}, not one")
     README.write_text(text, encoding="utf-8")
     draw(RUN / "report.md", RUN / "report.png")
-    shutil.rmtree(BENCHES / "report_figures", ignore_errors=True)
-    (BENCHES / "report.md").unlink(missing_ok=True)
-    _nsys_analyze(BENCHES, "report", ".")
+    for folder in (SWEEP, BENCHES):
+        shutil.rmtree(folder / "report_figures", ignore_errors=True)
+        (folder / "report.md").unlink(missing_ok=True)
+        _nsys_analyze(folder, "report", ".")
 
 
 if __name__ == "__main__":

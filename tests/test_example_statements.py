@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import csv
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.examples import attention, steps, sweep
-from tests.examples.rows import EXAMPLES
+from tests.examples.rows import EXAMPLES, SWEEP
 
 RAW = (EXAMPLES / "README.md").read_text(encoding="utf-8")
 NUMBER = re.compile(
@@ -66,6 +71,23 @@ GIVEN = (
     "At context 512 in fp32 small becomes",
     "Profiling such a step costs most",  # `sweep.launches` finds the two highest
 )
+
+
+def test_the_sweep_s_captures_say_what_was_kept_of_them() -> None:
+    """``examples/captures.py`` on the committed captures, beside the rows of all."""
+    command = [sys.executable, EXAMPLES / "captures.py", SWEEP]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
+    with (SWEEP / "captures.csv").open(encoding="utf-8", newline="") as file:
+        kept = {row["capture"]: row for row in csv.DictReader(file)}
+    rows = list(csv.DictReader(printed.splitlines()))
+    assert len(rows) == 4
+    for row in rows:
+        of_all = kept[row["capture"]]
+        assert row.keys() == of_all.keys()
+        for name in row.keys() - {"capture"}:
+            assert bool(row[name]) == bool(of_all[name])
+            assert not row[name] or float(row[name]) == pytest.approx(float(of_all[name]), rel=1e-3, abs=0.06)
 
 
 def plain(text: str) -> str:

@@ -41,7 +41,7 @@ def span(values: Sequence[float], digits: int = 0) -> str:
     return f"{min(values):,.{digits}f} to {max(values):,.{digits}f}"
 
 
-# --- the sweep: unprofiled times in timings.csv, the captures' figures in the tables of report.md
+# --- the sweep: unprofiled times in timings.csv, the captures' figures in captures.csv
 
 
 def capture(model: str, context: int, precision: str = "fp32", mode: str = "train", suffix: str = "") -> str:
@@ -72,21 +72,10 @@ def peak_gib(name: str) -> float:
     return int(timing(name)["peak_memory_bytes"]) / GIB
 
 
-def sweep_column(column: str, *others: str) -> dict[str, float]:
-    """A column of the first table of ``sweep/report.md`` that has it and all others, by capture; empty cells left out.
-
-    Most captures of the sweep are not committed: the report is what was kept of them.
-    """
-    lines = (SWEEP / "report.md").read_text(encoding="utf-8").splitlines()
-    tables = "\n".join(line if line.startswith("|") else "" for line in lines).split("\n\n")
-    for table in tables:
-        header, *body = (
-            [cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines() or [""]
-        )
-        if {"capture", column, *others} <= set(header):
-            cells = {row[0]: row[header.index(column)] for row in body[1:]}  # behind the line of dashes
-            return {name: float(cell.replace(",", "").rstrip(" %×")) for name, cell in cells.items() if cell != "–"}
-    raise LookupError(f"no table with {column} in the sweep's report")
+def sweep_column(column: str) -> dict[str, float]:
+    """A column of ``sweep/captures.csv`` by capture; empty cells left out. It is what was kept of most captures."""
+    with (SWEEP / "captures.csv").open(encoding="utf-8", newline="") as file:
+        return {row["capture"]: float(row[column]) for row in csv.DictReader(file) if row[column]}
 
 
 def manifests(folder: Path) -> list[dict[str, Any]]:

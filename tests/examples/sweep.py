@@ -69,7 +69,7 @@ def launches() -> Iterator[str]:
         f"Doubling the context from 128 to 256 costs small only {percent(at_256 / at_128 - 1)} ({at_128:.2f} to "
         f"{at_256:.2f} ms)"
     )
-    profiled, busy = sweep_column("step ms, profiled"), sweep_column("busy, profiled")
+    profiled, busy = sweep_column("step_ms"), sweep_column("busy_percent")
     small = capture("small", 128)
     busy_ms = busy[small] / 100 * profiled[small]
     yield f"at 128 the GPU is busy for {busy_ms:.0f} of {at_128:.0f} ms and idle for {percent(1 - busy_ms / at_128)}"
@@ -89,14 +89,11 @@ def bf16() -> Iterator[str]:
     gains = [mean_ms(capture(size, 512)) / mean_ms(capture(size, 512, "bf16")) for size in ("2.7B", "small")]
     yield f"2.7B becomes {gains[0]:.1f} times as fast, small {gains[1]:.1f} times (training, context 512)"
     fp32, half = capture("2.7B", 512), capture("2.7B", 512, "bf16")
-    share = {
-        name: sweep_column(name, "elementwise", "copy/layout")
-        for name in ("matmul", "elementwise", "optimizer", "copy/layout")
-    }
+    share = {name: sweep_column(f"{name}_percent") for name in ("matmul", "elementwise", "optimizer", "copy")}
     yield f"matmul falls from {share['matmul'][fp32]} % to {share['matmul'][half]} % of 2.7B's total kernel time"
     yield (
         f"elementwise kernels ({share['elementwise'][half]} %), AdamW ({share['optimizer'][half]} %) and copies "
-        f"({share['copy/layout'][half]} %)"
+        f"({share['copy'][half]} %)"
     )
     adamw = [mean_ms(name, "optimizer") for name in (fp32, half)]
     yield (
@@ -107,13 +104,13 @@ def bf16() -> Iterator[str]:
 
 def compiled_sweep() -> Iterator[str]:
     """What torch.compile gains over the sweep."""
-    kernels, steps = sweep_column("kernels", "steps"), sweep_column("steps", "kernels")
+    kernels = sweep_column("kernels")
     eager, fused = capture("small", 512), capture("small", 512, suffix="_compile")
-    counts = [kernels[name] / steps[name] for name in (eager, fused)]
+    counts = [kernels[name] for name in (eager, fused)]
     yield f"{counts[0]:,.0f} kernels a step of small become {counts[1]:,.0f}"
     gains = [mean_ms(capture(size, 512)) / mean_ms(capture(size, 512, suffix="_compile")) for size in ("small", "2.7B")]
     yield f"{gains[0]:.2f} times as fast, 2.7B {gains[1]:.2f} times"
-    matmul = sweep_column("matmul", "elementwise", "copy/layout")[capture("2.7B", 512)]
+    matmul = sweep_column("matmul_percent")[capture("2.7B", 512)]
     yield f"whose fp32 kernel time is {matmul} % matmul"
     peaks = [peak_gib(capture("2.7B", 512, suffix=suffix)) for suffix in ("", "_compile")]
     yield f"2.7B peaks at {peaks[1]:.1f} GiB instead of {peaks[0]:.1f}"
@@ -121,14 +118,14 @@ def compiled_sweep() -> Iterator[str]:
 
 def inference() -> Iterator[str]:
     """The share of matmul in a forward pass and in a training step."""
-    share = sweep_column("matmul", "elementwise", "copy/layout")
+    share = sweep_column("matmul_percent")
     pairs = [(share[capture(size, 512, mode="forward")], share[capture(size, 512)]) for size in ("small", "2.7B")]
     yield f"{pairs[0][0]} % against {pairs[0][1]} % on small, {pairs[1][0]} % against {pairs[1][1]} % on 2.7B"
 
 
 def softmax() -> Iterator[str]:
     """Softmax against the two attention matmuls."""
-    ratio = sweep_column("products ÷ softmax", "busy, profiled")
+    ratio = sweep_column("matmul_over_softmax")
     slower = [name for name in ratio if ratio[name] >= 1]
     assert slower == [capture("2.7B", 256)]
     yield f"in {len(ratio) - len(slower)} of {len(ratio)} captures"
