@@ -11,21 +11,18 @@ from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
-from nsys_analyzer.experiments.decode.answers import next_speed_up
 from nsys_analyzer.experiments.decode.section import BENCH
 from nsys_analyzer.experiments.decode.work import (
     TARGET,
     DecodeCase,
     DecodeFigures,
     DecodeRow,
-    bandwidth_share,
+    cold_lengths,
     minimum_memory,
     next_ms,
     pass_flops,
-    rates,
     token_bytes,
     token_flops,
-    warm_times,
 )
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
@@ -95,52 +92,25 @@ def cold_row(**case: Any) -> DecodeRow:
     return replace(cold, figures=replace(cold.figures, token_times_ms=[200.0, *4 * [20.0], *95 * [50.0]]))
 
 
-def test_lengths_that_the_warm_up_had_not_seen_are_flagged() -> None:
-    text = said(row(5), cold_row())
-    assert "takes 50.00 ms, over which the cache would gain 10.00×; it takes 20.00 ms where the warm-up of 5" in text
+def test_lengths_that_the_warm_up_had_not_seen_are_flagged_and_left_out() -> None:
+    cold = cold_row()
+    assert (cold_lengths(cold), next_ms(cold)) == ((20, 50), None)
+    text = said(row(5), cold, row(5, attention="sdpa"), row(30, cache=False, attention="sdpa", warmup_tokens=5))
+    assert "takes 20.00 ms at a length that the warm-up of 5 tokens had seen, 50.00 ms at another" in text
+    line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "6.000×" in line)  # 30 ÷ 5
+    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["6.000×", "1.000×", "1.000×"]
     steady = row(50, cache=False, warmup_tokens=5)
-    assert "seen for the first time" not in said(row(5), steady)  # all of them take 50
-    assert (warm_times(steady), next_ms(steady)) == ((), 50)
-
-
-def test_warm_lengths_stand_for_the_next_token() -> None:
-    text = said(row(5), cold_row(), row(5, attention="sdpa"), row(30, cache=False, attention="sdpa", warmup_tokens=5))
-    # 20 ÷ 5 = 4 unfused and 30 ÷ 5 = 6 sdpa; without the cache 20 ÷ 30 of the same lengths
-    note = "(small fp32, unfused, without the cache: of its 4 warm lengths)"
-    assert f"makes a token after the first 4.000× to 6.000× as fast {note}: small fp32 with sdpa" in text
-    line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "4.000×" in line)
-    assert [cell.strip() for cell in line.split("|")[2:-1]] == ["4.000×", "6.000×", "1.000×", "1.000×", "0.667×"]
-    time = next(line for line in text.splitlines() if "next of 4 warm lengths" in line)
-    # 16 sequences ÷ 20 ms = 800 tokens/s
-    assert [cell.strip() for cell in time.split("|")[5:8]] == ["20.00", "–", "800"]
-    bars = [block for block in BENCH.section(Results((row(5), cold_row()))).blocks if isinstance(block, Bars)]
-    assert bars[0].title == f"Tokens after the first {note}"
-    assert bars[0].series[1] == ("unfused, no cache", (800,))
-    assert "Unsteady" not in text
-
-
-def test_two_without_the_cache_are_compared_over_the_same_lengths() -> None:
-    growing = row(60, cache=False, attention="unfused", warmup_tokens=5)
-    times = [200.0, *4 * [40.0], *95 * [59.0]]  # 59 < 1.5 · 40: not cold, longer sequences take longer
-    growing = replace(growing, figures=replace(growing.figures, token_times_ms=times))
-    group = {("unfused", False): growing, ("sdpa", False): cold_row(attention="sdpa")}
-    assert next_speed_up(group, ("unfused", False), ("sdpa", False)) == 2  # 40 ÷ 20, not 60 ÷ 20
-
-
-def test_warm_lengths_are_held_against_their_own_work() -> None:
-    cold = cold_row(num_layers=1, batch_size=1)
-    assert token_flops(cold) == sum(pass_flops(cold, length, 0) for length in range(1025, 1029)) / 4
-    assert [rate.ms for rate in rates((cold,))] == [200, 20]  # the first token, one after it
+    assert (cold_lengths(steady), next_ms(steady)) == (None, 50)  # all of them take 50
+    growing = replace(steady, figures=replace(steady.figures, token_times_ms=[200.0, *4 * [40.0], *95 * [59.0]]))
+    assert cold_lengths(growing) is None  # 59 < 1.5 · 40: longer sequences take longer
 
 
 def test_speed_ups() -> None:
     text = said(*four())
     # 400 ÷ 10 = 40 unfused, 300 ÷ 5 = 60 sdpa; first token 200 ÷ 100, next one with the cache 10 ÷ 5
-    assert (
-        "makes a token after the first 40.00× to 60.00× as fast: small fp32 with sdpa attention needs 5.000 ms" in text
-    )
-    assert "PyTorch's own attention makes the first token 2.000× and a next one 2.000× as fast" in text
-    assert "The most tokens/s: 3,200 (small fp32, sdpa, with the cache)" in text  # 16 ÷ 5 ms
+    assert "40.00× to 60.00× as fast: small fp32 with sdpa attention needs 5.000 ms" in text
+    assert "PyTorch's own attention makes prefill 2.000× and later tokens 2.000× as fast" in text
+    assert "3,200 tokens/s (small fp32, sdpa, with the cache)" in text  # 16 ÷ 5 ms
     line = next(line for line in text.splitlines() if line.startswith("| small fp32") and "40.00×" in line)
     assert [cell.strip() for cell in line.split("|")[2:-1]] == ["40.00×", "60.00×", "2.000×", "2.000×", "1.333×"]
     assert "warm-up: 100 tokens" in text
@@ -170,10 +140,10 @@ def test_the_work_of_a_token_after_the_first() -> None:
 def test_bandwidth() -> None:
     one = row(10)
     # 4·(128,625,408 - 7,680,000) + 2·12·16·768·4·(1024 + 50) = 483,781,632 + 1,266,941,952 bytes in 10 ms
-    share = bandwidth_share(Results((one,), ceilings(4e12)), one)
-    assert share == pytest.approx(1_750_723_584 / 0.010 / 4e12)
-    assert "at 4.4 % of the bandwidth" in said(one)
-    assert bandwidth_share(Results((one,)), one) is None
+    assert token_bytes(one) == 1_750_723_584
+    line = next(line for line in said(one).splitlines() if "175 GB/s" in line)
+    assert "4 TB/s" in line
+    assert "| 3.6 % |" in " ".join(line.split())  # of 4.8 TB/s
 
 
 def test_faster_than_memory_is_flagged() -> None:

@@ -1,40 +1,44 @@
-"""Making tokens with a cache of keys and values and without: the first token, and those after it."""
+"""Making tokens with a cache of keys and values and without: time to first token, and inter-token latency."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nsys_analyzer.experiments.decode.answers import (
-    Group,
-    answers,
-    cold_lengths,
-    first_speed_up,
-    groups_of,
-    next_speed_up,
-    warm_note,
-)
 from nsys_analyzer.experiments.decode.work import (
     ATTENTIONS,
     TARGET,
     DecodeCase,
     DecodeRow,
+    cold_lengths,
+    first_ms,
     minimum_memory,
     model_of,
     name_of,
     next_ms,
     rates,
-    tokens_per_s,
-    warm_times,
 )
 from nsys_analyzer.experiments.limits import check_limits
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import conditions, each, messages, precision_warnings, section, spread, unsteady
+from nsys_analyzer.experiments.section import (
+    bars,
+    conditions,
+    each,
+    endings,
+    messages,
+    precision_warnings,
+    ratio,
+    section,
+    span,
+    spread,
+    unsteady,
+)
 from nsys_analyzer.experiments.steps import models
-from nsys_analyzer.report.model import Bars, Cell, Details, Figure, Lines, Section, Table
+from nsys_analyzer.report.model import Details, Figure, Lines, Section
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.text import phrase
+from nsys_analyzer.report.units import milliseconds
+from nsys_analyzer.text import Words, phrase
 
 _OPTIONS = (
     several(DecodeCase, "model", ("small", "medium", "large"), ("small",), "Sizes"),
@@ -49,12 +53,11 @@ _OPTIONS = (
 #: A 95th percentile so often the median says that something else was at work.
 _FAR = 1.5
 _DEFINITIONS = phrase(
-    "*First token* is the pass over the prompt and the choice of the likeliest token; *next* is the time from one "
-    "token to the one after it, by Python's clock, of a whole generation. *tokens/s* counts those after the first, of "
-    "all sequences. With the cache a token is a pass over that token alone, which reads the keys and values of those "
-    "before it; without, over the whole sequence. The head runs at the last position alone in both. *bf16* is that of "
-    "weights, activations and cache, not autocast. A token must read every weight but the embedding, and what the "
-    "cache holds: that is its least memory traffic."
+    "*TTFT*, the time to first token, is prefill (a pass over the prompt) and the choice of the likeliest token; "
+    "*inter-token* is the time from one token to the next, by Python's clock. *tokens/s* counts the tokens after the "
+    "first, of all sequences. With the cache a token is a pass over that token alone, which reads the keys and values "
+    "of those before it; without, over the whole sequence. *bf16* is that of weights, activations and cache, not "
+    "autocast. The least memory traffic of a token is every weight but the embedding, and what the cache holds."
 )
 
 
@@ -71,74 +74,126 @@ def _label(case: DecodeCase) -> str:
 
 def _section(results: Results) -> Section:
     rows = results.rows_of(TARGET)
-    groups = groups_of(rows)
+    groups = _groups_of(rows)
+    speed_ups = table(_SPEED_UPS, groups, "Speed-ups, by the cache and by PyTorch's own attention:")
     return section(
         "decode",
         "decoding with and without a cache",
-        answers=answers(results, rows, groups),
+        answers=(*_answers(rows, groups), *endings(rows, name_of)),
         conditions=conditions(
             results,
             warmup=f"{each(rows, 'warmup_tokens')} tokens, after the check of the logits",
             steps=f"{each(rows, 'tokens')} tokens behind a prompt of {each(rows, 'prompt_length')}, batch "
-            f"{each(rows, 'batch_size')}, cache of {each(rows, 'cache_length')}; the first token five times",
+            f"{each(rows, 'batch_size')}, cache of {each(rows, 'cache_length')}; TTFT five times",
             synchronized="after each token",
             grad="none (inference_mode)",
         ),
-        warnings=(
-            *precision_warnings(results),
-            *unsteady("tokens", _slow(rows), _FAR, "95th percentile ÷ median", "factor"),
-            *cold_lengths(groups),
-        ),
+        warnings=(*precision_warnings(results), *_warnings(rows)),
         blocks=(
             table(_TIMES, rows, _TIMES_CAPTION),
-            *_speed_ups(groups),
+            *([speed_ups] if speed_ups.rows else []),
             *_figures(groups),
             Details("Check of the logits, and memory", (table(_CHECK, rows, _CHECK_CAPTION, names=3),)),
         ),
         lacking=messages(rows, name_of),
-        limits=check_limits(results, tuple(rates(rows)), minimum_memory(rows)),
+        limits=check_limits(results, rates(rows), minimum_memory(rows)),
         definitions=_DEFINITIONS,
     )
 
 
-def _slow(rows: Sequence[DecodeRow]) -> dict[str, float]:
-    """The 95th percentile ÷ median of each row; one with cold lengths is named by itself."""
-    return {
+#: Attention, and whether there is a cache.
+Variant = tuple[str, bool]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one model and precision."""
+
+    name: str
+    rows: Mapping[Variant, DecodeRow]
+
+    def speed_up(self, ms: Callable[[DecodeRow], float | None], slow: Variant, fast: Variant) -> float | None:
+        """Time of one variant ÷ that of the other; None where one was not measured to its end."""
+        times = [ms(row) if (row := self.rows.get(variant)) and row.ok else None for variant in (slow, fast)]
+        return ratio(*times)
+
+
+def _groups_of(rows: Sequence[DecodeRow]) -> list[Group]:
+    groups: dict[str, dict[Variant, DecodeRow]] = {}
+    for row in rows:
+        groups.setdefault(model_of(row), {})[row.case.attention, row.case.cache] = row
+    return [Group(name, variants) for name, variants in groups.items()]
+
+
+def _cache_speed_up(attention: str, group: Group) -> float | None:
+    return group.speed_up(next_ms, (attention, False), (attention, True))
+
+
+def _sdpa_speed_up(ms: Callable[[DecodeRow], float | None], cache: bool, group: Group) -> float | None:
+    return group.speed_up(ms, ("unfused", cache), ("sdpa", cache))
+
+
+def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str]:
+    gains = [
+        (gain, group.rows[attention, True], group.rows[attention, False])
+        for group in groups
+        for attention in ATTENTIONS
+        if (gain := _cache_speed_up(attention, group))
+    ]
+    if gains:
+        _, cached, without = max(gains, key=lambda gain: gain[0])
+        yield (
+            f"The cache makes tokens after the first {span([gain for gain, *_ in gains], 'factor')} as fast: "
+            f"{model_of(cached)} with {cached.case.attention} attention needs {milliseconds(next_ms(cached))} a token "
+            f"with it, {milliseconds(next_ms(without))} without."
+        )
+    parts = []
+    for words, ms in (("prefill", first_ms), ("later tokens", next_ms)):
+        if known := [gain for group in groups if (gain := _sdpa_speed_up(ms, True, group))]:
+            parts.append(f"{words} {span(known, 'factor')}")
+    if parts:
+        yield f"With the cache PyTorch's own attention makes {' and '.join(parts)} as fast as the unfused one."
+    if made := [(tokens, name_of(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
+        tokens, name = max(made)
+        yield f"The highest throughput is {tokens:,.0f} tokens/s ({name})."
+
+
+def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
+    """Tokens that took far longer than the median, and lengths that the warm-up had not seen."""
+    slow = {
         name_of(row): p95 / median
         for row in rows
-        if row.ok and not warm_times(row) and (p95 := row.figures.between_tokens_p95_ms) and (median := next_ms(row))
+        if row.ok and (p95 := row.figures.between_tokens_p95_ms) and (median := next_ms(row))
     }
-
-
-def _cache(row: DecodeRow) -> str:
-    return "yes" if row.case.cache else "no"
-
-
-def _status(row: DecodeRow) -> str:
-    warm = len(warm_times(row))
-    return f"{row.status}, next of {warm} warm lengths" if warm else row.status
-
-
-_NAMES: tuple[Field[DecodeRow], ...] = (
-    Field("model", "text", model_of),
-    Field("attention", "text", lambda row: row.case.attention),
-    Field("cache", "text", _cache),
-)
-_TIMES: tuple[Field[DecodeRow], ...] = (
-    *_NAMES,
-    Field("first token ms", "ms", lambda row: spread(row.figures.first_token)),
-    Field("next ms", "ms", next_ms),
-    Field("p95", "ms", lambda row: None if warm_times(row) else row.figures.between_tokens_p95_ms),
-    Field("tokens/s", "count", tokens_per_s),
-    Field("status", "text", _status),
-)
-_TIMES_CAPTION = "Time to the first token (mean and standard deviation), and between tokens (median, 95th percentile):"
+    yield from unsteady("tokens", slow, _FAR, "95th percentile ÷ median", "factor")
+    for row in rows:
+        if medians := cold_lengths(row):
+            yield phrase(
+                "**Lengths seen for the first time**, {}: a token takes {} at a length that the warm-up of {} tokens "
+                "had seen, {} at another. Its inter-token latency and speed-ups are left out; as many "
+                "`--warmup-tokens` as `--tokens` make all lengths warm.",
+                name_of(row), milliseconds(medians[0]), row.case.warmup_tokens, milliseconds(medians[1]),
+            )  # fmt: skip
 
 
 def _error(value: float | None) -> str | None:
     return None if value is None else f"{value:.1e}"
 
 
+_NAMES: tuple[Field[DecodeRow], ...] = (
+    Field("model", "text", model_of),
+    Field("attention", "text", lambda row: row.case.attention),
+    Field("cache", "text", lambda row: "yes" if row.case.cache else "no"),
+)
+_TIMES: tuple[Field[DecodeRow], ...] = (
+    *_NAMES,
+    Field("TTFT ms", "ms", lambda row: spread(row.figures.first_token)),
+    Field("inter-token ms", "ms", next_ms),
+    Field("p95", "ms", lambda row: row.figures.between_tokens_p95_ms),
+    Field("tokens/s", "count", lambda row: row.figures.tokens_per_s),
+    Field("status", "text", lambda row: row.status),
+)
+_TIMES_CAPTION = "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):"
 _CHECK: tuple[Field[DecodeRow], ...] = (
     *_NAMES,
     Field("largest error", "text", lambda row: _error(row.figures.max_error)),
@@ -146,76 +201,39 @@ _CHECK: tuple[Field[DecodeRow], ...] = (
     Field("same tokens", "percent", lambda row: row.figures.same_tokens),
     Field("peak", "bytes", lambda row: row.figures.peak_bytes),
     Field("weights", "bytes", lambda row: row.figures.weights_bytes),
-    Field("room", "bytes", lambda row: row.figures.cache_bytes),
+    Field("cache", "bytes", lambda row: row.figures.cache_bytes),
 )
 _CHECK_CAPTION = (
     "Logits with the cache against one pass over the whole sequence: the largest difference, and the share of "
-    "positions with the same likeliest token; the peak of memory, and in it the weights and the cache's room:"
+    "positions with the same likeliest token. Peak memory, and in it weights and cache:"
 )
-
-
-@dataclass(frozen=True)
-class _Named:
-    """The rows of one model and precision."""
-
-    name: str
-    rows: Group
-
-
-def _cache_speed_up(attention: str, one: _Named) -> Cell:
-    return next_speed_up(one.rows, (attention, False), (attention, True))
-
-
-def _sdpa_speed_up(cache: bool, one: _Named) -> Cell:
-    return next_speed_up(one.rows, ("unfused", cache), ("sdpa", cache))
-
-
-_SPEED_UPS: tuple[Field[_Named], ...] = (
+_SPEED_UPS: tuple[Field[Group], ...] = (
     Field("model", "text", lambda one: one.name),
     *(Field(f"cache: {attention}", "factor", partial(_cache_speed_up, attention)) for attention in ATTENTIONS),
-    Field("sdpa: first token", "factor", lambda one: first_speed_up(one.rows, ("unfused", True), ("sdpa", True))),
-    Field("sdpa: next, cache", "factor", partial(_sdpa_speed_up, True)),
-    Field("sdpa: next, no cache", "factor", partial(_sdpa_speed_up, False)),
+    Field("sdpa: TTFT", "factor", partial(_sdpa_speed_up, first_ms, True)),
+    Field("sdpa: inter-token, cache", "factor", partial(_sdpa_speed_up, next_ms, True)),
+    Field("sdpa: inter-token, no cache", "factor", partial(_sdpa_speed_up, next_ms, False)),
 )
 
 
-def _speed_ups(groups: Mapping[str, Group]) -> Iterator[Table]:
-    note = warm_note(row for group in groups.values() for row in group.values())
-    same = "; of two without the cache, of the same lengths" if note else ""
-    caption = f"Speed-ups: by the cache between tokens, and by PyTorch's own attention{note}{same}:"
-    found = table(_SPEED_UPS, (_Named(*one) for one in groups.items()), caption)
-    if found.rows:
-        yield found
-
-
-def _figures(groups: Mapping[str, Group]) -> Iterator[Figure]:
+def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
     """Each token's time of the model that was measured most completely, the largest of those; and tokens/s of all."""
-    variants = [(attention, cache) for attention in ATTENTIONS for cache in (True, False)]
-    words = {variant: f"{variant[0]}, {'with' if variant[1] else 'no'} cache" for variant in variants}
+    names = {(attention, cache): f"{attention}, {'with' if cache else 'no'} cache"
+             for attention in ATTENTIONS for cache in (True, False)}  # fmt: skip
     measured = {
-        name: {variant: row for variant, row in group.items() if row.figures.token_times_ms}
-        for name, group in groups.items()
+        group.name: {
+            name: row.figures
+            for variant, name in names.items()
+            if (row := group.rows.get(variant)) and row.figures.token_times_ms
+        }
+        for group in groups
     }
-    measured = {name: group for name, group in measured.items() if group}
-    if not measured:
-        return
-    most = max(len(group) for group in measured.values())
-    *_, shown = (name for name, group in measured.items() if len(group) == most)
-    series = tuple(
-        (words[v], tuple(enumerate(times, start=1)))
-        for v in variants
-        if (row := measured[shown].get(v)) and (times := row.figures.token_times_ms)
-    )
-    yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    bars = tuple(
-        (
-            words[v],
-            tuple(tokens_per_s(row) if (row := group.get(v)) else None for group in measured.values()),
-        )
-        for v in variants
-    )
-    title = f"Tokens after the first{warm_note(row for group in measured.values() for row in group.values())}"
-    yield Bars("decode-throughput", title, tuple(measured), bars, "tokens/s")
+    shown = max(reversed(measured), key=lambda model: len(measured[model]), default="")
+    if measured.get(shown):
+        series = tuple((name, tuple(enumerate(one.token_times_ms or (), 1))) for name, one in measured[shown].items())
+        yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
+    throughput = {(model, name): one.tokens_per_s for model, found in measured.items() for name, one in found.items()}
+    yield from bars("decode-throughput", "Tokens after the first", throughput, "tokens/s")
 
 
 BENCH = Bench(

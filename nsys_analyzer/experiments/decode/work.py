@@ -1,4 +1,4 @@
-"""Decoding: its case and figures, and what making tokens must compute, move and keep.
+"""Decoding: its case and figures, and the least that making tokens computes, moves and keeps.
 
 B sequences, S tokens, d = d_model, L layers; a pass is over new tokens behind earlier ones that a cache holds.
 """
@@ -15,10 +15,10 @@ from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.ceilings import precision_found
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, tightest
-from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Times, option
+from nsys_analyzer.experiments.model import CaseTarget, Row, Times, option
 
 ATTENTIONS = ("unfused", "sdpa")
-#: So many times the time of a length that was seen before says that something is prepared for each new one.
+#: Lengths are cold that take so many times as long as those that the warm-up has seen.
 _COLD = 1.5
 
 
@@ -27,26 +27,23 @@ class DecodeCase:
     """One model, and how its tokens are made.
 
     Raises:
-        ConfigurationError: lengths that do not go together.
-
+        ConfigurationError: the cache has no room for the tokens.
     """
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
     num_layers: int = option(0, "in place of the model's; 0 is its own", least=0, cpu=2)
     batch_size: int = option(16, "batch size", cpu=2)
-    prompt_length: int = option(1024, "tokens of each sequence that are there before the first", cpu=32)
+    prompt_length: int = option(1024, "tokens of each sequence before the first that is made", cpu=32)
     cache_length: int = option(2048, "positions that the cache has room for", cpu=64)
-    tokens: int = option(100, "to make, the first among them", least=3, cpu=10)
-    warmup_tokens: int = option(100, "made before anything is timed", cpu=10)
+    tokens: int = option(100, "tokens to make, the first among them", least=3, cpu=10)
+    warmup_tokens: int = option(100, "tokens made before anything is timed", cpu=10)
     precision: str = option("fp32", "bf16 is that of weights, activations and cache", ("fp32", "tf32", "bf16"))
     attention: str = option("unfused", "unfused (naive), or PyTorch's own", ATTENTIONS)
     cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
     seed: int = option(0, "of weights and tokens", least=0)
 
     def __post_init__(self) -> None:
-        if self.tokens < 3 or self.warmup_tokens < 1 or self.prompt_length < 1:
-            raise ConfigurationError("tokens must be at least 3, warmup_tokens and prompt_length at least 1")
         if self.cache_length < self.prompt_length + self.tokens - 1:  # the last token is never fed back
             raise ConfigurationError(f"{self.tokens} tokens more do not fit a cache of {self.cache_length}")
 
@@ -62,20 +59,15 @@ class DecodeFigures:
     """Times of tokens, memory, and the check of the logits.
 
     Attributes:
-        peak_bytes: the most memory that tensors took at once.
-        weights_bytes: of the model.
         cache_bytes: room for keys and values; 0 without a cache.
         product_bits: bits of the mantissa that matmuls keep of their operands.
         max_error, largest_logit, tolerance: the largest difference of logits with the cache from those of one pass
             over the whole sequence, the largest logit, and the difference that is allowed.
         same_tokens: the share of positions with the same likeliest token.
-        first_token: of a generation, several times.
+        first_token: prefill and the choice of a token, of several generations.
         token_times_ms: each token of one generation.
-        between_tokens: of the tokens after the first.
-        between_tokens_p95_ms: their 95th percentile.
-        tokens_per_s: of the tokens after the first, of all sequences.
+        between_tokens, between_tokens_p95_ms, tokens_per_s: of the tokens after the first, of all sequences.
         generation_tokens_per_s: of the whole generation.
-
     """
 
     peak_bytes: int | None = None
@@ -99,7 +91,7 @@ DecodeRow: TypeAlias = Row[DecodeCase, DecodeFigures]
 
 
 def name_of(row: DecodeRow) -> str:
-    """What a row is called in a sentence."""
+    """Model, precision, attention and cache, for a sentence."""
     return f"{model_of(row)}, {row.case.attention}, {'with' if row.case.cache else 'without'} the cache"
 
 
@@ -109,35 +101,32 @@ def model_of(row: DecodeRow) -> str:
     return f"{row.case.model}{layers} {row.case.precision}"
 
 
-def warm_times(row: DecodeRow) -> tuple[float, ...]:
-    """Milliseconds of the tokens after the first that are warm, where the others are far slower; else none.
+def cold_lengths(row: DecodeRow) -> tuple[float, float] | None:
+    """The median ms of a token at lengths that the warm-up had seen and at others, where these are far slower.
 
-    Without a cache each token is a pass over a new length: one is warm that the warm-up had seen.
+    Without a cache each token is a pass over a new length, for which kernels may have to be prepared.
     """
     times, seen = row.figures.token_times_ms or [], row.case.warmup_tokens
     if row.case.cache or not 2 <= seen < len(times):
-        return ()
-    warm, cold = times[1:seen], times[seen:]
-    return tuple(warm) if statistics.median(cold) >= _COLD * statistics.median(warm) else ()
+        return None
+    warm, cold = statistics.median(times[1:seen]), statistics.median(times[seen:])
+    return (warm, cold) if cold >= _COLD * warm else None
+
+
+def first_ms(row: DecodeRow) -> float | None:
+    """The mean time to first token."""
+    return row.figures.first_token.ms if row.figures.first_token else None
 
 
 def next_ms(row: DecodeRow) -> float | None:
-    """The median time from one token to the next, of warm lengths where others are cold; None where it is missing."""
-    if warm := warm_times(row):
-        return statistics.median(warm)
-    return row.figures.between_tokens.median_ms if row.figures.between_tokens else None
-
-
-def tokens_per_s(row: DecodeRow) -> float | None:
-    """Tokens after the first in a second, of all sequences, and of warm lengths where others are cold."""
-    warm = warm_times(row)
-    return row.case.batch_size / statistics.fmean(warm) * 1e3 if warm else row.figures.tokens_per_s
+    """The median inter-token latency, None where lengths were cold."""
+    return row.figures.between_tokens.median_ms if row.figures.between_tokens and not cold_lengths(row) else None
 
 
 def pass_flops(row: DecodeRow, new: int, before: int) -> float:
     """FLOPs of one pass over ``new`` tokens behind ``before`` others, the head at the last token alone.
 
-    Unfused attention computes every score and masks afterwards: 4·B·new·(before + new)·d·L, two products. A fused one
+    Unfused attention computes every score and masks afterwards: 4·B·new·(before + new)·d·L, two matmuls. A fused one
     need not compute what is masked: at the least new·before + new·(new + 1) ÷ 2 of the scores.
     """
     size, batch = row.case.size, row.case.batch_size
@@ -149,10 +138,8 @@ def pass_flops(row: DecodeRow, new: int, before: int) -> float:
 
 
 def token_flops(row: DecodeRow) -> float:
-    """FLOPs of a token after the first, on average over the generation, or over its warm lengths."""
-    prompt, warm = row.case.prompt_length, warm_times(row)
-    tokens = len(warm) + 1 if warm else row.case.tokens
-    lengths = range(prompt + 1, prompt + tokens)  # tokens that each of them sees
+    """FLOPs of a token after the first, on average over the generation."""
+    lengths = range(row.case.prompt_length + 1, row.case.prompt_length + row.case.tokens)  # tokens that each sees
     passes = ((1, length - 1) if row.case.cache else (length, 0) for length in lengths)
     return statistics.fmean(pass_flops(row, new, before) for new, before in passes)
 
@@ -160,8 +147,8 @@ def token_flops(row: DecodeRow) -> float:
 def token_bytes(row: DecodeRow) -> float | None:
     """The least bytes that a token after the first moves, on average: weights are read, and what the cache holds.
 
-    Of the embedding a token reads a row, so it is left out: V·d of the weights. The cache holds keys and values,
-    2·L·B·d for each position; without one nothing but the weights is counted.
+    Of the embedding, V·d of the weights, a token reads a row, so it is left out. The cache holds keys and values,
+    2·L·B·d for each position.
     """
     case, size = row.case, row.case.size
     element = 2 if case.precision == "bf16" else 4
@@ -174,39 +161,15 @@ def token_bytes(row: DecodeRow) -> float | None:
     return weights + 2 * size.num_layers * case.batch_size * size.d_model * element * positions
 
 
-def bandwidth_share(results: Results, row: DecodeRow) -> float | None:
-    """The bandwidth of a token after the first, as a share of what a large copy reached in the same run.
-
-    None where that is unknown, or where the weights are so few that caches may hold them.
-    """
-    ceiling, times, token = results.ceilings.get(row.case.precision), row.figures.between_tokens, _next_token(row)
-    reached = ceiling.figures.copy_bytes_per_s if ceiling else None
-    if not reached or not times or token is None or token.memory_bytes is None:
-        return None
-    return token.memory_bytes / times.ms * 1e3 / reached
-
-
 def rates(rows: Sequence[DecodeRow]) -> Iterator[Rate]:
-    """FLOP/s of the first token, a pass over the prompt, and both rates of those after it."""
+    """FLOP/s of prefill, a pass over the prompt, and FLOP/s and bytes/s of the tokens after it."""
     for row in (row for row in rows if row.ok):
-        if first := row.figures.first_token:
+        precision = precision_found(row.figures.product_bits, row.case.precision)
+        if ms := first_ms(row):
             flops = pass_flops(row, row.case.prompt_length, 0)
-            yield Rate(f"first token of {name_of(row)}", _precision(row), flops, None, first.ms)
-        if token := _next_token(row):
-            yield token
-
-
-def _next_token(row: DecodeRow) -> Rate | None:
-    warm, times = warm_times(row), row.figures.between_tokens
-    if times is None:
-        return None
-    ms = statistics.fmean(warm) if warm else times.ms
-    return Rate(f"next token of {name_of(row)}", _precision(row), token_flops(row), token_bytes(row), ms)
-
-
-def _precision(row: DecodeRow) -> str:
-    """That which matmuls really had."""
-    return precision_found(row.figures.product_bits, row.case.precision)
+            yield Rate(f"prefill of {name_of(row)}", precision, flops, None, ms)
+        if times := row.figures.between_tokens:
+            yield Rate(f"decode of {name_of(row)}", precision, token_flops(row), token_bytes(row), times.ms)
 
 
 def minimum_memory(rows: Sequence[DecodeRow]) -> tuple[MinimumMemory, ...]:
