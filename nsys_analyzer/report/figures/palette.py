@@ -56,7 +56,7 @@ CLOCKS = {
     **dict.fromkeys(("total kernel time", "total operator time"), FOREST),
 }
 
-#: Implementations, precisions, models and the memory over a step.
+#: Implementations, precisions, models, the memory over a step and the variants of a sweep.
 SERIES = {
     "eager": BLUE,
     "compiled": ORANGE,
@@ -78,6 +78,13 @@ SERIES = {
     "2.7b": TEAL,
     "10b": CRIMSON,
     "memory": FOREST,
+    "fp32 train": BLUE,
+    "fp32 train compiled": PLUM,
+    "fp32 forward": TEAL,
+    "tf32 train": GREEN,
+    "bf16 train": ORANGE,
+    "bf16 train compiled": CRIMSON,
+    "bf16 forward": INDIGO,
 }
 
 _KNOWN = CLASSES | PHASES | CLOCKS | SERIES

@@ -85,7 +85,8 @@ def draw_over_context(
     points = {place: known[title] for title, place in _places(captures).items() if title in known}
     panels = tuple((model, _curves(points, model)) for model in dict.fromkeys(place.model for place in points))
     if any(len(curve) > 1 for _, curves in panels for _, curve in curves):
-        return (Panels(key, f"{title}, by context length", panels, "context length, tokens", axis, log_y=unit == "ms"),)
+        whole, log_y = f"{title}, by context length", unit in ("ms", "bytes")
+        return (Panels(key, whole, panels, "context length, tokens", axis, log_y=log_y),)
     bars = Bars(key, title, tuple(known), ((axis, tuple(known.values())),), axis, "horizontal")
     return (bars,) if 1 < len(known) <= _MOST_BARS else ()
 
