@@ -1,4 +1,4 @@
-"""The tables and columns of an nsys export, as the package reads and writes them, with every name they have had.
+"""The tables and columns of an nsys export that the package reads, with every name they have had.
 
 A new schema version costs a row here. Nothing is guaranteed to be there: nsys creates tables lazily and
 renames columns between versions, so each column says what stands in where it is absent or NULL.
@@ -36,8 +36,7 @@ class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
     A name behind the first counts where the table has the columns that are required: some names were given to another
-    table later. ``limit`` is how many of its rows are read, the first ones; 0 for all. ``unread`` are columns that nsys
-    writes and nothing reads, as far as they are written here: ``name`` of integers, ``name:TEXT`` or ``name:BLOB``.
+    table later. ``limit`` is how many of its rows are read, the first ones; 0 for all.
     """
 
     key: str
@@ -46,14 +45,7 @@ class Table:
     required: tuple[str, ...] = ()
     filter: Filter | None = None
     limit: int = 0
-    unread: str = ""
     trace_option: str = "cuda"
-
-    def sql_types(self) -> dict[str, str]:
-        """The columns as this version of the schema names them, and the SQL type of each."""
-        read = {column.aliases[0]: "TEXT" if isinstance(column.default, str) else "INTEGER" for column in self.columns}
-        pairs = (text.partition(":") for text in self.unread.split())
-        return read | {name: kind or "INTEGER" for name, _, kind in pairs}
 
 
 def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Column:
@@ -82,23 +74,20 @@ KERNEL = Table(
         _GRAPH_NODE,
     ),
     ("start", "end", "name"),
-    unread="contextId shortName",
 )
 MEMCPY = Table(
     "memcpy",
     ("CUPTI_ACTIVITY_KIND_MEMCPY",),
     (*_GPU, _GRAPH_NODE),
     ("start", "end"),
-    unread="contextId bytes copyKind",
 )
 MEMSET = Table(
     "memset",
     ("CUPTI_ACTIVITY_KIND_MEMSET",),
     (*_GPU, _GRAPH_NODE),
     ("start", "end"),
-    unread="contextId bytes",
 )
-GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"), unread="graphId")
+GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"))
 #: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
@@ -118,7 +107,6 @@ RUNTIME = Table(
     ),
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
-    unread="end",
 )
 #: The first API calls with their ends: enough for a median, where the ends of all cost a fifth of the time to load.
 FIRST_CALLS = Table("first_calls", RUNTIME.aliases, (_START, _END, _CALL), filter=_NO_LOOK_UPS, limit=20_000)
@@ -136,7 +124,6 @@ NVTX = Table(
     ("start", "thread"),
     Filter("eventType", "IN (59, 60, 70, 71)"),
     trace_option="nvtx",
-    unread="domainId jsonTextId jsonText:TEXT binaryData:BLOB",
 )
 #: Where the parts of a binary payload of a range are.
 PAYLOAD_FIELDS = Table(
@@ -148,7 +135,6 @@ PAYLOAD_FIELDS = Table(
         _column("name", default="", doc="name of the field"),
         _column("offset", doc="bytes from the payload's start"),
     ),
-    unread="domainId idx",
 )
 #: PyTorch's operators, as our converter of its profiler's traces keeps them; nsys writes them among the NVTX ranges.
 OPERATORS = Table(
@@ -172,7 +158,6 @@ GRAPH_NODES = Table(
         _column("original", "originalGraphNodeId", doc="the captured node this one was instantiated from, or 0"),
     ),
     ("start", "thread", "graph_node"),
-    unread="end",
 )
 MEMORY = Table(
     "memory",
@@ -186,7 +171,6 @@ MEMORY = Table(
     ),
     # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
     filter=Filter("memKind", "IN (2, 3, 4)"),
-    unread="deviceId contextId address pc memKind localMemoryPoolSize",
 )
 STRINGS = Table(
     "strings",
@@ -206,7 +190,6 @@ THREADS = Table(
         _column("name", "nameId", default=-1, doc="StringIds ID of the thread's name"),
     ),
     ("thread", "name"),
-    unread="priority",
 )
 DIAGNOSTICS = Table(
     "diagnostics",
@@ -217,7 +200,6 @@ DIAGNOSTICS = Table(
         _column("text", default="", doc="the profiler's message"),
     ),
     ("text",),
-    unread="timestamp",
 )
 GPUS = Table(
     "gpus",
@@ -232,7 +214,6 @@ GPUS = Table(
         _column("l2_bytes", "l2CacheSize", doc="L2 cache, bytes"),
     ),
     ("name",),
-    unread="clockRate",
 )
 CUDA_DEVICES = Table(
     "cuda_devices",
@@ -271,7 +252,6 @@ SESSION = Table(
     "session",
     ("ANALYSIS_DETAILS",),
     (_column("duration", doc="from the start of the session to its end, ns"),),
-    unread="startTime stopTime",
 )
 #: How nsys was asked to record. The table holds every environment variable, too: the rows that are read are named.
 CAPTURE = Table(

@@ -9,6 +9,7 @@ from typing import Any
 
 from nsys_analyzer.trace.schema import TABLES
 
+_SQL_TYPES = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 VM = 1 << 48
 PID = 100
 MAIN = 100
@@ -139,7 +140,9 @@ class Export:
         return path
 
     def _write_table(self, connection: sqlite3.Connection, table: str, rows: list[dict[str, Any]]) -> None:
-        types = TABLES[table].sql_types() if table in TABLES else dict.fromkeys(rows[0], "INTEGER")
+        types = {name: _SQL_TYPES[type(value)] for row in rows for name, value in row.items() if value is not None}
+        for column in TABLES[table].columns if table in TABLES else ():
+            types.setdefault(column.aliases[0], _SQL_TYPES[type(column.default)])
         names = [name for name in types if f"{table}.{name}" not in self._drop]
         name = self._rename.get(table, table)
         renamed = [f'"{self._rename.get(f"{table}.{one}", one)}" {types[one]}' for one in names]
