@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from nsys_analyzer.errors import ExportError, NsysAnalyzerError
 from nsys_analyzer.runs.gather import find_traces
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.sources.inputs import check_no_input
-from nsys_analyzer.trace.sources.made import Fingerprint, origin_rows
+from nsys_analyzer.trace.sources.made import origin_rows
 from nsys_analyzer.trace.sources.source import Source, WriteExport
 from nsys_analyzer.trace.writer import Rows, write_tables
 from tests.support.export import MAIN, VM
@@ -22,17 +23,15 @@ from tests.support.export import MAIN, VM
 
 
 def read_lines(path: Path, _timeout_s: float | None) -> WriteExport:
-    with path.open("rb") as file:
-        fingerprint = Fingerprint.of(file)
-        lines = [line.split(maxsplit=2) for line in file.read().decode().splitlines()]
-    return partial(write_lines, lines, fingerprint)
+    lines = [line.split(maxsplit=2) for line in path.read_text().splitlines()]
+    return partial(write_lines, lines, path.stat())
 
 
-def write_lines(lines: list[list[str]], fingerprint: Fingerprint, output: Path) -> None:
+def write_lines(lines: list[list[str]], status: os.stat_result, output: Path) -> None:
     ranges = [(int(start), int(end), 59, VM | MAIN, number) for number, (start, end, _) in enumerate(lines, 1)]
     tables = {
         "NVTX_EVENTS": Rows("start end eventType globalTid textId", ranges),
-        "META_DATA_EXPORT": Rows("name value", origin_rows(".lines", fingerprint)),
+        "META_DATA_EXPORT": Rows("name value", origin_rows(".lines", status)),
         "StringIds": Rows("id value", [(number, name) for number, (_, _, name) in enumerate(lines, 1)]),
     }
     write_tables(output, tables)

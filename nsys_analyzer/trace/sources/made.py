@@ -7,9 +7,8 @@ import os
 import sqlite3
 import tempfile
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from nsys_analyzer.errors import ExportError
 
@@ -22,33 +21,8 @@ SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
 _CACHE = "~/.cache"
 _CACHE_HINT = "Set XDG_CACHE_HOME to a folder that can be written"
 _SQLITE_MAGIC = b"SQLite format 3\x00"
-_CHUNK_BYTES = 1 << 20
 _VERSION, _SUFFIX = "EXPORT_CONVERTER_VERSION", "EXPORT_SOURCE_SUFFIX"  # rows of META_DATA_EXPORT
-_FINGERPRINT = {name: f"EXPORT_SOURCE_{name.upper()}" for name in ("size", "mtime_ns", "inode", "blake2b")}
-
-
-@dataclass(frozen=True)
-class Fingerprint:
-    """The properties that tell one file from another: its bytes, when it was written (ns), its inode, its content."""
-
-    size: int
-    mtime_ns: int
-    inode: int
-    blake2b: str
-
-    @classmethod
-    def of(cls, file: IO[bytes]) -> Fingerprint:
-        """That of an open file, which is read from its start, and left there.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        state = os.fstat(file.fileno())
-        digest = hashlib.blake2b(digest_size=16)
-        for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""):
-            digest.update(chunk)
-        file.seek(0)
-        return cls(state.st_size, state.st_mtime_ns, state.st_ino, digest.hexdigest())
+_SIZE, _MTIME = "EXPORT_SOURCE_SIZE", "EXPORT_SOURCE_MTIME_NS"
 
 
 @dataclass(frozen=True)
@@ -58,40 +32,31 @@ class Origin:
     Attributes:
         version: of the converter.
         suffix: of the capture's name; None in files of the first converters.
-        fingerprint: that of the capture, by the names of :class:`Fingerprint`, as texts.
+        size, mtime_ns: the capture's bytes, and when it was written, as texts.
     """
 
     version: str
     suffix: str | None
-    fingerprint: dict[str, str]
+    size: str
+    mtime_ns: str
 
     def is_current(self, capture: Path) -> bool:
-        """Whether this converter made it, and the capture is still the same.
-
-        One that was copied or moved has another time or inode, and is the same when its content is.
-        """
-        if self.version != CONVERTER:
-            return False
+        """Whether this converter made it, and the capture has not been replaced since."""
         try:
-            state = capture.stat()
-            if self.fingerprint.get("size") != str(state.st_size):
-                return False
-            recorded = self.fingerprint.get("mtime_ns"), self.fingerprint.get("inode")
-            if recorded == (str(state.st_mtime_ns), str(state.st_ino)):
-                return True
-            with capture.open("rb") as file:
-                return self.fingerprint.get("blake2b") == Fingerprint.of(file).blake2b
+            status = capture.stat()
         except OSError:
             return False  # whoever reads the capture then says why it cannot be read
+        state = (CONVERTER, str(status.st_size), str(status.st_mtime_ns))
+        return (self.version, self.size, self.mtime_ns) == state
 
 
-def origin_rows(suffix: str, fingerprint: Fingerprint) -> list[tuple[str, str]]:
+def origin_rows(suffix: str, status: os.stat_result) -> list[tuple[str, str]]:
     """The rows of META_DATA_EXPORT that tell the origin of a converted file.
 
     Of the capture's name the suffix alone: the rest is the file's own, and stays right when both are renamed.
     """
-    told = [(_FINGERPRINT[name], str(value)) for name, value in asdict(fingerprint).items()]
-    return [(_VERSION, CONVERTER), (_SUFFIX, suffix), *told]
+    values = (CONVERTER, suffix, str(status.st_size), str(status.st_mtime_ns))
+    return list(zip((_VERSION, _SUFFIX, _SIZE, _MTIME), values, strict=True))
 
 
 def origin_of(export: Path) -> Origin | None:
@@ -108,8 +73,7 @@ def origin_of(export: Path) -> Origin | None:
         return None  # no such table, or a damaged file: not converted either way
     if _VERSION not in found:
         return None
-    fingerprint = {name: str(found[row]) for name, row in _FINGERPRINT.items() if row in found}
-    return Origin(str(found[_VERSION]), found.get(_SUFFIX), fingerprint)
+    return Origin(str(found[_VERSION]), found.get(_SUFFIX), str(found.get(_SIZE)), str(found.get(_MTIME)))
 
 
 def places(capture: Path, stem: str) -> tuple[Path, Path]:

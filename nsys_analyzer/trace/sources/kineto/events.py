@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-
-from nsys_analyzer.trace.sources.made import Fingerprint
 
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 """An ordinal: of a device, a rank; a version."""
@@ -114,7 +113,7 @@ class KinetoTrace:
 
     Attributes:
         path: the file.
-        fingerprint: what tells it from another.
+        status: its size and times.
         properties: what the file says beside its events.
         events: the events of each kind, in the file's order.
         on_mtia: whether its device is an MTIA.
@@ -122,7 +121,7 @@ class KinetoTrace:
     """
 
     path: Path
-    fingerprint: Fingerprint
+    status: os.stat_result
     properties: Properties
     events: dict[str, list[Any]]
     on_mtia: bool = False

@@ -6,6 +6,7 @@ stacks, arguments of operators). So it is read a piece at a time, and each event
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,6 @@ from nsys_analyzer.trace.sources.kineto.events import Event, KinetoTrace, Proper
 from nsys_analyzer.trace.sources.kineto.json_text import RECORD, JsonText, opened
 from nsys_analyzer.trace.sources.kineto.legacy import UNSORTED, sort_legacy
 from nsys_analyzer.trace.sources.kineto.written import GPU_RANGE, Events, read_properties
-from nsys_analyzer.trace.sources.made import Fingerprint
 
 _BACKWARD = re.compile(r"Backward\d*$")
 
@@ -30,7 +30,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     """
     read = Events()
     with opened(path) as file:
-        fingerprint = Fingerprint.of(file)
+        status = os.fstat(file.fileno())
         properties, ignored = read_properties(_read(JsonText(path, file), read))
     events, refused = read.found, read.remarks()
     remarks = (*ignored, *refused, *sort_legacy(events))
@@ -44,7 +44,7 @@ def read_kineto(path: Path) -> KinetoTrace:
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise TraceError(f"{path} holds neither operators nor kernels{because}", hint)
     _count_from_the_first(events)
-    return KinetoTrace(path, fingerprint, properties, events, read.on_mtia, remarks)
+    return KinetoTrace(path, status, properties, events, read.on_mtia, remarks)
 
 
 def _read(text: JsonText, events: Events) -> dict[str, Any]:

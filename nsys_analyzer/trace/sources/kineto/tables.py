@@ -193,7 +193,7 @@ class _Tables:
             ("EXPORT_PRODUCT_VERSION", str(self._trace.properties.torch_version or "unknown")),
             ("EXPORT_SCHEMA_VERSION", "3.20.3"),
             *on_gpu,
-            *origin_rows(self._suffix, self._trace.fingerprint),
+            *origin_rows(self._suffix, self._trace.status),
         ]
 
 
