@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -39,6 +40,12 @@ def join(*columns: list[Ints], dtype: npt.DTypeLike = np.int64) -> Any:
     """The chunks of one or more columns as one array: copied once, into the type they are kept in."""
     chunks = [chunk for column in columns for chunk in column]
     return np.concatenate(chunks, dtype=dtype, casting="unsafe") if chunks else np.empty(0, dtype)
+
+
+def rows_of(frame: Frame) -> Iterator[tuple[Any, ...]]:
+    """The rows of a small table, its columns in the order of the schema."""
+    columns = (join(column).tolist() if isinstance(column, list) else column.to_pylist() for column in frame.values())
+    return zip(*columns, strict=True)
 
 
 def distinct(values: Ints) -> Ints:

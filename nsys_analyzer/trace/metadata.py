@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from nsys_analyzer.trace.arrays import Frame, join
+from nsys_analyzer.trace.arrays import Frame, rows_of
 from nsys_analyzer.trace.diagnostics import Diagnostic
 from nsys_analyzer.trace.schema import NO_TIME, TIME_SHIFT
 
@@ -106,25 +106,22 @@ class Metadata:
 
 def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata:
     """Builds the metadata from the small tables (``export``, ``environment``, ``gpus``, ...)."""
-    export = _pairs(frames["export"])
-    environment = _pairs(frames["environment"])
-    threads = frames["threads"]
+    export = dict(rows_of(frames["export"]))
+    environment = dict(rows_of(frames["environment"]))
     platform = environment.get("DevicePlatform", CUDA)
+    driver = environment.get("NvDriverVersion") or "unknown"
     return Metadata(
         profiler="torch" if export.get("EXPORT_PRODUCT_NAME") == _TORCH else "nsys",
         profiler_version=export.get("EXPORT_PRODUCT_VERSION") or export.get("PRODUCT_VERSION") or "unknown",
         schema_version=export.get("EXPORT_SCHEMA_VERSION", "unknown"),
         platform=platform,
-        driver=_known(environment.get("NvDriverVersion")),
+        driver=driver if driver != "0" else "unknown",  # nsys writes 0 without a driver
         runtime=_runtime_version(platform, environment),
         cpu=environment.get("CpuDescription", "unknown"),
         os=environment.get("OsDescription", "unknown"),
-        gpus=_gpus(frames["gpus"]),
-        gpu_of=_gpu_of(frames["cuda_devices"]),
-        thread_names={
-            int(thread): strings.get(int(name), "")
-            for thread, name in zip(join(threads["thread"]), join(threads["name"]), strict=True)
-        },
+        gpus={row[0]: Gpu(*row) for row in rows_of(frames["gpus"])},
+        gpu_of={(pid, device): gpu for gpu, device, pid in rows_of(frames["cuda_devices"])},
+        thread_names={thread: strings.get(name, "") for thread, name in rows_of(frames["threads"])},
         diagnostics=read_diagnostics(frames["diagnostics"]),
         ranges_on_gpu=RANGES_ON in export,
         recording=_recording(frames["capture"]),
@@ -134,14 +131,11 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
 
 def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
     """The profiler's messages, in the file's order."""
-    rows = zip(
-        join(frame["process"]).tolist(), join(frame["severity"]).tolist(), frame["text"].to_pylist(), strict=True
-    )
-    return tuple(Diagnostic(*row) for row in rows)
+    return tuple(Diagnostic(*row) for row in rows_of(frame))
 
 
 def _recording(frame: Frame) -> Recording:
-    rows = list(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
+    rows = list(rows_of(frame))
     words = {int(found[1]): value for name, value in rows if (found := _ARGUMENT.search(name))}
     command = [value for name, value in rows if name.endswith(":COMMAND")]
     modes = [value.lower() for name, value in rows if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")]
@@ -152,47 +146,24 @@ def _recording(frame: Frame) -> Recording:
     )
 
 
-def _pairs(frame: Frame) -> dict[str, str]:
-    return dict(zip(frame["name"].to_pylist(), frame["value"].to_pylist(), strict=True))
-
-
 def _shift(text: str) -> int:
     """A shift in ns; what is no time that a trace can have is none."""
     return int(text) if re.fullmatch(r"[+-]?\d{1,19}", text) and abs(int(text)) < -NO_TIME else 0
 
 
-def _known(version: str | None) -> str:
-    """A version, or "unknown": without a driver nsys writes 0."""
-    return version if version and version != "0" else "unknown"
-
-
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:
-    """The version of the platform's runtime: CUDA's as the driver supports it, HIP's with that of ROCm."""
+    """The version of the platform's runtime as people write it: CUDA's as the driver supports it, HIP's with ROCm's.
+
+    CUDA writes 13000 for 13.0; HIP 70253211 (``HIP_VERSION``) for 7.2.53211, which ROCm 7.2 brings.
+    """
     if platform == HIP:
-        return _hip_version(environment.get("HipRuntimeVersion") or environment.get("HipDriverVersion", ""))
-    return _cuda_version(environment.get("CudaDriverVersion", ""))
-
-
-def _cuda_version(number: str) -> str:
-    """CUDA's integer (13000) as people write it (13.0)."""
-    return f"{int(number) // 1000}.{int(number) % 1000 // 10}" if _NUMBER.fullmatch(number) else "unknown"
-
-
-def _hip_version(number: str) -> str:
-    """HIP's integer (70253211, ``HIP_VERSION``) as people write it: 7.2.53211, which ROCm 7.2 brings."""
+        number = environment.get("HipRuntimeVersion") or environment.get("HipDriverVersion", "")
+    else:
+        number = environment.get("CudaDriverVersion", "")
     if not _NUMBER.fullmatch(number):
         return "unknown"
-    major, rest = divmod(int(number), 10_000_000)
-    minor, patch = divmod(rest, 100_000)
-    return f"{major}.{minor}.{patch} (ROCm {major}.{minor})"
-
-
-def _gpus(frame: Frame) -> dict[int, Gpu]:
-    columns = ("id", "memory_bytes", "sm_count", "memory_bytes_per_s", "l2_bytes")
-    rows = zip(frame["name"].to_pylist(), *(join(frame[name]).tolist() for name in columns), strict=True)
-    return {gpu_id: Gpu(gpu_id, name, *figures) for name, gpu_id, *figures in rows}
-
-
-def _gpu_of(frame: Frame) -> dict[tuple[int, int], int]:
-    rows = zip(*(join(frame[name]).tolist() for name in ("pid", "device", "gpu")), strict=True)
-    return {(pid, device): gpu for pid, device, gpu in rows}
+    if platform == HIP:
+        major, rest = divmod(int(number), 10_000_000)
+        minor, patch = divmod(rest, 100_000)
+        return f"{major}.{minor}.{patch} (ROCm {major}.{minor})"
+    return f"{int(number) // 1000}.{int(number) % 1000 // 10}"

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 import struct
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import join
+from nsys_analyzer.trace.arrays import rows_of
 from nsys_analyzer.trace.columns import PROCESS_MASK
 from nsys_analyzer.trace.reader import Reader
 
@@ -53,9 +53,7 @@ def read_ranks(reader: Reader) -> dict[int, Rank]:
         TraceError: the file is damaged.
     """
     if reader.name_of(schema.RANKS):
-        frame = reader.read(schema.RANKS)
-        rows = zip(*(join(frame[name]).tolist() for name in ("process", "rank", "world_size")), strict=True)
-        return {process: Rank(number, size) for process, number, size in rows}
+        return {process: Rank(rank, size) for process, rank, size in rows_of(reader.read(schema.RANKS))}
     launched = _launched(reader)
     return _of_communicators(reader) | ({0: launched} if launched else {})
 
@@ -125,9 +123,7 @@ def _numbers(text: str) -> dict[str, int]:
 def _integer_fields(reader: Reader) -> dict[int, dict[str, int]]:
     """Where the integers of each payload schema are: schema ID to names, in small letters, to offsets in bytes."""
     fields: dict[int, dict[str, int]] = defaultdict(dict)
-    frame = reader.read(schema.PAYLOAD_FIELDS)
-    numbers = (join(frame[name]).tolist() for name in ("schema", "type", "offset"))
-    for schema_id, kind, offset, name in zip(*numbers, frame["name"].to_pylist(), strict=True):
+    for schema_id, kind, name, offset in rows_of(reader.read(schema.PAYLOAD_FIELDS)):
         if kind == _INT_TYPE:
             fields[schema_id][name.lower()] = offset
     return fields
@@ -155,7 +151,5 @@ def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[
     told = {process: ranks[process] for process in processes if process in ranks}
     if len(processes) == 1 and 0 in ranks:
         return {processes[0]: ranks[0]}
-    times: dict[int, int] = defaultdict(int)
-    for rank in told.values():
-        times[rank.number] += 1
+    times = Counter(rank.number for rank in told.values())
     return {process: rank for process, rank in told.items() if times[rank.number] == 1}

@@ -68,56 +68,18 @@ class Bounds:
         known = np.concatenate(moments)
         known = known[known != NO_TIME]
         if duration is not None:
-            inside = np.count_nonzero((known > _near(start - FAR)) & (known <= _near(start + duration)))
+            inside = np.count_nonzero((known > start - FAR) & (known <= start + duration))
             if inside >= _LEAST_INSIDE * len(known):
                 return cls(start - FAR, start - _SLACK, start + duration + _SLACK)
         if not len(known):
             return cls(start - FAR, start - FAR, start + FAR)
         # Not the rows are wrong, but what is known of the session: times may count from 1970.
         middle = int(np.partition(known, len(known) // 2)[len(known) // 2])  # one of them, unlike the mean of two
-        likely = known[(known > _near(middle - FAR)) & (known < _near(middle + FAR))]
+        likely = known[(known > middle - FAR) & (known < middle + FAR)]
         edge = min(1 + len(likely) // _ROWS_PER_BROKEN, (len(likely) - 1) // 2)
         first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
         reach = _MOST_EXTENTS * (last - first) + _MARGIN
         return cls(middle - FAR, first - reach, last + reach)
-
-
-def _near(time: int) -> int:
-    """A time, limited to what 64 bits hold."""
-    limits = np.iinfo(np.int64)
-    return max(limits.min, min(limits.max, time))
-
-
-def _faults(
-    start: Ints, end: Ints, first: int, last: int, *, zero_is_unknown: bool, lasting: bool = False
-) -> Iterator[tuple[str, Bools]]:
-    """The faults of rows, in words, and the mask of the rows that have each: a row has one at most.
-
-    Args:
-        start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
-        first, last: between what times they can lie.
-        zero_is_unknown: whether 0 for both means that the times could not be collected, as CUPTI writes it.
-        lasting: whether none can end as it starts: a nanosecond is less than any operation takes.
-    """
-    least = max(_near(first), 1 if zero_is_unknown else NO_TIME + 1)
-    if not len(start) or (
-        start.min() >= least and end.max() <= _near(last) and not (end <= start if lasting else end < start).any()
-    ):
-        return  # as of nearly all tables
-    unknown = (start == NO_TIME) | (end == NO_TIME)
-    if zero_is_unknown:
-        unknown |= (start == 0) & (end == 0)
-    backwards = ~unknown & (end < start)
-    timeless = ~unknown & (end == start) & lasting
-    outside = ~unknown & ~backwards & ~timeless & ((start < _near(first)) | (end > _near(last)))
-    for why, wrong in (
-        ("no times", unknown),
-        ("an end before the start", backwards),
-        ("no duration", timeless),
-        ("a time outside the capture", outside),
-    ):
-        if wrong.any():
-            yield why, wrong
 
 
 @dataclass(frozen=True)
@@ -143,7 +105,8 @@ class TimeCheck:
 
     Args:
         bounds: between what times rows can lie.
-        by_cupti: whether the trace is CUPTI's own, of nsys: other traces may begin with an event at 0.
+        by_cupti: whether the trace is CUPTI's own, of nsys: other traces may begin with an event at 0, and round
+            durations to microseconds.
     """
 
     def __init__(self, bounds: Bounds, *, by_cupti: bool) -> None:
@@ -159,16 +122,35 @@ class TimeCheck:
             lasting: whether they are operations or ranges, of which none ends as it starts.
         """
         kept = np.ones(len(rows.start), np.bool_)
-        bounds, zero_is_unknown = self._bounds, of_cuda and self._by_cupti
-        first = bounds.first if of_cuda else bounds.opened
-        # Other traces count in microseconds, and may round to none.
-        lasts = lasting and self._by_cupti
-        for why, wrong in _faults(
-            rows.start, rows.end, first, bounds.last, zero_is_unknown=zero_is_unknown, lasting=lasts
-        ):
+        for why, wrong in self._faults(rows, of_cuda=of_cuda, lasting=lasting and self._by_cupti):
             kept &= ~wrong
             self.left_out += left_out_rows(rows, why, wrong)
         return kept
+
+    def _faults(self, rows: TimedRows, *, of_cuda: bool, lasting: bool) -> Iterator[tuple[str, Bools]]:
+        """The faults of rows, in words, and the mask of the rows that have each: a row has one at most."""
+        start, end, last = rows.start, rows.end, self._bounds.last
+        first = self._bounds.first if of_cuda else self._bounds.opened
+        zero_is_unknown = of_cuda and self._by_cupti  # CUPTI writes 0 for times that it could not collect
+        least = max(first, 1 if zero_is_unknown else NO_TIME + 1)
+        if not len(start) or (
+            start.min() >= least and end.max() <= last and not (end <= start if lasting else end < start).any()
+        ):
+            return  # as of nearly all tables
+        unknown = (start == NO_TIME) | (end == NO_TIME)
+        if zero_is_unknown:
+            unknown |= (start == 0) & (end == 0)
+        backwards = ~unknown & (end < start)
+        timeless = ~unknown & (end == start) & lasting
+        outside = ~unknown & ~backwards & ~timeless & ((start < first) | (end > last))
+        for why, wrong in (
+            ("no times", unknown),
+            ("an end before the start", backwards),
+            ("no duration", timeless),
+            ("a time outside the capture", outside),
+        ):
+            if wrong.any():
+                yield why, wrong
 
 
 def left_out_rows(rows: TimedRows, why: str, wrong: Bools) -> Iterator[LeftOut]:

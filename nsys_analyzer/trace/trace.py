@@ -13,7 +13,7 @@ import numpy as np
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, distinct, join, values_of
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, distinct, join, rows_of, values_of
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
@@ -109,7 +109,7 @@ class Trace:
         """Reads everything the analysis needs from an open export."""
         check_recorded(reader, path)
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.FIRST_CALLS))
-        strings = dict(zip(join(frames["strings"]["id"]).tolist(), frames["strings"]["value"].to_pylist(), strict=True))
+        strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, is_operator = _ranges(frames["nvtx"], strings)
         metadata = read_metadata(frames, strings)
