@@ -92,17 +92,15 @@ class Columns:
 
 @dataclass(frozen=True)
 class Operations(Columns):
-    """GPU operations, one entry each in every array, kernels first in the file's order.
+    """GPU operations, kernels first in the file's order.
 
     Attributes:
         kind: code into ``KINDS``.
         start, end: ns.
-        device, stream: CUDA ordinals.
-        correlation: correlation ID, unique within a process.
+        correlation: unique within a process.
         process: global process ID.
         name: code into ``names``; -1 for an operation that is not a kernel.
-        graph_node: CUDA graph node ID, 0 outside graph replays.
-        names: the full kernel names.
+        graph_node: 0 outside graph replays.
     """
 
     kind: SmallInts
@@ -118,11 +116,11 @@ class Operations(Columns):
 
     @property
     def kernels(self) -> slice:
-        """Where the kernels are: they come first."""
+        """The kernels: they come first."""
         return self.of_kind(KERNEL)
 
     def of_kind(self, kind: int) -> slice:
-        """Where the operations of a kind are: the kinds lie one behind the other."""
+        """The operations of a kind: the kinds lie one behind the other."""
         first, last = np.searchsorted(self.kind, [kind, kind + 1]).tolist()
         return slice(first, last)
 
@@ -170,9 +168,9 @@ class MemoryUses(Columns):
     """Device memory as it was allocated and freed, in the file's order.
 
     Attributes:
-        start: ns; what was there before the capture range has the session's start.
+        start: ns; that of the session for what was there before the capture range.
         process: global process ID.
-        bytes: its size, below zero where it was freed.
+        bytes: below zero where it was freed.
         alive: bytes in use in its pool afterwards, -1 without a pool.
     """
 

@@ -16,7 +16,7 @@ _ARGUMENT = re.compile(r":ARGUMENT_([0-9]{1,6})$")
 _NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
 CUDA, HIP, XPU, MTIA = "CUDA", "HIP", "XPU", "MTIA"
-"""By what devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
+"""How devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
 
 _UNITS = {CUDA: "SMs", HIP: "CUs"}
 
@@ -37,18 +37,18 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it stands for the CPU: the torch recorder's device on a machine without a GPU."""
+        """Whether it stands for the CPU, as the torch recorder's device on a machine without a GPU."""
         return self.name == _CPU
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The recording that nsys was asked for, as far as the export tells it; fields are empty where it does not.
+    """The recording that nsys was asked for, as far as the export tells it.
 
     Attributes:
         events: kinds of events, in nsys's words: "Cuda", "NvtxEvents".
-        graph_trace: how CUDA graphs were traced, "graph" (as a whole) or "node".
-        program: the command line of the program.
+        graph_trace: "graph" (CUDA graphs as a whole) or "node".
+        program: the command line.
     """
 
     events: tuple[str, ...] = ()
@@ -61,17 +61,15 @@ class Metadata:
     """The capture's conditions.
 
     Attributes:
-        profiler: what recorded the capture, "nsys" or "torch".
-        platform: by what the devices are programmed: "CUDA", "HIP", "XPU" or "MTIA".
-        profiler_version, schema_version, driver, runtime, cpu, os: texts, "unknown" where the export is silent; the
-            runtime is that of the platform, the version of CUDA or HIP.
-        gpus: the GPUs of the machine, by GPU ID.
+        profiler: "nsys" or "torch".
+        platform: how the devices are programmed: "CUDA", "HIP", "XPU" or "MTIA".
+        profiler_version, schema_version, driver, runtime, cpu, os: "unknown" where the export is silent; the runtime is
+            the version of CUDA or HIP.
+        gpus: by GPU ID.
         gpu_of: (pid, CUDA device ordinal) to GPU ID.
-        thread_names: global thread ID to name.
-        diagnostics: the profiler's messages, in the file's order.
+        thread_names: by global thread ID.
         ranges_on_gpu: whether the ranges lie on the GPU's timeline, each on a thread that stands for a stream.
-        recording: what nsys was asked to record.
-        time_shift_ns: what the export added to each of its times.
+        time_shift_ns: added by the export to each of its times.
     """
 
     profiler: str

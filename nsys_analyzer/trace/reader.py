@@ -31,11 +31,8 @@ _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
 class Reader:
     """An nsys SQLite export, opened read-only and immutable.
 
-    Args:
-        path: the ``.sqlite`` file.
-
     Attributes:
-        path: the same.
+        path: the ``.sqlite`` file.
         uri: what SQLite opens.
         columns_of: the columns of each of its tables, by the tables' names.
 

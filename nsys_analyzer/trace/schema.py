@@ -61,32 +61,18 @@ _GPU = (
     _column("stream", "streamId", doc="CUDA stream ID"),
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
+    _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays"),
 )
 _PROPERTIES = (_column("name", default="", doc="property"), _column("value", default="", doc="its value"))
-_GRAPH_NODE = _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays")
 
 KERNEL = Table(
     "kernel",
     ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"),
-    (
-        *_GPU,
-        _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
-        _GRAPH_NODE,
-    ),
+    (*_GPU, _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name")),
     ("start", "end", "name"),
 )
-MEMCPY = Table(
-    "memcpy",
-    ("CUPTI_ACTIVITY_KIND_MEMCPY",),
-    (*_GPU, _GRAPH_NODE),
-    ("start", "end"),
-)
-MEMSET = Table(
-    "memset",
-    ("CUPTI_ACTIVITY_KIND_MEMSET",),
-    (*_GPU, _GRAPH_NODE),
-    ("start", "end"),
-)
+MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), _GPU, ("start", "end"))
+MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), _GPU, ("start", "end"))
 GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"))
 #: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)

@@ -26,15 +26,7 @@ _ROWS_PER_BROKEN = 1_000
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Rows of one table and one process that were left out of every figure.
-
-    Attributes:
-        process: global process ID.
-        table: the table's name.
-        rows: how many.
-        why: what they have that is wrong.
-        example: the first of them.
-    """
+    """How many rows of one table and one process were left out of every figure and why, with the first of them."""
 
     process: int
     table: str
@@ -84,13 +76,9 @@ class Bounds:
 
 @dataclass(frozen=True)
 class TimedRows:
-    """The rows of a table, or of a part of it.
+    """The rows of a table: times in ns, ``NO_TIME`` where the file holds none, and global process IDs.
 
-    Attributes:
-        table: the table.
-        start, end: shape (rows,), ns; ``NO_TIME`` where the file holds none.
-        process: shape (rows,), global process IDs.
-        describe: a row in words, by its index.
+    ``describe`` says in words which row an index stands for.
     """
 
     table: Table

@@ -13,7 +13,7 @@ import numpy as np
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, distinct, join, rows_of, values_of
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, SmallInts, dense_codes, distinct, join, rows_of, values_of
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
@@ -55,20 +55,17 @@ class Trace:
     """One nsys export in memory.
 
     Attributes:
-        path: the file it was loaded from.
-        operations, launches, ranges, graph_nodes: the columns.
         failed_allocations: the launches that are allocations without success.
-        open_ranges: the ranges without an end.
+        open_ranges: ranges without an end.
         operators: PyTorch's operators (``aten::mm``, ``autograd::engine::evaluate_function: MmBackward0``): events of
             its profiler, or those of the ranges that ``--pytorch=autograd-nvtx`` wrote.
-        metadata: the capture's conditions.
         tables: keys (``trace.schema``) of the tables that the file has.
         left_out: the rows whose times cannot be true, which are in none of the columns.
         untimed: the operations among them.
-        memory: allocations and frees of device memory, None where they were not recorded.
+        memory: None where it was not recorded.
         costly_tables: those of ``schema.COSTLY_TABLES`` that were recorded.
-        ranks: the ranks that the export tells, by global process ID, or by 0 that of the process launched.
-        launch_ns: the median duration of the first kernel launches, ns; None without any.
+        ranks: by global process ID, or by 0 that of the process launched.
+        launch_ns: the median duration of the first kernel launches; None without any.
     """
 
     path: Path
@@ -171,8 +168,7 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     lengths = [sum(map(len, part["start"])) for part in parts]
 
     def column(key: str, dtype: npt.DTypeLike = np.int64) -> Any:
-        absent = [[np.zeros(length, np.int64)] for length in lengths]
-        return join(*(part.get(key, zeros) for part, zeros in zip(parts, absent, strict=True)), dtype=dtype)
+        return join(*(part[key] for part in parts), dtype=dtype)
 
     ids, codes = dense_codes(join(parts[KERNEL]["name"]))
     others = np.full(sum(lengths) - lengths[KERNEL], -1, np.int32)
@@ -200,9 +196,7 @@ def _known_process(process: Ints, runtime: Frame) -> Ints:
 
 def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     """The API calls, and which of them are allocations for which there was no memory."""
-    names, codes = dense_codes(join(frame["name"]))
-    calls = np.array([_call(strings.get(i, "")) for i in names.tolist()], np.int32)
-    call = calls[codes] if len(names) else np.empty(0, np.int32)
+    call = _calls(frame, strings)
     result = join(frame["result"], dtype=np.int32)
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
     launches = Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
@@ -211,15 +205,17 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
 
 def _launch_ns(frame: Frame, strings: dict[int, str]) -> float | None:
     """The median duration of the kernel launches among the first API calls, ns; None without any."""
+    durations = join(frame["end"]) - join(frame["start"])
+    durations = durations[(_calls(frame, strings) == LAUNCH) & (durations > 0) & (durations < FAR)]
+    return float(np.median(durations)) if len(durations) else None
+
+
+def _calls(frame: Frame, strings: dict[int, str]) -> SmallInts:
+    """Shape (API calls,): codes into ``CALLS``."""
     names, codes = dense_codes(join(frame["name"]))
-    launches = np.array([_call(strings.get(i, "")) == LAUNCH for i in names.tolist()], np.bool_)
-    lasted = join(frame["end"]) - join(frame["start"])
-    lasted = lasted[launches[codes] & (lasted > 0) & (lasted < FAR)] if len(names) else lasted
-    return float(np.median(lasted)) if len(lasted) else None
-
-
-def _call(api: str) -> int:
-    return next((code for code, (_, prefixes) in enumerate(CALLS) if api.startswith(prefixes)), OTHER_CALL)
+    apis = [strings.get(i, "") for i in names.tolist()]
+    kinds = [next((kind for kind, (_, starts) in enumerate(CALLS) if api.startswith(starts)), 0) for api in apis]
+    return np.array([*kinds, OTHER_CALL], np.int32)[codes]
 
 
 def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
@@ -229,10 +225,9 @@ def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
 
 
 def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
-    """Names the ranges: by text ID where there is one, else by text, autograd's IDs cut off.
+    """The ranges, and which of them are PyTorch's operators.
 
-    Returns:
-        The ranges, and shape (ranges,): which of them are PyTorch's operators.
+    Their names are those of the text IDs where there are any, else the texts, autograd's IDs cut off.
     """
     import pyarrow.compute as pc
 
@@ -260,12 +255,10 @@ def _operators(check: TimeCheck, frame: Frame, strings: dict[int, str]) -> Range
 
 
 def _timed(check: TimeCheck, operations: Operations) -> Bools:
-    """Which operations have times that can be true."""
     kept = np.ones(len(operations), np.bool_)
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = operations.of_kind(kind)
-        rows = _rows(table, operations.select(of_kind))
-        kept[of_kind] = check.valid(rows, of_cuda=True, lasting=True)
+        kept[of_kind] = check.valid(_rows(table, operations.select(of_kind)), of_cuda=True, lasting=True)
     return kept
 
 
@@ -292,7 +285,6 @@ def _once(check: TimeCheck, operations: Operations) -> Bools:
 
 
 def _called(check: TimeCheck, launches: Launches) -> Bools:
-    """Which API calls have a time that can be true."""
     start, process = launches.start, process_of(launches.thread)
     rows = TimedRows(schema.RUNTIME, start, start, process, lambda i: f"correlation ID {launches.correlation[i]}")
     return check.valid(rows, of_cuda=True)
