@@ -195,5 +195,6 @@ def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int,
         path.write_text(text, encoding="utf-8")
         whole = read_kineto(path)
         patched.setattr(json_text, "_PIECE", piece)
-        assert read_kineto(path) == whole
+        cut = read_kineto(path)
+        assert (cut.events, cut.remarks) == (whole.events, whole.remarks)
     assert len(whole.of("operator")) == 3

@@ -9,7 +9,9 @@ from nsys_analyzer.trace.arrays import Frame, rows_of
 from nsys_analyzer.trace.diagnostics import Diagnostic
 from nsys_analyzer.trace.schema import NO_TIME, TIME_SHIFT
 
-_CPU = "CPU"
+CPU = "CPU"
+"""The name of the device that stands for the CPU, on a machine without a GPU."""
+
 _TORCH = "torch.profiler"
 _ARGUMENT = re.compile(r":ARGUMENT_([0-9]{1,6})$")
 #: A version as an integer; without a driver nsys writes 0.
@@ -37,8 +39,8 @@ class Gpu:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether it stands for the CPU, as the torch recorder's device on a machine without a GPU."""
-        return self.name == _CPU
+        """Whether it stands for the CPU."""
+        return self.name == CPU
 
 
 @dataclass(frozen=True)

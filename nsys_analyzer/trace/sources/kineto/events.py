@@ -106,26 +106,26 @@ class Properties(msgspec.Struct):
 
 @dataclass(frozen=True)
 class KinetoTrace:
-    """The events of a trace by kind, times in ns since the first of them, and the trace's own properties.
+    """The events of a trace by kind, in the file's order, times in ns since the first of them.
 
     Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``; and
     ``gpu range``, a range on the GPU's timeline, where the trace holds nothing of the CPU.
 
     Attributes:
-        path: the file.
-        status: its size and times.
+        status: the file's size and times.
         properties: what the file says beside its events.
-        events: the events of each kind, in the file's order.
-        on_mtia: whether its device is an MTIA.
         remarks: warnings about what could not be read.
+        on_mtia: whether its device is an MTIA.
+        on_cpu: whether it holds nothing of a GPU, and its kernels are operators.
     """
 
     path: Path
     status: os.stat_result
     properties: Properties
     events: dict[str, list[Any]]
-    on_mtia: bool = False
-    remarks: tuple[str, ...] = ()
+    remarks: list[str]
+    on_mtia: bool
+    on_cpu: bool
 
     def of(self, *kinds: str) -> list[Any]:
         """The events of one or more kinds, in the file's order within a kind."""

@@ -1,9 +1,9 @@
-"""IDs as nsys writes them, for a trace that writes them otherwise: global process and thread IDs, string IDs."""
+"""IDs as nsys writes them, for a trace that writes them otherwise: global process and thread IDs."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import count
 
 import numpy as np
@@ -16,22 +16,6 @@ _LIMIT = 1 << 24  # a global ID has 24 bits for the process and 24 for the threa
 
 #: Kinds of event that happen on a thread of a process; the others name a GPU and a stream there.
 ON_A_THREAD = ("runtime", "range", "operator", "memory")
-
-
-class Strings:
-    """StringIds under construction: calling it gives a text's ID, from 1 on."""
-
-    def __init__(self) -> None:
-        self._ids: dict[str, int] = {}
-
-    def __call__(self, text: str) -> int:
-        """The ID of a text."""
-        return self._ids.setdefault(text, len(self._ids) + 1)
-
-    def rows(self) -> Iterator[tuple[int, str]]:
-        """The rows of StringIds, read when every text has its ID."""
-        for text, number in self._ids.items():
-            yield number, text
 
 
 class Threads:

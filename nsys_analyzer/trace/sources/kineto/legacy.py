@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
 from nsys_analyzer.trace.sources.kineto.events import Call, Event, GpuOperation, Name
-from nsys_analyzer.trace.sources.kineto.operators import is_operator, stretches
+from nsys_analyzer.trace.sources.kineto.operators import longest, own_stretches
 
 UNSORTED = "operator or range"
 """The kind of an event that may be either: neither this profiler nor the first Kineto tells them apart."""
@@ -81,25 +82,14 @@ def _modern_name(name: str) -> str:
     return name if names_a_phase or not _BARE_NAME.fullmatch(name) else f"aten::{name}"
 
 
-def _own_times(spans: list[Event]) -> Iterator[tuple[Event, tuple[int, int]]]:
-    """The operators among the spans of each device, each with the longest stretch in which it calls no other."""
-    devices: dict[Any, list[Event]] = defaultdict(list)
-    for event in sorted(spans, key=lambda event: (event.start, -event.end)):
-        if is_operator(event.name):
-            devices[event.tid].append(event)
-    for found in devices.values():
-        own = stretches((event.start, event.end) for event in found)
-        for event, free in zip(found, own, strict=True):
-            yield event, max(free, key=lambda one: one[1] - one[0], default=(event.start, event.start))
-
-
 def _kernels(spans: list[Event], arrows: list[Call]) -> Iterator[GpuOperation]:
     """The spans as kernels, each with the number of the arrow that ends where it starts."""
     ends: dict[tuple[str, Name, int], list[int]] = defaultdict(list)
     for arrow in reversed(arrows):
         if legacy_kind(arrow.pid) == LEGACY_ON_GPU:
             ends[arrow.name, arrow.tid, arrow.start].append(arrow.correlation)
-    for span, own in _own_times(spans):
+    for span, free in chain.from_iterable(own_stretches(spans)):
         correlations = ends[span.name, span.tid, span.start]
         correlation = correlations.pop() if correlations else 0
-        yield GpuOperation("kernel", span.name, span.pid, span.tid, *own, correlation, device=int(span.tid))
+        run = longest(span, free)
+        yield GpuOperation("kernel", span.name, span.pid, span.tid, *run, correlation, device=int(span.tid))

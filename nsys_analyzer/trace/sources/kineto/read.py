@@ -15,6 +15,7 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.sources.kineto.events import Event, KinetoTrace, Properties
 from nsys_analyzer.trace.sources.kineto.json_text import RECORD, JsonText, opened
 from nsys_analyzer.trace.sources.kineto.legacy import UNSORTED, sort_legacy
+from nsys_analyzer.trace.sources.kineto.operators import make_kernels
 from nsys_analyzer.trace.sources.kineto.written import GPU_RANGE, Events, read_properties
 
 _BACKWARD = re.compile(r"Backward\d*$")
@@ -33,7 +34,7 @@ def read_kineto(path: Path) -> KinetoTrace:
         status = os.fstat(file.fileno())
         properties, ignored = read_properties(_read(JsonText(path, file), read))
     events, refused = read.found, read.remarks()
-    remarks = (*ignored, *refused, *sort_legacy(events))
+    remarks = [*ignored, *refused, *sort_legacy(events)]
     _sort_out(events)
     if "range" in events or "operator" in events:
         events.pop(GPU_RANGE, None)  # it repeats the CPU's
@@ -43,8 +44,15 @@ def read_kineto(path: Path) -> KinetoTrace:
     if not (set(events) & {"kernel", "memcpy", "memset", "operator"}):
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise TraceError(f"{path} holds neither operators nor kernels{because}", hint)
+    on_cpu = not set(events) & {"kernel", "memcpy", "memset"}
+    if on_cpu:
+        remarks += make_kernels(events)
+        if properties.devices:
+            remarks.append(
+                "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
+            )
     _count_from_the_first(events)
-    return KinetoTrace(path, status, properties, events, read.on_mtia, remarks)
+    return KinetoTrace(path, status, properties, events, remarks, on_mtia=read.on_mtia, on_cpu=on_cpu)
 
 
 def _read(text: JsonText, events: Events) -> dict[str, Any]:

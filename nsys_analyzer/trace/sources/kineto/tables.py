@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.trace.columns import pid_of, stream_thread
-from nsys_analyzer.trace.metadata import CUDA, HIP, MTIA, RANGES_ON, XPU
+from nsys_analyzer.trace.metadata import CPU, CUDA, HIP, MTIA, RANGES_ON, XPU
 from nsys_analyzer.trace.sources.kineto.events import Device, Event, GpuOperation, KinetoTrace
-from nsys_analyzer.trace.sources.kineto.ids import Strings, Threads, processes_of_gpus
-from nsys_analyzer.trace.sources.kineto.operators import CPU, OperatorCall, operator_calls
+from nsys_analyzer.trace.sources.kineto.ids import Threads, processes_of_gpus
 from nsys_analyzer.trace.sources.kineto.read import read_kineto
 from nsys_analyzer.trace.sources.made import origin_rows
 from nsys_analyzer.trace.sources.source import WriteExport
@@ -28,10 +29,6 @@ _MAKERS = {"AMD": HIP, "Intel": XPU}
 _UNNAMED = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU", XPU: "unnamed Intel GPU", MTIA: "MTIA"}
 
 _ON_GPU = "start end deviceId streamId correlationId globalPid graphNodeId"
-_KERNEL = f"{_ON_GPU} demangledName"
-_CALL = "start end globalTid correlationId nameId returnValue"
-_GPU = "id name totalMemory smCount"
-_CUDA_DEVICE = "gpuId cudaId pid"
 
 
 def read_tables(path: Path, suffix: str) -> WriteExport:
@@ -57,17 +54,26 @@ class _Tables:
     def __init__(self, trace: KinetoTrace, suffix: str) -> None:
         self._trace = trace
         self._suffix = suffix
-        self._strings = Strings()
+        self._strings: dict[str, int] = defaultdict(count(1).__next__)  # the ID of each text
         self._threads = Threads(trace)
         self._process_of_gpu = processes_of_gpus(trace, self._threads)
 
     def all(self) -> dict[str, Rows]:
         """All tables by their names. The strings come last: they are collected as the other rows are written."""
-        tables, warnings = (self._of_gpus(), ()) if self._trace.operations else self._of_operators()
-        process = self._threads.processes[0]
-        messages = [(_WARNING, text, process) for text in (*self._trace.remarks, *warnings)]
+        of, process = self._trace.of, self._threads.processes[0]
+        messages = [(_WARNING, text, process) for text in self._trace.remarks]
+        pids = ((event.device, pid_of(self._process_of_gpu[event.pid])) for event in self._trace.operations)
+        devices = sorted(set(pids))
+        kernels = ((*self._on_gpu(event), self._strings[event.name]) for event in of("kernel"))
         return {
-            **tables,
+            "CUPTI_ACTIVITY_KIND_KERNEL": Rows(f"{_ON_GPU} demangledName", kernels),
+            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(_ON_GPU, map(self._on_gpu, of("memcpy"))),
+            "CUPTI_ACTIVITY_KIND_MEMSET": Rows(_ON_GPU, map(self._on_gpu, of("memset"))),
+            "CUPTI_ACTIVITY_KIND_RUNTIME": Rows("start end globalTid correlationId nameId returnValue", self._calls()),
+            "TARGET_INFO_GPU": Rows(
+                "id name totalMemory smCount", _devices(self._trace, (device for device, _ in devices))
+            ),
+            "TARGET_INFO_CUDA_DEVICE": Rows("gpuId cudaId pid", [(device, device, pid) for device, pid in devices]),
             "DIAGNOSTIC_EVENT": Rows("severity text globalPid", messages),
             "NVTX_EVENTS": Rows("start end eventType globalTid textId", self._ranges()),
             "TORCH_OPERATOR_EVENTS": Rows("start end globalTid nameId", self._operators()),
@@ -78,23 +84,12 @@ class _Tables:
             "TARGET_INFO_SYSTEM_ENV": Rows("name value", self._environment()),
             "PROCESS_RANKS": Rows("globalPid rank worldSize", self._ranks()),
             "META_DATA_EXPORT": Rows("name value", self._export()),
-            "StringIds": Rows("id value", self._strings.rows()),
+            "StringIds": Rows("id value", self._string_rows()),
         }
 
-    def _of_gpus(self) -> dict[str, Rows]:
-        """The tables of what ran on GPUs: kernels, copies and fills, the calls behind them, and the GPUs."""
-        of = self._trace.of
-        pids = ((event.device, pid_of(self._process_of_gpu[event.pid])) for event in self._trace.operations)
-        devices = sorted(set(pids))
-        kernels = ((*self._on_gpu(event), self._strings(event.name)) for event in of("kernel"))
-        return {
-            "CUPTI_ACTIVITY_KIND_KERNEL": Rows(_KERNEL, kernels),
-            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(_ON_GPU, map(self._on_gpu, of("memcpy"))),
-            "CUPTI_ACTIVITY_KIND_MEMSET": Rows(_ON_GPU, map(self._on_gpu, of("memset"))),
-            "CUPTI_ACTIVITY_KIND_RUNTIME": Rows(_CALL, self._calls()),
-            "TARGET_INFO_GPU": Rows(_GPU, _devices(self._trace, (device for device, _ in devices))),
-            "TARGET_INFO_CUDA_DEVICE": Rows(_CUDA_DEVICE, [(device, device, pid) for device, pid in devices]),
-        }
+    def _string_rows(self) -> Iterator[tuple[int, str]]:
+        for text, number in self._strings.items():
+            yield number, text
 
     def _on_gpu(self, event: GpuOperation) -> tuple[Any, ...]:
         process = self._process_of_gpu[event.pid]
@@ -102,56 +97,32 @@ class _Tables:
 
     def _calls(self) -> Iterator[tuple[Any, ...]]:
         for event in self._trace.calls:
-            yield event.start, event.end, self._thread(event), event.correlation, self._strings(event.name), 0
+            yield event.start, event.end, self._thread(event), event.correlation, self._strings[event.name], 0
 
     def _thread(self, event: Event) -> int:
         return self._threads.thread(event.pid, event.tid)
 
-    def _of_operators(self) -> tuple[dict[str, Rows], tuple[str, ...]]:
-        """The tables of a trace without a GPU, and the warnings about them.
-
-        Each call of an operator is a kernel and its launch, on a device "CPU"; a thread is a stream.
-        """
-        calls, warnings = operator_calls(self._trace)
-        devices = [(0, 0, pid_of(process)) for process in self._threads.processes]
-        return {
-            "CUPTI_ACTIVITY_KIND_KERNEL": Rows(_KERNEL, self._run_operators(calls)),
-            "CUPTI_ACTIVITY_KIND_RUNTIME": Rows(_CALL, self._launched_operators(calls)),
-            "TARGET_INFO_GPU": Rows(_GPU, [(0, CPU, 0, 0)]),
-            "TARGET_INFO_CUDA_DEVICE": Rows(_CUDA_DEVICE, devices),
-        }, warnings
-
-    def _run_operators(self, calls: list[OperatorCall]) -> Iterator[tuple[Any, ...]]:
-        for correlation, call in enumerate(calls, 1):
-            process = self._threads.process(call.event.pid)
-            yield *call.run, 0, call.stream, correlation, process, None, self._strings(call.name)
-
-    def _launched_operators(self, calls: list[OperatorCall]) -> Iterator[tuple[Any, ...]]:
-        for correlation, call in enumerate(calls, 1):
-            yield *call.launch, self._thread(call.event), correlation, self._strings(call.name), 0
-
     def _ranges(self) -> Iterator[tuple[Any, ...]]:
         """The ranges of ``record_function``, as push/pop ranges of its thread, or of its stream on the GPU."""
         for event in self._trace.of("range"):
-            yield event.start, event.end, _PUSH_POP, self._thread(event), self._strings(event.name)
+            yield event.start, event.end, _PUSH_POP, self._thread(event), self._strings[event.name]
         for event in self._trace.of("gpu range"):
             process = self._process_of_gpu.get(event.pid, self._threads.processes[0])
             thread = stream_thread(process, event.pid if isinstance(event.pid, int) else 0, event.tid)
-            yield event.start, event.end, _PUSH_POP, thread, self._strings(event.name)
+            yield event.start, event.end, _PUSH_POP, thread, self._strings[event.name]
 
     def _operators(self) -> Iterator[tuple[Any, ...]]:
         """Every operator, autograd's bookkeeping among them, as it ran on its thread."""
         for event in self._trace.of("operator"):
-            yield event.start, event.end, self._thread(event), self._strings(event.name)
+            yield event.start, event.end, self._thread(event), self._strings[event.name]
 
     def _memory(self) -> Iterator[tuple[Any, ...]]:
         """The memory that PyTorch's allocator allocated and freed, and how much it then held.
 
         The host's memory counts where there is no GPU.
         """
-        of_host = not self._trace.operations
         for event in self._trace.of("memory"):
-            if event.device is not None or of_host:
+            if event.device is not None or self._trace.on_cpu:
                 kind = _HOST if event.device is None else _DEVICE
                 process = self._threads.process(event.pid)
                 yield event.start, process, abs(event.size), kind, int(event.size < 0), event.allocated
@@ -161,12 +132,12 @@ class _Tables:
         named = {(event.pid, event.tid): event.thread_name for event in self._trace.of("thread")}
         for (pid, tid), name in named.items():
             if self._threads.knows(pid, tid):
-                yield self._strings(_THREAD_NAME.sub(r"\1", name)), self._threads.thread(pid, tid)
+                yield self._strings[_THREAD_NAME.sub(r"\1", name)], self._threads.thread(pid, tid)
 
     def _environment(self) -> Iterator[tuple[str, str]]:
         """The platform, versions, CPU and system, from Kineto's properties and those that our recorder adds."""
         platform, told = platform_of(self._trace), self._trace.properties
-        if self._trace.operations and platform != CUDA:
+        if not self._trace.on_cpu and platform != CUDA:
             yield "DevicePlatform", platform
         for name, value in (
             ("CudaDriverVersion", told.cuda_driver_version),
@@ -213,7 +184,10 @@ def platform_of(trace: KinetoTrace) -> str:
 
 
 def _devices(trace: KinetoTrace, used: Iterable[int]) -> Iterator[tuple[int, str, int, int]]:
-    """The devices that the trace lists; where it lists none, those used, if they are no NVIDIA's."""
+    """The devices that the trace lists; where it lists none, those used, if they are no NVIDIA's; or the CPU."""
+    if trace.on_cpu:
+        yield 0, CPU, 0, 0
+        return
     platform, listed = platform_of(trace), trace.properties.devices
     if not listed and platform != CUDA:
         yield from ((device, _UNNAMED[platform], 0, 0) for device in sorted(set(used)))
