@@ -30,7 +30,7 @@ def test_a_description_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """However many rows there are: eight phases and context lengths."""
     described: list[int] = []
     whole = layouts.Timing
-    monkeypatch.setattr(layouts, "Timing", lambda **values: (described.append(1), whole(**values))[1])
+    monkeypatch.setattr(layouts, "Timing", lambda *own, **more: (described.append(1), whole(*own, **more))[1])
     timings = read(tmp_path, iterations(count))
     assert len(described) == 8
     assert [row.line for row in timings.rows] == list(range(2, 10))

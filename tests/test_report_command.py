@@ -598,7 +598,7 @@ def bad_files(here: Path) -> None:
         ("nothing.sqlite", "--trace=cuda,nvtx"),
         ("folder", "folder holds no trace"),
         ("cut.sqlite text.sqlite", "None of 2 captures could be read"),
-        ("good.sqlite --csv absent.csv", "absent.csv: no such file"),
+        ("good.sqlite --csv absent.csv", "absent.csv: cannot be read"),
         ("good.sqlite --csv bad.csv", "bad.csv"),
         ("good.sqlite --csv folder", "folder"),
         ("good.sqlite --csv bad.csv --csv-where a", "--csv-where 'a' is not COLUMN=VALUE"),

@@ -545,7 +545,7 @@ def test_where(tmp_path: Path, where: list[str], expected: list[float]) -> None:
         (["=False"], "'=False' is not COLUMN=VALUE", "bfloat16=False"),
         (["fp64=True"], "no column 'fp64'", "Give one of 'model', 'bfloat16', 'heads_per_group', 'phase', 'mean_ms'"),
         (["bfloat16=Maybe"], "column 'bfloat16': no row has 'Maybe'", "Give one of 'False', 'True'"),
-        (["bfloat16=False", "heads_per_group=4"], "no row has bfloat16=False and heads_per_group=4", "fewer"),
+        (["bfloat16=False", "heads_per_group=4"], "column 'heads_per_group': no row has '4'", "Give one of '2'"),
     ],
 )
 def test_where_that_finds_nothing(tmp_path: Path, where: list[str], message: str, hint: str) -> None:
@@ -641,7 +641,7 @@ def test_numbers_of_other_rows_are_no_iterations(tmp_path: Path) -> None:
     """The run of a sweep, repeated later: the newer."""
     rows = "3,small,10,2025-06-12\n4,xl,90,2025-06-12\n17,small,11,2025-06-13\n"
     timings = read(tmp_path, "run,model,forward_ms,date\n" + rows)
-    assert brief(timings) == [("small", "forward", 11.0, "ok"), ("xl", "forward", 90.0, "ok")]
+    assert sorted(brief(timings)) == [("small", "forward", 11.0, "ok"), ("xl", "forward", 90.0, "ok")]
 
 
 # --- malformed ---
@@ -658,7 +658,7 @@ def test_numbers_of_other_rows_are_no_iterations(tmp_path: Path) -> None:
         ("model,forward_std_ms\nsmall,1\n", "no column of times"),
         ("name,mean_ms\nsmall,1\n", "line 1: no column names the model"),
         ("d_model,num_layers,mean_ms\n768,12,1\n", "no column names the model"),
-        ("model,mean_ms\nsmall,-3\n", "line 2, column 'mean_ms': '-3' is no time that can pass"),
+        ("model,mean_ms\nsmall,-3\n", "line 2, column 'mean_ms': '-3' is outside the range"),
         ("model,mean_ms\nsmall,fast\n", "line 2, column 'mean_ms': 'fast' is not a number"),
         ("model,mean_ms\nsmall,inf\n", "'inf' is not a number"),
         ("model,mean_ms,std_ms\nsmall,1,x\n", "column 'std_ms': 'x' is not a number"),
@@ -690,7 +690,7 @@ def test_unknown_model_says_what_can_be_given(tmp_path: Path) -> None:
 
 
 def test_no_such_file_folder_or_binary(tmp_path: Path) -> None:
-    with pytest.raises(TimingsError, match="no such file"):
+    with pytest.raises(TimingsError, match="No such file"):
         read_timings(tmp_path / "none.csv")
     with pytest.raises(TimingsError, match="cannot be read"):
         read_timings(tmp_path)

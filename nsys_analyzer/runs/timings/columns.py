@@ -10,12 +10,10 @@ from typing import NamedTuple
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timings import words
 from nsys_analyzer.runs.timings.cells import NUMBER, cell_of_time
-from nsys_analyzer.runs.timings.table import Table
-from nsys_analyzer.runs.timings.words import COMPILED, DIMENSIONS, FIELDS, FLAGS, MISSING, MS_PER_UNIT, WORD_OF, word
+from nsys_analyzer.runs.timings.table import Table, listed
+from nsys_analyzer.runs.timings.words import COMPILED, DIMENSIONS, FIELDS, FLAGS, MS_PER_UNIT, WORD_OF, word
 
 _DIGITS_OF_A_SETTING = 4
-_MANY, _LETTERS = 24, 30
-_SAID_ONCE = ("statistic", "unit", *words.CONDITIONS_OF_A_HEADER)
 _DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[_T -]?\d\d[-:]?\d\d.*)?")
 
 
@@ -47,96 +45,101 @@ class TimeColumn:
 
 @dataclass(frozen=True)
 class Columns:
-    """A table's header, understood: the place of each field's column, the columns of times, and the other columns.
+    """A table's header, understood.
 
-    ``others`` are the places of columns without a meaning here that may be a condition of the run.
+    ``fields`` are the places of their columns, or the field's name where headers of times alone say it; ``others`` the
+    places of columns without a meaning here that may be a condition of the run.
     """
 
     headers: tuple[str, ...]
-    fields: dict[str, int]
+    fields: dict[str, int | str]
     times: tuple[TimeColumn, ...]
     others: tuple[int, ...]
     notes: tuple[str, ...]
 
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> list[Group]:
         """The groups with a mean or median column, in order."""
-        return tuple(dict.fromkeys(time.group for time in self.times if time.statistic in ("mean", "median")))
+        return list(dict.fromkeys(time.group for time in self.times if time.statistic in ("mean", "median")))
 
     def of(self, group: Group) -> dict[str, TimeColumn]:
         """The group's columns by their statistic."""
         return {time.statistic: time for time in self.times if time.group == group}
 
-    def listed(self) -> str:
-        """The headers as a message names them, of many the first."""
-        more = len(self.headers) - _MANY
-        first = ", ".join(repr(header.strip()[:_LETTERS]) for header in self.headers[:_MANY])
-        return first + (f" and {more} more" if more > 0 else "")
-
     def header(self, field: str) -> str:
         """The header that the file gives this field; the field's own name where it has none."""
-        return self.headers[self.fields[field]].strip() if field in self.fields else field
+        place = self.fields.get(field)
+        return self.headers[place] if isinstance(place, int) else field
 
-    def place(self, name: str) -> int | None:
+    def place(self, name: str) -> int | str | None:
         """The place of the column with this header, else of the field of this name; ``None`` without either."""
         spelled = (place for place, header in enumerate(self.headers) if word(header) == word(name))
         return next(spelled, self.fields.get(word(name)))
 
-    def names_the_model(self) -> bool:
-        """Whether columns, or the headers of times, say which model was timed."""
-        said = all("model" in dict(group.says) for group in self.groups())
-        return said or "model" in self.fields or all(field in self.fields for field in DIMENSIONS)
 
-
-def understand(table: Table) -> Columns:
+def understand(table: Table, model: str | None = None) -> Columns:
     """Finds the meaning of each header by its words and, where a word has several meanings, by the cells below it.
 
+    Args:
+        table: the file's.
+        model: that of every row where no column and no header names one.
+
     Raises:
-        TimingsError: no column of times.
+        TimingsError: no column of times, or none of models.
     """
-    found = [time for place in range(len(table.headers)) if (time := _time_column(table, place))]
+    texts = [[str(text) for text in table.frame[place].cat.categories if text] for place in table.frame]
+    found = [time for place, header in enumerate(table.headers) if (time := _time_column(place, header, texts[place]))]
     found = _with_totals(found)
     # Of two columns for one figure the one that states its unit is used, then the first.
-    found.sort(key=lambda time: (time.unit is None, time.place))
     used: dict[tuple[Group, str], TimeColumn] = {}
-    for time in found:
+    for time in sorted(found, key=lambda time: time.unit is None):
         used.setdefault((time.group, time.statistic), time)
-    times = tuple(sorted(used.values(), key=lambda time: time.place))
-    fields = _fields(table, {time.place for time in found})
-    taken = {*fields.values(), *(time.place for time in found)}
-    left = [place for place in range(len(table.headers)) if place not in taken]
-    others = tuple(place for place in left if _may_be_a_condition(table.headers[place], table.texts(place).texts))
-    columns = Columns(table.headers, fields, times, others, (*table.notes, *_notes(table, found, times)))
+    times = sorted(used.values(), key=lambda time: time.place)
+    notes = (*table.notes, *_notes(texts, found, times))
+    free = [place for place in range(len(table.headers)) if place not in {time.place for time in found}]
+    fields = _fields(table.headers, texts, free)
+    others = [place for place in free if place not in fields.values()]
+    others = [place for place in others if _may_be_a_condition(table.headers[place], texts[place])]
+    names_the_model = "model" in fields or fields.keys() >= set(DIMENSIONS)
+    if model and not names_the_model:
+        times = [_under(time, ("model", model)) for time in times]
+    said = {kind: kind for time in times for kind, _ in time.group.says}
+    columns = Columns(table.headers, {**said, **fields}, tuple(times), tuple(others), notes)
+    place = f"{table.path}, line {table.header_line}"
     if not columns.groups():
         hint = "Add mean_ms beside a phase column, or forward_ms and backward_ms"
-        if any(re.fullmatch(r"\d+\.\d+", header.strip()) for header in table.headers):
+        if any(re.fullmatch(r"\d+\.\d+", header) for header in table.headers):
             hint = "Its first line is data: put a header line above it, such as model,mode,mean,std"
-        problem = f"{table.path}, line {table.header_line}: no column of times among {columns.listed()}"
-        raise TimingsError(problem, hint)
+        raise TimingsError(f"{place}: no column of times among {listed(table.headers)}", hint)
+    if not names_the_model and "model" not in said:
+        hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}, or give --model"
+        raise TimingsError(f"{place}: no column names the model among {listed(table.headers)}", hint)
     return columns
 
 
-def _fields(table: Table, timed: set[int]) -> dict[str, int]:
+def _under(time: TimeColumn, condition: tuple[str, str]) -> TimeColumn:
+    """The column as one whose header says this, unless it says something else."""
+    says = dict([condition]) | dict(time.group.says)
+    return replace(time, group=time.group._replace(says=tuple(says.items())))
+
+
+def _fields(headers: tuple[str, ...], texts: list[list[str]], free: list[int]) -> dict[str, int | str]:
     """The column of each field: the first of its spellings under which the cells are what they have to be."""
     spelled: dict[str, int] = {}
-    for place, header in enumerate(table.headers):
-        spelled.setdefault(word(header), place)
-    fields: dict[str, int] = {}
+    for place in reversed(range(len(headers))):
+        spelled[word(headers[place])] = place
+    fields: dict[str, int | str] = {}
     for field in FIELDS:
         places = [spelled[spelling] for spelling in field.spellings.split() if spelling in spelled]
-        free = [place for place in places if place not in timed and place not in fields.values()]
         fits = _FITS.get(field.cells)
-        if fitting := [place for place in free if fits is None or fits(_given(table.texts(place).texts))]:
-            fields[field.name] = fitting[0]
-    if not {"phase", "mode"} & set(fields):
-        taken = timed | set(fields.values())
-        free = [place for place in range(len(table.headers)) if place not in taken]
-        if phases := [place for place in free if _are_phases(table.texts(place).texts)]:
-            fields["phase"] = phases[0]
+        for place in (place for place in places if place in free and place not in fields.values()):
+            if fits is None or fits([text.lower() for text in texts[place]]):
+                fields[field.name] = place
+                break
+    if "phase" not in fields and "mode" not in fields:
+        left = (place for place in free if place not in fields.values())
+        phase = next((place for place in left if _are_phases(texts[place])), None)
+        return fields if phase is None else {**fields, "phase": phase}
     return fields
-
-
-def _given(texts: list[str]) -> list[str]:
-    return [text.lower() for text in texts if text.lower() not in MISSING]
 
 
 def _are_phases(texts: list[str]) -> bool:
@@ -146,16 +149,16 @@ def _are_phases(texts: list[str]) -> bool:
 
 
 def _are_flags(texts: list[str]) -> bool:
-    return bool(texts) and all(text in FLAGS for text in texts)
+    return bool(texts) and FLAGS.keys() >= set(texts)
 
 
 #: What the cells of a column have to be where its header has several meanings.
 _FITS: dict[str, Callable[[list[str]], bool]] = {
     "flags": _are_flags,
     "words": lambda texts: not _are_flags(texts),
-    "compiled": lambda texts: bool(texts) and all(text in COMPILED for text in texts),
-    "warm-up": lambda texts: bool(texts) and all(text in ("true", "false") for text in texts),
-    "numbering": lambda texts: len(set(texts)) > 1 and all(re.fullmatch(r"\d+(\.0+)?", text) for text in texts),
+    "compiled": lambda texts: bool(texts) and COMPILED.keys() >= set(texts),
+    "warm-up": lambda texts: bool(texts) and {"true", "false"} >= set(texts),
+    "numbering": lambda texts: len(texts) > 1 and all(text.removesuffix(".0").isdecimal() for text in texts),
 }
 
 
@@ -165,19 +168,18 @@ def _may_be_a_condition(header: str, texts: list[str]) -> bool:
     A setting is a word, a flag, or a number of few digits; a result has many, or differs in every row.
     """
     named = set(word(header).split("_"))
-    given = [text for text in texts if text.lower() not in MISSING]
-    if not named - {""} or not given or named & words.ORIGIN_WORDS:
+    if not named - {""} or not texts or named & words.ORIGIN_WORDS:
         return False
-    if named & words.RESULT_WORDS and all(re.match(r"[-+~≈]?\d", text) for text in given):
+    if named & words.RESULT_WORDS and all(re.match(r"[-+~≈]?\d", text) for text in texts):
         return False
-    if all(re.fullmatch(NUMBER, text) for text in given):
-        fractions = [re.sub(r"\D", "", text).strip("0") for text in given if "." in text]
+    if all(re.fullmatch(NUMBER, text) for text in texts):
+        fractions = [re.sub(r"\D", "", text).strip("0") for text in texts if "." in text]
         return all(len(digits) <= _DIGITS_OF_A_SETTING for digits in fractions)
-    return not (all(_DATE.fullmatch(text) for text in given) or any(text[0] in "[{" for text in given))
+    return not (all(_DATE.fullmatch(text) for text in texts) or any(text[0] in "[{" for text in texts))
 
 
-def _notes(table: Table, found: list[TimeColumn], used: tuple[TimeColumn, ...]) -> Iterator[str]:
-    unitless = [time.header for time in used if time.unit is None and not _carry_a_unit(table.texts(time.place).texts)]
+def _notes(texts: list[list[str]], found: list[TimeColumn], used: list[TimeColumn]) -> Iterator[str]:
+    unitless = [time.header for time in used if time.unit is None and not _carry_a_unit(texts[time.place])]
     if unitless:
         yield f"{', '.join(unitless)}: no unit in the column's name, read as seconds"
     unused = [time.header for time in found if time not in used]
@@ -185,9 +187,8 @@ def _notes(table: Table, found: list[TimeColumn], used: tuple[TimeColumn, ...]) 
         yield f"{', '.join(unused)}: not used, another column gives the same figure"
 
 
-def _time_column(table: Table, place: int) -> TimeColumn | None:
+def _time_column(place: int, header: str, texts: list[str]) -> TimeColumn | None:
     """The column as one of times; ``None`` where its header has another word than those of ``words.TIME_WORDS``."""
-    header = table.headers[place]
     parts = word(re.sub(r"(?:[\s_]per[\s_]|/)(?:step|iter|iteration)(?![a-z])", " ", header.lower())).split("_")
     said: dict[str, list[str]] = {}
     for part in parts:
@@ -196,29 +197,26 @@ def _time_column(table: Table, place: int) -> TimeColumn | None:
             return None
         if value not in said.setdefault(kind, []):
             said[kind].append(value)
-    phases = said.get("phase", [])
-    phase = words.single_phase(phases)
-    if (phases and phase is None) or any(len(said.get(kind, [])) > 1 for kind in _SAID_ONCE):
+    phase = words.single_phase(said.get("phase", []))
+    once = all(len(values) == 1 for kind, values in said.items() if kind not in ("phase", "word"))
+    if not once or (phase is None and "phase" in said):
         return None
-    texts = table.texts(place).texts
     if not _is_time(said, parts) and not _carry_a_unit(texts):
         return None
-    if "unit" not in said and _are_flags([text.lower() for text in texts if text]):
+    if "unit" not in said and _are_flags([text.lower() for text in texts]):
         return None
     conditions = tuple((kind, said[kind][0]) for kind in words.CONDITIONS_OF_A_HEADER if kind in said)
     statistic, unit = said.get("statistic", ["mean"])[0], said.get("unit", [None])[0]
-    return TimeColumn(place, header.strip(), Group(phase, conditions), statistic, unit)
+    return TimeColumn(place, header, Group(phase, conditions), statistic, unit)
 
 
 def _is_time(said: dict[str, list[str]], parts: list[str]) -> bool:
     """Whether the words say "time": ``loss_mean`` and ``max_step`` do not, ``loss_ms`` and ``small/fwd`` do."""
     if parts == ["s"]:
         return False
-    ordinary = bool({"loss", "step", "total"} & set(said.get("phase", [])))
-    phase_of_a_model = "model" in said and "phase" in said
-    return bool(
-        "unit" in said or "time" in said.get("word", []) or ("statistic" in said and not ordinary) or phase_of_a_model
-    )
+    ordinary = not {"loss", "step", "total"}.isdisjoint(said.get("phase", []))
+    is_statistic_or_model = ("statistic" in said and not ordinary) or ("model" in said and "phase" in said)
+    return is_statistic_or_model or "unit" in said or "time" in said.get("word", [])
 
 
 def _carry_a_unit(texts: list[str]) -> bool:

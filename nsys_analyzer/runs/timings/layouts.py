@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from nsys_analyzer.analysis.transformer.models import (
     ModelSize,
@@ -20,21 +17,9 @@ from nsys_analyzer.analysis.transformer.models import (
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.timings.cells import CellError, flag
 from nsys_analyzer.runs.timings.columns import Group
-from nsys_analyzer.runs.timings.rows import Rows
-from nsys_analyzer.runs.timings.table import Table
 from nsys_analyzer.runs.timings.timing import UNKNOWN_PHASE, Timing
-from nsys_analyzer.runs.timings.words import (
-    CONDITIONS,
-    DIMENSIONS,
-    SPELLINGS,
-    phase_from_text,
-    status_from_text,
-    word,
-)
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.runs.timings.words import DIMENSIONS, SPELLINGS, phase_from_text, status_from_text, word
 
-FIGURES = ("iteration", "peak_memory_bytes", "time_stamp")
-"""Fields with a figure of the row, beside its times; all others describe its run."""
 _MODE_OF = {"forward": "forward", "backward": "forward+backward", "forward+backward": "forward+backward"}
 #: Fields that are what their cells say, whatever else the row says.
 _AS_THEY_ARE = (
@@ -67,81 +52,31 @@ A_TIME_PER_PHASE = Layout(
 )
 
 
-@dataclass(frozen=True)
-class Runs:
-    """The runs that rows describe, each once, in the order in which they appear.
+def describe(cells: Mapping[str, Any], group: Group, groups: Iterable[Group], **more: Any) -> Timing | None:
+    """The run of a row, without figures; ``None`` where the times of this group of columns are not of its run.
 
-    Attributes:
-        codes: for each row of the table, the index of its run.
-        timings: for each run and group of time columns, a timing without figures; ``None`` where the group's times are
-            not of this run.
-        without_time: for each run, the status of a row that holds no time.
-        failed: for each run, whether the row says that it did not end well, so that its one time does not count.
+    Args:
+        cells: the values of its fields, those that are missing ``None``.
+        group: the columns of its time.
+        groups: all groups of the table.
+        more: further fields of the timing.
+
+    Raises:
+        CellError: no model or precision can be made of the row.
     """
-
-    codes: Ints
-    timings: dict[Group, list[Timing | None]]
-    without_time: list[str]
-    failed: list[bool]
-
-
-def runs_of(rows: Rows, says: tuple[tuple[str, str], ...]) -> Runs:
-    """What the rows say of their runs, under the time columns whose headers say this."""
-    table, columns = rows.table, rows.columns
-    described = [place for field, place in columns.fields.items() if field not in FIGURES]
-    codes, first = _distinct(table, (*described, *columns.others))
-
-    def field(name: str) -> list[Any]:
-        return list(rows.field(name, dict(says).get(name))[first])
-
-    def pairs(headers: Iterable[tuple[str, int]]) -> list[tuple[tuple[str, str], ...]]:
-        own = [[(header, text or "") for text in rows.texts(place)[first]] for header, place in headers]
-        return list(zip(*own, strict=True)) if own else [()] * len(first)
-
-    groups = sorted((one for one in columns.groups() if one.says == says), key=lambda one: one.phase is not None)
-    dimensions = [field(name) for name in DIMENSIONS]
-    models = rows.each("model", _model, first, field("model"), *dimensions, field("vocab_size"), field("capture"))
-    flags = [field(name) for name in ("bf16", "fp16", "tf32")]
-    precisions = rows.each("mixed_precision", _precision, first, field("precision"), field("mixed_precision"), *flags)
-    ran = map(_ran, field("only_forward"), field("with_backward"), field("with_optimizer"))
-    wide = Group(None, says) not in groups
-    laid_out = [_laid_out(*cells, wide=wide) for cells in zip(field("phase"), ran, field("mode"), strict=True)]
-    devices = list(map(_device, field("device"), field("gpu")))
-    ended = list(map(_ended, field("oom"), field("status"), field("message")))
-    conditions = [name for name in CONDITIONS if name in columns.fields]
-    if "model" in conditions:
-        conditions = [name for name in conditions if name not in DIMENSIONS]
-    said = pairs((columns.header(name), columns.fields[name]) for name in conditions)
-    values: dict[str, Iterable[Any]] = {
-        "model": [model and model[0] for model in models],
-        "model_name": [model[1] if model else "" for model in models],
-        **{name: field(name) for name in _AS_THEY_ARE},
-        "precision": precisions,
-        "mode": [mode for _, mode in laid_out],
-        "device": [device for device, _ in devices],
-        "gpu": [gpu for _, gpu in devices],
-        "said": [(*own, *says) for own in said],
-        "conditions": pairs((table.headers[place].strip(), place) for place in columns.others),
-    }
-    runs: dict[Group, list[Timing | None]] = {group: [] for group in groups}
-    for (phase, _), own in zip(laid_out, zip(*values.values(), strict=True), strict=True):
-        phases = _phases(groups, phase)
-        for group in groups:
-            run = dict(zip(values, own, strict=True))
-            timing = Timing(**run, phase=phases[group], file=str(table.path)) if group in phases else None
-            runs[group].append(timing)
-    return Runs(codes, runs, [status for status, _ in ended], [failed for _, failed in ended])
-
-
-def _distinct(table: Table, places: Iterable[int]) -> tuple[Ints, list[int]]:
-    """The rows by the texts of these columns: the number of each row's combination, and the first row of each."""
-    import pandas as pd
-
-    codes = np.zeros(len(table.frame), np.int64)
-    for place in places:
-        own, texts = table.texts(place)
-        codes = pd.factorize(codes * len(texts) + own)[0].astype(np.int64)
-    return codes, np.unique(codes, return_index=True)[1].tolist()
+    beside = {other.phase for other in groups if other.says == group.says}
+    said, mode = _laid_out(cells.get("phase"), _ran(cells), cells.get("mode"), wide=None not in beside)
+    if group.phase is None:
+        phase = None if said is None and len(beside) > 1 else said or UNKNOWN_PHASE
+    else:
+        phase = None if said == group.phase and None in beside else group.phase
+    if phase is None:
+        return None
+    model, name = _model(*(cells.get(field) for field in ("model", *DIMENSIONS, "vocab_size", "capture")))
+    device, gpu = _device(cells.get("device"), cells.get("gpu"))
+    precision = _precision(*(cells.get(field) for field in ("precision", "mixed_precision", "bf16", "fp16", "tf32")))
+    known = {field: cells[field] for field in _AS_THEY_ARE if field in cells}
+    return Timing(model, name, phase=phase, mode=mode, precision=precision, device=device, gpu=gpu, **known, **more)
 
 
 @lru_cache(SPELLINGS)
@@ -161,11 +96,11 @@ def _model(
     except ConfigurationError as error:
         if dimensions:
             raise CellError(error.message, error.hint, "d_model") from error
-        raise CellError(error.message, f"{error.hint}; or give its {', '.join(DIMENSIONS)}") from error
+        raise CellError(error.message, f"{error.hint}; or give its {', '.join(DIMENSIONS)}", "model") from error
     if model is None and capture:
         return None, ""
     if model is None:
-        raise CellError("no model", f"Give its name, or all of {', '.join(DIMENSIONS)}")
+        raise CellError("no model", f"Give its name, or all of {', '.join(DIMENSIONS)}", "model")
     for field, value, known in zip(DIMENSIONS, given, model.dimensions, strict=True):
         if value not in (None, known):
             problem = f"{value} is not {model.name}'s, which is {known}"
@@ -201,18 +136,23 @@ def _precision(
         return precision or ("fp32" if False in flags.values() else None)
     if (named := precision_from_text(mixed)) in ("fp32", "tf32", "bf16", "fp16"):
         return named
-    if flag(mixed):
+    try:
+        is_mixed = flag(mixed)
+    except CellError as error:
+        raise CellError(error.problem, error.hint, "mixed_precision") from error
+    if is_mixed:
         return precision if precision in ("bf16", "fp16") else "bf16"
     return precision or "fp32"
 
 
-def _ran(only_forward: bool | None, backward: bool | None, optimizer: bool | None) -> str | None:
+def _ran(cells: Mapping[str, Any]) -> str | None:
     """The phases that were timed, by the flags: forward alone, with the backward pass, with the optimizer too."""
+    only_forward, backward = cells.get("only_forward"), cells.get("with_backward")
     if only_forward is None and backward is None:
         return None
     if only_forward or backward is False:
         return "forward"
-    return "step" if optimizer else "forward+backward"
+    return "step" if cells.get("with_optimizer") else "forward+backward"
 
 
 @lru_cache(SPELLINGS)
@@ -233,15 +173,6 @@ def _laid_out(phase: str | None, ran: str | None, mode: str | None, *, wide: boo
     return said, _MODE_OF.get(known, "train") if known else mode_from_text(named)
 
 
-def _phases(groups: list[Group], said: str | None) -> dict[Group, str]:
-    """The groups of time columns to read in a row that says this phase, each with the phase it stands for."""
-    named = {group: group.phase for group in groups if group.phase is not None}
-    lone = next((group for group in groups if group.phase is None), None)
-    if lone is None or (said is None and named):
-        return named
-    return {lone: said or UNKNOWN_PHASE, **{group: phase for group, phase in named.items() if phase != said}}
-
-
 def _device(device: str | None, gpu: str | None) -> tuple[str | None, str | None]:
     """``cuda`` or ``cpu``, and the GPU's name, which some write in a column ``device``."""
     kind = device.lower().split(":")[0] if device else None
@@ -249,10 +180,10 @@ def _device(device: str | None, gpu: str | None) -> tuple[str | None, str | None
     return (kind, gpu) if known else (None, gpu or device)
 
 
-@lru_cache(SPELLINGS)
-def _ended(oom: bool | None, status: str | None, message: str | None) -> tuple[str, bool]:
+def ended(cells: Mapping[str, Any]) -> tuple[str, bool]:
     """The status of a row without a time, and whether the row says that the run failed."""
-    declared = "oom" if oom else status_from_text(status or "ok")
+    status, message = cells.get("status"), cells.get("message")
+    declared = "oom" if cells.get("oom") else status_from_text(status or "ok")
     if declared == "ok":
         of_message = (status_from_text(message) or "failed") if message and status is None else "missing"
         return of_message, False

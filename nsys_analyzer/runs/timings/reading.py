@@ -2,31 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timings.columns import Columns, understand
-from nsys_analyzer.runs.timings.figures import FIGURES, figure, figures_of
-from nsys_analyzer.runs.timings.layouts import is_unknown, model_notes, runs_of
+from nsys_analyzer.runs.timings.layouts import is_unknown, model_notes
 from nsys_analyzer.runs.timings.matching import Timings
 from nsys_analyzer.runs.timings.repeats import pool_iterations, split_by_conditions, without_repeats
-from nsys_analyzer.runs.timings.rows import Rows
-from nsys_analyzer.runs.timings.table import Table, read_table
+from nsys_analyzer.runs.timings.rows import FIGURES, figures_of, rows_of
+from nsys_analyzer.runs.timings.table import lines_listed, listed, read_table
 from nsys_analyzer.runs.timings.timing import UNKNOWN_PHASE, Timing
-from nsys_analyzer.runs.timings.words import DIMENSIONS, FLAGS, MISSING, phase_from_text, phase_in_name, word
+from nsys_analyzer.runs.timings.words import DIMENSIONS, FLAGS, phase_from_text, phase_in_name
+from nsys_analyzer.text import plural
 from nsys_analyzer.trace.arrays import Bools
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_FEW = 8
-_LETTERS = 30
 _WHOLE = ("line", "steps", "peak_memory_bytes", "iteration")
 
 
@@ -81,14 +79,14 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
     runs: list[Timing] = []
     read: list[pd.DataFrame] = []
     notes: list[str] = []
+    before = 0
     for path in paths:
         own_runs, figures, own = _read_file(path, selection)
-        before = 1 + max((int(part["row"].max()) for part in read), default=-1)
         read.append(figures.assign(run=figures["run"] + len(runs), row=figures["row"] + before))
+        before += int(figures["row"].max()) + 1
         runs += own_runs
         notes += own if len(paths) == 1 else [f"{path.name}: {note}" for note in own]
     figures = pd.concat(read, ignore_index=True)
-    figures["steps"] = np.array([run.steps for run in runs], np.float64)[figures["run"]]
     runs = split_by_conditions(runs, figures)
     figures, pooled = pool_iterations(runs, figures, selection.skip)
     figures, choices = without_repeats(runs, figures)
@@ -99,121 +97,72 @@ def _timings(runs: Sequence[Timing], figures: pd.DataFrame) -> tuple[Timing, ...
     """The runs with their figures."""
     columns: dict[str, list[Any]] = {"status": figures["status"].tolist()}
     for name in ("line", "steps", *FIGURES):
-        values = (figures[name] if name == "line" else figure(figures, name)).tolist()
         kind = int if name in _WHOLE else float
-        columns[name] = [None if value != value else kind(value) for value in values]  # NaN is not itself
+        columns[name] = [None if value != value else kind(value) for value in figures[name].tolist()]  # NaN
     rows = zip(figures["run"].tolist(), zip(*columns.values(), strict=True), strict=True)
-    return tuple(replace(runs[run], **dict(zip(columns, row, strict=True))) for run, row in rows)
+    return tuple(msgspec.structs.replace(runs[run], **dict(zip(columns, row, strict=True))) for run, row in rows)
 
 
 def _read_file(path: Path, selection: Selection) -> tuple[list[Timing], pd.DataFrame, list[str]]:
     """The runs of a file without figures, the figures of each of their rows, and the notes on the file."""
-    table, columns = _understood(path, selection.model)
-    measured, left_out = _measured(table, columns)
-    groups = [dict(group.says) for group in columns.groups()]
-    admitted = np.ones(len(measured.frame), np.bool_)
-    for name, value in selection.where:
-        admitted &= _admitted(measured, columns, groups, name, value)
-    says = [own for own in dict.fromkeys(group.says for group in columns.groups()) if _admits(columns, own, selection)]
-    if not admitted.any() or not says:
-        conditions = " and ".join(f"{name}={value}" for name, value in selection.where)
-        raise TimingsError(f"{path}: no row has {conditions}", "Give fewer of them")
-    chosen = measured.rows(admitted)
-    rows = Rows(chosen, columns)
-    runs, figures = figures_of(rows, [runs_of(rows, own) for own in says])
-    rows.check()
-    of_models = model_notes(runs)
-    runs, note = _with_phase(path, runs, figures, selection.phase)
-    return runs, figures, list(dict.fromkeys([*columns.notes, *of_models, *left_out, *note]))
-
-
-def _understood(path: Path, model: str | None) -> tuple[Table, Columns]:
-    """The table in a file and its columns; ``model`` is that of every row where no column names one.
-
-    Raises:
-        TimingsError: no table, or one without a column of times or of models.
-    """
     table = read_table(path)
-    columns = understand(table)
-    if model and not columns.names_the_model():
-        table = table.with_column("model", model)
-        columns = understand(table)
-    if not columns.names_the_model():
-        hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}, or give --model"
-        problem = f"{path}, line {table.header_line}: no column names the model among {columns.listed()}"
-        raise TimingsError(problem, hint)
-    return table, columns
+    columns = understand(table, selection.model)
+    rows, left_out = _measured(path, columns, rows_of(table, columns))
+    for name, value in selection.where:
+        rows = _where(path, columns, rows, name, value)
+    runs, figures = figures_of(path, columns, rows)
+    runs, note = _with_phase(path, runs, figures, selection.phase)
+    return runs, figures, list(dict.fromkeys([*columns.notes, *model_notes(runs), *left_out, *note]))
 
 
-def _measured(table: Table, columns: Columns) -> tuple[Table, list[str]]:
+def _measured(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
     """The rows of known models without warm-up, and the notes on the others.
 
     Raises:
         TimingsError: none is left.
     """
-    of_unknown = _holds(table, columns, "model", is_unknown)
-    some_missing = [~_holds(table, columns, field, lambda text: text.lower() not in MISSING) for field in DIMENSIONS]
-    of_unknown &= np.any(some_missing, axis=0)
-    if of_unknown.all():
-        rows = Rows(table, columns)
-        runs_of(rows, ())
-        rows.check()  # it names the model, and what can be given
-    warmup = _holds(table, columns, "is_warmup", lambda text: FLAGS.get(text.lower(), False)) & ~of_unknown
-    if (warmup | of_unknown).all():
-        raise TimingsError(f"{table.path}: every row is warm-up", "Write a row for the steps after it, too")
-    notes = [_unknown_models(table.rows(of_unknown), columns)] if of_unknown.any() else []
-    if warmup.any():
-        notes.append(f"{warmup.sum()} rows of warm-up are left out")
-    return table.rows(~of_unknown & ~warmup), notes
+    notes = []
+    has_dimensions = np.logical_and.reduce([_holds(columns, rows, field, bool) for field in DIMENSIONS])
+    is_left_out = _holds(columns, rows, "model", is_unknown) & ~has_dimensions
+    if is_left_out.any() and not is_left_out.all():  # of unknown models alone, the first is an error
+        notes.append(_unknown_models(rows[is_left_out], columns))
+        rows = rows[~is_left_out]
+    is_warmup = _holds(columns, rows, "is_warmup", lambda text: FLAGS[text.lower()])
+    if is_warmup.all():
+        raise TimingsError(f"{path}: every row is warm-up", "Write a row for the steps after it, too")
+    if is_warmup.any():
+        notes.append(f"{rows['row'][is_warmup].nunique()} rows of warm-up are left out")
+    return rows[~is_warmup], notes
 
 
-def _holds(table: Table, columns: Columns, field: str, is_it: Callable[[str], bool]) -> Bools:
+def _holds(columns: Columns, rows: pd.DataFrame, field: str, is_it: Callable[[str], bool]) -> Bools:
     """Whether each row's cell of a field is given and is such a text."""
     if field not in columns.fields:
-        return np.zeros(len(table.frame), np.bool_)
-    codes, texts = table.texts(columns.fields[field])
-    return np.array([text.lower() not in MISSING and is_it(text) for text in texts], np.bool_)[codes]
+        return np.zeros(len(rows), np.bool_)
+    column = rows[columns.fields[field]].cat
+    return np.array([bool(text) and is_it(text) for text in column.categories], np.bool_)[column.codes]
 
 
-def _unknown_models(table: Table, columns: Columns) -> str:
-    names, lines = table.texts(columns.fields["model"]).texts, sorted(table.frame.index)
-    word = "line" if len(lines) == 1 else "lines"
-    models = f"unknown model{'' if len(names) == 1 else 's'} {_listed(repr(name[:_LETTERS]) for name in names)}"
-    return f"{word} {_listed(map(str, lines))}: {models}, left out"
+def _unknown_models(rows: pd.DataFrame, columns: Columns) -> str:
+    names = rows[columns.fields["model"]].unique()
+    return f"{lines_listed(rows.index.unique())}: unknown {plural(len(names), 'model')} {listed(names)}, left out"
 
 
-def _listed(texts: Iterable[str]) -> str:
-    """The first few of these."""
-    first = list(islice(texts, _FEW + 1))
-    return ", ".join(first[:_FEW]) + (", ..." if len(first) > _FEW else "")
-
-
-def _admitted(table: Table, columns: Columns, groups: list[dict[str, str]], name: str, value: str) -> Bools:
-    """Whether each row has this value in the column of this name; all have it where headers alone say it.
+def _where(path: Path, columns: Columns, rows: pd.DataFrame, name: str, value: str) -> pd.DataFrame:
+    """The rows with this value in the column of this name.
 
     Raises:
         TimingsError: there is no such column, or no such value; it lists those there are.
     """
     place = columns.place(name)
     if place is None:
-        cells, codes = [group[word(name)] for group in groups if word(name) in group], None
-    else:
-        codes, texts = table.texts(place)
-        cells = ["" if text.lower() in MISSING else text for text in texts]
-    if not cells:
-        problem = f"{table.path}: --csv-where {name}={value}: no column {name!r}"
-        raise TimingsError(problem, f"Give one of {columns.listed()}")
-    equal = np.array([_equal(cell, value) for cell in cells])
-    if not equal.any():
-        listed = _listed(map(repr, dict.fromkeys(cells)))
-        raise TimingsError(f"{table.path}, column {name!r}: no row has {value!r}", f"Give one of {listed}")
-    return np.ones(len(table.frame), np.bool_) if codes is None else equal[codes]
-
-
-def _admits(columns: Columns, says: tuple[tuple[str, str], ...], selection: Selection) -> bool:
-    """Whether headers that say this have all that is asked of headers, and of no column."""
-    asked = [(word(name), value) for name, value in selection.where if columns.place(name) is None]
-    return all(_equal(dict(says).get(name, ""), value) for name, value in asked)
+        problem = f"{path}: --csv-where {name}={value}: no column {name!r}"
+        raise TimingsError(problem, f"Give one of {listed(columns.headers)}")
+    found = rows[place].unique().tolist()
+    chosen = rows[rows[place].isin([text for text in found if _equal(text, value)])]
+    if chosen.empty:
+        raise TimingsError(f"{path}, column {name!r}: no row has {value!r}", f"Give one of {listed(found)}")
+    return chosen
 
 
 def _equal(cell: str, wanted: str) -> bool:
@@ -243,5 +192,5 @@ def _with_phase(
     if phase is None:
         remedy = "add a column phase, such as forward or forward+backward, or give --csv-phase"
         return runs, [f"no column says which phase was timed: {remedy}"]
-    runs = [replace(run, phase=phase) if run.phase == UNKNOWN_PHASE else run for run in runs]
+    runs = [msgspec.structs.replace(run, phase=phase) if run.phase == UNKNOWN_PHASE else run for run in runs]
     return runs, [] if asked else [f"no column says which phase was timed: {phase}, by the file's name"]

@@ -1,101 +1,146 @@
-"""The rows of a timings table: their cells read by column, each distinct text once."""
+"""The rows of a timings table with their runs and their figures: one row for each time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.errors import TimingsError
-from nsys_analyzer.runs.timings.cells import CellError, deviation, milliseconds, reader
+from nsys_analyzer.runs.timings.cells import LONGEST_MS, READERS, SHORTEST_MS, CellError, Time, read_time
 from nsys_analyzer.runs.timings.columns import Columns, TimeColumn
-from nsys_analyzer.runs.timings.table import Table
-from nsys_analyzer.runs.timings.words import CELLS, MISSING
-from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.runs.timings.layouts import describe, ended
+from nsys_analyzer.runs.timings.table import Table, error_at, read_texts
+from nsys_analyzer.runs.timings.timing import Timing
+from nsys_analyzer.runs.timings.words import CELLS, CONDITIONS, DIMENSIONS
+from nsys_analyzer.trace.arrays import Bools, Ints
 
-Objects = npt.NDArray[np.object_]
-#: Letters of a cell that an error repeats.
-_LONGEST = 100
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: Fields with a figure of the row, and the name of each in ``Timing``; all others describe its run.
+_BESIDE = {"iteration": "iteration", "peak_memory_bytes": "peak_memory_bytes", "time_stamp": "time_stamp_s"}
+FIGURES = ("mean_ms", "std_ms", "min_ms", "max_ms", "median_ms", *_BESIDE.values())
+_Floats = npt.NDArray[np.float64]
 
 
-class Rows:
-    """A table's rows, their cells read by column; ``None`` is a value, or a column, that is missing.
+def rows_of(table: Table, columns: Columns) -> pd.DataFrame:
+    """The table's rows, each once for each group of columns of times.
 
-    Cells that cannot be read are kept: the first of them is what a person has to correct, and ``check`` raises it.
+    Beside the table's columns there are ``row`` and ``group``, from 0, and a column for each condition that headers of
+    times say.
     """
+    import pandas as pd
 
-    def __init__(self, table: Table, columns: Columns) -> None:
-        self.table, self.columns = table, columns
-        self._wrong: list[tuple[int, TimingsError]] = []
+    groups, count = columns.groups(), len(table.frame)
+    rows = table.frame.iloc[np.repeat(np.arange(count), len(groups))]
+    rows = rows.assign(row=np.repeat(np.arange(count), len(groups)), group=np.tile(np.arange(len(groups)), count))
+    for condition in dict.fromkeys(kind for group in groups for kind, _ in group.says):
+        codes, texts = pd.factorize(np.array([dict(group.says).get(condition, "") for group in groups], object))
+        rows[condition] = pd.Categorical.from_codes(np.tile(codes, count), pd.Index(texts, dtype=object))
+    return rows
 
-    def field(self, field: str, otherwise: str | None = None) -> Objects:
-        """A field as what its cells are, ``otherwise`` in every row where the table has no column of it."""
-        read = reader(CELLS[field], decimal_comma=self.table.decimal_comma)
-        if field in self.columns.fields:
-            return self._column(self.columns.fields[field], self.columns.header(field), read)
-        return np.full(len(self.table.frame), None if otherwise is None else read(otherwise), object)
 
-    def texts(self, place: int) -> Objects:
-        """A column's texts."""
-        return self._column(place, "", str)
+def figures_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[list[Timing], pd.DataFrame]:
+    """The distinct runs, and the figures of each row that is of one.
 
-    def times(self, column: TimeColumn, needed: Bools) -> Objects:
-        """The times of a column in ms, or the statuses in their place; those that are ``needed`` have to be right."""
-        is_deviation, comma = column.statistic == "std", self.table.decimal_comma
-        return self._column(
-            column.place,
-            column.header,
-            lambda text: milliseconds(text, column.ms_per_unit, is_deviation=is_deviation, decimal_comma=comma),
-            needed,
-        )
+    The columns are ``row``, ``group``, ``line``, ``run`` of the list, ``status``, ``steps`` and ``warmup_steps`` of the
+    run, and ``FIGURES`` by the names that ``Timing`` gives them; NaN is a figure that is missing.
 
-    def deviations(self, column: TimeColumn, needed: Bools) -> Objects:
-        """The deviations that stand beside the times of a column, in their cells, in ms."""
-        comma = self.table.decimal_comma
-        return self._column(
-            column.place, column.header, lambda text: deviation(text, column.ms_per_unit, decimal_comma=comma), needed
-        )
+    Raises:
+        TimingsError: a cell cannot be read.
+    """
+    import pandas as pd
 
-    def _column(self, place: int, header: str, read: Callable[[str], Any], needed: Bools | None = None) -> Objects:
-        codes, texts = self.table.texts(place)
-        values = np.empty(len(texts), object)
-        errors: dict[int, CellError] = {}
-        for number, text in enumerate(texts):
-            try:
-                values[number] = None if text.lower() in MISSING else read(text)
-            except CellError as error:
-                errors[number] = error
-        if errors:
-            wrong = np.flatnonzero(np.isin(codes, list(errors)) & (True if needed is None else needed))
-            for row in wrong[:1].tolist():
-                self._keep(row, header, errors[int(codes[row])])
-        return values[codes]
+    codes, runs, failed = _runs_of(path, columns, rows)
+    rows, codes = rows[codes >= 0], codes[codes >= 0]
+    figures = {name: np.full(len(rows), np.nan) for name in FIGURES}
+    for field, name in _BESIDE.items():
+        if field in columns.fields:
+            figures[name] = _values(path, columns, rows, field).astype(float)
+    status = np.array([run.status for run in runs], object)[codes]
+    for number, group in enumerate(columns.groups()):
+        at = np.flatnonzero(rows["group"] == number)
+        # A row of one time has none where it failed; one with a time for each phase still has those before.
+        asked = ~failed[codes[at]] if group.phase is None else np.ones(len(at), np.bool_)
+        times = columns.of(group)
+        center = times.get("mean") or times["median"]
+        ms, beside, instead = _times(path, rows.iloc[at], center, asked)
+        ok = asked & ~np.isnan(ms)
+        status[at] = np.where(ok, "ok", np.where(asked & (instead != ""), instead, status[at]))
+        for statistic, column in times.items():
+            found = ms if column is center else _times(path, rows.iloc[at], column, ok)[0]
+            figures[f"{statistic}_ms"][at] = np.where(ok, found, np.nan)
+        std_ms = figures["std_ms"][at]
+        figures["std_ms"][at] = np.where(ok & np.isnan(std_ms), beside, std_ms)
+    steps = {name: np.array([getattr(run, name) for run in runs], float) for name in ("steps", "warmup_steps")}
+    of_run = {"run": codes, "status": status, **{name: values[codes] for name, values in steps.items()}}
+    frame = pd.DataFrame({"line": rows.index, "row": rows["row"].to_numpy(), **of_run, **figures})
+    timed = frame["row"][frame["mean_ms"].notna() | frame["median_ms"].notna()]
+    return runs, frame[(frame["status"] != "missing") | ~frame["row"].isin(timed)]
 
-    def each(self, field: str, function: Callable[..., Any], at: list[int], *values: Iterable[Any]) -> list[Any]:
-        """What the function makes of the values at each of these rows; where it fails, the field's cell is wrong."""
-        made: list[Any] = []
-        for row, own in zip(at, zip(*values, strict=True), strict=True):
-            try:
-                made.append(function(*own))
-            except CellError as error:
-                self._keep(row, self.columns.header(error.field or field), error)
-                return made + [None] * (len(at) - len(made))  # what comes later is not the first
-        return made
 
-    def _keep(self, row: int, header: str, error: CellError) -> None:
-        said = error.problem
-        if len(said) > 2 * _LONGEST:
-            said = f"{said[:_LONGEST]}…{said[-_LONGEST:]}"
-        place = f"{self.table.path}, line {self.table.frame.index[row]}, column {header[:_LONGEST]!r}"
-        self._wrong.append((row, TimingsError(f"{place}: {said}", error.hint)))
+def _runs_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[Ints, list[Timing], Bools]:
+    """Of each row the number of its run, -1 where its times are of none; the runs; and whether each failed."""
+    fields = {field: place for field, place in columns.fields.items() if field not in _BESIDE}
+    codes = _distinct(rows, [*fields.values(), *columns.others])
+    first, group_of = np.unique(codes, return_index=True)[1], rows["group"].to_numpy()
+    values = {field: _values(path, columns, rows, field)[first].tolist() for field in fields}
+    told = [field for field in CONDITIONS if field in fields and not (field in DIMENSIONS and "model" in fields)]
+    said = _pairs(rows.iloc[first], {columns.header(field): fields[field] for field in told})
+    conditions = _pairs(rows.iloc[first], {columns.headers[place]: place for place in columns.others})
+    groups = columns.groups()
+    runs: list[Timing] = []
+    failed, numbers = [], []
+    cells_of = [dict(zip(values, cells, strict=True)) for cells in zip(*values.values(), strict=True)]
+    for number, (row, cells) in enumerate(zip(first.tolist(), cells_of, strict=True)):
+        status, has_failed = ended(cells)
+        more = {"said": said[number], "conditions": conditions[number], "status": status, "file": str(path)}
+        try:
+            run = describe(cells, groups[group_of[row]], groups, **more)
+        except CellError as error:
+            raise error_at(path, rows.index[row], columns.header(error.field), error) from error
+        numbers.append(len(runs) if run else -1)
+        if run:
+            runs.append(run)
+            failed.append(has_failed)
+    return np.array(numbers)[codes], runs, np.array(failed)
 
-    def check(self) -> None:
-        """Makes sure that every cell could be read.
 
-        Raises:
-            TimingsError: the first that could not, with file, line and column.
-        """
-        if self._wrong:
-            raise min(self._wrong, key=lambda wrong: wrong[0])[1]
+def _distinct(rows: pd.DataFrame, places: list[int | str]) -> Ints:
+    """The number of each row's combination of a group and texts, in the order in which they appear."""
+    import pandas as pd
+
+    codes = rows["group"].to_numpy()
+    for place in places:
+        column = rows[place].cat
+        codes = codes * len(column.categories) + column.codes.to_numpy()
+        codes = pd.factorize(codes)[0].astype(np.int64)
+    return pd.factorize(codes)[0].astype(np.int64)
+
+
+def _values(path: Path, columns: Columns, rows: pd.DataFrame, field: str) -> npt.NDArray[np.object_]:
+    column = rows[columns.fields[field]]
+    return read_texts(path, column, columns.header(field), READERS[CELLS[field]])[column.cat.codes]
+
+
+def _pairs(rows: pd.DataFrame, places: dict[str, int | str]) -> list[tuple[tuple[str, str], ...]]:
+    """The header and the text of each of these columns, by row."""
+    own = [[(header, text) for text in rows[place]] for header, place in places.items()]
+    return list(zip(*own, strict=True)) if own else [()] * len(rows)
+
+
+def _times(path: Path, rows: pd.DataFrame, time: TimeColumn, needed: Bools) -> tuple[_Floats, _Floats, Any]:
+    """The times of a column in ms, the deviations beside them, and the statuses in their place."""
+    column, shortest_ms = rows[time.place], 0.0 if time.statistic == "std" else SHORTEST_MS
+    texts, codes = column.cat.categories, column.cat.codes.to_numpy()
+    try:
+        ms = np.array([float(text or "nan") for text in texts]) * time.ms_per_unit
+    except ValueError:
+        ms = np.array([-1.0])
+    if (np.isnan(ms) | ((shortest_ms <= ms) & (ms <= LONGEST_MS))).all():
+        return ms[codes], np.full(len(codes), np.nan), np.full(len(codes), "", object)
+    found = read_texts(path, column, time.header, lambda text: read_time(text, time.ms_per_unit, shortest_ms), needed)
+    own, beside, status = zip(*(one or Time() for one in found), strict=True)
+    return np.array(own)[codes], np.array(beside)[codes], np.array(status, object)[codes]

@@ -7,17 +7,21 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from sys import intern
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nsys_analyzer.errors import TimingsError
-from nsys_analyzer.runs.timings.words import MISSING, word
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.runs.timings.cells import CellError
+from nsys_analyzer.runs.timings.words import MISSING
+from nsys_analyzer.text import plural
+from nsys_analyzer.trace.arrays import Bools
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,30 +29,24 @@ if TYPE_CHECKING:
 _EXPECTED = "a header line, then one row per run, such as: model,context_length,phase,mean_ms"
 _JSON = json.JSONDecoder()
 _BETWEEN_OBJECTS = re.compile(r"[ \t\r\n,]*")
-#: Objects in objects, and what is said of more.
-_DEEPEST, _TOO_DEEP = 32, "nested too deep"
+_DEEPEST, _TOO_DEEP = 32, "nested too deep"  # objects in objects
 #: Cells of the table for each that the file holds, the others are missing; small tables have any number of them.
 _MOST_CELLS_PER_GIVEN, _FEW_CELLS = 10, 1_000_000
+_LETTERS_OF_A_CELL = 100
+_MOST_LISTED, _LETTERS = 12, 30
 _Lines = list[tuple[int, tuple[str, ...]]]
-
-
-class Texts(NamedTuple):
-    """A column by its distinct texts, in the order in which they appear; ``codes`` is the index of each row's text."""
-
-    codes: Ints
-    texts: list[str]
 
 
 @dataclass(frozen=True)
 class Table:
-    """A file of timings as texts without spaces around them.
+    """A file of timings as texts.
 
     Attributes:
         path: the file.
         headers: a text for each column.
         header_line: the line of the header, 1 in a JSON file.
-        frame: a row for each run or iteration, its line in the file (from 1) as index; columns are numbered from 0.
-        decimal_comma: whether 20,5 is a number.
+        frame: a row for each run or iteration, its line in the file (from 1) as index; columns are numbered from 0,
+            and categories of texts without spaces around them, "" for what is missing.
         notes: what was left out.
     """
 
@@ -56,28 +54,52 @@ class Table:
     headers: tuple[str, ...]
     header_line: int
     frame: pd.DataFrame
-    decimal_comma: bool = False
     notes: tuple[str, ...] = ()
-    _columns: dict[int, Texts] = field(default_factory=dict, repr=False, compare=False)
 
-    def texts(self, place: int) -> Texts:
-        """The column at this place."""
-        import pandas as pd
 
-        if place not in self._columns:
-            codes, texts = pd.factorize(self.frame[place].to_numpy())
-            same, stripped = pd.factorize(np.array([text.strip() for text in texts], object))
-            self._columns[place] = Texts(same[codes], stripped.tolist())
-        return self._columns[place]
+def read_texts(
+    path: Path, column: pd.Series[Any], header: str, read: Callable[[str], Any], needed: Bools | None = None
+) -> npt.NDArray[np.object_]:
+    """What ``read`` makes of each distinct text of a column, ``None`` where that is missing.
 
-    def rows(self, chosen: Bools) -> Table:
-        """These rows alone."""
-        return self if chosen.all() else replace(self, frame=self.frame[chosen], _columns={})
+    Raises:
+        TimingsError: a cell cannot be read, and its row is ``needed``.
+    """
+    texts = column.cat.categories
+    values = np.full(len(texts), None, object)
+    errors: dict[int, CellError] = {}
+    for number, text in enumerate(texts):
+        try:
+            values[number] = read(text) if text else None
+        except CellError as error:
+            errors[number] = error
+    codes = column.cat.codes.to_numpy()
+    wrong = np.isin(codes, list(errors)) & (True if needed is None else needed)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise error_at(path, column.index[row], header, errors[int(codes[row])])
+    return values
 
-    def with_column(self, header: str, text: str) -> Table:
-        """The table with the same text in every row of one more column."""
-        frame = self.frame.assign(**{"": text}).set_axis(range(len(self.headers) + 1), axis=1)
-        return replace(self, headers=(*self.headers, header), frame=frame, _columns={})
+
+def listed(texts: Iterable[str], show: Callable[[str], str] = repr) -> str:
+    """The first few of these for a message, each shortened."""
+    first = list(islice(texts, _MOST_LISTED + 1))
+    more = ", ..." if len(first) > _MOST_LISTED else ""
+    return ", ".join(show(text[:_LETTERS]) for text in first[:_MOST_LISTED]) + more
+
+
+def lines_listed(lines: Iterable[int]) -> str:
+    """``line 3``, or ``lines 3, 5``."""
+    numbers = [str(line) for line in lines]
+    return f"{plural(len(numbers), 'line')} {listed(numbers, str)}"
+
+
+def error_at(path: Path, line: int, header: str, error: CellError) -> TimingsError:
+    """The error of a cell with its place."""
+    problem = error.problem
+    if len(problem) > 2 * _LETTERS_OF_A_CELL:
+        problem = f"{problem[:_LETTERS_OF_A_CELL]}…{problem[-_LETTERS_OF_A_CELL:]}"
+    return TimingsError(f"{path}, line {line}, column {header[:_LETTERS_OF_A_CELL]!r}: {problem}", error.hint)
 
 
 def has_rows(path: Path) -> bool:
@@ -99,45 +121,47 @@ def read_table(path: Path) -> Table:
     import pandas as pd
 
     text = _read_text(path)
-    start, decimal_comma = text.lstrip()[0], False
+    start = text.lstrip()[0]
     if start in "[{":
         lines = _json_lines(path, text)
-    elif start == "|" or path.suffix.lower() == ".md":
-        lines = _markdown_lines(path, text)
     else:
-        lines, decimal_comma = _csv_lines(path, text)
-    (header_line, headers), rows = lines[0], lines[1:]
-    rows = rows if headers else []
-    spelled = [word(header) for header in headers]
-    again = {line for line, cells in rows if word(cells[0]) == spelled[0] and [*map(word, cells)] == spelled}
-    rows = [
-        (line, cells)
-        for line, cells in rows
-        if line not in again and not (cells[0].lower() in MISSING and MISSING.issuperset(map(str.lower, cells)))
-    ]
-    if not rows:
-        raise TimingsError(f"{path}: a header and no rows", "Run the timings again: the file holds none")
-    width = len(headers)
+        lines = _markdown_lines(path, text) if start == "|" or path.suffix.lower() == ".md" else _csv_lines(path, text)
+    (header_line, header), *rows = lines
+    again = [line for line, cells in rows if cells == header]
+    rows = [row for row in rows if row[1] != header] if again else rows
+    width = len(header)
     for line, cells in rows:
-        if any(map(str.strip, cells[width:])):
+        if len(cells) > width and any(map(str.strip, cells[width:])):
             problem = f"{path}, line {line}: {len(cells)} cells under a header of {width}"
             raise TimingsError(problem, "Correct the row, or quote the value that holds the separator")
-    _check_filled(path, width, len(rows), sum(len(cells) for _, cells in rows))
-    padding = ("",) * width
-    whole = [cells if len(cells) == width else (*cells, *padding)[:width] for _, cells in rows]
-    frame = pd.DataFrame(whole, index=[line for line, _ in rows], columns=range(width), dtype=object)
-    notes = tuple(f"line {line}: the header again, left out" for line in sorted(again))
-    return Table(path, headers, header_line, frame, decimal_comma, notes)
+    _check_filled(path, width, [cells for _, cells in rows])
+    frame = pd.DataFrame([cells for _, cells in rows], index=[line for line, _ in rows], dtype=object)
+    frame = frame.reindex(columns=range(width)).apply(_categories)
+    is_given = np.logical_or.reduce([frame[place] != "" for place in frame])
+    if not is_given.any():
+        raise TimingsError(f"{path}: a header and no rows", "Run the timings again: the file holds none")
+    notes = (f"{lines_listed(again)}: the header again, left out",) if again else ()
+    return Table(path, tuple(map(str.strip, header)), header_line, frame[is_given], notes)
 
 
-def _check_filled(path: Path, columns: int, rows: int, given: int) -> None:
+def _categories(cells: pd.Series[Any]) -> pd.Series[Any]:
+    """The texts of a column without spaces around them, each distinct one once."""
+    import pandas as pd
+
+    codes, found = pd.factorize(cells.fillna(""))
+    stripped = [text.strip() for text in found]
+    same, texts = pd.factorize(np.array(["" if text.lower() in MISSING else text for text in stripped], object))
+    return pd.Series(pd.Categorical.from_codes(same[codes], pd.Index(texts, dtype=object)), cells.index)
+
+
+def _check_filled(path: Path, columns: int, rows: Sequence[Sequence[str] | Mapping[str, str]]) -> None:
     """Makes sure that a table is not much larger than its file.
 
     Raises:
         TimingsError: it is, and most of its cells are missing.
     """
-    if columns * rows > _MOST_CELLS_PER_GIVEN * given + _FEW_CELLS:
-        problem = f"{path}: {columns:,} columns and {rows:,} rows, and most of the cells are missing"
+    if columns * len(rows) > _MOST_CELLS_PER_GIVEN * sum(map(len, rows)) + _FEW_CELLS:
+        problem = f"{path}: {columns:,} columns and {len(rows):,} rows, and most of the cells are missing"
         raise TimingsError(problem, "Give a file with one table of timings")
 
 
@@ -147,15 +171,13 @@ def _read_text(path: Path) -> str:
         raise TimingsError(f"{path}: is a pipe or a device", "Give the path of a CSV file")
     try:
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise TimingsError(f"{path}: no such file", "Check the path, or leave the timings out") from error
     except OSError as error:
         raise TimingsError(f"{path}: cannot be read ({error.strerror})", "Give the path of a CSV file") from error
     encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"  # PowerShell's > writes UTF-16
     try:
         text = data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise TimingsError(f"{path}: not a CSV: it is not text", "Save it as a CSV in UTF-8") from error
+    except UnicodeDecodeError:
+        text = "\0"
     if "\0" in text:
         raise TimingsError(f"{path}: not a CSV: it is not text", "Save it as a CSV in UTF-8")
     if not text.strip():
@@ -163,19 +185,20 @@ def _read_text(path: Path) -> str:
     return text
 
 
-def _csv_lines(path: Path, text: str) -> tuple[_Lines, bool]:
-    """The lines of a CSV separated by commas, semicolons or tabs; and whether numbers may have a decimal comma."""
+def _csv_lines(path: Path, text: str) -> _Lines:
+    """The lines of a CSV separated by commas, semicolons or tabs; without commas, 20,5 is a number."""
     first = next(line for line in text.splitlines() if line.strip())
     separator = max(",;\t", key=first.count)
     if separator not in first:
         raise TimingsError(f"{path}, line 1: not a CSV: the header has no comma, semicolon or tab", f"Give {_EXPECTED}")
+    if separator != ",":
+        text = re.sub(r"(?<=\d),(?=\d)", ".", text)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
         # A text that stands there many times is kept once.
-        lines = [(reader.line_num, tuple(map(intern, cells))) for cells in reader if any(map(str.strip, cells))]
+        return [(reader.line_num, tuple(map(intern, cells))) for cells in reader if any(cells)]
     except csv.Error as error:
         raise TimingsError(f"{path}, line {reader.line_num}: not a CSV ({error})", f"Give {_EXPECTED}") from error
-    return lines, separator != ","
 
 
 def _markdown_lines(path: Path, text: str) -> _Lines:
@@ -199,67 +222,56 @@ def _markdown_lines(path: Path, text: str) -> _Lines:
 def _json_lines(path: Path, text: str) -> _Lines:
     """The objects of a JSON list, or of one object per line, as rows under all their keys."""
     objects = list(_objects(path, text))
-    headers = tuple(dict.fromkeys(key for _, values in objects for key in values))
-    _check_filled(path, len(headers), len(objects), sum(len(values) for _, values in objects))
-    return [(1, headers), *((line, tuple(values.get(key, "") for key in headers)) for line, values in objects)]
+    keys = tuple(dict.fromkeys(key for _, values in objects for key in values))
+    _check_filled(path, len(keys), [values for _, values in objects])
+    return [(1, keys), *((line, tuple(values.get(key, "") for key in keys)) for line, values in objects)]
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Each object with the line it begins on."""
-    in_list = text.lstrip()[0] == "["
+    at = len(text) - len(text.lstrip())
+    is_list = text[at] == "["
     line, counted = 1, 0
-    at = _next_object(text, len(text) - len(text.lstrip()) + in_list)
-    while at < len(text) and not (in_list and text[at] == "]"):
+    at = _next_object(text, at + is_list)
+    while at < len(text) and not (is_list and text[at] == "]"):
         line, counted = line + text.count("\n", counted, at), at
         try:
             value, end = _JSON.raw_decode(text, at)
-            if isinstance(value, dict):
-                row = dict(_cells(value))
-            else:
-                raise _no_rows(path, line, f"a JSON {type(value).__name__}, not an object")
+            row = dict(_cells(value))
         except json.JSONDecodeError as error:
-            raise _no_rows(path, error.lineno, f"not JSON ({error.msg})") from error
-        except RecursionError as error:
-            raise _no_rows(path, line, _TOO_DEEP) from error
+            line, problem = error.lineno, f"not JSON ({error.msg})"
+        except RecursionError:
+            problem = _TOO_DEEP
         except ValueError as error:
-            raise _no_rows(path, line, str(error)) from error
-        yield line, row
-        at = _next_object(text, end)
+            problem = str(error)
+        else:
+            yield line, row
+            at = _next_object(text, end)
+            continue
+        raise TimingsError(f"{path}, line {line}: {problem}", "Give a list of objects, or one object per line")
 
 
 def _next_object(text: str, at: int) -> int:
-    """Where the text goes on behind spaces and commas."""
     separators = _BETWEEN_OBJECTS.match(text, at)
     return separators.end() if separators else at
 
 
-def _no_rows(path: Path, line: int, problem: str) -> TimingsError:
-    return TimingsError(f"{path}, line {line}: {problem}", "Give a list of objects, or one object per line")
-
-
-def _cells(values: dict[str, Any], before: str = "", depth: int = 1) -> Iterator[tuple[str, str]]:
-    """Each value as the text of a cell; an object in it as cells of longer names, a list, which no cell holds, not.
+def _cells(values: Any, before: str = "", depth: int = 1) -> Iterator[tuple[str, str]]:
+    """The keys and cells of an object; an object in it is cells of longer keys, a list is left out.
 
     Raises:
-        ValueError: what no cell can hold: an infinite number, half a surrogate pair, a nesting too deep.
+        ValueError: no object, or what no cell can hold: an infinite number, half a surrogate pair, a nesting too deep.
     """
+    if not isinstance(values, dict):
+        raise ValueError(f"a JSON {type(values).__name__}, not an object")  # noqa: TRY004 - of the file, not a caller's
+    if depth > _DEEPEST:
+        raise ValueError(_TOO_DEEP)
     for key, value in values.items():
-        name = f"{before}{key}"
         if isinstance(value, dict):
-            if depth == _DEEPEST:
-                raise ValueError(_TOO_DEEP)
-            yield from _cells(value, f"{name}_", depth + 1)
+            yield from _cells(value, f"{before}{key}_", depth + 1)
+        elif isinstance(value, float) and math.isinf(value):
+            raise ValueError(f"{value} is no number; write null for a value that is missing")
         elif not isinstance(value, list):
-            yield _cell(name), "" if value is None else _cell(value)
-
-
-def _cell(value: str | float) -> str:
-    """The text of a value; one that stands there many times is kept once. NaN is a value that is missing."""
-    if isinstance(value, float) and math.isnan(value):
-        return ""
-    if isinstance(value, float) and math.isinf(value):
-        raise ValueError(f"{value} is no number; write null for a value that is missing")
-    text = str(value)
-    if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError("half a surrogate pair in a text")
-    return intern(text)
+            name, cell = f"{before}{key}", "" if value is None else str(value)
+            (name + cell).encode()  # it refuses half a surrogate pair
+            yield intern(name), intern(cell)

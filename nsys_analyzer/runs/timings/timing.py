@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 
@@ -10,8 +10,7 @@ UNKNOWN_PHASE = "unknown"
 """The phase of a time where no column says what was timed; it matches no phase of a capture."""
 
 
-@dataclass(frozen=True, slots=True)  # there may be one for each of very many rows
-class Timing:
+class Timing(msgspec.Struct, frozen=True):  # there may be one for each of very many rows
     """One phase of one unprofiled configuration, times in milliseconds; ``None`` is unknown.
 
     ``phase`` is ``forward``, ``backward``, ``optimizer``, ``loss``, ``step``, ``forward+backward``, a word of the

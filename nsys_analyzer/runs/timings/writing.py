@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,6 +13,7 @@ import msgspec
 from nsys_analyzer.analysis.transformer.models import mode_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.runs.rows import Times
 from nsys_analyzer.runs.targets import PHASES
 from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.strict_json import decode_json
@@ -89,12 +89,12 @@ class _Timing(msgspec.Struct):
 
 def _statistics(values: list[float]) -> dict[str, str]:
     """Mean, sample standard deviation (empty for one value), minimum, median and maximum, to the nanosecond."""
+    times = Times.of(values)
     figures = {
-        "mean_ms": statistics.mean(values),
-        "min_ms": min(values),
-        "median_ms": statistics.median(values),
-        "max_ms": max(values),
+        "mean_ms": times.ms,
+        "std_ms": times.std_ms,
+        "min_ms": times.min_ms,
+        "median_ms": times.median_ms,
+        "max_ms": times.max_ms,
     }
-    if len(values) > 1:
-        figures["std_ms"] = statistics.stdev(values)
-    return {key: f"{value:.6f}" for key, value in figures.items()}
+    return {key: f"{value:.6f}" for key, value in figures.items() if value is not None}
