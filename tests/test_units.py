@@ -8,7 +8,6 @@ from nsys_analyzer.report.units import (
     milliseconds,
     percent,
     signed_percent,
-    typical_milliseconds,
 )
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -97,11 +96,6 @@ def test_changes(value: float, text: str) -> None:
 )
 def test_a_median_has_the_digits_that_its_range_supports(value: Typical, text: str) -> None:
     assert format_cell(value, "ms").replace(SPACE, " ") == text
-
-
-def test_a_typical_time_in_a_sentence() -> None:
-    assert typical_milliseconds(Typical(34.829, 33.76, 51.97)).replace(SPACE, " ") == "35 ms (34 – 52)"
-    assert typical_milliseconds(None) == "an unknown time"
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ A string is plain text; where more than that may stand, it is ``Words``: a strin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from nsys_analyzer.text import Text, Words
+from nsys_analyzer.text import Words
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
@@ -21,27 +21,12 @@ Unit = Literal["text", "code", "count", "ms", "us", "percent", "factor", "flop",
 TEXT_UNITS = ("text", "code")
 
 
-def _check_numbers(of: str, values: Iterable[object]) -> None:
-    """Makes sure that a renderer can write or draw values; None is one that is unknown."""
-    for value in values:
-        if value is not None and not isinstance(value, (int, float)):
-            raise TypeError(f"{of} cannot hold {str(value)[:50]!r}")
-
-
 @dataclass(frozen=True)
 class Spread:
-    """A mean with its standard deviation (None below two samples).
-
-    Raises:
-        TypeError: one of them is no number.
-    """
+    """A mean with its standard deviation (None below two samples)."""
 
     mean: float
     std: float | None
-
-    def __post_init__(self) -> None:
-        """Checks the numbers."""
-        _check_numbers("a spread", (self.mean, self.std))
 
 
 @dataclass(frozen=True)
@@ -66,30 +51,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a cell of None is a figure that does not exist.
-
-    Attributes:
-        columns, rows: what it holds.
-        caption: what it shows.
-        capture: the one capture that it is of, empty where it is of several.
-    """
+    """A table; a cell of None is a figure that does not exist. ``capture`` is empty where it is of several."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: Words = ""
     capture: str = ""
-
-    def __post_init__(self) -> None:
-        """Makes sure that every cell can be written as its column's unit says, before any renderer meets it.
-
-        Raises:
-            TypeError: a number in a column of texts, or what is neither anywhere.
-        """
-        for row in self.rows:
-            for cell, column in zip(row, self.columns, strict=True):
-                wanted = (str, Text) if column.unit in TEXT_UNITS else (str, Text, int, float, Spread, Typical)
-                if cell is not None and not isinstance(cell, wanted):
-                    raise TypeError(f"column {column.title!r} ({column.unit}) cannot hold {str(cell)[:50]!r}")
 
 
 @dataclass(frozen=True)
@@ -130,10 +97,8 @@ class Bars:
 
     Attributes:
         key: the figure's file name, without extension.
-        title: what it shows.
         groups: names along the axis.
         series: name and one value per group (None: nothing known).
-        axis: title of the value axis, with its unit.
         kind: bars side by side; parts of one bar for each group; one bar for each group; or bars for each group that
             lie in each other, the first series the outermost.
         color_names: of one bar for each group: the class, phase or other name that gives each bar its color.
@@ -149,14 +114,6 @@ class Bars:
     color_names: tuple[str, ...] = ()
     mark: str = ""
 
-    def __post_init__(self) -> None:
-        """Makes sure that every value can be drawn.
-
-        Raises:
-            TypeError: one is no number.
-        """
-        _check_numbers(self.title, (value for _, values in self.series for value in values))
-
 
 #: The name and the points of each curve; a curve breaks where y is None.
 Curves: TypeAlias = "tuple[tuple[str, tuple[tuple[float, float | None], ...]], ...]"
@@ -167,9 +124,6 @@ class Lines:
     """Curves over a numeric axis.
 
     Attributes:
-        key: the figure's file name, without extension.
-        title: what it shows.
-        series: the curves.
         x_axis, y_axis: titles of the axes, with their units.
         log_x: whether x is logarithmic, to the base of 2.
         log_y: whether y is logarithmic where its values span more than a decade.
@@ -187,26 +141,10 @@ class Lines:
     spans: tuple[tuple[str, float, float], ...] = ()
     steps: bool = False
 
-    def __post_init__(self) -> None:
-        """Makes sure that every point can be drawn.
-
-        Raises:
-            TypeError: one is no number.
-        """
-        _check_numbers(self.title, (value for _, points in self.series for point in points for value in point))
-        _check_numbers(self.title, (moment for _, *moments in self.spans for moment in moments))
-
 
 @dataclass(frozen=True)
 class Panels:
-    """Small multiples: curves of several models or widths, in panels side by side that share their axes.
-
-    Attributes:
-        key: the figure's file name, without extension.
-        title: what it shows.
-        panels: title and curves of each panel; curves of one name have one color in all of them.
-        x_axis, y_axis, log_x, log_y: as of ``Lines``.
-    """
+    """Small multiples: panels side by side that share their axes, each a title and curves; the rest as of ``Lines``."""
 
     key: str
     title: str
@@ -215,15 +153,6 @@ class Panels:
     y_axis: str
     log_x: bool = True
     log_y: bool = False
-
-    def __post_init__(self) -> None:
-        """Makes sure that every point can be drawn.
-
-        Raises:
-            TypeError: one is no number.
-        """
-        points = (point for _, curves in self.panels for _, points in curves for point in points)
-        _check_numbers(self.title, (value for point in points for value in point))
 
 
 Figure: TypeAlias = "Bars | Lines | Panels"
@@ -277,7 +206,6 @@ class Report:
     """A title and sections in order, and the data that they are written from.
 
     Attributes:
-        title, sections: for people.
         captures: one entry for each process of each capture.
         labels: a short label of every kernel name.
         benches: the experiments whose sections the report takes in.

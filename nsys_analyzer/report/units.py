@@ -87,14 +87,6 @@ def milliseconds(value: float | None) -> str:
     return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
 
 
-def typical_milliseconds(value: Typical | None, *, spread: bool = True) -> str:
-    """A time over its instances with its unit, for sentences: 35 ms (34 – 52), or without its spread 35 ms."""
-    if value is None:
-        return "an unknown time"
-    median, _, extent = _typical(value).partition(_SPACE)
-    return _SPACE.join((median, "ms", *([extent] if spread and extent else [])))
-
-
 def percent(value: float) -> str:
     """A fraction as a percentage, for sentences."""
     return format_number(value, "percent")

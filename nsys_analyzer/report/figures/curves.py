@@ -18,10 +18,8 @@ if TYPE_CHECKING:
 #: The name of a curve and its points, y NaN where it breaks.
 _Curve = tuple[str, list[tuple[float, float]]]
 
-#: Curves that have labels at their ends, and the letters of these; points that have markers.
-_MOST_LABELED, _LONGEST_LABEL, _MOST_MARKED = 9, 30, 32
-#: The share of the axes' height from one label to the next, and the letters that stand side by side in all its width.
-_LINE, _LETTERS_ACROSS = 0.06, 95
+#: Points of a curve that have markers, letters of a panel's title, and those that stand side by side in the width.
+_MOST_MARKED, _LONGEST_TITLE, _LETTERS_ACROSS = 32, 30, 95
 #: Values that span about a decade or more are drawn on a logarithmic axis where that is asked for.
 _DECADE = 8
 #: Curves that differ by less at every point are drawn in several widths, so that each is seen.
@@ -32,7 +30,7 @@ _BEYOND_AXES = 1e15
 
 
 def draw_lines(canvas: Canvas, figure: Lines) -> None:
-    """Draws curves with their names at their ends, over shaded stretches with theirs on top."""
+    """Draws curves, over shaded stretches with their names on top."""
     axes = canvas.add_subplot()
     logarithmic = figure.log_y and _spans_a_decade([figure.series])
     curves = _drawable(figure.series, log_x=figure.log_x, log_y=logarithmic)
@@ -48,9 +46,6 @@ def draw_lines(canvas: Canvas, figure: Lines) -> None:
     axes.set_ylabel(fitted(figure.y_axis, TITLE))
     if figure.steps and not logarithmic:
         _fill_height(axes, curves)
-    if 1 < len(curves) <= _MOST_LABELED and all(len(name) <= _LONGEST_LABEL for name in unnamed):
-        _label_ends(axes, curves, colors)
-        unnamed = []
     unnamed += _label_spans(axes, figure.spans)
     if unnamed:
         legend(canvas, {name: colors[name] for name in unnamed})
@@ -67,7 +62,7 @@ def draw_panels(canvas: Canvas, figure: Panels) -> None:
     colors = colors_of([name for curves in drawn for name, _ in curves])
     for axes, (title, _), curves in zip(grid, figure.panels, drawn, strict=False):
         _plot(axes, curves, colors)
-        axes.set_title(fitted(title, _LONGEST_LABEL), loc="left")
+        axes.set_title(fitted(title, _LONGEST_TITLE), loc="left")
         axes.grid(alpha=0.25, linewidth=0.5)
     for axes in grid[len(figure.panels) :]:
         axes.set_visible(False)
@@ -168,38 +163,6 @@ def _fill_height(axes: Axes, curves: Sequence[_Curve]) -> None:
     if len(curves) == 1:
         text = f"highest {three_digits(highest)}"
         axes.annotate(text, (x, highest), xytext=(4, 2), textcoords="offset points", annotation_clip=False)
-
-
-def _label_ends(axes: Axes, curves: Sequence[_Curve], colors: Mapping[str, str]) -> None:
-    """Writes each curve's name right of the axes, as high as its end where no other name is."""
-    axes.get_xlim(), axes.get_ylim()  # brings the limits up to date
-    to_share = axes.transScale + axes.transLimits
-    ends = [(name, [point for point in points if not math.isnan(point[1])]) for name, points in curves]
-    last = {name: points[-1] for name, points in ends if points}
-    wanted = {name: float(to_share.transform(end)[1]) for name, end in last.items()}
-    places: dict[str, float] = {}
-    for name in sorted(wanted, key=lambda name: wanted[name]):
-        places[name] = max([wanted[name], *(place + _LINE for place in places.values())])
-    ceiling = 1.0
-    for name in reversed(places):
-        places[name] = min(places[name], ceiling)
-        ceiling = places[name] - _LINE
-        axes.annotate(
-            fitted(name),
-            last[name],
-            xytext=(1.03, places[name]),
-            textcoords="axes fraction",
-            va="center",
-            arrowprops={
-                "arrowstyle": "-",
-                "color": colors[name],
-                "linewidth": 1,
-                "linestyle": ":",
-                "shrinkA": 1,
-                "shrinkB": 3,
-            },
-            annotation_clip=False,
-        )
 
 
 def _label_spans(axes: Axes, spans: Sequence[tuple[str, float, float]]) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.summary.compared import FUSED, ClassShares, Leader, MatmulShare, leaders, matmul_share
-from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, without_communication
+from nsys_analyzer.analysis.summary.statistics import KernelRow, without_communication
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.text import plain
@@ -60,7 +60,9 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
         "gpu": capture.gpu.name if capture.gpu else None,
         **_profiler(capture),
         "conditions": _conditions(capture.metadata, capture.gpu) if capture.metadata else None,
-        "configuration": _configuration(configuration) if configuration else None,
+        "configuration": {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
+        if configuration
+        else None,
         "precisions": capture.precisions,
         "phases": [{**_phase(phase, labels), "busy_share": _busy_share(capture, phase)} for phase in capture.phases],
         "share_in_phases": capture.share_in_phases,
@@ -141,67 +143,37 @@ def _shares(shares: ClassShares) -> dict[str, Any]:
     }
 
 
-def _configuration(configuration: Any) -> dict[str, Any]:
-    return {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
-
-
 def _phase(phase: PhaseSummary, labels: Mapping[str, str]) -> dict[str, Any]:
+    data = asdict(replace(phase, classes=(), kernels=(), profiler_cost=None))
+    for internal in ("holds_backward", "kernels_least", "kernels_most", "profiler_cost"):
+        del data[internal]
     return {
-        "phase": phase.phase,
-        "range": phase.range,
-        "instances": phase.instances,
-        "warmup_instances": phase.warmup_instances,
-        "incomplete_instances": phase.incomplete_instances,
-        "launch_threads": [asdict(thread) for thread in phase.launch_threads],
-        "kernels_per_instance": phase.kernels_per_instance,
-        "wall_ms": _stats(phase.wall_ms),
-        "gpu_span_ms": _stats(phase.gpu_span_ms),
-        "gpu_busy_ms": _stats(phase.gpu_busy_ms),
-        "kernel_sum_ms": _stats(phase.kernel_sum_ms),
-        "python_ms": _stats(phase.python_ms) if phase.python_ms else None,
-        "synchronized": phase.synchronized,
-        "inferred": phase.inferred,
-        "gpu_lag_ms": _stats(phase.gpu_lag_ms),
+        "memory_operations": data.pop("memory"),
+        **data,
         "classes": _classes(phase),
         "kernels": [_kernel(row, labels) for row in phase.kernels],
-        "memory_operations": [asdict(row) for row in phase.memory],
     }
 
 
 def _kernel(row: KernelRow, labels: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "name": row.name,
-        "label": labels[row.name],
-        "class": row.kernel_class,
-        "launches_per_instance": row.launches_per_instance,
-        "ms_per_instance": row.ms_per_instance,
-        "avg_us": row.avg_us,
-        "share": row.share,
-    }
+    data = asdict(row)
+    return {"class": data.pop("kernel_class"), "label": labels[row.name], **data}
 
 
 def _classes(phase: PhaseSummary) -> list[dict[str, Any]]:
     """The classes of a phase; a share of what computes is unknown for communication."""
     computing = {row.kernel_class: row.share for row in without_communication(phase.classes)}
+    rows = [asdict(row) for row in phase.classes]
+    names = [row.pop("kernel_class") for row in rows]
     return [
-        {
-            "class": row.kernel_class,
-            "launches_per_instance": row.launches_per_instance,
-            "ms_per_instance": row.ms_per_instance,
-            "share": row.share,
-            "share_without_communication": computing.get(row.kernel_class),
-        }
-        for row in phase.classes
+        {"class": name, **row, "share_without_communication": computing.get(name)}
+        for name, row in zip(names, rows, strict=True)
     ]
 
 
 def _busy_share(capture: CaptureSummary, phase: PhaseSummary) -> dict[str, Any] | None:
     share = busy_share(capture, phase)
     return {**asdict(share), "verdict": share.verdict} if share else None
-
-
-def _stats(stats: Stats) -> dict[str, Any]:
-    return asdict(stats)
 
 
 def _attention(capture: CaptureSummary) -> dict[str, Any] | None:

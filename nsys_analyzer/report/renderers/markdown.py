@@ -5,24 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 
 from tabulate import tabulate
 
-from nsys_analyzer.report.model import (
-    TEXT_UNITS,
-    Answer,
-    Bars,
-    Details,
-    Figure,
-    Lines,
-    Listing,
-    Panels,
-    Paragraph,
-    Report,
-    Section,
-    Table,
-)
+from nsys_analyzer.report.model import TEXT_UNITS, Answer, Block, Details, Listing, Paragraph, Report, Section, Table
 from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.units import ABSENT, format_cell
 from nsys_analyzer.text import phrase, visible
@@ -68,39 +54,31 @@ def _section(section: Section, figures: Mapping[str, str]) -> str:
     return "\n\n".join([f"## {heading(section.title)}", *(block for block in blocks if block)])
 
 
-@singledispatch
-def render_block(block: object, figures: Mapping[str, str]) -> str:
-    """One block as markdown."""
-    raise TypeError(f"no markdown for {type(block).__name__} ({len(figures)} figures)")
+def render_block(block: Block, figures: Mapping[str, str]) -> str:
+    """One block as markdown; empty where it is a figure that has no path."""
+    match block:
+        case Paragraph(text):
+            return line(text)
+        case Answer(capture, text):
+            return line(phrase("**{}:** {}", capture, text))
+        case Listing(lines, "bullets"):
+            return "\n".join(f"- {line(one)}" for one in lines)
+        case Listing(lines, kind):
+            return fence(lines, "sh" if kind == "commands" else "python")
+        case Table():
+            return _table(block, padded=len(block.rows) <= _LONGEST_PADDED)
+        case Details(title, blocks):
+            tables = (
+                _table(one, padded=False) if isinstance(one, Table) else render_block(one, figures) for one in blocks
+            )
+            inner = "\n\n".join(tables)
+            return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>"
+        case _:
+            path = figures.get(block.key)
+            return f"![{alternative(block.title)}]({target(path)})" if path else ""
 
 
-@render_block.register
-def _(block: Paragraph, figures: Mapping[str, str]) -> str:
-    del figures
-    return line(block.text)
-
-
-@render_block.register
-def _(block: Answer, figures: Mapping[str, str]) -> str:
-    del figures
-    return line(phrase("**{}:** {}", block.capture, block.text))
-
-
-@render_block.register
-def _(block: Listing, figures: Mapping[str, str]) -> str:
-    del figures
-    if block.kind != "bullets":
-        return fence(block.lines, "sh" if block.kind == "commands" else "python")
-    return "\n".join(f"- {line(one)}" for one in block.lines)
-
-
-@render_block.register
-def _(block: Table, figures: Mapping[str, str]) -> str:
-    del figures
-    return _table(block, len(block.rows) <= _LONGEST_PADDED)
-
-
-def _table(block: Table, padded: bool) -> str:
+def _table(block: Table, *, padded: bool) -> str:
     units = [column.unit for column in block.columns]
     rows = [[cell(format_cell(value, unit)) for value, unit in zip(row, units, strict=True)] for row in block.rows]
     alignment = ["left" if unit in TEXT_UNITS else "right" for unit in units]
@@ -120,18 +98,3 @@ def _plain_table(headers: list[str], rows: list[list[str]], alignment: list[str]
     rule = f"|{'|'.join(':--' if one == 'left' else '--:' for one in alignment)}|"
     head, *body = (f"| {' | '.join(cells)} |" for cells in (headers, *rows))
     return "\n".join((head, rule, *body))
-
-
-@render_block.register
-def _(block: Details, figures: Mapping[str, str]) -> str:
-    blocks = (_table(one, False) if isinstance(one, Table) else render_block(one, figures) for one in block.blocks)
-    inner = "\n\n".join(blocks)
-    return f"<details><summary>{summary(block.title)}</summary>\n\n{inner}\n\n</details>"
-
-
-@render_block.register(Bars)
-@render_block.register(Lines)
-@render_block.register(Panels)
-def _(block: Figure, figures: Mapping[str, str]) -> str:
-    path = figures.get(block.key)
-    return f"![{alternative(block.title)}]({target(path)})" if path else ""

@@ -49,6 +49,6 @@ def answer(evidence: Evidence) -> Section:
     if covered:
         blocks += [table(_COUNTS, covered), Paragraph(phrase(_TEXT.replace("kernel", evidence.kernel)))]
     if any(coverage.in_warmup or coverage.lost_launches for _, coverage in covered):
-        text = _TEXT_OF_LEFT_OUT.replace("kernel", evidence.kernel)
-        blocks += [table(_LEFT_OUT, covered), Paragraph(phrase(text))]
+        blocks += [table(_LEFT_OUT, covered)]
+        blocks += [Paragraph(phrase(_TEXT_OF_LEFT_OUT.replace("kernel", evidence.kernel)))]
     return Section("attribution_check", "Kernel attribution check", tuple(blocks))

@@ -61,20 +61,6 @@ class Evidence:
         """The captures with GPU operations."""
         return tuple(capture for capture in self.captures if capture.whole)
 
-    @cached_property
-    def _slugs(self) -> dict[str, str]:
-        """Each capture's title in characters that are safe in a file name, numbered where two look alike."""
-        slugs: dict[str, str] = {}
-        for title in (capture.title for capture in self.captures):
-            slug = re.sub(r"[^\w.]+", "-", title).strip("-").lower()
-            taken = sum(other == slug or other.startswith(f"{slug}--") for other in slugs.values())
-            slugs.setdefault(title, f"{slug}--{taken + 1}" if taken else slug)
-        return slugs
-
-    def figure_key(self, capture: CaptureSummary, question: str) -> str:
-        """A figure's file name, without extension."""
-        return f"{self._slugs[capture.title]}-{question}"
-
 
 def spread(stats: Stats | None) -> Spread | None:
     """Mean and standard deviation as a cell; None without figures."""

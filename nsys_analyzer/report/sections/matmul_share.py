@@ -25,7 +25,7 @@ def answer(evidence: Evidence) -> Section:
     for capture in evidence.measured:
         if shares[capture.title].phases:
             blocks += [_answer(capture, shares[capture.title]), *_tables(capture, shares[capture.title])]
-    blocks += figures_of(evidence, lambda c: _figure(c, shares[c.title].scopes, evidence.figure_key(c, "class-shares")))
+    blocks += figures_of(evidence, lambda capture: _figure(capture, shares[capture.title].scopes))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
 
 
@@ -107,7 +107,7 @@ def _share_in(shares: ClassShares) -> Field[str]:
     return Field(shares.scope, "percent", lambda name: shares.of(name) or None)
 
 
-def _figure(capture: CaptureSummary, scopes: tuple[ClassShares, ...], key: str) -> Bars:
+def _figure(capture: CaptureSummary, scopes: tuple[ClassShares, ...]) -> Bars:
     kernel = kernel_word(capture)
     classes = sorted(
         {row.kernel_class for one in scopes for row in one.classes},
@@ -115,7 +115,7 @@ def _figure(capture: CaptureSummary, scopes: tuple[ClassShares, ...], key: str) 
     )
     series = tuple((name, tuple(one.of(name) * 100 for one in scopes)) for name in classes)
     return Bars(
-        key,
+        f"{capture.title}-class-shares",
         f"{capture.title}: classes of {kernel}s, share of each phase's total {kernel} time",
         tuple(one.scope for one in scopes),
         tuple(one for one in series if max(one[1]) >= _THIN),

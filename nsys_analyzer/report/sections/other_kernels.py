@@ -47,7 +47,7 @@ def answer(evidence: Evidence) -> Section:
     for capture in evidence.measured:
         blocks += [_answer(capture)] if compared_phases(capture) else []
         blocks += [_table(capture, phases, evidence.labels) for phases in parts_and_enclosing(capture) if phases]
-    blocks += figures_of(evidence, lambda c: _figure(c, evidence.figure_key(c, "top-kernels"), evidence.labels))
+    blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.labels))
     title = f"(c) Which other {evidence.kernel}s and classes matter?"
     return Section("other_kernels", title, tuple(blocks) or (nothing_measured(),), "others")
 
@@ -132,12 +132,12 @@ def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:
     return merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
 
 
-def _figure(capture: CaptureSummary, key: str, labels: dict[str, str]) -> Bars:
+def _figure(capture: CaptureSummary, labels: dict[str, str]) -> Bars:
     parts, enclosing = parts_and_enclosing(capture)
     phases = parts or enclosing[-1:]
     shown = _most_important(phases)
     return Bars(
-        key,
+        f"{capture.title}-top-kernels",
         f"{capture.title}: {kernel_word(capture)}s with the most time in {' + '.join(p.phase for p in phases)}",
         tuple(labels[row.name] for row in shown),
         (("ms", tuple(row.ms_per_instance for row in shown)),),

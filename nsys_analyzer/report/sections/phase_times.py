@@ -50,7 +50,7 @@ def answer(evidence: Evidence) -> Section:
         on_cpu, on_gpu = (any(capture.on_cpu is kind for capture in captures) for kind in (True, False))
         clocks = (*(_LEGEND_OF_GPU if on_gpu else ()), *(_LEGEND_OF_CPU if on_cpu else ()))
         blocks += [Listing((*_LEGEND, *clocks)), *map(Paragraph, how_costs_are_estimated(captures))]
-    blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.figure_key(capture, "phase-times")))
+    blocks += figures_of(evidence, _figure)
     title = "(a) How long do forward, backward and optimizer take?"
     return Section("phase_times", title, tuple(blocks) or (nothing_measured(),), "time")
 
@@ -139,14 +139,14 @@ def _wall_and_busy(phase: PhaseSummary) -> str:
     return f"{wall} / {busy}{late}"
 
 
-def _figure(capture: CaptureSummary, key: str) -> Bars:
+def _figure(capture: CaptureSummary) -> Bars:
     longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
     phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
     clocks = [(p.python_ms, p.wall_ms, p.gpu_span_ms, p.gpu_busy_ms, p.kernel_sum_ms) for p in phases]
     medians = zip(*(tuple(one.median if one else None for one in of_phase) for of_phase in clocks), strict=True)
     series = zip(_CLOCKS[capture.on_cpu], medians, strict=False)
     return Bars(
-        key,
+        f"{capture.title}-phase-times",
         f"{capture.title}: time per phase by clock",
         tuple(phase.phase for phase in phases),
         tuple(one for one in series if any(value is not None for value in one[1])),

@@ -35,20 +35,19 @@ _RATES: tuple[Field[_Row], ...] = (
     Field("fused FLOP/s", "flop/s", lambda row: row[1].fused_flops_per_s),
 )
 _CONVENTION = phrase(
-    "Times of one forward pass, over all layers, or of what the column *of* says. Softmax is every kernel launched "
-    "inside the softmax ranges (max, subtract, exp, sum, divide), or a softmax by name inside attention where there is "
-    "no such range; the attention matmuls are the matmul kernels inside the attention ranges. Softmax counts 5 "
-    "operations per score, 5·B·H·S²·L; the matmuls 4·B·S²·d·L; their ratio is 4·d_head ÷ 5. The kernels of softmax "
-    "read and write every score for an operation or two each, while a matmul reuses what it loads."
+    "Times are of one forward pass, all layers together, unless the column *of* says otherwise. *Softmax*: all kernels "
+    "launched inside the softmax ranges (max, subtract, exp, sum, divide), or those named softmax where there is no "
+    "such range. *Matmul*: the matmul kernels inside the attention ranges. FLOPs: 5·B·H·S²·L of softmax, 5 for each "
+    "score; 4·B·S²·d·L of the matmuls; their ratio is 4·d_head ÷ 5. Softmax kernels read and write every score for one "
+    "or two operations; a matmul uses what it loads many times."
 )
-_CONVENTION_OF_BYTES = (
-    "Softmax's bytes are counted, not measured, and are the least that its kernels move: each reads its score tensor "
-    "(B·H·S² elements of the type in the kernel's name) once and writes its result once; max and sum write B·H·S "
-    "values, subtract and divide read them. It is called memory-bound where it reaches "
-    f"{percent(MEMORY_BOUND)} of the peak bandwidth of the GPU's memory with a score tensor that the L2 cache cannot "
-    "hold."
+_CONVENTION_OF_BYTES = phrase(
+    "*Softmax B/s* is a lower bound, counted and not measured: each softmax kernel reads its score tensor (B·H·S² "
+    "elements of the type in the kernel's name) once and writes its result once; max and sum write B·H·S values, "
+    "subtract and divide read them. Softmax is called memory-bound from {} of the GPU's peak memory bandwidth, if its "
+    "score tensor does not fit into the L2 cache.",
+    percent(MEMORY_BOUND),
 )
-
 _HOW_TO_ANNOTATE = phrase(
     "To tell attention from the rest, wrap it in an NVTX range `scaled dot product attention`, and its parts in "
     "`computing attention scores`, `computing softmax` and `final matmul`; or name the ranges there are with "
@@ -60,11 +59,11 @@ def answer(evidence: Evidence) -> Section:
     """Runtime ratio, FLOP ratio, achieved FLOP/s, and why they differ."""
     title = "Attention matmul time ÷ softmax time"
     blocks: list[Block] = [*over_sweep(evidence, _ratio, "factor", title, "matmul-to-softmax")]
-    blocks += [Answer(c.title, _sentence(c), _short(c.attention)) for c in evidence.measured]
+    blocks += [_answer(capture) for capture in evidence.measured]
     if rows := [(capture.title, capture.attention) for capture in evidence.measured if capture.attention]:
         blocks += [found for fields in (_TIMES, _RATES) if (found := table(fields, rows)).rows]
         counted = any(attention.softmax_traffic for _, attention in rows)
-        blocks += [Paragraph(phrase("{} {}", _CONVENTION, _CONVENTION_OF_BYTES) if counted else _CONVENTION)]
+        blocks += [Paragraph(_CONVENTION), *([Paragraph(_CONVENTION_OF_BYTES)] if counted else [])]
     if any(capture.attention is None and _could_be_annotated(capture) for capture in evidence.measured):
         blocks.append(Paragraph(_HOW_TO_ANNOTATE))
     return Section("softmax", "(e) How does softmax compare with the attention matmuls?", tuple(blocks), "softmax")
@@ -76,21 +75,26 @@ def _ratio(capture: CaptureSummary) -> float | None:
 
 def _of(attention: AttentionSummary) -> str:
     """The scope of the figures, for a table and for a few words."""
-    return _ranges(attention.occurrences or 0) if attention.per == CAPTURE else f"one {attention.per}"
+    ranges = counted(attention.occurrences or 0, "attention range")
+    return ranges if attention.per == CAPTURE else f"one {attention.per}"
 
 
-def _ranges(count: int) -> str:
-    return counted(count, "attention range")
-
-
-def _short(attention: AttentionSummary | None) -> str:
+def _answer(capture: CaptureSummary) -> Answer:
+    attention = capture.attention
     if attention is None:
-        return "cannot be told from this capture"
+        return Answer(capture.title, _unknown(capture), "cannot be told from this capture")
     of = "" if attention.per == FORWARD else f" ({_of(attention)})"
-    if attention.softmax_ms is None or attention.matmul_ms is None or attention.runtime_ratio is None:
-        return f"fused attention, {milliseconds(attention.fused_ms)}{of}"
-    times = f"{milliseconds(attention.matmul_ms)} against {milliseconds(attention.softmax_ms)}"
-    return f"{_compared(attention)}: {times}{of}"
+    softmax, matmul = attention.softmax_ms, attention.matmul_ms
+    if softmax is None or matmul is None or attention.runtime_ratio is None:
+        short = f"fused attention, {milliseconds(attention.fused_ms)}{of}"
+        rest: Words = f" ({counted(attention.fused_launches, 'kernel')}): softmax is computed inside it, in registers."
+    else:
+        short = f"{_compared(attention)}: {milliseconds(matmul)} against {milliseconds(softmax)}{of}"
+        hint: Words = phrase("; give `--model` for the FLOP ratio") if attention.flop_ratio is None else ""
+        rest = phrase("{}.{}", hint, _bytes(attention))
+    left_out = attention.warmup_occurrences
+    warmup = f" Left out are {counted(left_out, 'attention range')} inside warm-up." if left_out else ""
+    return Answer(capture.title, phrase("{}{}{}", short, rest, warmup), short)
 
 
 def _compared(attention: AttentionSummary) -> str:
@@ -99,50 +103,6 @@ def _compared(attention: AttentionSummary) -> str:
     if attention.flop_ratio is None:
         return f"the attention matmuls take {ratio} the time of softmax"
     return f"the attention matmuls do {attention.flop_ratio:.1f}× the FLOPs of softmax in {ratio} its time"
-
-
-def _sentence(capture: CaptureSummary) -> Words:
-    attention = capture.attention
-    if attention is None:
-        return _unknown(capture)
-    if attention.softmax_ms is None or attention.matmul_ms is None or attention.runtime_ratio is None:
-        kernels = counted(attention.fused_launches, "kernel")
-        return (
-            f"attention runs fused, {kernels} and {milliseconds(attention.fused_ms)} "
-            f"{_per(attention, attention.fused_ms)}: softmax has no time of its own, it is computed in registers "
-            f"between the two matmuls.{_warmup(attention)}"
-        )
-    each = f" ({_each(attention, attention.softmax_ms)})" if attention.per == CAPTURE else ""
-    matmul = f"{milliseconds(attention.matmul_ms)} {_per(attention, attention.matmul_ms)}"
-    text = f"{_compared(attention)}: {matmul} against {milliseconds(attention.softmax_ms)}{each}"
-    return phrase("{}{}.{}{}", text, _rates(attention), _bytes(attention), _warmup(attention))
-
-
-def _per(attention: AttentionSummary, ms: float | None) -> str:
-    """The scope of a time; over the whole capture with the time of one attention range."""
-    if attention.per != CAPTURE or ms is None:
-        return f"per {attention.per}"
-    return f"in total over {_of(attention)} ({_each(attention, ms)})"
-
-
-def _each(attention: AttentionSummary, ms: float) -> str:
-    return f"{milliseconds(ms / (attention.occurrences or 1))} each"
-
-
-def _warmup(attention: AttentionSummary) -> str:
-    """How much was left out, outside a forward, whose warm-up instances are counted with the phases."""
-    left_out = attention.warmup_occurrences
-    return f" Left out are {_ranges(left_out)} inside warm-up." if left_out else ""
-
-
-def _rates(attention: AttentionSummary) -> Words:
-    """The FLOP/s of both, or what to give for them."""
-    if attention.flop_ratio is None:
-        return phrase("; give `--model` for the FLOP ratio")
-    softmax, matmul = attention.softmax_flops_per_s, attention.matmul_flops_per_s
-    return (
-        f" ({format_number(matmul, 'flop/s')} against {format_number(softmax, 'flop/s')})" if softmax and matmul else ""
-    )
 
 
 def _bytes(attention: AttentionSummary) -> str:
