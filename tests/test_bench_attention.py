@@ -13,7 +13,7 @@ from nsys_analyzer.experiments.attention.section import BENCH
 from nsys_analyzer.experiments.model import AnyRow as Row
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
-from nsys_analyzer.report.model import Panels, Report, Section, Spread, Table, unfolded
+from nsys_analyzer.report.model import Lines, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import NAME, read_file, typed
 from profiling_targets.attention import saved_tensors
@@ -162,9 +162,9 @@ def test_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_figures_name_their_axes() -> None:
     blocks = section(row(1024, False, 10), row(4096, False, 160)).blocks
-    figures = [block for block in blocks if isinstance(block, Panels)]
-    assert [figure.y_axis for figure in figures] == ["ms", "ms", "MiB"]
-    assert figures[0].panels == (("d 64", (("eager", ((1024, 10), (4096, 160))),)),)
+    figures = [block for block in blocks if isinstance(block, Lines)]
+    assert [figure.y_axis for figure in figures] == ["ms", "ms", "MiB saved for backward"]
+    assert figures[0].series == (("eager", ((1024, 10), (4096, 160))),)
 
 
 def test_what_is_saved_is_freed_again() -> None:

@@ -162,15 +162,13 @@ def test_forward_and_backward_have_their_tables() -> None:
     assert "2.0e-06 (tolerance" in text(*rows)
 
 
-def test_flags() -> None:
+def test_what_failed_says_why() -> None:
     wrong = Row("profiling_targets.variants", row("blocked", 1).case, "failed", "WrongResultError: 0.5",
                 {"forward_max_error": 0.5, "tolerance": 2e-5})  # fmt: skip
     said = text(row("naive", 30), row("fused", 31), row("flash", 30), wrong)
     assert "Failed: blocked at 1×4×1,024×32 fp32." in said
     assert "| WrongResultError: 0.5 |" in said
-    assert "**No gain**: fused takes at least as long as naive, forward: fused at 1×4×1,024×32 fp32." in said
-    fine = text(row("naive", 30), row("fused", 29))
-    assert not any(flag in fine for flag in ("Failed", "No gain"))
+    assert "Failed" not in text(row("naive", 30), row("fused", 29))
 
 
 def test_rates_and_memory_beyond_the_hardware_limit() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
 from nsys_analyzer.experiments.limits import Rate
 from nsys_analyzer.experiments.model import AnyRow
 from nsys_analyzer.report.model import Lines, Spread
-
-R = TypeVar("R", bound=AnyRow)
 
 
 def figure(row: AnyRow | None, name: str) -> Any:
@@ -36,6 +34,12 @@ def same_status(statuses: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {status}" for name, status in statuses.items()) if others else one
 
 
+def drawn_width(widths: Iterable[int]) -> int:
+    """The width of heads that figures show: 64, or the largest."""
+    known = set(widths)
+    return 64 if 64 in known else max(known)
+
+
 def curves(
     key: str, title: str, points: Mapping[str, Iterable[tuple[float, float | None]]], y_axis: str
 ) -> Iterator[Lines]:
@@ -45,19 +49,10 @@ def curves(
         yield Lines(key, title, series, "context length, tokens", y_axis, log_x=True, log_y=True)
 
 
-def largest(rows: Iterable[R], size: Callable[[R], float | None], most: int) -> list[tuple[R, float]]:
-    """The rows of the largest sizes, and these sizes."""
-    known = [(row, found) for row in rows if (found := size(row)) is not None]
-    return sorted(known, key=lambda one: -one[1])[:most]
-
-
 def unfused_rates(row: AnyRow, label: str, passes: int) -> Iterator[Rate]:
     """Work of naive attention: all scores, masked ones too, with two matmuls forward and four backward.
 
-    Args:
-        row: its row.
-        label: its name, with a place for the name of the pass.
-        passes: how often forward reads or writes all scores in memory; 0 where that is not known.
+    ``passes`` is how often forward reads or writes all scores in memory, 0 where that is not known.
     """
     shape: AttentionShape = row.case.shape
     flops, square = 4 * shape.d_head * shape.square, shape.square_bytes

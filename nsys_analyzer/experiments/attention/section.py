@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, AttentionRow
-from nsys_analyzer.experiments.attention.core import figure, largest, ms, same_status, spread, unfused_rates
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
+from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, ms, same_status, spread, unfused_rates
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.scaling import fitted_exponent
 from nsys_analyzer.experiments.section import (
@@ -24,7 +24,7 @@ from nsys_analyzer.experiments.section import (
     span,
     unsteady,
 )
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Panels, Section, Table
+from nsys_analyzer.report.model import Block, Cell, Column, Details, Lines, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import Words, phrase
 
@@ -38,7 +38,6 @@ _OPTIONS = (
 #: Passes over the scores of one eager forward: two matmuls write or read them once, scale, mask, subtract, exp and
 #: divide read and write them, max and sum read them.
 _EAGER_PASSES = 14
-_TIGHTEST = 3
 _DEFINITIONS = phrase(
     "*Inputs* are queries, keys, values, the mask and the gradient of the output. *Saved for backward* is what is "
     "allocated between forward and backward, *peak* the most at any moment of both. *Compile time* is the first step "
@@ -118,11 +117,13 @@ def _section(results: Results) -> Section:
                 for one in PASSES
             ),
             table(_MEMORY, pairs, "Memory above the inputs, and compile time:", names=2),
-            *_figures(pairs, each(rows, "batch_size")),
+            *_figures(rows),
             *_accounting(rows),
         ),
         lacking=messages(rows, _name),
-        limits=check_limits(results, [rate for row in rows if row.ok for rate in _rates(row)], list(_minimum(rows))),
+        limits=check_limits(
+            results, [rate for row in rows if row.ok for rate in _rates(row)], tightest(_minimum(rows))
+        ),
         definitions=_DEFINITIONS,
     )
 
@@ -179,83 +180,63 @@ def _times(one: str) -> tuple[Field[Pair], ...]:
     )
 
 
-_DRAWN: tuple[tuple[str, str, Callable[[AttentionRow], float | None], str], ...] = (
-    ("forward", "Forward", lambda row: ms(row, "forward"), "ms"),
-    ("backward", "Backward", lambda row: ms(row, "backward"), "ms"),
-    (
-        "memory",
-        "Memory saved for backward",
-        lambda row: (row.figures.before_backward_bytes or 0) / 2**20 or None,
-        "MiB",
-    ),
+def _saved_mib(row: AttentionRow) -> float | None:
+    return (row.figures.before_backward_bytes or 0) / 2**20 or None
+
+
+_DRAWN: tuple[tuple[str, str, Callable[[AttentionRow], float | None]], ...] = (
+    ("forward", "ms", lambda row: ms(row, "forward")),
+    ("backward", "ms", lambda row: ms(row, "backward")),
+    ("memory", "MiB saved for backward", _saved_mib),
 )
 
 
-def _figures(pairs: Sequence[Pair], batch_size: str) -> Iterator[Panels]:
-    """Time of each pass and memory saved for backward over the context length, a panel for each width."""
-    for key, words, value, y_axis in _DRAWN:
-        widths = dict.fromkeys(pair.d for pair in pairs)
-        panels = [(f"d {d}", tuple(_curves([pair for pair in pairs if pair.d == d], value))) for d in widths]
-        if shown := tuple(panel for panel in panels if panel[1]):
-            title = f"{words} of attention by context length, batch {batch_size}"
-            yield Panels(f"attention-{key}", title, shown, "context length, tokens", y_axis, log_y=True)
+def _figures(rows: Sequence[AttentionRow]) -> Iterator[Lines]:
+    """Time of each pass and memory saved for backward over the context length, at one width."""
+    d = drawn_width(row.case.d for row in rows)
+    for name, y_axis, value in _DRAWN:
+        points: dict[str, list[tuple[float, float | None]]] = {"eager": [], "compiled": []}
+        for row in rows:
+            if row.case.d == d:
+                points["compiled" if row.case.compile else "eager"].append((row.case.context_length, value(row)))
+        title = f"Attention by context length: {name}, d {d}, batch {each(rows, 'batch_size')}"
+        yield from curves(f"attention-{name}", title, points, y_axis)
 
 
-def _curves(
-    pairs: Sequence[Pair], value: Callable[[AttentionRow], float | None]
-) -> Iterator[tuple[str, tuple[tuple[float, float], ...]]]:
-    for name in ("eager", "compiled"):
-        rows = [row for pair in pairs if (row := getattr(pair, name))]
-        points = tuple((row.case.context_length, y) for row in rows if (y := value(row)) is not None)
-        if len(points) > 1:
-            yield name, points
-
-
-_SAVED = (Column("tensor"), Column("shape"), Column("dtype"), Column("number", "count"), Column("bytes", "bytes"))
-
-
-def _largest(rows: Sequence[AttentionRow], most: int) -> list[tuple[AttentionRow, float]]:
-    """The eager rows that save the most for backward, and the bytes of it."""
-    return largest([row for row in rows if not row.case.compile], lambda row: row.figures.before_backward_bytes, most)
+_SAVED = (Column("shape"), Column("dtype"), Column("number", "count"), Column("bytes", "bytes"))
 
 
 def _accounting(rows: Sequence[AttentionRow]) -> Iterator[Block]:
     """The tensors that the largest eager row saves, against the memory that was measured."""
-    for row, measured in _largest([row for row in rows if row.figures.saved], 1):
+    eager = [row for row in rows if row.figures.saved and not row.case.compile]
+    for row in sorted(eager, key=lambda row: row.figures.before_backward_bytes or 0)[-1:]:
         batch, length, d = row.case.batch_size, row.case.context_length, row.case.d
         inputs = ([batch, length, d], [batch, d, length], [length, length])
         saved = [one for one in row.figures.saved or () if one[0] not in inputs]
-        output = row.case.shape.tensor_bytes
+        saved.append(([batch, length, d], "float32", 1, row.case.shape.tensor_bytes))  # the output
         cells: list[tuple[Cell, ...]] = [
-            (_role(shape, length), _sides(shape), dtype, number, size) for shape, dtype, number, size in saved
+            (" × ".join(f"{side:,}" for side in shape), dtype, number, size) for shape, dtype, number, size in saved
         ]
-        cells += [
-            ("output", _sides(inputs[0]), "float32", 1, output),
-            ("sum", "", "", None, sum(size for *_, size in saved) + output),
-            ("measured", "", "", None, measured),
-        ]
-        caption = f"Tensors that autograd saves for backward at {row.case.name}, without the inputs:"
+        cells.append(("sum", "", None, sum(size for *_, size in saved)))
+        cells.append(("measured", "", None, row.figures.before_backward_bytes))
+        caption = (
+            f"Tensors that autograd saves for backward at {row.case.name}, without the inputs: scores, their "
+            "exponentials and the weights; maxima and sums of the rows; the output:"
+        )
         yield Details("Byte accounting of the largest shape", (Table(_SAVED, tuple(cells), caption),))
-
-
-def _role(shape: Sequence[int], length: int) -> str:
-    square = list(shape[-2:]) == [length, length]
-    return "scores, their exponentials, the weights" if square else "maxima and sums of the rows"
-
-
-def _sides(shape: Sequence[int]) -> str:
-    return " × ".join(f"{side:,}" for side in shape)
 
 
 def _rates(row: AttentionRow) -> Iterator[Rate]:
     return unfused_rates(row, f"{{}}, {row.case.name}", 0 if row.case.compile else _EAGER_PASSES)
 
 
-def _minimum(rows: Sequence[AttentionRow]) -> Iterator[MinimumMemory]:
+def _minimum(rows: Sequence[AttentionRow]) -> Iterator[tuple[int, MinimumMemory]]:
     """Before an eager backward three score matrices and the output are alive."""
-    for row, measured in _largest(rows, _TIGHTEST):
-        least = 3 * row.case.shape.square_bytes + row.case.shape.tensor_bytes
-        yield MinimumMemory(f"saved for backward at {row.case.name}", measured, least, "3·B·S² scores, B·S·d output")
+    for row in rows:
+        if (measured := row.figures.before_backward_bytes) and not row.case.compile:
+            least = 3 * row.case.shape.square_bytes + row.case.shape.tensor_bytes
+            label = f"saved for backward at {row.case.name}"
+            yield row.case.d, MinimumMemory(label, measured, least, "3·B·S² scores, B·S·d output")
 
 
 BENCH = Bench(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
-from nsys_analyzer.experiments.attention.core import curves, figure, fused_rates, largest, ms, unfused_rates
+from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, fused_rates, ms, unfused_rates
 from nsys_analyzer.experiments.flash.cases import IMPLEMENTATIONS, TARGET, FlashCase, FlashRow
 from nsys_analyzer.experiments.flash.compared import Compared
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.section import conditions, endings, messages, precision_warnings, section, span
 from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Paragraph, Section, Table, Unit
@@ -20,9 +20,7 @@ NAMES = {"flash": "flash", "unfused": "unfused", "sdpa": "SDPA", "sdpa_flash": "
 PASSES = {"forward": "forward", "backward": "backward", "end_to_end": "end to end"}
 _ALONE = {"forward": "forward", "backward": "backward"}
 _CONTEXTS = tuple(2**power for power in range(7, 17))  # 128 to 65,536
-_DRAWN_D = 64
 _ENOUGH_CALLS = 5
-_TIGHTEST = 2
 _OPTIONS = (
     several(FlashCase, "implementation", IMPLEMENTATIONS, ("flash", "unfused", "sdpa")),
     several(FlashCase, "precision", ("bf16", "fp32"), ("fp32",)),
@@ -65,7 +63,7 @@ def _section(results: Results) -> Section:
         "FlashAttention-2 against unfused attention and SDPA",
         answers=_answers(results, compared),
         conditions=_conditions(results, rows),
-        warnings=precision_warnings(results),
+        warnings=(*precision_warnings(results), *_few_calls(rows)),
         blocks=(
             *(block for one in compared for block in _ratios(one)),
             *(block for one in compared for block in _figures(one)),
@@ -73,7 +71,7 @@ def _section(results: Results) -> Section:
             *(block for one in compared for block in _details(one)),
         ),
         lacking=messages(rows, _name),
-        limits=check_limits(results, [rate for row in rows for rate in rates(row)], list(minimum_memory(rows))),
+        limits=check_limits(results, [rate for row in rows for rate in rates(row)], tightest(minimum_memory(rows))),
         definitions=_DEFINITIONS,
     )
 
@@ -85,7 +83,7 @@ def _answers(results: Results, compared: Sequence[Compared]) -> Iterator[Words]:
             yield from _against_peers(one, ours)
         if ours and one.limits:
             best = (f"{percent(max(one.of_roofline(row, key) or 0 for row in ours))} {key}" for key in _ALONE)
-            yield f"At best it reaches {' and '.join(best)} of the {one.precision} roofline from {one.limits.source}."
+            yield f"Flash reaches at best {' and '.join(best)} of the {one.precision} roofline ({one.limits.source})."
         yield from _memory(one)
     yield from endings(results.rows_of(TARGET), _name, "Nothing ran out of memory.")
     if not results.on_gpu:
@@ -106,21 +104,25 @@ def _against_peers(compared: Compared, rows: Sequence[FlashRow]) -> Iterator[str
 
 def _memory(compared: Compared) -> Iterator[str]:
     """The largest shape whose memory is known of both unfused and flash."""
-    sizes = {(row.case.d_head, row.case.context_length): row.figures.peak_bytes or 0 for row in compared.of("flash")}
-    both = [row for row in compared.of("unfused") if sizes.get((row.case.d_head, row.case.context_length))]
-    for row, size in largest(both, lambda row: row.figures.peak_bytes, 1):
-        d, length = row.case.d_head, row.case.context_length
-        yield (
-            f"At context {length:,} ({compared.precision}, d_head {d}) unfused attention needs "
-            f"{format_number(size, 'bytes')} above its inputs, flash {format_number(sizes[d, length], 'bytes')}."
-        )
+    sizes = [
+        (row.figures.peak_bytes or 0, ours.figures.peak_bytes or 0, row.case)
+        for row in compared.of("unfused")
+        if (ours := compared.find("flash", row.case.d_head, row.case.context_length))
+    ]
+    for unfused, flash, case in sorted(sizes, key=lambda one: one[0])[-1:]:
+        if unfused and flash:
+            yield (
+                f"At context {case.context_length:,} ({case.precision}, d_head {case.d_head}) unfused attention needs "
+                f"{format_number(unfused, 'bytes')} above its inputs, flash {format_number(flash, 'bytes')}."
+            )
 
 
 def _conditions(results: Results, rows: Sequence[FlashRow]) -> Paragraph:
     case = rows[0].case
     calls, before = (f"{number} {plural(number, 'call')}" for number in (case.steps, case.warmup_steps))
     if results.on_gpu:
-        warmup, measured = f"{case.warmup_ms} ms", _measured(rows, calls)
+        warmup, measured = f"{case.warmup_ms} ms", f"{case.measured_ms} ms of each pass by triton.testing.do_bench"
+        measured += f", {calls} of one that takes over 100 ms"
         synchronized = "by do_bench, with events around each call, the L2 cache cleared before it"
     else:
         warmup, measured, synchronized = before, f"{calls} of each pass", "after each call"
@@ -129,17 +131,15 @@ def _conditions(results: Results, rows: Sequence[FlashRow]) -> Paragraph:
     return conditions(results, warmup=warmup, steps=f"{measured}, {shape}", synchronized=synchronized, grad=grad)
 
 
-def _measured(rows: Sequence[FlashRow], calls: str) -> str:
-    """What was measured on a GPU, and how many passes were measured by few calls."""
-    passes = [(row, times) for row in rows for one in PASSES if (times := figure(row, one))]
-    by_bench = [(row, times) for row, times in passes if times.timer == "do_bench"]
-    # do_bench makes as many calls as fit its time, one at least.
-    few = sum((times.measured_ms or row.case.measured_ms) < _ENOUGH_CALLS * times.ms for row, times in by_bench)
-    found = f"{rows[0].case.measured_ms} ms of each pass by triton.testing.do_bench"
+def _few_calls(rows: Sequence[FlashRow]) -> Iterator[Words]:
+    """How many passes took so long that few calls fit the time of do_bench."""
+    passes = [(row.case, times) for row in rows for one in PASSES if (times := figure(row, one))]
+    few = sum(
+        times.timer == "do_bench" and (times.measured_ms or case.measured_ms) < _ENOUGH_CALLS * times.ms
+        for case, times in passes
+    )
     if few:
-        found += f" (fewer than {_ENOUGH_CALLS} calls in {few} of {len(passes)} passes)"
-    long = len(passes) - len(by_bench)
-    return f"{found}, {calls} of the {long} passes that take over 100 ms" if long else found
+        yield phrase("**Few calls**: do_bench made fewer than {} in {} of {} passes.", _ENOUGH_CALLS, few, len(passes))
 
 
 _Value: TypeAlias = Callable[[FlashRow], Cell]
@@ -162,16 +162,14 @@ def _by_context(compared: Compared, caption: str, columns: Sequence[Field[int]])
 
 
 def _ratios(compared: Compared) -> Iterator[Block]:
-    """Flash end to end against its fastest peer, then its share of the roofline: a column for each d_head."""
-    kinds: list[tuple[Unit, str, _Value]] = [
-        ("factor", "time of flash ÷ that of its fastest peer", lambda row: compared.over_peer(row, "end_to_end"))
-    ]
-    if compared.limits:
-        reached = f"share of the roofline that flash reaches, from {compared.limits.source}"
-        kinds.append(("percent", reached, lambda row: compared.of_roofline(row, "end_to_end")))
-    for unit, words, value in kinds if compared.of("flash") else ():
-        columns = [_column(compared, f"d_head {d}", unit, "flash", d, value) for d in compared.widths]
-        yield _by_context(compared, f"{compared.precision}, end to end: {words}:", columns)
+    """Flash end to end against its fastest peer: a column for each d_head."""
+    if compared.of("flash"):
+        columns = [
+            _column(compared, f"d_head {d}", "factor", "flash", d, lambda row: compared.over_peer(row, "end_to_end"))
+            for d in compared.widths
+        ]
+        caption = f"{compared.precision}, end to end: time of flash ÷ that of its fastest peer:"
+        yield _by_context(compared, caption, columns)
 
 
 def _details(compared: Compared) -> Iterator[Block]:
@@ -222,7 +220,7 @@ def _errors(compared: Sequence[Compared]) -> Table:
 
 def _figures(compared: Compared) -> Iterator[Figure]:
     """The latency of each pass over the context length, at one d_head."""
-    d = _DRAWN_D if _DRAWN_D in compared.widths else compared.widths[-1]
+    d = drawn_width(compared.widths)
     for one, words in PASSES.items():
         points = {
             NAMES[name]: [(row.case.context_length, ms(row, one)) for row in compared.of(name) if row.case.d_head == d]
@@ -234,8 +232,7 @@ def _figures(compared: Compared) -> Iterator[Figure]:
 
 def rates(row: FlashRow) -> Iterator[Rate]:
     """Work of each measured pass: of fused attention what the roofline counts, of unfused attention its own."""
-    case = row.case
-    label = f"{case.implementation} {{}}, d_head {case.d_head}, context {case.context_length:,}"
+    case, label = row.case, f"{{}} of {_name(row)}"
     if case.implementation == "unfused":
         # Forward's matmuls write and read the scores; scale, mask and softmax do both.
         return unfused_rates(row, label, 8 if case.causal else 6)
@@ -244,17 +241,15 @@ def rates(row: FlashRow) -> Iterator[Rate]:
     return fused_rates(row, label, _ALONE, in_three=case.precision == "fp32" and not in_fp32)
 
 
-def minimum_memory(rows: Sequence[FlashRow]) -> Iterator[MinimumMemory]:
-    """Tensors at the end of backward, for the largest rows of each implementation."""
-    for name in dict.fromkeys(row.case.implementation for row in rows):
-        own = [row for row in rows if row.case.implementation == name]
-        for row, measured in largest(own, lambda row: row.figures.peak_bytes, _TIGHTEST):
-            shape = row.case.shape
-            least, why = 4 * shape.tensor_bytes + shape.lse_bytes, "output, three gradients, a number a row"
-            if name == "unfused":
-                least, why = 2 * shape.square_bytes + shape.tensor_bytes, "weights, their gradient, output"
-            label = f"{name}, {shape.precision}, d_head {shape.d_head}, context {shape.context_length:,}"
-            yield MinimumMemory(label, measured, least, why)
+def minimum_memory(rows: Sequence[FlashRow]) -> Iterator[tuple[str, MinimumMemory]]:
+    """Tensors at the end of backward, by the implementation."""
+    for row in rows:
+        shape, name = row.case.shape, row.case.implementation
+        least, why = 4 * shape.tensor_bytes + shape.lse_bytes, "output, three gradients, a number a row"
+        if name == "unfused":
+            least, why = 2 * shape.square_bytes + shape.tensor_bytes, "weights, their gradient, output"
+        if measured := row.figures.peak_bytes:
+            yield name, MinimumMemory(_name(row), measured, least, why)
 
 
 BENCH = Bench(

@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.transformer.flops import backward_flops, forward_flo
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryRow, run_name
 from nsys_analyzer.experiments.memory.slopes import slopes, slopes_of
-from nsys_analyzer.experiments.memory.tables import captured, holders, layers, peaks, reserved
+from nsys_analyzer.experiments.memory.tables import allocator, captured, holders, layers, peaks
 from nsys_analyzer.experiments.model import (
     Bench,
     Option,
@@ -118,7 +118,7 @@ def _section(results: Results) -> Section:
         *timelines[:_UNFOLDED],
         *([Details("More timelines", timelines[_UNFOLDED:])] if timelines[_UNFOLDED:] else []),
         Paragraph(_source(results, rows)),
-        reserved(results, rows),
+        allocator(rows),
         *holders(longest),
         *layers(rows),
         *slopes(rows),
@@ -225,20 +225,16 @@ def _rates(rows: Sequence[MemoryRow]) -> list[Rate]:
 
 
 def _minimum_memory(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, MinimumMemory]]:
-    """The lower bounds of forward and of the optimizer, by the mode and the phase."""
+    """The tensors that exist as forward ends, by the mode."""
     for row in (row for row in rows if row.ok):
-        figures, name = row.figures, run_name(row)
-        parameters, logits = known(figures.parameter_bytes), known(figures.logits_bytes)
-        forward = known(figures.forward_peak_bytes)
-        if not row.case.trains:
-            yield "forward alone", MinimumMemory(name, forward, parameters + logits, "weights, logits")
-            continue
-        # Gradients have the size of the parameters, and are freed when the next backward begins.
-        held = 2 * parameters + known(figures.moment_bytes)
-        saved = known(figures.layer_saves_by_shapes_bytes) * row.case.size.num_layers
-        parts, every = "weights, grads, moments", held + saved + logits
-        yield "forward", MinimumMemory(f"forward, {name}", forward, every, f"{parts}, activations, logits")
-        yield "optimizer", MinimumMemory(f"optimizer, {name}", known(figures.optimizer_peak_bytes), held, parts)
+        figures = row.figures
+        sizes = {"weights": known(figures.parameter_bytes), "logits": known(figures.logits_bytes)}
+        if row.case.trains:
+            # Gradients have the size of the parameters, and are freed when the next backward begins.
+            sizes |= {"grads": known(figures.parameter_bytes), "moments": known(figures.moment_bytes)}
+            sizes["activations"] = known(figures.layer_saves_by_shapes_bytes) * row.case.size.num_layers
+        peak, least = known(figures.forward_peak_bytes), sum(sizes.values())
+        yield row.case.mode, MinimumMemory(f"forward, {run_name(row)}", peak, least, ", ".join(sizes))
 
 
 def _longest(rows: Sequence[MemoryRow]) -> list[MemoryRow]:

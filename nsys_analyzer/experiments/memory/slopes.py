@@ -59,12 +59,8 @@ def slopes_of(rows: Sequence[MemoryRow]) -> Iterator[Slope]:
 def limited_by(wall_ms: float, issue_ms: float, allocator_ms: float, on_gpu: bool) -> str:
     """What a phase waits for: ``GPU``, ``allocator``, or ``host`` and, where that computes, ``CPU``.
 
-    Args:
-        wall_ms: the phase, synchronized at its end.
-        issue_ms: until all its work was issued, before the synchronization.
-        allocator_ms: of the issue time in the allocator.
-        on_gpu: whether the device works while the host issues.
-
+    Its work is issued after ``issue_ms``, of which the allocator takes ``allocator_ms``; on a GPU it goes on until
+    ``wall_ms``.
     """
     if on_gpu and wall_ms - issue_ms >= _WAITING_SHARE * wall_ms:
         return "GPU"

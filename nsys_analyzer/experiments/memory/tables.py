@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from nsys_analyzer.analysis.transformer.saved_tensors import Saved, saved_by_layer
 from nsys_analyzer.experiments.memory.case import Holder, MemoryRow, SavedLine, run_name
 from nsys_analyzer.experiments.model import Results, known
 from nsys_analyzer.experiments.section import ratio
@@ -38,7 +37,7 @@ def peaks(rows: Sequence[MemoryRow]) -> Table:
     return table(_PEAKS, rows, "Peak memory of tensors in each phase (a run is model, context, mode, precision):")
 
 
-_RESERVED: tuple[Field[MemoryRow], ...] = (
+_ALLOCATOR: tuple[Field[MemoryRow], ...] = (
     _RUN,
     Field("before the step", "bytes", _figure("base_bytes")),
     Field("asked for", "bytes", _figure("step_peak_bytes")),
@@ -57,15 +56,15 @@ def _use_of_reserved(row: MemoryRow) -> float | None:
     return ratio(row.figures.allocated_peak_bytes, row.figures.reserved_peak_bytes)
 
 
-def reserved(results: Results, rows: Sequence[MemoryRow]) -> Details:
-    """Memory between steps and, on a GPU, in the allocator, and the cost of an empty cache."""
-    on_gpu = (
-        " Handed out is what tensors asked for, rounded up. Free between tensors lies unused in segments in use: "
-        "fragmentation at most. Cold is a step after torch.cuda.empty_cache(), with its calls of cudaMalloc."
+def allocator(rows: Sequence[MemoryRow]) -> Details:
+    """Memory between steps and in the allocator, and the cost of an empty cache."""
+    caption = (
+        "Memory before the step, and the peak of each kind in it. On a GPU tensors ask for memory, and the allocator "
+        "hands it out rounded up; what is free between tensors is fragmentation, as an upper bound. Cold is a step "
+        "after torch.cuda.empty_cache(), with its calls of cudaMalloc."
     )
-    caption = f"Memory before the step, and the peak of each kind in it.{on_gpu if results.on_gpu else ''}"
-    title = "What the allocator held, and the cost of an empty cache" if results.on_gpu else "Memory between steps"
-    return Details(title, (table(_RESERVED, [row for row in rows if row.ok], caption),))
+    measured = [row for row in rows if row.ok]
+    return Details("The allocator, and the cost of an empty cache", (table(_ALLOCATOR, measured, caption),))
 
 
 _LAYERS: tuple[Field[MemoryRow], ...] = (
@@ -83,12 +82,15 @@ def _saved(row: MemoryRow) -> float:
 
 
 def layers(rows: Sequence[MemoryRow]) -> tuple[Block, ...]:
-    """What a layer saves for backward, and for the largest of them line by line and by its shapes."""
+    """Memory that a layer saves for backward, and of the largest line by line."""
     trained = [row for row in rows if row.ok and row.case.trains]
     if not trained:
         return ()
     caption = "The residual stream, and the memory that one layer, all layers and all of forward save for backward:"
-    details = Details("What a layer saves for backward", _layer(max(trained, key=_saved)))
+    row = max(trained, key=_saved)
+    lines = [*known(row.figures.layer_saves), SavedLine("sum", "", 0, _saved(row))]
+    by_line = f"{run_name(row)}: alive at the end of forward, by the line that asked for it, mean of the layers:"
+    details = Details("What a layer saves for backward", (table(_SAVED_LINES, lines, by_line),))
     return (table(_LAYERS, trained, caption), details)
 
 
@@ -106,11 +108,6 @@ _SAVED_LINES: tuple[Field[SavedLine], ...] = (
     Field("tensors", "count", lambda one: one.tensors or None),
     Field("bytes", "bytes", lambda one: one.bytes),
 )
-_SAVED_TENSORS: tuple[Field[Saved], ...] = (
-    Field("tensor", "text", lambda one: one.name),
-    Field("shape", "text", lambda one: one.shape),
-    Field("bytes", "bytes", lambda one: one.bytes),
-)
 _HOLDERS: tuple[Field[Holder], ...] = (
     *_LINE,
     Field("phase", "text", lambda one: one.phase),
@@ -118,19 +115,6 @@ _HOLDERS: tuple[Field[Holder], ...] = (
     Field("number", "count", lambda one: one.count),
     Field("at the peak", "count", lambda one: one.at_peak),
 )
-
-
-def _layer(row: MemoryRow) -> tuple[Block, ...]:
-    """Memory saved by a layer of one row: by the lines that asked for it, and by the shapes."""
-    case = row.case
-    lines = [*known(row.figures.layer_saves), SavedLine("sum", "", 0, _saved(row))]
-    saved = saved_by_layer(case.size, case.batch_size, case.context_length, case.precision, case.device == "cuda")
-    by_shape = [*saved, Saved("sum", "", sum(one.bytes for one in saved))]
-    caption = f"{run_name(row)}: alive at the end of forward, by the line that asked for it, mean of the layers:"
-    return (
-        table(_SAVED_LINES, lines, caption),
-        table(_SAVED_TENSORS, by_shape, "By the shapes; autograd saves what the derivative of each operation needs:"),
-    )
 
 
 def holders(rows: Sequence[MemoryRow]) -> tuple[Block, ...]:

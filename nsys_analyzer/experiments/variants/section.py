@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.attention.core import fused_rates, largest, ms
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
+from nsys_analyzer.experiments.attention.core import fused_rates, ms
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
 from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import (
-    conditions,
-    each,
-    endings,
-    messages,
-    named,
-    precision_warnings,
-    section,
-    span,
-)
+from nsys_analyzer.experiments.section import conditions, each, endings, messages, precision_warnings, section, span
 from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS, TARGET, VARIANTS, VariantsCase, VariantsRow
-from nsys_analyzer.experiments.variants.compared import (
-    MASKS,
-    PASSES,
-    Variants,
-    bytes_of,
-    case_name,
-    error_of,
-    growths,
-)
-from nsys_analyzer.experiments.variants.tables import bars, errors, growth, memory, memory_by_tokens, times
-from nsys_analyzer.report.model import Block, Details, Paragraph, Section
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.experiments.variants.compared import MASKS, PASSES, Variants, bytes_of, case_name, error_of, growths
+from nsys_analyzer.experiments.variants.tables import errors, growth, memory, memory_by_tokens, speed_ups, times
+from nsys_analyzer.report.model import Details, Paragraph, Section
+from nsys_analyzer.text import phrase
 
 _STORES_SCORES = ("naive", "blocked")
 _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)(?::(fp32|bf16))?")
@@ -96,10 +79,7 @@ def _section(results: Results) -> Section:
     variants = Variants(results)
     rows = variants.rows
     with_backward = any(ms(row, "forward_backward") is not None for row in rows)
-    backward: list[Block] = []
-    if with_backward:
-        both = Details("Memory of forward and backward", (memory(variants, "forward_backward"),))
-        backward = [times(variants, "forward_backward"), both]
+    backward = (times(variants, "forward_backward"), memory(variants, "forward_backward"))
     return section(
         "variants",
         "attention variants, their memory and their time",
@@ -111,19 +91,19 @@ def _section(results: Results) -> Section:
             synchronized="at the end of each call",
             grad="forward under no_grad" + (", backward to q, k and v into fresh tensors" if with_backward else ""),
         ),
-        warnings=(*precision_warnings(results), *_no_gain(variants)),
+        warnings=precision_warnings(results),
         blocks=(
             Paragraph(_ON_GPU if results.on_gpu else _ON_CPU),
             errors(variants),
             times(variants, "forward"),
             memory(variants, "forward"),
-            *backward,
+            *([Details("Time and memory of forward and backward", backward)] if with_backward else []),
             *growth(variants),
-            *bars(variants),
+            *speed_ups(variants),
             *memory_by_tokens(variants),
         ),
         lacking=messages(rows, _name),
-        limits=check_limits(results, [rate for row in rows for rate in _rates(row)], list(_minimum(variants))),
+        limits=check_limits(results, [rate for row in rows for rate in _rates(row)], tightest(_minimum(rows))),
         definitions=_DEFINITIONS,
     )
 
@@ -153,28 +133,19 @@ def _answers(variants: Variants) -> Iterator[str]:
     yield from endings(variants.rows, _name, "No variant ran out of memory.")
 
 
-def _no_gain(variants: Variants) -> Iterator[Words]:
-    cases = [row.case for row in variants.rows if row.case.implementation == "fused"]
-    slower = [case for case in cases if (gain := variants.gain(case.shape, "fused", case.causal)) and gain <= 1]
-    if slower:
-        names = named(map(case_name, slower))
-        yield phrase("**No gain**: fused takes at least as long as naive, forward: {}.", names)
-
-
 def _rates(row: VariantsRow) -> Iterator[Rate]:
     in_three = (row.case.device, row.case.implementation, row.case.precision) == ("cuda", "torch", "fp32")
     passes = {"forward": "forward", "forward_backward": "and backward"}
     return fused_rates(row, f"{{}}, {_name(row)}", passes, in_three=in_three)
 
 
-def _minimum(variants: Variants) -> Iterator[MinimumMemory]:
-    """The largest forward of each variant: its output is alive, and of two variants every score."""
-    for name in variants.names:
-        rows = [row for row in variants.rows if row.case.implementation == name]
-        for row, measured in largest(rows, lambda row: bytes_of(row, "forward"), 1):
-            scores = row.case.shape.square_bytes if name in _STORES_SCORES else 0
-            why = "output and scores" if scores else "output"
-            yield MinimumMemory(_name(row), measured, row.case.shape.tensor_bytes + scores, why)
+def _minimum(rows: Sequence[VariantsRow]) -> Iterator[tuple[str, MinimumMemory]]:
+    """Of each variant: the output of forward, and of two of them every score."""
+    for row in rows:
+        shape, name = row.case.shape, row.case.implementation
+        scores, why = (shape.square_bytes, "output and scores") if name in _STORES_SCORES else (0, "output")
+        if measured := bytes_of(row, "forward"):
+            yield name, MinimumMemory(_name(row), measured, shape.tensor_bytes + scores, why)
 
 
 BENCH = Bench(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
 from nsys_analyzer.experiments.attention.core import curves, figure, ms, same_status, spread
-from nsys_analyzer.experiments.section import ratio
+from nsys_analyzer.experiments.section import bars, ratio
 from nsys_analyzer.experiments.variants.cases import VariantsRow
 from nsys_analyzer.experiments.variants.compared import (
     MASKS,
@@ -66,11 +66,6 @@ class _Both(NamedTuple):
         """How a pass ended."""
         return same_status({("full", "causal")[causal]: status(row, one) for causal, row in self.rows.items()})
 
-    def peak_of_inputs(self, one: str) -> float | None:
-        """The peak ÷ the bytes of q, k and v, not causal where that was measured."""
-        ratios = (ratio(bytes_of(row, one), figure(row, "inputs_bytes")) for row in self.rows.values())
-        return next((value for value in ratios if value is not None), None)
-
 
 def _both(variants: Variants) -> list[_Both]:
     masks = sorted({row.case.causal for row in variants.rows})
@@ -110,9 +105,13 @@ def memory(variants: Variants, one: str) -> Table:
         Field("allocated", "bytes", lambda both: bytes_of(both.rows.get(False), one, "total")),
         Field("causal peak", "bytes", lambda both: bytes_of(both.rows.get(True), one)),
         Field("allocated", "bytes", lambda both: bytes_of(both.rows.get(True), one, "total")),
-        Field("peak ÷ inputs", "factor", lambda both: both.peak_of_inputs(one)),
+        Field("peak ÷ inputs", "factor", lambda both: _of_inputs(both.rows.get(False), one)),
     )
     return table(fields, _both(variants), f"Memory of {PASSES[one]} above the inputs:", names=2)
+
+
+def _of_inputs(row: VariantsRow | None, one: str) -> float | None:
+    return ratio(bytes_of(row, one), figure(row, "inputs_bytes"))
 
 
 def _written(power: float | None) -> str | None:
@@ -135,15 +134,17 @@ def growth(variants: Variants) -> Iterator[Table]:
         yield table(_GROWTH, found, f"Growth with the tokens ({of}), not causal: the power p of a + b·Nᵖ:", names=2)
 
 
-def bars(variants: Variants) -> Iterator[Bars]:
+def speed_ups(variants: Variants) -> Iterator[Bars]:
     """The gain of each variant over naive, forward."""
-    others = [name for name in variants.names if name != "naive"]
     for causal, words in MASKS.items():
-        shapes = [shape for shape in variants.shapes if ms(variants.find(shape, "naive", causal), "forward")]
-        series = tuple((name, tuple(variants.gain(shape, name, causal) for shape in shapes)) for name in others)
-        if shapes and series:
-            key, title = f"variants-speed-up-{words.replace(' ', '-')}", f"Speed-up over naive, forward, {words}"
-            yield Bars(key, title, tuple(map(shape_name, shapes)), series, "naive's time ÷ the variant's")
+        gains = {
+            (shape_name(shape), name): variants.gain(shape, name, causal)
+            for shape in variants.shapes
+            for name in variants.names
+            if name != "naive" and ms(variants.find(shape, "naive", causal), "forward")
+        }
+        key, title = f"variants-speed-up-{words.replace(' ', '-')}", f"Speed-up over naive, forward, {words}"
+        yield from bars(key, title, gains, "naive's time ÷ the variant's")
 
 
 def memory_by_tokens(variants: Variants) -> Iterator[Lines]:
