@@ -119,10 +119,10 @@ def _plot(axes: Axes, curves: Sequence[_Curve], colors: Mapping[str, str], *, st
 
 
 def _coincide(points: list[tuple[float, float]], others: list[tuple[float, float]]) -> bool:
-    """Whether two curves are hardly told apart at every x of both."""
+    """Whether another curve covers most of this one: both have these x, and hardly differ there."""
     known = dict(others)
     both = [(y, known[x]) for x, y in points if x in known]
-    return bool(both) and all(abs(a - b) <= _COINCIDE * max(abs(a), abs(b)) for a, b in both)
+    return len(both) > len(points) / 2 and all(abs(a - b) <= _COINCIDE * max(abs(a), abs(b)) for a, b in both)
 
 
 def _scale(axes: Axes, curves: Sequence[_Curve], *, log_x: bool, logarithmic: bool, letters: int) -> None:
