@@ -1,0 +1,79 @@
+"""What a new thing costs: a module and an entry, or one row.
+
+A format of a report is in ``test_renderers``, one of input in ``test_sources``, an option in ``test_configuration``.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer.analysis.kernels import classes
+from nsys_analyzer.analysis.kernels.class_rules import Rule
+from nsys_analyzer.analysis.ranges import phases
+from nsys_analyzer.analysis.transformer import peaks
+from nsys_analyzer.cli import bench as cli_bench
+from nsys_analyzer.experiments import registry
+from nsys_analyzer.report import sections
+from nsys_analyzer.report.model import Paragraph, Section
+from nsys_analyzer.report.sections.evidence import Evidence
+from tests.conftest import Main
+from tests.support import new_experiment
+
+
+def test_a_question_is_a_function_and_an_entry(
+    step_trace: Path, tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answer(evidence: Evidence) -> Section:
+        kernels = sum(capture.whole.kernels_per_instance for capture in evidence.captures if capture.whole)
+        return Section("how-many", "(f) How many kernels are there?", (Paragraph(f"There are {kernels:.0f}."),))
+
+    monkeypatch.setattr(sections, "QUESTIONS", (*sections.QUESTIONS, answer))
+    assert run_main("report", step_trace, "-o", tmp_path / "report.md", "--no-figures").code == 0
+    text = (tmp_path / "report.md").read_text()
+    assert "- [(f) How many kernels are there?](#f-how-many-kernels-are-there)" in text
+    heading, said = re.split(r"\n## \(f\) How many kernels are there\?\n+", text)
+    assert re.match(r"There are \d+\.", said)
+    assert heading
+
+
+def test_an_experiment_is_a_package_an_entry_and_a_target(
+    tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The primes below 10: 2, 3, 5 and 7; below 20 also 11, 13, 17 and 19."""
+    monkeypatch.setattr(registry, "BENCHES", (*registry.BENCHES, new_experiment.BENCH))
+    monkeypatch.setattr(cli_bench, "_commands", cli_bench._commands.__wrapped__)  # they are made once
+    ended = run_main("bench", "primes", "--limit", "10,20", "--device", "cpu", "--output-dir", tmp_path / "primes")
+    assert ended.code == 0, ended.err
+    rows = [json.loads(line) for line in (tmp_path / "primes/bench.jsonl").read_text().splitlines()]
+    assert [row["figures"]["primes_count"] for row in rows if "figures" in row] == [4, 8]
+    assert "new_experiment,cpu,20,ok,8," in (tmp_path / "primes/primes.csv").read_text()
+    report = tmp_path / "report.md"
+    assert run_main("report", tmp_path / "primes", "-o", report).code == 0
+    assert "Up to 8 primes." in report.read_text()
+
+
+def test_a_kernel_rule_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = Rule(r"^butterfly_", "matmul", "butterfly_512")
+    assert classes.first_rule(row.example) is None
+    monkeypatch.setattr(classes, "_COMPILED", ((re.compile(row.pattern), row), *classes._COMPILED))
+    classes.first_rule.cache_clear()
+    assert classes.first_rule(row.example) == row
+    classes.first_rule.cache_clear()
+
+
+def test_the_peaks_of_a_gpu_are_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = peaks._peaks("X1", 10, 20, 40, 1.5, "a datasheet", 30)
+    assert peaks.find_peaks("NVIDIA X1") is None
+    monkeypatch.setattr(peaks, "PEAKS", (*peaks.PEAKS, row))
+    found = peaks.find_peaks("NVIDIA X1")
+    assert found is not None
+    assert (found.flops_per_s["bf16"], found.bytes_per_s, found.l2_bytes) == (40e12, 1.5e12, 30 * 2**20)
+
+
+def test_a_spelling_of_a_phase_is_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert phases.PhaseNames().key_of("Vorwaerts") is None
+    words = {**phases.DEFAULT_NAMES, "forward": (*phases.DEFAULT_NAMES["forward"], "vorwaerts")}
+    monkeypatch.setattr(phases, "DEFAULT_NAMES", words)
+    assert phases.PhaseNames().key_of("Vorwaerts") == "forward"
