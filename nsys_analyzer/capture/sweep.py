@@ -113,17 +113,6 @@ def _part(folder: Path, target: Target) -> Path:
     return folder / f".{target.name}.part"
 
 
-def recover(targets: Sequence[Target], folder: Path) -> None:
-    """Restores the results of these targets where a sweep was killed while it put one in place.
-
-    A result that was about to be replaced is back in its place, and what was half made is gone.
-    """
-    for target in targets:
-        part = _part(folder, target)
-        shutil.rmtree(part, ignore_errors=True)
-        _restore(part, folder / target.name)
-
-
 def _put_in_place(part: Path, place: Path) -> None:
     """Gives a complete folder its name; what stood there goes only after that, and comes back if that fails."""
     _restore(part, place)
@@ -157,6 +146,8 @@ def _recorded(target: Target, profiler: Profiler | None) -> dict[str, Any]:
 def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
     """The targets still to run: those without a result, or with one that a second try may better.
 
+    Where a sweep was killed while it put a result in place, the older one is back, and what was half made is gone.
+
     Args:
         targets: all targets of the sweep.
         folder: the output folder.
@@ -170,17 +161,20 @@ def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None
     timings = folder / TIMINGS
     if timings.is_file() and not is_from_a_sweep(timings):
         raise ConfigurationError(f"{timings} was not written by a sweep, and would be replaced", ELSEWHERE)
+    for target in targets:
+        part = _part(folder, target)
+        shutil.rmtree(part, ignore_errors=True)
+        _restore(part, folder / target.name)
     there = {target.name: manifest for target in targets if (manifest := _finished(folder / target.name))}
     if resume is False:
         return list(targets)
     if there and resume is None:
         raise already_there(folder / next(iter(there)))
-    todo = []
-    for target in targets:
-        made = there.get(target.name)
-        if not made or not _is_done(target, folder / target.name, made, profiler):
-            todo.append(target)
-    return todo
+    return [
+        target
+        for target in targets
+        if not (made := there.get(target.name)) or not _is_done(target, folder / target.name, made, profiler)
+    ]
 
 
 def _is_done(target: Target, place: Path, made: Run, profiler: Profiler | None) -> bool:

@@ -93,7 +93,7 @@ def _request(options: Mapping[str, Any]) -> Request:
 def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs what is left of the plan and writes the report; the exit code says whether all of it ended well."""
     from nsys_analyzer.capture.runner import locked
-    from nsys_analyzer.capture.sweep import recover, remaining, run_sweep
+    from nsys_analyzer.capture.sweep import remaining, run_sweep
     from nsys_analyzer.cli.run_progress import shown
     from nsys_analyzer.experiments.gathering import gather_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
@@ -106,7 +106,6 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     interrupt_at_the_end()
     try:
         with locked(folder):
-            recover(plan.targets, folder)
             todo = remaining(plan.targets, folder, plan.profiler, resume)
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
                 ended = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())

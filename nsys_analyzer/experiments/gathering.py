@@ -1,4 +1,4 @@
-"""What a report is made from: captures, the timings beside them, and experiments that were run."""
+"""All that a report is made from: captures, the timings beside them, and experiments that have run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments.results import bench_folders, read_finished
@@ -33,10 +32,10 @@ def gather_evidence(
     Args:
         paths: traces, and folders that hold them or benches; without any, the folders of the timings.
         csv_paths: timings of unprofiled runs; without any, the ``timings.csv`` of the one folder that has one.
-        command: the command line that makes the report again, for its reader.
-        tell: is given a line for the user on timings that were found, or left out.
-        names: what the ranges of phases are called.
-        given: what is said of the configuration besides.
+        command: the command line that makes the report again.
+        tell: takes a line for the user on timings that were found, or left out.
+        names: the names of the ranges of phases.
+        given: what is known of the configuration besides.
         beside: the report's folder, to which links into a bench's folder are relative.
         selection: which rows of the timings to read.
 
@@ -50,9 +49,7 @@ def gather_evidence(
     with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
-    captures: tuple[CaptureSummary, ...] = ()
-    if with_traces or timings or not benches:
-        captures = gather(with_traces, names, given, timings)
+    captures = gather(with_traces, names, given, timings) if with_traces or timings or not benches else ()
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
         notes = (*notes, phrase("Found in the captures' folder and used; `--csv` names another."))
@@ -60,11 +57,7 @@ def gather_evidence(
 
 
 def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:
-    """An experiment that was run, or why it cannot be read, in place of its section: it ends no report of others.
-
-    Raises:
-        NsysAnalyzerError: it cannot be read, and the report is of it alone.
-    """
+    """A bench that has run; one that cannot be read ends a report of it alone, and no report of others."""
     try:
         return read_finished(folder, seen_as)
     except NsysAnalyzerError as error:

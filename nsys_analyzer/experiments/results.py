@@ -1,4 +1,4 @@
-"""What lies in a bench's folder: its rows, its captures, and the section and the CSV that come of them."""
+"""A bench's folder: its rows and captures, and the section and the CSV that are made from them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import ceilings
-from nsys_analyzer.experiments.model import Bench, Results
+from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
 from nsys_analyzer.runs.gather import gather, holds_captures
-from nsys_analyzer.runs.rows import NAME, Row, read_file, typed, written
+from nsys_analyzer.runs.rows import NAME, read_file, typed, written
 from nsys_analyzer.system.atomic_write import check_regular, write_text
 from nsys_analyzer.text import phrase
 
@@ -34,43 +34,47 @@ def bench_folders(path: Path) -> list[Path]:
 
 
 def read_finished(folder: Path, seen_as: str) -> FinishedBench:
-    """A bench that was run into a folder, with its section.
+    """A bench that was run into a folder, with its section; ``seen_as`` is its folder as the section's reader sees it.
 
     Raises:
         ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
     """
     bench, results = read_results(folder, seen_as)
+    nothing = Paragraph(phrase("Nothing was measured yet: the same command with `--resume` goes on."))
+    section = Section(f"bench-{bench.name}", f"Bench: {bench.name}", (nothing,))
     try:
-        section = _section(bench, results)
+        section = bench.section(results) if results.rows else section
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise _unreadable(folder / NAME, bench, error) from error
-    commands = results.commands
-    return FinishedBench(bench.name, _with_commands(section, commands), results.rows, results.ceilings, commands)
+    if results.commands:
+        how = Details("How these rows were made", (Listing(results.commands, "commands"),))
+        section = replace(section, blocks=(*section.blocks, how))
+    return FinishedBench(bench.name, section, results.rows, results.ceilings, results.commands)
 
 
 def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
     """The bench that was run into a folder, and all that its section is made from.
 
-    Args:
-        folder: the bench's folder.
-        seen_as: the folder as the section's reader sees it, empty where the section lies in it.
-
     Raises:
-        ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
+        ConfigurationError: as of ``read_finished``.
     """
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
     summaries = gather([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
-    measured = tuple(row for row in rows if row.module != ceilings.TARGET.module)
     limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
-    return bench, Results(measured, limits, summaries, tuple(header["runs"]), seen_as)
+    return bench, Results(own_rows(rows), limits, summaries, tuple(header["runs"]), seen_as)
 
 
-def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[Row[Any, Any], ...]]:
+def own_rows(rows: Sequence[AnyRow]) -> tuple[AnyRow, ...]:
+    """The rows without those of the device's ceilings."""
+    return tuple(row for row in rows if row.module != ceilings.TARGET.module)
+
+
+def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
     """The bench of a file of rows, the file's header, and its rows, each case once, in the types of their targets.
 
     Raises:
-        ConfigurationError: the file is damaged or of another version, or its bench is unknown.
+        ConfigurationError: as of ``read_finished``.
     """
     # It loads every experiment, of which a report of captures needs none.
     from nsys_analyzer.experiments.registry import find_bench
@@ -86,29 +90,13 @@ def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[Row[Any, Any], .
 
 
 def _unreadable(path: Path, bench: Bench, error: Exception) -> ConfigurationError:
-    """Its targets never write such rows: they were edited, or are another version's."""
     return ConfigurationError(
         f"{path} has rows that this version cannot read ({type(error).__name__}: {error})",
         f"Rows of this version come from nsys-analyze bench {bench.name} --output-dir ANOTHER",
     )
 
 
-def _section(bench: Bench, results: Results) -> Section:
-    if not results.rows:
-        text = phrase("Nothing was measured yet: the same command with `--resume` goes on.")
-        return Section(f"bench-{bench.name}", f"Bench: {bench.name}", (Paragraph(text),))
-    return bench.section(results)
-
-
-def _with_commands(section: Section, commands: tuple[str, ...]) -> Section:
-    """The section with the command lines that made its rows at its end."""
-    if not commands:
-        return section
-    how = Details("How these rows were made", (Listing(commands, "commands"),))
-    return replace(section, blocks=(*section.blocks, how))
-
-
-def write_rows(rows: Sequence[Row[Any, Any]], path: Path) -> None:
+def write_rows(rows: Sequence[AnyRow], path: Path) -> None:
     """Writes the rows as CSV: status, the options of each case, and its figures; lists stay in ``bench.jsonl``."""
     flat = [_flat(row) for row in rows]
     columns = dict.fromkeys(key for row in flat for key in row)
@@ -133,14 +121,8 @@ def check_rows_replaceable(path: Path, remedy: str) -> None:
                 raise ConfigurationError(f"{path} was not written by nsys-analyze bench, and would be replaced", remedy)
 
 
-def _flat(row: Row[Any, Any]) -> Mapping[str, Any]:
-    plain = {key: value for key, value in written(row.figures).items() if not isinstance(value, list | dict)}
+def _flat(row: AnyRow) -> Mapping[str, Any]:
+    figures = {key: value for key, value in written(row.figures).items() if not isinstance(value, list | dict)}
     gpu = {"gpu": row.machine["gpu"]} if row.machine.get("gpu") else {}
-    return {
-        "target": row.module.rpartition(".")[2],
-        **written(row.case),
-        **row.environment,
-        **gpu,
-        "status": row.status,
-        **plain,
-    }
+    target = row.module.rpartition(".")[2]
+    return {"target": target, **written(row.case), **row.environment, **gpu, "status": row.status, **figures}

@@ -1,4 +1,4 @@
-"""Runs an experiment: what is to be done, from its options and what this machine has, and then that."""
+"""Plans an experiment from its options and what this machine has, and runs it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,25 @@ from nsys_analyzer.capture.cases import remaining_cases, run_cases
 from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.runner import already_there, locked
-from nsys_analyzer.capture.sweep import recover, remaining, run_sweep
+from nsys_analyzer.capture.sweep import remaining, run_sweep
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments import ceilings
-from nsys_analyzer.experiments.model import Bench, Option, Profiled, Settings, Task, spelled
+from nsys_analyzer.experiments.model import AnyRow, Bench, Option, Profiled, Settings, Task, spelled
 from nsys_analyzer.experiments.registry import all_cases
-from nsys_analyzer.experiments.results import CAPTURES, check_rows_replaceable, read_finished, read_rows, write_rows
+from nsys_analyzer.experiments.results import (
+    CAPTURES,
+    check_rows_replaceable,
+    own_rows,
+    read_finished,
+    read_rows,
+    write_rows,
+)
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
 from nsys_analyzer.runs.machine import provenance, torch_version
-from nsys_analyzer.runs.rows import NAME, Row, note_command, start_file, written
+from nsys_analyzer.runs.rows import NAME, note_command, start_file, written
 from nsys_analyzer.system.process import Progress
 
-_WELL = ("ok", "oom", "unsupported")
+_NEEDS_NO_RETRY = ("ok", "oom", "unsupported")
 #: Shows the progress of so many cases, of which so many are finished.
 Shown: TypeAlias = Callable[[int, int], AbstractContextManager[Progress]]
 
@@ -34,7 +40,7 @@ Shown: TypeAlias = Callable[[int, int], AbstractContextManager[Progress]]
 class BenchPlan:
     """A bench with its cases, what is profiled besides and by what, and what the user should know before.
 
-    ``shared`` are the settings that all cases have: the device, and each option that takes one value.
+    ``shared`` holds the settings that all cases have: the device, and each option that takes one value.
     """
 
     bench: Bench
@@ -46,29 +52,20 @@ class BenchPlan:
 
     def lines(self) -> Iterator[str]:
         """Every case as the command that measures it alone, and every program that is profiled."""
-        for case in self.cases:
-            words = [f"{key}={value}" for key, value in case.environment.items()]
-            yield shlex.join([*words, "python", "-m", case.target.module, *_options(written(case.case))])
+        for task in self.cases:
+            words = [f"{key}={value}" for key, value in task.environment.items()]
+            words += ["python", "-m", task.target.module]
+            for key, value in written(task.case).items():
+                name = key.replace("_", "-")
+                switch = f"--{name}" if value else f"--no-{name}"
+                words += [switch] if isinstance(value, bool) else [f"--{name}", str(value)]
+            yield shlex.join(words)
         for target in self.profiled.targets:
             yield shlex.join(["python", *target.program[1:]])
 
 
-def _options(values: Mapping[str, Any]) -> Iterator[str]:
-    for key, value in values.items():
-        name = key.replace("_", "-")
-        if isinstance(value, bool):
-            yield f"--{name}" if value else f"--no-{name}"
-        else:
-            yield from (f"--{name}", str(value))
-
-
 def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) -> BenchPlan:
-    """Chooses the device, and its defaults where the options say nothing.
-
-    Args:
-        bench: the bench.
-        options: the command's parameters by name.
-        given: the names of those that were on the command line.
+    """Chooses the device, and its defaults for the options that are not among the ``given`` ones.
 
     Raises:
         ConfigurationError: options that do not go together.
@@ -78,18 +75,16 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         raise CaptureError("The benches need PyTorch, which is not installed", INSTALL_TORCH)
     device = choose_device(options["device"])
     settings = Settings(device, {option.name: _value(option, options, given, device) for option in bench.options})
-    profiled, profiler = Profiled(()), None
+    profiled = bench.captures(settings) if bench.captures else Profiled(())
+    profiler: Profiler | None = None
     notices: tuple[str, ...] = ()
-    if bench.captures:
-        profiled = bench.captures(settings)
     if profiled.targets:
-        recording = Recording(options["profiler"], memory=profiled.memory)
-        profiler, notices = choose_profiler(recording, device)
+        profiler, notices = choose_profiler(Recording(options["profiler"], memory=profiled.memory), device)
     if device == "cpu" and any(option.cpu != option.cuda and option.name not in given for option in bench.options):
         notices = (*notices, "On the CPU the defaults are smaller; --help lists them beside those of a GPU.")
-    same = {one.name: spelled(settings[one.name]) for one in bench.options if not one.several}
-    shared = {"device": device, **same}
-    return BenchPlan(bench, all_cases(bench, settings), profiled, profiler, notices, shared)
+    shared = {one.name: spelled(settings[one.name]) for one in bench.options if not one.several}
+    cases = all_cases(bench, settings)
+    return BenchPlan(bench, cases, profiled, profiler, notices, {"device": device, **shared})
 
 
 def _value(option: Option, options: Mapping[str, Any], given: Collection[str], device: str) -> Any:
@@ -113,7 +108,7 @@ def run_bench(
         command: the command line, for the file of rows and the manifests.
 
     Returns:
-        The section as a report, and whether every case ended in a way that needs no second try.
+        The section as a report, and whether no case needs a second try.
 
     Raises:
         ConfigurationError: results are there and ``resume`` does not say what to do, or they are of another bench.
@@ -125,29 +120,27 @@ def run_bench(
     with locked(folder):
         rows = _prepared(plan, folder, resume, command)
         todo = remaining_cases(plan.cases, rows)
-        captures, again = folder / CAPTURES, resume is not False
-        recover(plan.profiled.targets, captures)
-        targets = remaining(plan.profiled.targets, captures, plan.profiler, again)
+        captures = folder / CAPTURES
+        targets = remaining(plan.profiled.targets, captures, plan.profiler, resume is not False)
         if resume and (todo or targets):
             note_command(folder, command)
         total = len(plan.cases) + len(plan.profiled.targets)
         with shown(total, total - len(todo) - len(targets)) as progress:
             run_cases(todo, folder, timeout_s, progress)
-            ended = []
+            captures_ended = []
             if targets:
                 captures.mkdir(exist_ok=True)
-                ended = run_sweep(targets, captures, plan.profiler, timeout_s, progress, command)
+                captures_ended = run_sweep(targets, captures, plan.profiler, timeout_s, progress, command)
         *_, rows = read_rows(folder / NAME)
-        write_rows([row for row in rows if row.module != ceilings.TARGET.module], folder / f"{plan.bench.name}.csv")
-        finished = read_finished(folder, "")
-        report = Report(f"nsys-analyze bench {plan.bench.name}", (finished.section,))
+        write_rows(own_rows(rows), folder / f"{plan.bench.name}.csv")
+        report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder, "").section,))
         write_as("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
-    well = all(row.status in _WELL for row in rows if row.key in keys)
-    return report, well and all(one.status in _WELL for one in ended)
+    ends = [*(row.status for row in rows if row.key in keys), *(one.status for one in captures_ended)]
+    return report, all(status in _NEEDS_NO_RETRY for status in ends)
 
 
-def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[Row[Any, Any]]:
+def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:
     """The rows that are there already; without any the file is begun."""
     path = folder / NAME
     if path.exists() and not (resume and b"\n" not in path.read_bytes()):  # an interrupt may have cut its first line
@@ -164,8 +157,8 @@ def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) 
     return ()
 
 
-def _check_settings(plan: BenchPlan, folder: Path, header: Mapping[str, Any], rows: Sequence[Row[Any, Any]]) -> None:
-    """Raises where the rows that are there were measured on another device, or with other options for all cases."""
+def _check_settings(plan: BenchPlan, folder: Path, header: Mapping[str, Any], rows: Sequence[AnyRow]) -> None:
+    """Raises where the rows that are there were measured on another device, or with other shared options."""
     made = header.get("settings") or ({"device": written(rows[-1].case).get("device")} if rows else {})
     for key, value in plan.shared.items():
         if made.get(key, value) != value:

@@ -15,10 +15,9 @@ from nsys_analyzer.experiments.section import messages, no_cache
 from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, models, step_section
 from nsys_analyzer.report.model import Section
 from nsys_analyzer.report.sections.evidence import kernel_word
-from nsys_analyzer.runs.targets import Target, transformer_targets
+from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import phrase
 
-_COMPILED = {"eager": False, "compiled": True}
 #: On a CPU one narrow layer, its attention PyTorch's: the C++ compiler needs seconds for each kernel.
 _ON_CPU: dict[str, tuple[Any, ...]] = {
     "attention": ("sdpa",), "d_model": (256,), "d_ff": (1024,), "num_layers": (1,), "num_heads": (4,),
@@ -44,7 +43,7 @@ _DEFINITIONS = phrase(
 
 def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
     """Everything eager, then everything compiled: a process each, as long as memory lasts."""
-    for compiled in _COMPILED.values():
+    for compiled in (False, True):
         yield from grid(
             TARGET, settings, _label, environment=no_cache(settings) if compiled else None,
             compile=(compiled,), model=models(settings), context_length=settings["context_length"],
@@ -60,34 +59,22 @@ def _label(case: StepCase) -> str:
 def _captures(settings: Settings) -> Profiled:
     """A training step of the first models, eager and compiled; the cases time it."""
     first = settings["model"][: settings["profiled_models"]]
-    if not first:
-        return Profiled(())
-    count = min(settings["steps"], _MOST_PROFILED)
     options = {
         "context_length": settings["context_length"], "mode": settings["mode"][-1:],
         "precision": settings["precision"], "batch_size": [settings["batch_size"]],
-        "attention": [settings["attention"]], "device": [settings.device], "steps": [count],
-        "warmup_steps": [settings["warmup_steps"]],
+        "attention": [settings["attention"]], "device": [settings.device], "warmup_steps": [settings["warmup_steps"]],
+        "steps": [min(settings["steps"], _MOST_PROFILED)], "compile": [False, True],
     }  # fmt: skip
-    targets = [
-        target
-        for compiled in _COMPILED.values()
-        for target in transformer_targets(first, {**options, "compile": [compiled]}, tuple(_target_options(settings)))
-    ]
-    return Profiled(tuple(_untimed(target, settings) for target in targets))
-
-
-def _target_options(settings: Settings) -> Iterator[str]:
-    for key in (*DIMENSIONS, "seed"):
-        if settings[key]:
-            yield from (f"--{key.replace('_', '-')}", str(settings[key]))
-
-
-def _untimed(target: Target, settings: Settings) -> Target:
-    """The target without its unprofiled run, which would have told the dimensions of the model."""
-    size = find_model(str(target.run.model))
-    dimensions: dict[str, Any] = {key: settings[key] or getattr(size, key) for key in DIMENSIONS}
-    return replace(target, timed=False, run=replace(target.run, **dimensions, seed=settings["seed"]))
+    changed = {key: value for key in (*DIMENSIONS, "seed") if (value := settings[key])}
+    words = [word for key, value in changed.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    targets = []
+    for target in transformer_targets(first, options, words):
+        size = find_model(str(target.run.model))
+        # Its unprofiled run would have told these.
+        dimensions: dict[str, Any] = {key: settings[key] or getattr(size, key) for key in DIMENSIONS}
+        run = replace(target.run, **dimensions, seed=settings["seed"])
+        targets.append(replace(target, timed=False, run=run))
+    return Profiled(tuple(targets))
 
 
 def _section(results: Results) -> Section:

@@ -18,13 +18,11 @@ from nsys_analyzer.experiments.steps import (
     StepCase,
     StepFigures,
     StepRow,
-    cast_bytes,
     model_names,
     step_section,
 )
-from nsys_analyzer.report.model import Bars, Paragraph, Section
+from nsys_analyzer.report.model import Bars, Section
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number
 from nsys_analyzer.text import phrase
 
 _NAMES = {"tf32": "TF32", "bf16": "bf16 autocast"}
@@ -39,7 +37,8 @@ _OPTIONS = (
 _DEFINITIONS = phrase(
     "*Speed-up* is the step time in fp32 of the same configuration ÷ this one's, *memory* this peak of allocated "
     "memory ÷ that in fp32; on a CPU memory is not counted. *tf32* lets matmuls of fp32 tensors keep 10 bits of their "
-    "operands; *bf16* is autocast: matmuls in bf16, parameters and gradients in fp32, the casts a part of the step. "
+    "operands; *bf16* is autocast: matmuls in bf16, parameters and gradients in fp32, the casts a part of the step; "
+    "autocast keeps its bf16 cast of every weight beside it, which may be more memory than small activations save. "
     "FLOPs are those of the matmuls; the times hold the elementwise work as well."
 )
 
@@ -72,7 +71,6 @@ def _section(results: Results) -> Section:
         answers=(*_answers(compared), *dtypes.answer(other)),
         blocks=(
             table(_FIELDS, compared, "Time and memory of a step by precision:", names=3),
-            *_casts(compared),
             *_bars(compared),
             *dtypes.blocks(other),
         ),
@@ -133,22 +131,6 @@ def _answers(compared: Sequence[_Compared]) -> Iterator[str]:
     if setups:
         speed_ups = "; ".join(f"{setup}: {', '.join(factors)}" for setup, factors in setups.items())
         yield f"Speed of {last} against fp32: {speed_ups}."
-
-
-def _casts(compared: Sequence[_Compared]) -> Iterator[Paragraph]:
-    """Explains bf16's memory above fp32's, where the weights' casts are enough to do so."""
-    more = []
-    for one in compared:
-        casts, peak = cast_bytes(one.row.case), one.row.figures.peak_allocated_bytes
-        if peak and one.memory and one.memory > 1 and casts >= peak * (1 - 1 / one.memory):
-            size = format_number(casts, "bytes")
-            more.append(f"{one.row.case.mode} of {one.setup} {factor(one.memory)} ({size} of casts)")
-    if more:
-        text = (
-            "*More memory in bf16 than in fp32*: {}. Autocast keeps its bf16 cast of every weight until its block "
-            "ends or backward has used it, beside the weight in fp32."
-        )
-        yield Paragraph(phrase(text, "; ".join(more)))
 
 
 def _bars(compared: Sequence[_Compared]) -> Iterator[Bars]:
