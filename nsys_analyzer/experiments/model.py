@@ -1,4 +1,4 @@
-"""What an experiment is: options, tasks that targets measure, and the section that their rows become.
+"""Experiments: their options, the tasks that targets measure, and the section that is made from the rows.
 
 A new experiment is a package ``experiments/NAME/``, an entry in ``BENCHES`` and a target in ``profiling_targets/``:
 
@@ -40,7 +40,7 @@ def known(figure: T | None) -> T:
     """A figure that every row has which was measured to its end.
 
     Raises:
-        LookupError: it is not there.
+        LookupError: it is missing.
     """
     if figure is None:
         raise LookupError("a row that was measured lacks a figure")
@@ -54,11 +54,9 @@ class Option:
     Attributes:
         name: the key in the settings; the command line spells it ``--d-head``.
         kind: int, float, str, bool (on or off), or the choices.
-        cuda, cpu: the values by default on a GPU, and the smaller ones on a CPU.
-        help: what the command line says of it.
-        several: whether it takes several values with commas between them; of one that does not, the only value counts.
+        cuda, cpu: the default values on a GPU and on a CPU.
+        several: whether it takes several values with commas between them.
         least: the lowest value of an int.
-
     """
 
     name: str
@@ -71,16 +69,16 @@ class Option:
 
 
 def several(case: type, name: str, cuda: Sequence[Any], cpu: Sequence[Any] | None = None, help: str = "") -> Option:
-    """The option of a field of a case that takes several values; by default these on a GPU, and those on a CPU."""
+    """The option of a case's field that takes several values, with its defaults on a GPU and on a CPU."""
     known = next(one for one in fields(case) if one.name == name).metadata
     kind = known["choices"] or get_type_hints(case)[name]
-    words = (help or known["help"]).strip()
+    words = help or known["help"]
     on_cpu = tuple(cuda if cpu is None else cpu)
     return Option(name, kind, tuple(cuda), on_cpu, f"{words[:1].upper()}{words[1:]}.", least=known["least"])
 
 
 def single(case: type, name: str, help: str = "", **defaults: Any) -> Option:
-    """The option of a field of a case that is the same for all tasks; ``cuda`` and ``cpu`` replace its defaults."""
+    """The option of a case's field that is the same for all tasks; ``cuda`` and ``cpu`` replace its defaults."""
     one = next(one for one in fields(case) if one.name == name)
     cuda, cpu = defaults.get("cuda", one.default), defaults.get("cpu", one.metadata["cpu"])
     return replace(several(case, name, (cuda,), (cpu,), help), several=False)
@@ -88,7 +86,7 @@ def single(case: type, name: str, help: str = "", **defaults: Any) -> Option:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a bench was asked for: a tuple for each option that takes several values, else the value itself."""
+    """The values of a bench's options: a tuple for each that takes several, else the value itself."""
 
     device: str
     values: Mapping[str, Any]
@@ -111,15 +109,14 @@ def grid(
 
 @dataclass(frozen=True)
 class Results:
-    """What a bench's section is made from.
+    """All that a bench's section is made from.
 
     Attributes:
         rows: those of the bench's own targets, in the order in which they were first measured.
         ceilings: those of the device's ceilings, by precision.
-        captures: summaries of what was profiled, empty where the bench profiles nothing.
-        commands: the command lines that made it.
-        folder: where its files lie, as the section's reader sees it.
-
+        captures: summaries of what was profiled.
+        commands: the command lines that made the rows.
+        folder: the bench's folder, as the section's reader sees it.
     """
 
     rows: tuple[Row[Any, Any], ...]
@@ -156,15 +153,13 @@ class Bench:
     """An experiment.
 
     Attributes:
-        name: what the command line calls it.
-        summary: what it measures, in a line.
-        options: its own options, beside ``--device`` and those of every bench.
-        cases: the tasks of the settings, in order; the device's ceilings are measured before them.
-        section: the section that comes of the results; a pure function.
-        captures: targets to profile after the cases, None for none.
-        precisions: those whose ceilings are measured.
+        name, summary: its name on the command line, and what it measures, in a line.
+        options: its own options, beside those of every bench.
+        cases: makes the tasks of the settings, in order; the device's ceilings are measured before them.
+        section: makes the section of the results; a pure function.
+        captures: makes the targets to profile after the cases.
+        precisions: gives the precisions whose ceilings are measured.
         targets: the programs that measure its cases.
-
     """
 
     name: str
