@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from nsys_analyzer.capture.nsys.installation import find_importer, start_fault
 from nsys_analyzer.cli.main import main
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 from tests.support.export import AUTOGRAD, Export, training_step
 
 # torch would start a thread for each core in every process of the tests, and all of them would wait for one another.
@@ -54,14 +54,14 @@ def real_capture(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pa
 @pytest.fixture(scope="module")
 def nsys() -> Nsys:
     """A real nsys whose importer starts; without one the test skips, with the reason."""
-    found = Nsys.find()
+    found = find_nsys()
     if found is None:
         pytest.skip("no nsys on this machine")
-    importer = find_importer(found.path)
+    importer = find_importer(found)
     fault = "it is not here" if importer is None else start_fault(importer)
     if fault:
-        pytest.skip(f"the importer of {found.path} does not start: {fault}")
-    return found
+        pytest.skip(f"the importer of {found} does not start: {fault}")
+    return Nsys(found, nsys_version(found))
 
 
 @pytest.fixture(autouse=True)

@@ -87,8 +87,8 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "circle").symlink_to(tmp_path / "circle")
     for name, said in {
-        "folder": "is a folder", "pipe": "is a pipe", "circle": "leads in a circle", "/dev/null": "is a device",
-        "/dev/stdout": "is a stream", "/proc/self/fd/1": "is a stream",
+        "folder": "is a folder", "pipe": "a pipe or a device", "circle": "leads in a circle",
+        "/dev/null": "a pipe or a device", "/dev/stdout": "is a stream", "/proc/self/fd/1": "is a stream",
     }.items():  # fmt: skip
         with pytest.raises(NsysAnalyzerError, match=said):
             write_text(tmp_path / name, "text")

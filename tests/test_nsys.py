@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError
-from nsys_analyzer.system.nsys import Nsys, find_every_nsys, find_nsys, nsys_version
+from nsys_analyzer.system.nsys import find_every_nsys, find_nsys, nsys_version
 
 
 def make_command(path: Path, script: str = "exit 0") -> Path:
@@ -85,12 +85,6 @@ def test_every_one_is_listed_once_the_used_first(tmp_path: Path, monkeypatch: py
     assert find_every_nsys(tmp_path) == (link, older)  # the link and what it leads to are one
     monkeypatch.setenv("NSYS", str(older))
     assert find_every_nsys(tmp_path) == (older, link)
-
-
-def test_found_with_its_version(tmp_path: Path) -> None:
-    assert Nsys.find(tmp_path) is None
-    nsys = make_command(tmp_path / "bin/nsys", "echo 'NVIDIA Nsight Systems version 2025.3.2.474-253236389321v0'")
-    assert Nsys.find(tmp_path) == Nsys(nsys, "2025.3.2.474")
 
 
 def test_a_file_that_cannot_run_is_passed_over(tmp_path: Path) -> None:

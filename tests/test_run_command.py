@@ -692,7 +692,7 @@ def test_a_lock_of_somebody_else(text: str, desk: Desk, run: Run) -> None:
     assert (desk.runs / ".lock").read_text() == text
     (desk.runs / ".lock").unlink()
     (desk.runs / ".lock").symlink_to("/dev/null")
-    assert "runs/.lock is a device" in run(*WORDS).error()
+    assert "runs/.lock is a pipe or a device" in run(*WORDS).error()
     assert desk.ran() == []
 
 

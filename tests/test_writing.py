@@ -128,8 +128,8 @@ def test_a_bench_is_refused_before_it_runs(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("null.md", "null.md is a device, not a file. Name a file with -o, or print with -o -"),
-        ("pipe.md", "pipe.md is a pipe, not a file"),
+        ("null.md", "null.md is a pipe or a device, not a file. Name a file with -o, or print with -o -"),
+        ("pipe.md", "pipe.md is a pipe or a device, not a file"),
         ("/dev/stdout", "/dev/stdout is a stream, not a file"),
         ("/dev/fd/1", "/dev/fd/1 is a stream, not a file"),
         ("circle.md", "circle.md is a symbolic link that leads in a circle"),

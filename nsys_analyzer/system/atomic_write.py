@@ -20,34 +20,25 @@ from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FULL_DISK_BYTES = 1 << 20  # below it nsys, SQLite and PyTorch fail in words of their own
 _ALL_PERMISSIONS = 0o7777
-_MOST_LINKS = 40  # as many as Linux follows
 _LONGEST_PREFIX = 40  # of a file's name in that of its folder, for a name is limited to 255 bytes
 _UNFINISHED = re.compile(r"\.(.*)-export-[a-z0-9_]{8}", re.DOTALL)
 #: In each of these folders, so that no other of such a name is taken for one.
 UNFINISHED_MARK = ".written-by-nsys-analyze"
 _OPEN_FILES = re.compile(r"/proc/\w+(/task/\d+)?/fd|/dev/fd")
-_KINDS = (
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 @contextmanager
 def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | None = None) -> Iterator[Path]:
     """Yields a path to write to, which replaces ``target`` when the block ends without an error.
 
-    It lies in a folder of its own, on the target's file system, so that a journal goes with an unfinished file. Where
-    ``target`` is a symbolic link, the link stays and the file that it leads to is replaced. The new file has the
-    permissions of the one that it replaces, or those that the umask leaves. Folders that a killed process left in
-    writing the same file are removed.
+    It lies in a folder of its own beside the target, so that a journal goes with an unfinished file; those that killed
+    processes left are removed. A symbolic link stays, and the file that it leads to is replaced. The new file has the
+    permissions of the one that it replaces, or those that the umask leaves.
 
     Args:
         target: the file to write.
-        needed_bytes: how large it is going to be, where that is known; the error of a full disk says it.
-        source: the file that it is another form of, where it is one; it never permits what its source does not.
+        needed_bytes: its size, where that is known, for the error of a full disk.
+        source: the file that it is another form of; it never permits what its source does not.
 
     Raises:
         NsysAnalyzerError: a folder, a device, a pipe or a stream stands at ``target``.
@@ -106,16 +97,11 @@ def check_regular(path: Path, hint: str = "Name a file") -> None:
 
     Raises:
         NsysAnalyzerError: a folder, a device, a pipe or a stream stands there, or links that lead in a circle.
-        OSError: it cannot be looked at.
     """
     place = link_target(path, hint)
-    try:
-        mode = place.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    for is_kind, kind in _KINDS:
-        if is_kind(mode):
-            raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
+    if place.exists() and not place.is_file():
+        kind = "a folder" if place.is_dir() else "a pipe or a device"
+        raise NsysAnalyzerError(f"{path} is {kind}, not a file", hint)
 
 
 def link_target(path: Path, hint: str = "Name a file") -> Path:
@@ -124,16 +110,14 @@ def link_target(path: Path, hint: str = "Name a file") -> Path:
     Raises:
         NsysAnalyzerError: an open file of a process, such as ``/dev/stdout``, or links that lead in a circle.
     """
+    if Path(os.path.realpath(path)).is_symlink():
+        raise NsysAnalyzerError(f"{path} is a symbolic link that leads in a circle", hint)
     at = path
-    for _ in range(_MOST_LINKS):
-        folder = os.path.realpath(at.parent)
-        if _OPEN_FILES.fullmatch(folder):
+    while at.is_symlink():
+        if _OPEN_FILES.fullmatch(os.path.realpath(at.parent)):
             raise NsysAnalyzerError(f"{path} is a stream, not a file", hint)
-        place = Path(folder, at.name)
-        if not place.is_symlink():
-            return place
-        at = place.parent / place.readlink()
-    raise NsysAnalyzerError(f"{path} is a symbolic link that leads in a circle", hint)
+        at = at.parent / at.readlink()
+    return Path(os.path.realpath(at))
 
 
 def remove_unfinished(folder: Path, stem: str | None = None) -> None:
@@ -171,12 +155,11 @@ def _make_folder(place: Path) -> tuple[Path, int]:
 
 
 def _is_locked(opened: int) -> bool:
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # a file system without locks: nobody tidies up there
-        return True
+    with contextlib.suppress(OSError):  # a file system without locks: nobody tidies up there
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
     return True
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,35 +38,29 @@ class Nsys:
     path: Path
     version: str
 
-    @classmethod
-    def find(cls, root: Path = Path("/")) -> Nsys | None:
-        """The ``nsys`` to run, as ``find_nsys`` finds it; None where there is none.
-
-        Raises:
-            ExportError: ``NSYS`` names no command, or the one found prints no version.
-        """
-        path = find_nsys(root)
-        return cls(path, nsys_version(path)) if path else None
-
 
 def find_nsys(root: Path = Path("/")) -> Path | None:
-    """Find the ``nsys`` to run: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
-
-    Returns ``None`` where there is none. Raises ``ExportError`` when ``NSYS`` is set to something that cannot
-    be run: whoever set it meant that one, and another must not answer in its place.
-    """
+    """The ``nsys`` to run, the first of :func:`find_every_nsys`; None where there is none."""
     return next(iter(find_every_nsys(root)), None)
 
 
 def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
-    """Find every ``nsys`` of this machine, the one to run first; several names of one command count once.
+    """Every ``nsys`` of this machine: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
 
-    Raises ``ExportError`` as ``find_nsys`` does.
+    Several names of one command count once.
+
+    Raises:
+        ExportError: ``NSYS`` is set to something that cannot be run: another must not answer in its place.
     """
-    override = os.environ.get("NSYS")
-    chosen = [_checked_override(Path(override).expanduser().absolute())] if override else []
-    on_path = shutil.which("nsys")
-    candidates = [*chosen, *([Path(on_path)] if on_path else []), *_installed(root)]
+    candidates = list(_installed(root))
+    if on_path := shutil.which("nsys"):
+        candidates.insert(0, Path(on_path))
+    if override := os.environ.get("NSYS"):
+        chosen = Path(override).expanduser().absolute()
+        if not _is_command(chosen):
+            problem = f"NSYS is set to {chosen}, which is not an executable file"
+            raise ExportError(problem, "Set NSYS to the nsys command itself, or unset it")
+        candidates.insert(0, chosen)
     first_name: dict[Path, Path] = {}
     for candidate in candidates:
         first_name.setdefault(candidate.resolve(), candidate)
@@ -73,9 +68,10 @@ def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def nsys_version(nsys: Path) -> str:
-    """Return the version that ``nsys --version`` prints, without the build: ``2023.4.4.54``.
+    """The version that ``nsys --version`` prints, without the build: ``2023.4.4.54``.
 
-    Raises ``ExportError`` when it cannot be run or prints no version.
+    Raises:
+        ExportError: it cannot be run, or prints no version.
     """
     try:
         answer = subprocess.run(
@@ -89,22 +85,9 @@ def nsys_version(nsys: Path) -> str:
     return match[1]
 
 
-def _checked_override(nsys: Path) -> Path:
-    if _is_command(nsys):
-        return nsys
-    raise ExportError(
-        f"NSYS is set to {nsys}, which is not an executable file",
-        "Set NSYS to the nsys command itself, or unset it",
-    )
-
-
-def _installed(root: Path) -> list[Path]:
-    return [
-        candidate
-        for pattern in SEARCH_PATTERNS
-        for candidate in sorted(root.glob(pattern), key=_numbers_in, reverse=True)
-        if _is_command(candidate)
-    ]
+def _installed(root: Path) -> Iterator[Path]:
+    for pattern in SEARCH_PATTERNS:
+        yield from filter(_is_command, sorted(root.glob(pattern), key=_numbers_in, reverse=True))
 
 
 def _is_command(path: Path) -> bool:
@@ -112,5 +95,5 @@ def _is_command(path: Path) -> bool:
 
 
 def _numbers_in(path: Path) -> tuple[int, ...]:
-    """Sort key under which ``2024.10.1`` comes after ``2024.9.2``."""
+    """A key that sorts ``2024.10.1`` after ``2024.9.2``."""
     return tuple(int(digits) for digits in re.findall(r"\d+", str(path)))

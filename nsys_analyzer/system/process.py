@@ -63,15 +63,9 @@ def run_logged(
 ) -> Ended:  # fmt: skip
     """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
 
-    When the time is up, on an interrupt, or where the command fails, all that it started is ended, a profiler's
-    target too; and so it is when this process is killed.
-
-    Args:
-        command: the command line.
-        log: the file.
-        timeout_s: seconds until it is ended, None for no limit.
-        environment: variables beside those of this process.
-        made_progress: asked a few times a second; the time begins anew whenever it returns True.
+    When the time is up (None is no limit), on an interrupt, or where the command fails, all that it started is ended, a
+    profiler's target too; and so it is when this process is killed. ``environment`` adds variables to those of this
+    process. ``made_progress`` is asked a few times a second; the time begins anew whenever it returns True.
 
     Raises:
         KeyboardInterrupt: after all of it is gone.
@@ -102,8 +96,8 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
     with _watcher(mark) as watch:
         process = _start(command, mark, subprocess.PIPE, subprocess.PIPE)
         out, err = _to_its_end(process, mark, watch, lambda: process.communicate(timeout=timeout_s))
-    said = [text.decode(errors="replace") for text in (out, err)]
-    return subprocess.CompletedProcess(process.args, process.returncode, *said)
+    texts = (text.decode(errors="replace") for text in (out, err))
+    return subprocess.CompletedProcess(process.args, process.returncode, *texts)
 
 
 def end_earlier_run(folder: Path) -> None:
@@ -126,14 +120,12 @@ def end_earlier_run(folder: Path) -> None:
 
 
 def _variable(mark: str) -> bytes:
-    """The variable that bears a mark, as an environment holds it."""
     return f"{_MARK}={mark}".encode()
 
 
 @contextmanager
 def _noted(mark: str, log: Path) -> Iterator[None]:
-    """Keeps a file with the mark in its name beside a log while the program runs."""
-    # In its name alone: an empty file takes no room on a disk that is full.
+    """Keeps a note beside a log while the program runs: the mark in its name alone, for the disk may be full."""
     note = log.with_name(f"{_NOTES[:-1]}{mark}_{_identity(log.parent)}")
     note.touch()
     try:
@@ -157,7 +149,6 @@ def _start(
     command: Sequence[str | Path], mark: str, stdout: IO[bytes] | int, stderr: int,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """Starts a command in a session of its own, with the mark in its environment."""
     variables = {**os.environ, **(environment or {}), _MARK: mark}
     return subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, start_new_session=True, env=variables
@@ -182,9 +173,9 @@ def _to_its_end(
 
 @contextmanager
 def _watcher(mark: str) -> Iterator[Callable[[int], watcher.Leader]]:
-    """Starts a process that ends all programs with the mark, unless the block ends well before this process does.
+    """Starts a process that ends all programs with the mark, unless the block ends before this process does.
 
-    Gives a function that tells it the program's process ID, and returns the program as the leader of its session.
+    Yields a function that tells it the program's process ID.
     """
     command = [sys.executable, "-I", "-S", watcher.__file__, os.fsdecode(_variable(mark))]
     unmarked = {name: value for name, value in os.environ.items() if name != _MARK}  # of a run around ours
@@ -209,7 +200,6 @@ def _watcher(mark: str) -> Iterator[Callable[[int], watcher.Leader]]:
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, made_progress: Callable[[], bool]) -> int:
-    """Returns the exit code; raises TimeoutExpired when the time has passed since the process last made progress."""
     limit = math.inf if timeout_s is None else timeout_s
     deadline = time.monotonic() + limit
     while True:
@@ -224,7 +214,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float | None, made_progre
 
 def last_lines(log: Path, lines: int = 3) -> str:
     """The last lines of a log that are not empty, as one."""
-    return " | ".join([line.strip() for line in _tail(log, 0).splitlines() if line.strip()][-lines:])
+    return " | ".join(_lines(log, 0)[-lines:])
 
 
 def _end(process: subprocess.Popen[Any], mark: str, leader: watcher.Leader) -> None:
@@ -250,30 +240,28 @@ def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> N
 def _ended(code: int, log: Path, start: int, *, starved: bool) -> Ended:
     if code == 0:
         return Ended("ok")
-    said = _tail(log, start)
     if starved and code in _KILLED:
         return Ended("oom", "the system ran out of memory and killed it")
-    found = [line.strip() for line in said.splitlines() if _OUT_OF_MEMORY.search(line)]
-    if found:
+    lines = _lines(log, start)
+    if found := [line for line in lines if _OUT_OF_MEMORY.search(line)]:
         return Ended("oom", found[-1])
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
     last = (errors or lines or ["it said nothing"])[-1]
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     return Ended("failed", f"{how}: {last}")
 
 
-def _tail(log: Path, start: int) -> str:
+def _lines(log: Path, start: int) -> list[str]:
+    """The last lines of a log from a position on that are not empty."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace")
+        text = file.read().decode(errors="replace")
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def _oom_kills() -> int:
     """How many processes this system has killed for want of memory. Source: ``/proc/vmstat``, Linux 4.13 and later."""
-    try:
-        counters = Path("/proc/vmstat").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    match = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
-    return int(match[1]) if match else 0
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(match[1])
+    return 0

@@ -1,10 +1,9 @@
 """Ends what a process has started once that process is gone, even by SIGKILL.
 
 It runs as a program of its own, ``python -I -S watcher.py MARK``, with a pipe from the process it watches as its
-standard input, and imports next to nothing: it is there in some 10 ms. Whatever was started with the mark in its
-environment is ended, a profiler's target in a session of its own too; and what belongs to the session of the program or
-descends from it, for a program may write over its environment, as those do that set their title. A process ID is used
-together with the time at which its process started, so that it cannot come to mean another one.
+standard input, and imports next to nothing. It ends whatever was started with the mark in its environment, and what
+belongs to the session of the program or descends from it, for a program may write over its environment, as those do
+that set their title. A process ID counts with the time at which its process started, for it may be given again.
 """
 
 from __future__ import annotations
@@ -25,10 +24,7 @@ _QUIET_ROUNDS = 3  # a process is seen under its parent's environment until it h
 
 
 def processes_with(mark: bytes) -> set[int]:
-    """The processes with this environment variable, ``NAME=value``, but for this one and its ancestors.
-
-    Source: ``/proc``, on Linux; those of other users are not seen.
-    """
+    """The processes of this user with an environment variable, ``NAME=value``, but for this one and its ancestors."""
     return {pid for pid in _pids() - _self_and_ancestors() if mark in _environment(pid)}
 
 
@@ -44,7 +40,7 @@ class Leader(NamedTuple):
         return Leader(pid, _status(pid)[_STARTED])
 
     def line(self) -> bytes:
-        """It as the watcher is told of it."""
+        """The line by which the watcher is told of it."""
         return f"{self.pid} {self.started}\n".encode()
 
 
@@ -71,10 +67,9 @@ def end_all(
         mark: ``NAME=value``.
         leader: the program, None where it is not known any more.
         more: further processes to end, which were its family before it died.
-        patience_s: how long to wait.
 
     Returns:
-        Those that were not gone after so many seconds, as one that waits for a driver.
+        Those that were not gone in time, as one that waits for a driver.
     """
     deadline, quiet = time.monotonic() + patience_s, 0
     left, first = set[int](), set(more)
@@ -104,7 +99,6 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def _self_and_ancestors() -> set[int]:
-    """This process and its ancestors."""
     line, pid = {0}, os.getpid()
     while pid not in line:
         line.add(pid)
