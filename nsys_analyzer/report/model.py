@@ -51,7 +51,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a cell of None is a figure that does not exist. ``capture`` is empty where it is of several."""
+    """A table; a cell of None is a figure that does not exist. ``capture``, below whose answer it stands, or empty."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]

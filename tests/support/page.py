@@ -41,6 +41,8 @@ def _inline(children: Sequence[Token]) -> Iterator[tuple[str, str]]:
             yield inside[-1], ""
         elif token.nesting == -1:
             inside.pop()
+        elif token.type == "html_inline" and token.content == "<wbr>":  # ours: no name has tags
+            continue
         elif token.type == "text":
             yield inside[-1] if inside else "plain", token.content
         elif token.type == "image":
@@ -103,8 +105,8 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
 
 
 def _table(table: Table) -> Iterator[Node]:
-    if table.capture or table.caption:
-        yield from _paragraph(phrase("**{}**: {}", table.capture, table.caption) if table.capture else table.caption)
+    if table.caption:
+        yield from _paragraph(table.caption)
     units = [column.unit for column in table.columns]
     yield from (("table_open", "table"), ("thead_open", "thead"), ("tr_open", "tr"))
     for column in table.columns:

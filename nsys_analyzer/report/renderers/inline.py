@@ -31,16 +31,21 @@ _SPECIAL = re.compile(
 _BLOCK = re.compile(r"#{1,6}(?=\s|$)|>|[-+](?=\s|$)|(?=-)(?:-\s*){3,}$")
 _NUMBERED = re.compile(r"(\d{1,9})([.)])(?=\s|$)")
 _CLOSING_HASHES = re.compile(r"(?<![^\s])(#+)$")
+#: A name that leaves a table too little room for its other columns.
+_LONG_NAME = re.compile(r"[\w.-]{25,}")
 _BACKTICKS = re.compile("`+")
 _AROUND = {"strong": "**", "emphasis": "*"}
 
 
-def inline(text: Words) -> str:
-    """A text inside a line."""
+def inline(text: Words, *, narrow: bool = False) -> str:
+    """A text inside a line; where it is narrow, long names may break behind an underscore."""
     written, before = "", ""
     for span in spans(text):
         touching = before == span.kind == "code"  # two spans of code side by side would be read as one
-        written += f"{' ' if touching else ''}{_span(span)}"
+        shown = _span(span)
+        if narrow and span.kind == "plain":
+            shown = _LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), shown)
+        written += f"{' ' if touching else ''}{shown}"
         before = span.kind
     return written
 
@@ -60,7 +65,7 @@ def heading(text: Words) -> str:
 
 def cell(text: Words) -> str:
     """A text in a cell of a table."""
-    return inline(text).replace("|", "\\|").strip()
+    return inline(text, narrow=True).replace("|", "\\|").strip()
 
 
 def alternative(text: Words) -> str:

@@ -85,8 +85,7 @@ def _table(block: Table, *, padded: bool) -> str:
     headers = [cell(column.title) for column in block.columns]
     narrow = all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
     text = (_padded_table if padded and narrow else _plain_table)(headers, rows, alignment)
-    caption = phrase("**{}**: {}", block.capture, block.caption) if block.capture else block.caption
-    return f"{line(caption)}\n\n{text}" if caption else text
+    return f"{line(block.caption)}\n\n{text}" if block.caption else text
 
 
 def _padded_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:

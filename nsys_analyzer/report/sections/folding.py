@@ -20,8 +20,7 @@ def fold(section: Section) -> Section:
     by_capture: dict[str, list[Block]] = {}
     for block in section.blocks:
         if isinstance(block, Answer | Table) and block.capture:
-            bare = replace(block, capture="") if isinstance(block, Table) else block
-            by_capture.setdefault(block.capture, []).append(bare)
+            by_capture.setdefault(block.capture, []).append(block)
         else:
             blocks += fold_table(block)
     if by_capture:

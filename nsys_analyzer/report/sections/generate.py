@@ -35,9 +35,13 @@ _SHOWN = 3
 _RUN = "nsys-analyze run"
 _WIDTH = 96
 _SAID = "What was run, as far as the captures say: {}{}."
+_OPAQUE = (
+    "To change: {} traced each CUDA graph as a whole, so that its kernels are unknown. `--cuda-graph-trace=node`, as "
+    "below, traces them one by one."
+)
 _HOW_TO_READ = phrase(
-    "Times of phases are medians over the measured steps, figures of kernels means per measured step, unless they say "
-    "otherwise; steps inside a warm-up range are left out and counted. A kernel belongs to the NVTX ranges that were "
+    "Unless stated otherwise, times of phases are medians over the measured steps, and figures of kernels are means "
+    "over them. Steps inside a warm-up range are left out and counted. A kernel belongs to the NVTX ranges that were "
     "open when it was *launched*: those of its own thread, and for PyTorch's autograd threads those of the thread that "
     "waits for the backward pass."
 )
@@ -48,38 +52,28 @@ def answer(evidence: Evidence) -> Section:
     whole = evidence.command.startswith(_RUN)
     ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
     runs = tuple(dict.fromkeys((*ran, evidence.command)) if whole else ran)
-    made = _captured(evidence)
+    captured = _captured(evidence)
     title = "# the captures, their timings and this report" if whole else "# the captures and their timings"
-    parts = [
-        *([(title, *runs)] if runs else []),
-        *([made] if made else []),
-        *([] if whole or not evidence.command else [("# this report", evidence.command)]),
-    ]
+    parts = [*([(title, *runs)] if runs else []), *([captured] if captured else [])]
+    parts += [] if whole or not evidence.command else [("# this report", evidence.command)]
     lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
-    recipe = () if runs or made else (*_recorded(evidence), *_recipe(evidence))
+    recipe = () if runs or captured else (*_recorded(evidence), *_recipe(evidence))
     commands = [Listing(lines, "commands")] if lines else []
-    blocks = (*recipe, *commands, Paragraph(_HOW_TO_READ))
-    return Section("generate", "How to generate this file", blocks)
+    return Section("generate", "How to generate this file", (*recipe, *commands, Paragraph(_HOW_TO_READ)))
 
 
-def _recorded(evidence: Evidence) -> tuple[Paragraph, ...]:
+def _recorded(evidence: Evidence) -> list[Block]:
     """How the captures were made by their own account, and what to change where that hides kernels."""
-    names_of: dict[Words, dict[str, None]] = {}
+    names_of: dict[Words, list[str]] = {}
     for capture in evidence.captures:
-        if text := _said(capture):
-            names_of.setdefault(text, {})[capture.name] = None
+        if (text := _said(capture)) and capture.name not in names_of.setdefault(text, []):
+            names_of[text].append(capture.name)
     said = [phrase("{} with {}", ", ".join(names), text) for text, names in names_of.items()]
     more = f"; and {len(said) - _SHOWN} more" if len(said) > _SHOWN else ""
-    opaque = dict.fromkeys(capture.name for capture in evidence.captures if capture.whole and capture.whole.opaque)
-    change = phrase(
-        "To change: {} traced each CUDA graph as a whole, so that its kernels are unknown. "
-        "`--cuda-graph-trace=node`, as below, traces them one by one.",
-        ", ".join(opaque),
-    )
-    return (
-        *([Paragraph(phrase(_SAID, joined("; ", said[:_SHOWN]), more))] if said else []),
-        *([Paragraph(change)] if opaque else []),
-    )
+    blocks: list[Block] = [Paragraph(phrase(_SAID, joined("; ", said[:_SHOWN]), more))] if said else []
+    if opaque := dict.fromkeys(capture.name for capture in evidence.captures if capture.whole and capture.whole.opaque):
+        blocks.append(Paragraph(phrase(_OPAQUE, ", ".join(opaque))))
+    return blocks
 
 
 def _said(capture: CaptureSummary) -> Words:
@@ -104,27 +98,22 @@ def _is_annotated(capture: CaptureSummary) -> bool:
     return by_nsys and any(FUNCTION_RANGES in phase.range for phase in capture.phases)
 
 
-def _recipe(evidence: Evidence) -> tuple[Block, ...]:
+def _recipe(evidence: Evidence) -> list[Block]:
     """How such captures are made, with the profiler that made these."""
-    profilers = {capture.metadata.profiler for capture in evidence.captures if capture.metadata} or {"nsys"}
-    programs = [c.metadata.recording.program for c in evidence.captures if c.metadata and c.metadata.recording.program]
+    traced = [capture.metadata for capture in evidence.captures if capture.metadata]
+    profilers = {metadata.profiler for metadata in traced} or {"nsys"}
+    programs = [metadata.recording.program for metadata in traced if metadata.recording.program]
     program = shown_command(programs[0]) if programs else "python train.py"
     annotated = f"{_ANNOTATED} " if any(map(_is_annotated, evidence.captures)) else ""
     on_gpu = any(not capture.on_cpu for capture in evidence.measured)
     activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))
-    return (
-        Paragraph("A recipe, not what was run:"),
-        *(
-            [Listing(tuple(line.format(program=program, annotated=annotated) for line in _NSYS), "commands")]
-            if "nsys" in profilers
-            else []
-        ),
-        *(
-            [Listing(tuple(line.format(activities=activities) for line in _TORCH), "python")]
-            if "torch" in profilers
-            else []
-        ),
-    )
+    blocks: list[Block] = [Paragraph("A recipe, not what was run:")]
+    if "nsys" in profilers:
+        lines = (line.format(program=program, annotated=annotated) for line in _NSYS)
+        blocks.append(Listing(tuple(lines), "commands"))
+    if "torch" in profilers:
+        blocks.append(Listing(tuple(line.format(activities=activities) for line in _TORCH), "python"))
+    return blocks
 
 
 def _wrapped(command: str) -> list[str]:

@@ -16,7 +16,7 @@ def overhead(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
     costs = _costs(capture, phases)
     if costs:
         figures = ", ".join(f"{name} {signed_percent(cost)}" for name, cost in costs.items())
-        return f"Profiled wall time against the unprofiled timing: {figures}; {_reason(capture, phases, costs)}."
+        return f"Time under the profiler against the time without it: {figures}; {_reason(capture, phases, costs)}."
     if not any(phase.python_ms for phase in phases):
         return "The CSV has no timing, or no single one, for this configuration."
     if capture.unprofiled and capture.unprofiled.doubts:

@@ -12,23 +12,8 @@ from nsys_analyzer.report.units import counted, milliseconds, percent
 from nsys_analyzer.text import Words, emphasis, phrase
 
 _BUSY, _IDLE = (f"{threshold:.0%}".replace("%", "\N{NO-BREAK SPACE}%") for threshold in (GPU_BOUND, IDLE))
-#: Launching is one cause of idle time among several, and a busy share tells none of them from the others.
-_WAITS = "The GPU waits for the CPU (for launches, Python or blocking calls: which of them is not analysed)"
-_UNPROFILED = {
-    "GPU-bound": f"GPU-bound, busy for {_BUSY} of the unprofiled time or more",
-    "GPU waits": f"{_WAITS} and is idle for {_IDLE} of the unprofiled time or more",
-    "neither": f"Neither GPU-bound (busy for {_BUSY} of the unprofiled time) nor idle for {_IDLE} of it",
-}
 _NOT_SYNCHRONISED = "Not synchronised, GPU work goes on after the range, idle time is unknown"
 _ON_GPU = "Ranges on the GPU's timeline last as long as the GPU's work, idle time is unknown"
-_WITHOUT = "under the profiler and also without its estimated cost"
-_PROFILED = {
-    "GPU-bound": f"GPU-bound, busy for {_BUSY} of the time or more even under the profiler",
-    "GPU waits": f"{_WAITS} and is idle for {_IDLE} of the time or more, {_WITHOUT}",
-    "neither": f"Neither GPU-bound (busy for {_BUSY} of the time) nor idle for {_IDLE} of it, {_WITHOUT}",
-    "undecided": f"A time under the profiler does not tell whether the GPU is busy for {_BUSY} of the time, idle for "
-    f"{_IDLE} of it, or neither",
-}
 _ESTIMATED = emphasis("The profiler's estimated cost")
 
 
@@ -49,10 +34,26 @@ def verdicts(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
         if share is None:
             heading, said = _ON_GPU if capture.ranges_on_gpu else _NOT_SYNCHRONISED, phase.phase
         else:
-            heading = (_UNPROFILED if share.unprofiled else _PROFILED)[share.verdict]
-            said = f"{phase.phase} ({_figures(share)})"
+            heading, said = _heading(share), f"{phase.phase} ({_figures(share)})"
         found.setdefault(heading, []).append(said)
     return " ".join(f"{heading}: {', '.join(named)}." for heading, named in found.items())
+
+
+def _heading(share: BusyShare) -> str:
+    time = "unprofiled time" if share.unprofiled else "time"
+    also = "" if share.unprofiled else ", under the profiler and also without its estimated cost"
+    if share.verdict == "GPU-bound":
+        return (
+            f"GPU-bound, busy for {_BUSY} or more of the {time}{'' if share.unprofiled else ' even under the profiler'}"
+        )
+    if share.verdict == "GPU waits":
+        # Launching is one cause of idle time among several, and a busy share tells none of them from the others.
+        causes = "for launches, Python or blocking calls: which of them is not analysed"
+        return f"The GPU waits for the CPU ({causes}) and is idle for {_IDLE} or more of the {time}{also}"
+    limits = f"GPU-bound (busy for {_BUSY} or more of the {time}) {{}} waiting for the CPU (idle for {_IDLE} or more)"
+    if share.verdict == "neither":
+        return f"Neither {limits.format('nor')}{also}"
+    return f"Undecided by times under the profiler: {limits.format('or')}, or neither"
 
 
 def _figures(share: BusyShare) -> str:
