@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.intervals.timeline import (
     Timeline,
     any_open,
     contained,
-    count_within,
+    holds_any,
     last_before,
     merged,
     open_count,
@@ -106,11 +106,11 @@ def test_many_crossing_ranges_stay_cheap() -> None:
 def test_moments_within_intervals_and_before_their_end(rows: list[Range], moments_: list[tuple[int, int]]) -> None:
     points = np.array(moments_, np.int64).reshape(-1, 2)
     group, start, end = columns(rows)
-    count = count_within(points[:, 0], points[:, 1], group, start, end)
+    held = holds_any(points[:, 0], points[:, 1], group, start, end)
     last = last_before(points[:, 0], points[:, 1], group, end)
     for position, (wanted, first, stop) in enumerate(rows):
         times = [time for g, time in moments_ if g == wanted]
-        assert count[position] == sum(first <= time < stop for time in times)
+        assert held[position] == any(first <= time < stop for time in times)
         assert last[position] == max((time for time in times if time < stop), default=LONG_AGO)
 
 
@@ -134,7 +134,7 @@ def test_answers_depend_on_the_order_of_times_alone(rows: list[Range], far: list
     assert contained(*distant).tolist() == contained(*near).tolist()
     assert merged(*distant)[1].tolist() == moved(merged(*near)[1]).tolist()
     assert merged(*distant)[2].tolist() == moved(merged(*near)[2]).tolist()
-    assert count_within(*far_points, *distant).tolist() == count_within(*points, *near).tolist()
+    assert holds_any(*far_points, *distant).tolist() == holds_any(*points, *near).tolist()
     last = last_before(*points, group, end)
     expected = [int(moved(np.array([one]))[0]) if one != LONG_AGO else LONG_AGO for one in last.tolist()]
     assert last_before(*far_points, group, moved(end)).tolist() == expected

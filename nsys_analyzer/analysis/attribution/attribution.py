@@ -1,9 +1,8 @@
-"""Which ranges each GPU operation belongs to: those open at the moment its launch starts.
+"""Which ranges each GPU operation belongs to: those open on the launching thread at the moment its launch starts.
 
-On the launching thread that is the thread's own stack. A thread with nothing open of a phase (autograd's
-``pt_autograd_N``) inherits the stack of the thread that waits for it, its own ranges nested below. Nothing is
-attributed by the launching thread alone, and nothing by GPU time, but for a trace that holds nothing else: its ranges
-lie on the GPU's timeline, and an operation belongs to those open on its stream when it starts.
+A thread with no phase open (autograd's ``pt_autograd_N``) inherits the stack of the thread that waits for it, its own
+ranges nested below. Where a trace has ranges on the GPU's timeline alone, an operation belongs to those open on its
+stream when it starts.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _AUTOGRAD_THREAD = "pt_autograd"
 
 
 class RangeRoles:
-    """The role of each range of a trace: a phase, a step, warm-up, a part of attention, or none of these.
+    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, or none of these.
 
     Args:
         ranges: the ranges of the trace.
@@ -43,21 +42,18 @@ class RangeRoles:
         self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
         self._ranges = ranges
 
-    def mask(self, *keys: str, of: Ranges | None = None) -> Bools:
-        """Shape (ranges,): True for the ranges whose role is one of these keys.
+    def codes(self, keys: tuple[str, ...], of: Ranges | None = None) -> Ints:
+        """Shape (ranges,): the position of each range's role among these keys, -1 for another role.
 
-        Args:
-            keys: phases, ``step``, ``warmup``, or parts of attention.
-            of: other ranges with the same names, such as those without an end.
+        ``of``: other ranges with the same names, such as those without an end.
         """
-        chosen = np.array([key in keys for key in self._key_of_name], np.bool_)
-        name = (self._ranges if of is None else of).name
-        return chosen[name] if len(chosen) else np.zeros(len(name), np.bool_)
+        code = [keys.index(key) if key in keys else NONE for key in self._key_of_name]
+        return np.array([*code, NONE], np.int64)[(self._ranges if of is None else of).name]
 
-    def codes(self, keys: tuple[str, ...]) -> Ints:
-        """Shape (ranges,): the position of each range's role among these keys, -1 for another role."""
-        code = np.array([keys.index(key) if key in keys else NONE for key in self._key_of_name], np.int64)
-        return code[self._ranges.name] if len(code) else np.full(len(self._ranges), NONE, np.int64)
+    def mask(self, *keys: str, of: Ranges | None = None) -> Bools:
+        """Shape (ranges,): True for the ranges whose role is one of these keys."""
+        mask: Bools = self.codes(keys, of) != NONE
+        return mask
 
     @cached_property
     def leaf(self) -> Bools:
@@ -83,11 +79,9 @@ class Attribution:
     """Where each operation was launched, and whose ranges it belongs to; every array has shape (operations,).
 
     Attributes:
-        ranges: the trace's ranges.
         launch: index of the launch, or -1.
         thread, time: where and when it starts; thread -1 without a launch.
         inherited: the thread whose stack it inherits, or -1.
-        captures: where and when the graph nodes of replays were captured.
         how: code into ``HOW``.
         ambiguous: True where several threads of the process had phases open.
     """
@@ -102,11 +96,7 @@ class Attribution:
     ambiguous: Bools
 
     def outermost(self, chosen: Bools) -> Ints:
-        """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around the own one.
-
-        Args:
-            chosen: shape (ranges,).
-        """
+        """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around its own."""
         lines, index = timeline(self.ranges, chosen, latest=False)
         found = lines.at(self.thread, self.time)
         inheriting = np.flatnonzero(self.inherited != NONE)
@@ -115,12 +105,7 @@ class Attribution:
         return np.append(index, NONE)[found]
 
     def innermost(self, chosen: Bools, operations: Ints) -> Ints:
-        """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside.
-
-        Args:
-            chosen: shape (ranges,).
-            operations: indices of the operations.
-        """
+        """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside."""
         lines, index = timeline(self.ranges, chosen, latest=True)
         found = np.full(len(self.launch), NONE, np.int64)
         found[self.captures.operation] = lines.at(self.captures.thread, self.captures.time)
@@ -131,26 +116,20 @@ class Attribution:
 
 
 def attribute(trace: Trace, roles: RangeRoles, launch: Ints) -> Attribution:
-    """Attributes every operation of a trace to the ranges open when it was launched.
-
-    Args:
-        trace: the trace.
-        roles: the roles of its ranges.
-        launch: shape (operations,), the launch of each operation, -1 where it has none.
-    """
+    """Attributes every operation to the ranges open when it was launched; ``launch`` is that of each, -1 for none."""
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
     # The last entry serves operations without a launch.
     thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
     if trace.metadata.ranges_on_gpu:
         thread, time = stream_thread(operations.process, operations.device, operations.stream), operations.start
     phases = ranges.select(roles.any_phase)
-    own_phase = any_open(phases.thread, phases.start, phases.end, thread, time)
-    own = own_phase.copy()
-    own[~own_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~own_phase], time[~own_phase])
-    inherited, ambiguous = _inherited(trace, roles, own, own_phase, thread, time)
+    in_phase = any_open(phases.thread, phases.start, phases.end, thread, time)
+    in_range = in_phase.copy()
+    in_range[~in_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
+    inherited, ambiguous = _inherited(trace, roles, in_range, in_phase, thread, time)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
     how = np.select(
-        [~own & (inherited == NONE), replayed, inherited != NONE],
+        [~in_range & (inherited == NONE), replayed, inherited != NONE],
         [UNATTRIBUTED, GRAPH_REPLAY, OTHER_THREAD],
         SAME_THREAD,
     )
@@ -158,18 +137,19 @@ def attribute(trace: Trace, roles: RangeRoles, launch: Ints) -> Attribution:
 
 
 def _inherited(
-    trace: Trace, roles: RangeRoles, own: Bools, own_phase: Bools, thread: Ints, time: Ints
+    trace: Trace, roles: RangeRoles, in_range: Bools, in_phase: Bools, thread: Ints, time: Ints
 ) -> tuple[Ints, Bools]:
     """The thread each launch inherits from (-1: none), and whether the choice was ambiguous."""
     autograd = np.isin(thread, autograd_threads(trace))
-    lacking = np.flatnonzero((autograd | ~own_phase) & (thread != NONE) & (not trace.metadata.ranges_on_gpu))
-    inherited, ambiguous = np.full(len(own), NONE, np.int64), np.zeros(len(own), np.bool_)
+    lacking = np.flatnonzero((autograd | ~in_phase) & (thread != NONE) & (not trace.metadata.ranges_on_gpu))
+    inherited, ambiguous = np.full(len(thread), NONE, np.int64), np.zeros(len(thread), np.bool_)
     if len(lacking) and len(trace.ranges):
         process, time = process_of(thread[lacking]), time[lacking]
-        waiting = waiting_range(trace, roles, process, time, without_ranges=~own[lacking] | autograd[lacking])
-        inherits = waiting != NONE
-        inherited[lacking] = np.where(inherits, trace.ranges.thread[waiting], NONE)
-        ambiguous[lacking] = inherits & (_threads_in_phase(trace, roles, process, time) > 1)
+        waiting = waiting_range(trace, roles, process, time, without_ranges=~in_range[lacking] | autograd[lacking])
+        inherited[lacking] = np.append(trace.ranges.thread, NONE)[waiting]
+        phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, autograd_threads(trace)))
+        group, start, end = merged(phases.thread, phases.start, phases.end)
+        ambiguous[lacking] = (waiting != NONE) & (open_count(process_of(group), start, end, process, time) > 1)
     return inherited, ambiguous
 
 
@@ -194,10 +174,3 @@ def waiting_range(trace: Trace, roles: RangeRoles, process: Ints, time: Ints, wi
             lines, index = timeline(trace.ranges, chosen & from_others, latest=True, by_process=True)
             waiting[undecided] = np.append(index, NONE)[lines.at(process[undecided], time[undecided])]
     return waiting
-
-
-def _threads_in_phase(trace: Trace, roles: RangeRoles, process: Ints, time: Ints) -> Ints:
-    """How many threads of a process have a phase open at a time, autograd's own not counted."""
-    phases = trace.ranges.select(roles.any_phase & ~np.isin(trace.ranges.thread, autograd_threads(trace)))
-    thread, start, end = merged(phases.thread, phases.start, phases.end)
-    return open_count(process_of(thread), start, end, process, time)

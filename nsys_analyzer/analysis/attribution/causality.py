@@ -1,4 +1,4 @@
-"""Operations whose times contradict their launch or their stream: found, left out of every figure, and told of."""
+"""Operations whose times contradict their launch or their stream: left out of every figure, with a warning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.launches import match_launches
 from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, count_within
+from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, holds_any
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Operations
@@ -35,10 +35,8 @@ class Consistent:
     """A trace without the operations that contradict the rest of it.
 
     Attributes:
-        trace: the trace.
-        launch: shape (operations,), the launch of each operation, as :func:`match_launches` gives it.
-        wait: shape (operations,), from the launch to the start, ns, the difference of the clocks taken off; 0 without a
-            launch.
+        launch: shape (operations,), the launch of each operation, -1 for none.
+        wait: shape (operations,), from the launch to the start, ns, the difference of the clocks taken off.
         unmeasured: the launches of the operations that were left out, here and when the trace was read.
     """
 
@@ -60,12 +58,13 @@ def consistent(trace: Trace) -> Consistent:
     endless = ~early & _endless(trace) if trace.metadata.profiler == "nsys" else np.zeros(len(operations), np.bool_)
     wrong = early | endless
     if wrong.any():
-        told = [
-            *_told(operations, "a start before the launch", early),
-            *_told(operations, "an end long after all others and the next start of their stream", endless),
+        left_out = [
+            *trace.left_out,
+            *_left_out(operations, "a start before the launch", early),
+            *_left_out(operations, "an end long after all others and the next start of their stream", endless),
         ]
         unmeasured = np.concatenate([unmeasured, launch[wrong]])
-        trace = replace(trace, operations=operations.select(~wrong), left_out=(*trace.left_out, *told))
+        trace = replace(trace, operations=operations.select(~wrong), left_out=tuple(left_out))
         launch, wait = launch[~wrong], wait[~wrong]
     return Consistent(trace, launch, wait, np.unique(unmeasured[unmeasured != NONE]))
 
@@ -87,9 +86,9 @@ def _waits(operations: Operations, called: Ints, launch: Ints) -> Ints:
 
 
 def _endless(trace: Trace) -> Bools:
-    """Which operations still run when all else has ended, though their stream went on long before.
+    """The operations that still run when all else has ended, though their stream went on long before.
 
-    Streams have numbers of their own in each context, so that the next operation alone may be another stream's.
+    Stream numbers are unique within a context only, so that the next operation alone may be another stream's.
     """
     operations = trace.operations
     endless = np.zeros(len(operations), np.bool_)
@@ -101,12 +100,12 @@ def _endless(trace: Trace) -> Bools:
         streams = np.stack([operations.process, operations.device, operations.stream])
         stream = np.unique(streams, axis=1, return_inverse=True)[1].ravel()
         start, end = operations.start[long], operations.end[long]
-        goes_on = count_within(stream, operations.start, stream[long], start + 1, end) > 0
+        goes_on = holds_any(stream, operations.start, stream[long], start + 1, end)
         endless[long] = goes_on & (end > last + _OVERLAP_NS)
     return endless
 
 
-def _told(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:
+def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:
     found: list[LeftOut] = []
     for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
         of_kind = wrong & (operations.kind == kind)

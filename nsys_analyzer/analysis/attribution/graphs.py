@@ -1,4 +1,4 @@
-"""Where the nodes of CUDA graphs were captured: the ranges that a replay no longer opens."""
+"""Where the nodes of CUDA graphs were captured: inside ranges that a replay does not open again."""
 
 from __future__ import annotations
 
@@ -16,12 +16,7 @@ _INSTANTIATIONS = 8  # a graph of graphs is instantiated a few levels deep at th
 
 @dataclass(frozen=True)
 class Captures:
-    """Where the operations of graph replays were captured, as far as the trace knows.
-
-    Attributes:
-        operation: shape (captured,), indices of operations.
-        thread, time: shape (captured,), the global thread ID and the moment their graph nodes were created, ns.
-    """
+    """The thread and the time, ns, at which the graph nodes of some operations (indices) were created."""
 
     operation: Ints
     thread: Ints

@@ -11,13 +11,10 @@ from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Laun
 
 
 def match_launches(operations: Operations, launches: Launches) -> Ints:
-    """The launch of each operation.
+    """Shape (operations,): the index of each operation's launch, -1 without a launch row.
 
-    A correlation ID is unique within one process only, so the process is part of the key. Where one pair has
-    more than one row (a runtime call and the driver call inside it), the launch is the earliest.
-
-    Returns:
-        Shape (operations,): index into ``launches``, -1 where the operation has no launch row.
+    A correlation ID is unique within one process. Where several calls have one (a runtime call and the driver call
+    inside it), the launch is the earliest.
     """
     if not len(launches.start):
         return np.full(len(operations), -1, np.int64)
@@ -30,17 +27,10 @@ def match_launches(operations: Operations, launches: Launches) -> Ints:
 
 
 def dropped_launches(launches: Launches, launch: Ints) -> Bools:
-    """Kernel launches that have no GPU operation: activity records the profiler dropped, or a cut-off capture.
+    """Shape (launches,): True for a kernel launch without a GPU operation: dropped records, or a cut-off capture.
 
     A launch while its process captures a graph runs nothing and is not counted; nor is a driver call inside the
-    runtime call that launched the kernel, which has the same correlation ID.
-
-    Args:
-        launches: the API calls.
-        launch: the launch of each operation, as :func:`match_launches` gives it.
-
-    Returns:
-        Shape (launches,): True for a call that launches a kernel none of the operations belongs to.
+    runtime call that launched the kernel, which has the same correlation ID. ``launch`` is that of each operation.
     """
     matched = np.zeros(len(launches.start), np.bool_)
     matched[launch[launch >= 0]] = True
@@ -53,10 +43,7 @@ def dropped_launches(launches: Launches, launch: Ints) -> Bools:
 
 
 def _in_capture(launches: Launches) -> Bools:
-    """True for the calls while their process captures a graph: any thread may launch into a capture.
-
-    A begin without a later end, or an end without a begin, covers nothing.
-    """
+    """True for the calls while their process captures a graph: from a begin to the next end, on any thread."""
     process = process_of(launches.thread)
     group, start, end = [], [], []
     for one in distinct(process):

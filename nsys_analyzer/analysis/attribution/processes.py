@@ -15,10 +15,7 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Process:
-    """A process: its global ID, its operating system's ID, a label, and its rank, None where nothing tells it.
-
-    The label is empty where it is the only process, unless it is one of several ranks.
-    """
+    """A process; its label is empty where it is the only one, unless it is one of several ranks."""
 
     global_pid: int
     pid: int
@@ -29,8 +26,8 @@ class Process:
 def processes_of(trace: Trace) -> tuple[Process, ...]:
     """The processes with GPU operations, in order of rank, then of device; without any, the first with ranges or calls.
 
-    A process is called by its rank where the trace says it; else by its devices, as CUDA numbers them in it, where no
-    other process uses one of that number; else by its process ID.
+    The label is the rank where the trace has it; else the devices, as CUDA numbers them in the process, where no other
+    process uses one of that number; else the process ID.
     """
     used = distinct(trace.operations.process).tolist() or [_idle_process(trace)]
     ranks = distinct_ranks(trace.ranks, used)

@@ -1,7 +1,6 @@
-"""Which of some ranges is open at a moment, which lie in which, and how much time some intervals cover.
+"""Ranges open at a moment, ranges that lie in others, and the time that intervals cover.
 
-Ranges of one thread may cross (start/end ranges), those of several threads do. The answer is constant between two
-boundaries all the same, so that n ranges make at most 2·n segments, however they cross.
+Ranges may cross. Between two boundaries the answer is constant, so that n ranges make at most 2·n segments.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ class Timeline:
     Args:
         group: shape (ranges,), the thread or process of each range.
         start, end: shape (ranges,), ns.
-        latest: whether the one opened last answers, or the one opened first. Of two that open together the longer
-            one opens first.
+        latest: take the range opened last, not the one opened first; of two that open together the longer is first.
     """
 
     def __init__(self, group: Ints, start: Ints, end: Ints, *, latest: bool) -> None:
@@ -45,13 +43,10 @@ class Timeline:
 
 
 def _paint(low: Ints, high: Ints) -> Ints:
-    """Paints the intervals [low, high) one over the other, in order; the number of the top one, -1 where none is.
+    """Shape (high.max() + 1,): the number of the last interval [low, high) over each place, -1 where none is.
 
     An interval is the union of two blocks whose length is the largest power of two it holds. Blocks are painted from
     the longest to the shortest, each length handing what it has to its halves: n log n, and no loop over intervals.
-
-    Returns:
-        Shape (high.max(),): the last one is -1, since every interval ends before it.
     """
     length = int(high.max(initial=0)) + 1
     top = np.full(length, NONE, np.int64)
@@ -68,7 +63,7 @@ def _paint(low: Ints, high: Ints) -> Ints:
 
 
 def any_open(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> Bools:
-    """Whether any of the ranges is open at each (group, time)."""
+    """True where any of the ranges is open at (group, time)."""
     opened: Bools = open_count(group, start, end, at_group, at_time) > 0
     return opened
 
@@ -104,11 +99,13 @@ def merged(group: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
     return group[first], start[first], np.maximum.reduceat(end, first)
 
 
-def count_within(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Ints:
-    """How many of the moments lie in each interval of their group: ``start <= time < end``."""
+def holds_any(group: Ints, time: Ints, at_group: Ints, start: Ints, end: Ints) -> Bools:
+    """True for the intervals in which any of their group's moments lies: ``start <= time < end``."""
     axis = Axis(group, time)
     moments = np.sort(axis.place(group, time))
-    return np.searchsorted(moments, axis.place(at_group, end)) - np.searchsorted(moments, axis.place(at_group, start))
+    first, behind = (np.searchsorted(moments, axis.place(at_group, bound)) for bound in (start, end))
+    holds: Bools = behind > first
+    return holds
 
 
 def last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:

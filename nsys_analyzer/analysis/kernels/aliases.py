@@ -1,8 +1,7 @@
-"""Aliases that stand for names in a shared copy, and the facts in them, so that a kernel's figures stay the same.
+"""Aliases of names in a shared copy, with the facts that keep a kernel's figures the same.
 
-``alias 3`` stands for a name that no rule of the kernel classes knows, ``alias 3 (matmul or convolution in bf16)`` for
-one whose class, the classes that its operator may make of it, and precision were known. ``forward, alias 3`` is a
-range of that phase.
+``alias 3`` stands for a name that no rule knows, ``alias 3 (matmul or convolution in bf16)`` for one whose class, the
+classes that its operator may make of it, and precision were known. ``forward, alias 3`` is a range of that phase.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ _ALIAS = re.compile(
 
 @dataclass(frozen=True)
 class Alias:
-    """The facts that an alias tells of a kernel.
-
-    Attributes:
-        kernel_class: a key of ``CLASSES``, empty where no rule knew the name.
-        part_of: the classes that the kernel's operator may make of it.
-        precision: that of its matmuls, None where the name did not say.
-    """
+    """The class of a kernel as in its ``Rule``, empty where no rule knew the name, and the precision of its matmuls."""
 
     kernel_class: str = ""
     part_of: tuple[str, ...] = ()

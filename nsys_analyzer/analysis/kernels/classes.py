@@ -1,7 +1,6 @@
-"""Kernel classes: what kind of work a kernel does, told from its name and the operator that launched it.
+"""Kernel classes: the kind of a kernel's work, by its name and the operator that launched it.
 
-The rules are a table, ``class_rules``: one row each, the first match wins. What no rule knows is ``other``, a
-class with a share of its own in every table.
+The rules are a table, ``class_rules``: one row each, the first match wins. Without a rule a kernel is ``other``.
 """
 
 from __future__ import annotations
@@ -56,11 +55,10 @@ _ENUMERATOR = re.compile(r"E\d+E")
 
 
 def readable(name: str) -> str:
-    """Write a mangled kernel name out: its qualified name, and what its template arguments name and number.
+    """The qualified name of a mangled kernel name, with the names and numbers among its template arguments.
 
     ``_ZN2at6native13reduce_kernelILi512ENS0_8ReduceOpIf…`` becomes ``at::native::reduce_kernel<512, ReduceOp, …>``.
-    Python's demanglers read some of the names that HIP's compiler writes, or need a new C++ library beside them. A
-    class or a label does not depend on which argument lies in which.
+    Python's demanglers read only some of the names that HIP's compiler writes.
     """
     prefix = _MANGLED.match(name)
     if prefix is None:
@@ -86,10 +84,7 @@ def _arguments(name: str, position: int) -> Iterator[str]:
 
 @cache
 def first_rule(name: str) -> Rule | None:
-    """Find the rule that decides the class of the kernel ``name``, or None where no rule knows it.
-
-    An alias in a shared copy says itself what the rule of the name was.
-    """
+    """The rule that decides the class of the kernel ``name``, or None; an alias in a shared copy holds its own."""
     if alias := read_alias(name):
         known = alias.kernel_class in CLASSES
         return Rule(re.escape(name), alias.kernel_class, name, alias.part_of) if known else None
@@ -98,19 +93,19 @@ def first_rule(name: str) -> Rule | None:
 
 
 def open_classes(name: str) -> frozenset[str]:
-    """The classes that the operator which launched the kernel ``name`` may make of it: any where no rule knows it."""
+    """The classes that the launching operator may make of the kernel ``name``: any where no rule knows it."""
     rule = first_rule(name)
     return frozenset(CLASSES if rule is None else rule.part_of)
 
 
 @cache
 def classify(name: str, operator: str = "") -> str:
-    """Tell the class, a key of ``CLASSES``, of a kernel.
+    """The class of a kernel, a key of ``CLASSES``.
 
     Args:
         name: its full (demangled or mangled) name.
         operator: PyTorch's operator that launched it, where that is known. It decides where no rule knows the name,
-            and where the name's rule leaves it open (``Rule.part_of``); a telling name stays what it is.
+            and where the name's rule leaves it open (``Rule.part_of``).
     """
     rule = first_rule(name)
     by_name = rule.kernel_class if rule else UNKNOWN if name.startswith(UNNAMED) else OTHER

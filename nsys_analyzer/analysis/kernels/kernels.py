@@ -36,15 +36,10 @@ class Kernels:
 
 
 def launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
-    """Code into ``trace.operators.names`` of the innermost operator open where some operations were launched, or -1.
+    """Code into ``trace.operators.names`` of the innermost operator around the launch of some operations, or -1.
 
     That of the launching thread: an operator runs on one thread. A node of a CUDA graph was launched where it was
     captured, as far as the trace knows.
-
-    Args:
-        trace: the trace.
-        attribution: where and when its operations were launched.
-        operations: indices of the operations.
     """
     operators = trace.operators
     lines = Timeline(operators.thread, operators.start, operators.end, latest=True)
@@ -56,20 +51,20 @@ def launching_operators(trace: Trace, attribution: Attribution, operations: Ints
 
 
 def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
-    """Tells the kernels of a trace apart; looks operators up for the names alone whose class one of them may decide."""
+    """The distinct kernels of a trace, by name and by the operator where that may decide the class."""
     operations, operators = trace.operations, trace.operators
     classes = [classify(name) for name in operations.names]
     known = {classify(operators.names[i]) for i in np.flatnonzero(np.bincount(operators.name))} - {OTHER}
     is_open = np.array([not known.isdisjoint(open_classes(name)) for name in operations.names], np.bool_)
     undecided = np.flatnonzero(is_open[operations.name[operations.kernels]])
     operator = launching_operators(trace, attribution, undecided) if len(undecided) else undecided
-    return _told_apart(operations, classes, undecided, operator, operators.names)
+    return _by_name_and_class(operations, classes, undecided, operator, operators.names)
 
 
-def _told_apart(
+def _by_name_and_class(
     operations: Operations, classes: list[str], undecided: Ints, operator: Ints, operators: tuple[str, ...]
 ) -> Kernels:
-    """Gives a kernel of its own to every pair of a name and a class that some operator makes of it."""
+    """A kernel for every pair of a name and a class that some operator makes of it."""
     number: dict[tuple[str, str], int] = {}
     by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
     code = np.array([*by_name, NONE], np.int64)[operations.name]

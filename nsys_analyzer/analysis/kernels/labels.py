@@ -1,8 +1,7 @@
-"""Short labels for kernels: what a table prints where the full name of a kernel has a thousand characters.
+"""Short labels for kernels, whose full names have up to a thousand characters.
 
-A label says what the kernel computes and in which type, ``elementwise mul float``. Kernels that would share one
-are told apart by what differs: how they are built (``vectorized 4``), a word of their template arguments, or at
-last ``#2``.
+A label names the operation and its type, ``elementwise mul float``. Kernels that would share one are told apart by
+how they are built (``vectorized 4``), a word of their template arguments, or at last ``#2``.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, count
 
 from nsys_analyzer.analysis.kernels.classes import readable
 
@@ -66,24 +66,19 @@ class _Kernel:
         function = match.group(0).rstrip(":") if match else text
         return cls(name, _last_part(function) or function, text[len(function) :])
 
-    def words(self) -> list[str]:
-        """List the identifiers among the template arguments."""
-        return re.findall(r"\w+", self.arguments)
-
     def operator(self) -> str:
-        """Name the operator that a functor among the template arguments stands for, or nothing."""
-        for word in self.words():
+        """The operator that a functor among the template arguments stands for, or nothing."""
+        for word in re.findall(r"\w+", self.arguments):
             if word in _STANDARD:
                 return _STANDARD[word]
-            if match := next((m for m in (op.fullmatch(word) for op in _OPERATORS) if m), None):
-                return _snake(match.group(1))
+            if match := next(filter(None, (pattern.fullmatch(word) for pattern in _OPERATORS)), None):
+                return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", match[1]).lower()
         return ""
 
     def type(self) -> str:
-        """Name the first type among the template arguments that is no index and no mask, or nothing."""
+        """The first type among the template arguments that is no index and no mask, or nothing."""
         found = [_TYPES[name] for name in _TYPE.findall(_NOT_DATA.sub("", self.arguments))]
-        found = [name for name in found if name not in ("int", "bool")] or found
-        return found[0] if found else ""
+        return next((name for name in found if name not in ("int", "bool")), found[0] if found else "")
 
 
 def _last_part(function: str) -> str:
@@ -94,10 +89,6 @@ def _last_part(function: str) -> str:
     return f"{before.rpartition(':')[2]}::{word}" if before and needs_more and word == last else word
 
 
-def _snake(word: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", word).lower()
-
-
 def _join(*words: str) -> str:
     return " ".join(word for word in words if word)
 
@@ -106,10 +97,8 @@ def _elementwise(kernel: _Kernel, _: re.Match[str]) -> str:
     operator = kernel.operator()
     source = re.search(r"lambda\((?:bool, )?([^)]+)\)", kernel.arguments) if "copy" in operator else None
     types = _TYPES.get(source.group(1), "") if source else kernel.type()
-    if operator in ("direct_copy", "bfloat16_copy", "float16_copy"):
-        target = {"bfloat16_copy": "to bf16", "float16_copy": "to half"}.get(operator, "")
-        return _join("elementwise copy", types, target)
-    return _join("elementwise", operator, types)
+    target = {"bfloat16_copy": "to bf16", "float16_copy": "to half", "direct_copy": ""}.get(operator)
+    return _join("elementwise", operator, types) if target is None else _join("elementwise copy", types, target)
 
 
 def _operation(kernel: _Kernel, match: re.Match[str]) -> str:
@@ -126,10 +115,6 @@ def _softmax(kernel: _Kernel, match: re.Match[str]) -> str:
 def _xmma(_: _Kernel, match: re.Match[str]) -> str:
     split = " split_k" if "split_k" in match["rest"] else ""
     return f"xmma {match['kind'].replace('_', ' ')} {match['type']} {match['layout']} {match['tile']}{split}"
-
-
-def _cutlass(_: _Kernel, match: re.Match[str]) -> str:
-    return f"cutlass {match['words'].replace('_', ' ')} {match['tile']}"
 
 
 def _spaced(_: _Kernel, match: re.Match[str]) -> str:
@@ -152,7 +137,10 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
         r"(?P<layout>[nt]{2}_[nt])_tilesize(?P<tile>[\dx]+)(?P<rest>\w*)",
         _xmma,
     ),
-    (r"cutlass_(?:\d+_)?(?P<words>[a-z]\w*?)_(?P<tile>\d+x\d+_\d+x\d+_[a-z]+)(?:_align\d+)?\b", _cutlass),
+    (
+        r"cutlass_(?:\d+_)?([a-z]\w*?)_(\d+x\d+_\d+x\d+_[a-z]+)(?:_align\d+)?\b",
+        lambda _, match: f"cutlass {match[1].replace('_', ' ')} {match[2]}",
+    ),
     (r"^nvjet_(?:sm\d+_)?([a-z]+)_(\w+)", lambda _, match: f"nvjet {match[1]} {match[2]}"),
     (r"^(cudnn)_generated_fort_native_(sdpa_\w+?)(?:_knob_\d+)?(_\d+x\d+x\d+)", _spaced),
     (r"^(nccl)(?:Dev)?Kernel_(\w+)", _spaced),
@@ -166,7 +154,7 @@ _FAMILIES: tuple[tuple[str, Callable[[_Kernel, re.Match[str]], str]], ...] = (
 
 
 def _base(kernel: _Kernel) -> str:
-    """Label a kernel before it is compared with others: by its family, else by its function."""
+    """The label of a kernel before it is compared with others: by its family, else by its function."""
     text = kernel.function + kernel.arguments
     for pattern, write in _FAMILIES:
         if match := re.search(pattern, text):
@@ -175,14 +163,14 @@ def _base(kernel: _Kernel) -> str:
 
 
 def _differing(group: Sequence[_Kernel]) -> list[str]:
-    """Find the first words of each kernel's name that not every kernel of its group has."""
+    """The first words of each kernel's name that not every kernel of its group has."""
     words = [re.findall(r"\w+", readable(kernel.name)) for kernel in group]
     common = set.intersection(*map(set, words))
     return [" ".join(dict.fromkeys([word for word in own if word not in common][:3])) for own in words]
 
 
 def _build(kernel: _Kernel) -> str:
-    """Tell how the kernel is built: its kind of loop, and the first number of its template arguments."""
+    """The kind of loop, and the first number of the template arguments."""
     match = _BUILD.search(kernel.function)
     if match is None and "elementwise" in kernel.function:
         return "strided"
@@ -191,13 +179,13 @@ def _build(kernel: _Kernel) -> str:
 
 
 def _wrapper(kernel: _Kernel) -> str:
-    """Name the functor around the operator: which operands are tensors, scalars, lists of scalars."""
+    """The functor around the operator: which operands are tensors, scalars, lists of scalars."""
     match = _WRAPPER.search(kernel.arguments)
     return match[0] if match else ""
 
 
 def _fit(base: str, facets: Sequence[str], limit: int) -> str:
-    """Write ``base (facet, …)`` in at most ``limit`` characters: what is too long loses its middle."""
+    """``base (facet, …)`` in at most ``limit`` characters: what is too long loses its middle."""
     extra = _shorten(", ".join(facets), max(limit // 2, limit - len(base) - 3))
     tail = f" ({extra})" if extra else ""
     return _shorten(base, max(limit - len(tail), 4)) + tail
@@ -212,11 +200,10 @@ def _shorten(text: str, limit: int) -> str:
 
 
 def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
-    """Give each full kernel name a short, readable label, unique among ``names``.
+    """A short label for each full kernel name, unique among ``names``, whose order does not matter.
 
-    The labels depend on the set of names, not on their order, and hold no character that ends a cell of a
-    Markdown table. None is longer than ``limit`` (at least 20) but for a closing ``#2`` that numbers, in the
-    order of their full names, kernels that nothing else tells apart.
+    None is longer than ``limit`` (at least 20) but for a closing ``#2`` that numbers, in the order of their full names,
+    kernels that nothing else tells apart; none holds a character that ends a cell of a Markdown table.
     """
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
     bases = {kernel.name: _base(kernel) for kernel in kernels}
@@ -230,19 +217,9 @@ def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
             if len(set(values.values())) > 1:
                 for name, value in values.items():
                     facets[name] += [value] if value else []
-    return _numbered({name: _fit(base, facets[name], limit) for name, base in bases.items()})
-
-
-def _numbered(labels: dict[str, str]) -> dict[str, str]:
-    """Put the first free number behind each label that is taken already."""
-    taken: set[str] = set()
-    last: dict[str, int] = {}
-    unique = {}
-    for name, label in labels.items():
-        candidate = label
-        while candidate in taken:
-            last[label] = last.get(label, 1) + 1
-            candidate = f"{label} #{last[label]}"
-        taken.add(candidate)
-        unique[name] = candidate
-    return unique
+    owner: dict[str, str] = {}  # of each label the kernel
+    for name, base in bases.items():
+        label = _fit(base, facets[name], limit)
+        numbered = (f"{label} #{number}" for number in count(2))
+        owner[next(one for one in chain([label], numbered) if one not in owner)] = name
+    return {name: label for label, name in owner.items()}

@@ -1,8 +1,7 @@
-"""The arithmetic that a matmul ran in, told from the name of its kernel.
+"""The precision that a matmul ran in, by the name of its kernel.
 
-Names say which type is multiplied, not what is stored: ``s1688gemm`` on fp32 matrices multiplies in
-TF32. Where a name does not say, the answer is None and never a guess: cuDNN writes ``f16`` on its attention
-kernels for either 16-bit type, and a split-K reduction only adds what the GEMM before it multiplied.
+Names say which type is multiplied, not which is stored: ``s1688gemm`` on fp32 matrices multiplies in TF32. None where
+the name does not say: cuDNN writes ``f16`` on its attention kernels for either 16-bit type.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class PrecisionRule:
 
 
 def _xmma(first: str) -> str:
-    """Match ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with the compute type ``first``."""
+    """A pattern of ``xmma_gemm_<a><c>_<compute><accumulate>_<scale>`` with the compute type ``first``."""
     return rf"xmma_\w*gemm_[a-z0-9]+_(?:{first})[a-z]+\d"
 
 
@@ -139,18 +138,14 @@ _COMPILED = tuple((re.compile(rule.pattern), rule) for rule in PRECISION_RULES)
 
 
 def first_precision_rule(name: str) -> PrecisionRule | None:
-    """Find the rule that decides the precision of the matmul or attention kernel ``name``, or None."""
+    """The rule that decides the precision of the matmul or attention kernel ``name``, or None."""
     text = name[:LONGEST_NAME]
     return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 
 
 @cache
 def gemm_precision(name: str) -> str | None:
-    """Tell the arithmetic that the matmul or fused attention kernel ``name`` multiplied in.
-
-    One of ``fp64``, ``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8`` and ``int8``; None where the name does not
-    say, and for kernels of every other class.
-    """
+    """The precision that the matmul or fused attention kernel ``name`` multiplied in, None for any other kernel."""
     if classify(name) not in ("matmul", "fused attention"):
         return None
     if alias := read_alias(name):

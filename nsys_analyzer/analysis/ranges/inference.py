@@ -1,30 +1,22 @@
-"""Phases of a program without phase ranges of its own, from what PyTorch and nsys write by themselves.
+"""Phases of a program without phase ranges of its own, from the ranges that PyTorch and nsys write by themselves.
 
 nsys's ``--pytorch=functions-trace`` writes a range for each call of a module, of backward and of an optimizer.
-PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: what autograd's engine and its threads run is
-backward, and what is launched before it since the optimizer, the step's start or the last backward is forward. Each
-inferred phase becomes a range of the thread that runs the step, so that everything else treats it like a range of the
-person's own. A process in which the person named a phase is left alone.
+PyTorch's profiler and ``--pytorch=autograd-nvtx`` write the operators: backward is what autograd's engine and its
+threads run, forward is what is launched before it since the optimizer, the step's start or the last backward. Each
+inferred phase becomes a range of the thread that runs the step. A process with a phase range of its own keeps these.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
-from nsys_analyzer.analysis.intervals.timeline import (
-    LONG_AGO,
-    NONE,
-    Timeline,
-    any_open,
-    contained,
-    count_within,
-    merged,
-)
+from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
@@ -42,7 +34,7 @@ _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateG
 #: ``backward()`` makes the first gradient with it before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
-#: What phases are inferred from, as the names of their ranges say it.
+#: The sources of inferred phases, as the names of their ranges say.
 FUNCTION_RANGES, _OPERATORS = "nsys's function ranges", "autograd's operators"
 
 _Spans = list[tuple[int, int]]
@@ -50,11 +42,11 @@ _Spans = list[tuple[int, int]]
 
 @dataclass
 class _Found:
-    """Inferred ranges of one thread: times in ns, by phase, and what they were inferred from."""
+    """Inferred ranges of one thread: times in ns, by phase, and their source."""
 
     thread: int
     source: str
-    spans: dict[str, _Spans] = field(default_factory=dict)
+    spans: dict[str, _Spans]
     replaced: tuple[str, ...] = ()  # names of a framework's ranges that are no phase, since they hold a whole step
 
 
@@ -70,10 +62,11 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple
         The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
         phase after all; nothing where nothing was added.
     """
-    if any(phase in names.leaf_phases for phase in names.extra) or not _may_tell(trace):
+    has_functions = any(pattern.fullmatch(name) for name in trace.ranges.names for pattern in _FUNCTIONS.values())
+    if any(phase in names.leaf_phases for phase in names.extra) or not (has_functions or len(trace.operators)):
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
-    named = roles.leaf & ~_of_framework(trace.ranges)
+    named = roles.leaf & ~_named(trace.ranges, is_framework_name)
     processes = np.setdiff1d(process_of(trace.launches.thread), process_of(trace.ranges.thread[named]))
     if not len(processes):
         return trace, {}
@@ -83,20 +76,10 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple
     return _added(trace, found) if found else (trace, {})
 
 
-def _may_tell(trace: Trace) -> bool:
-    """Whether a trace holds anything that phases can be inferred from."""
-    functions = any(words.fullmatch(name) for name in trace.ranges.names for words in _FUNCTIONS.values())
-    return functions or bool(len(trace.operators))
-
-
-def _of_framework(ranges: Ranges) -> Bools:
-    return _named(ranges, is_framework_name)
-
-
-def _named(ranges: Ranges, is_it: Callable[[str], object]) -> Bools:
-    """Shape (ranges,): whether each one's name passes a test."""
-    test = np.array([bool(is_it(name)) for name in ranges.names], np.bool_)
-    return test[ranges.name] if len(test) else np.zeros(len(ranges), np.bool_)
+def _named(ranges: Ranges, test: Callable[[str], object]) -> Bools:
+    """True for the ranges whose name passes a test."""
+    passes = np.array([bool(test(name)) for name in ranges.names], np.bool_)
+    return passes[ranges.name] if len(passes) else np.zeros(len(ranges), np.bool_)
 
 
 def _spans(ranges: Ranges, chosen: Bools) -> _Spans:
@@ -106,14 +89,7 @@ def _spans(ranges: Ranges, chosen: Bools) -> _Spans:
 
 
 class _Inference:
-    """The phases of one process, by the ranges and operators that its framework wrote.
-
-    Args:
-        trace: the trace.
-        roles: what its ranges are.
-        launches: the calls that put work on the GPU.
-        process: global process ID.
-    """
+    """The phases of one process, by the ranges and operators that its framework wrote."""
 
     def __init__(self, trace: Trace, roles: RangeRoles, launches: Launches, process: int) -> None:
         self.trace, self.ranges = trace, trace.ranges
@@ -151,11 +127,11 @@ class _Inference:
         )
         backward = _outermost(backward)
         optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
-        calls = _outside(_outermost(_without_any_inside(calls, [*backward, *optimizer])), [*backward, *optimizer])
-        return {"forward": self._joined(calls, backward, optimizer), "backward": backward, "optimizer": optimizer}
+        forward = self._joined(_apart(calls, [*backward, *optimizer]), backward, optimizer)
+        return {"forward": forward, "backward": backward, "optimizer": optimizer}
 
     def _joined(self, calls: _Spans, backward: _Spans, optimizer: _Spans) -> _Spans:
-        """The calls before one backward as one forward: a model and its criterion are modules, each called by itself.
+        """The calls before one backward as one forward: a model and its criterion are called one after the other.
 
         Calls that no backward follows, as in evaluation, are none. Without any backward every call is a forward.
         """
@@ -187,11 +163,9 @@ class _Inference:
 
     def _engine(self) -> tuple[Ranges, bool]:
         """The operators that autograd's engine runs, and whether they have the names of an early PyTorch."""
-        for is_early, test in enumerate((_ENGINE.match, _EARLY_ENGINE.fullmatch)):
-            chosen = _named(self.operators, test)
-            if chosen.any():
-                return self.operators.select(chosen), bool(is_early)
-        return self.operators.select(np.zeros(len(self.operators), np.bool_)), False
+        chosen = _named(self.operators, _ENGINE.match)
+        is_early = not chosen.any()
+        return self.operators.select(_named(self.operators, _EARLY_ENGINE.fullmatch) if is_early else chosen), is_early
 
     def _step_thread(self, engine: Ranges) -> int:
         """The thread that runs the steps: that of the optimizer, else the one that launches most outside the engine."""
@@ -213,12 +187,11 @@ class _Inference:
 
         A launch of the step's thread between two stretches parts them, and so does a bound. Where an early engine runs
         on the step's thread, launches of its own lie between its operators: the first gradient of the next one parts.
-        What the capture begins in the middle of is no backward.
+        A backward that began before the capture is left out.
         """
         _, starts, ends = self._stretches(engine, thread)
         operators = self.operators
-        first = _named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread)
-        gradients = operators.select(first)
+        gradients = operators.select(_named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
         if by_gradients and not len(gradients):
             return []  # nothing tells one backward from the next
         parting = [np.sort(gradients.start) if by_gradients else own, np.sort(np.array(self.bounds, np.int64))]
@@ -242,10 +215,9 @@ class _Inference:
         return merged(np.zeros(len(start), np.int64), start, end)
 
     def _optimizer(self, backward: _Spans) -> tuple[_Spans, tuple[str, ...]]:
-        """The optimizers by the framework's ranges; what of such a range lies behind a backward in it.
+        """The optimizers by the framework's ranges, and the names of the ranges that hold a backward.
 
-        Returns:
-            The spans, and the names of the ranges that hold a backward: a closure runs the whole step in them.
+        A closure runs the whole step in these: what lies behind the backward is the optimizer.
         """
         chosen = self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))
         spans = _spans(self.ranges, chosen)
@@ -255,9 +227,9 @@ class _Inference:
         return behind, tuple({self.ranges.names[i] for i in self.ranges.name[chosen]})
 
     def _forward(self, thread: int, own: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
-        """From the first launch before each backward to the backward, no earlier than what came last before it.
+        """From the first operator that launches before each backward, behind what came last, to the backward.
 
-        The operator that launches first is inside. Gradients that are set to zero are no forward.
+        Gradients that are set to zero are no forward.
         """
         zero_grad = self.mine & _named(self.ranges, lambda name: name.startswith(_ZERO_GRAD))
         zeroing = self.ranges.select(zero_grad)
@@ -288,24 +260,19 @@ def _columns(spans: _Spans) -> tuple[Ints, Ints, Ints]:
 
 
 def _outermost(spans: _Spans) -> _Spans:
-    return [span for span, inside in zip(spans, contained(*_columns(spans)), strict=True) if not inside]
+    return list(compress(spans, ~contained(*_columns(spans))))
 
 
-def _without_any_inside(spans: _Spans, others: _Spans) -> _Spans:
-    """The spans in which none of the others starts."""
+def _apart(spans: _Spans, others: _Spans) -> _Spans:
+    """The outermost of the spans in which none of the others starts, and which start in none of the others."""
     group, start, _ = _columns(others)
-    holds = count_within(group, start, *_columns(spans)) > 0 if others else np.zeros(len(spans), np.bool_)
-    return [span for span, held in zip(spans, holds, strict=True) if not held]
-
-
-def _outside(spans: _Spans, others: _Spans) -> _Spans:
-    """The spans that start in none of the others."""
+    spans = _outermost(list(compress(spans, ~holds_any(group, start, *_columns(spans)))))
     group, start, _ = _columns(spans)
-    return [span for span, inside in zip(spans, any_open(*_columns(others), group, start), strict=True) if not inside]
+    return list(compress(spans, ~any_open(*_columns(others), group, start)))
 
 
 def _behind(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
-    """A range without what lies before the end of the last backward that starts in it."""
+    """The part of a range behind the last backward in it."""
     return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
 
 
@@ -324,12 +291,8 @@ def _added(trace: Trace, found: Sequence[_Found]) -> tuple[Trace, Mapping[str, s
     ranges = trace.ranges
     phases = {_name(phase, one): phase for one in found for phase in one.spans}
     code = {name: len(ranges.names) + i for i, name in enumerate(phases)}
-    rows = [
-        (start, end, one.thread, code[_name(phase, one)])
-        for one in found
-        for phase, spans in one.spans.items()
-        for start, end in spans
-    ]
+    by_name = [(one, code[_name(phase, one)], spans) for one in found for phase, spans in one.spans.items()]
+    rows = [(start, end, one.thread, name) for one, name, spans in by_name for start, end in spans]
     added = np.array(rows, np.int64).reshape(len(rows), 4).T
     own = (ranges.start, ranges.end, ranges.thread, ranges.name)
     start, end, thread, name = (np.concatenate(pair) for pair in zip(own, added, strict=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,30 +18,29 @@ from nsys_analyzer.analysis.attribution.attribution import (
 )
 from nsys_analyzer.analysis.attribution.causality import consistent
 from nsys_analyzer.analysis.attribution.launches import dropped_launches
-from nsys_analyzer.analysis.intervals.timeline import NONE, any_open, contained, count_within, last_before
+from nsys_analyzer.analysis.intervals.timeline import NONE, any_open, contained, holds_any, last_before
 from nsys_analyzer.analysis.kernels.kernels import Kernels, find_kernels
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import LAUNCH, Launches, Ranges, process_of
+from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.phase_names import normalized_name
 from nsys_analyzer.trace.trace import Trace
 
 
 @dataclass(frozen=True)
 class Instances:
-    """Occurrences of phases, in order of start.
+    """Occurrences of phases, in order of start; each array has shape (instances,).
 
     Attributes:
         range: index into the trace's ranges.
-        phase: code into ``phases``.
+        phase: code into ``phases``, which are in the order of a step.
         process: global process ID.
         start, end: ns, on the CPU's clock.
         warmup: True inside a warm-up range of the process.
         incomplete: True where the capture lacks GPU activity of the instance: launches without a kernel, an
             operation whose times cannot be true, or an allocation that failed inside.
-        phases: the phases' names, in the order of a step.
     """
 
     range: Ints
@@ -63,13 +63,11 @@ class AttributedTrace:
     """A trace with each operation's ranges, phase and instance.
 
     Args:
-        trace: the trace.
+        trace: the trace, kept in ``as_recorded``.
         names: which range names mean which phase.
 
     Attributes:
-        as_recorded: the trace as it was given.
-        trace: the trace without the operations that contradict it, and with a range for each phase that was inferred,
-            where no range of a person's names one.
+        trace: the trace without the operations that contradict it, and with a range for each inferred phase.
         unmeasured: the launches of the operations that were left out: indices into ``trace.launches``.
         wait: shape (operations,), from the launch to the start of each, ns, the difference of the clocks taken off.
     """
@@ -96,55 +94,37 @@ class AttributedTrace:
         index, phase = index[order], phase[order]
         picked = ranges.select(index)
         process = process_of(picked.thread)
-        phase[self._without_backward(picked, phases, phase)] = phases.index(OTHER_STEP)
-        incomplete = self._lacks_a_kernel(picked) | self._ends_out_of_memory(picked) | self._lacks_a_call(picked)
+        # Steps that hold no backward pass, in processes where others do, are evaluation as a rule.
+        is_step, backward = phase == phases.index(STEP), picked.select(phase == phases.index("backward"))
+        trains = is_step & holds_any(process_of(backward.thread), backward.start, process, picked.start, picked.end)
+        phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
+        incomplete = self._lacks_gpu_activity(picked, process) | self._ends_out_of_memory(picked, process)
         return Instances(
             index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
         )
 
-    def _lacks_a_kernel(self, picked: Ranges) -> Bools:
-        """In which ranges kernels were launched that the capture lacks, or whose times cannot be true."""
+    def _lacks_gpu_activity(self, picked: Ranges, process: Ints) -> Bools:
+        """The ranges with launches whose kernel is missing or impossible, or with operations whose API call is."""
         lacking = self.trace.launches.select(np.concatenate([self.lost, self.unmeasured]))
-        within: Bools = _starting_in(lacking, process_of(picked.thread), picked.start, picked.end) > 0
-        return within
+        lacks = holds_any(process_of(lacking.thread), lacking.start, process, picked.start, picked.end)
+        if any(one.table in schema.RUNTIME.aliases for one in self.trace.left_out):
+            unlaunched = self.trace.operations.select(self.attribution.launch == NONE)
+            lacks |= holds_any(unlaunched.process, unlaunched.start, process, picked.start, picked.end)
+        return lacks
 
-    def _ends_out_of_memory(self, picked: Ranges) -> Bools:
-        """In which ranges an allocation failed and nothing was launched afterwards."""
-        failed, process = self.trace.failed_allocations, process_of(picked.thread)
+    def _ends_out_of_memory(self, picked: Ranges, process: Ints) -> Bools:
+        """The ranges in which an allocation failed and nothing was launched afterwards."""
+        failed = self.trace.failed_allocations
         if not len(failed.start):
             return np.zeros(len(picked), np.bool_)
         launched = self.trace.launches.select(self.trace.launches.call == LAUNCH)
         last_failure = last_before(process_of(failed.thread), failed.start, process, picked.end)
-        none_after = _starting_in(launched, process, last_failure, picked.end) == 0
-        ends: Bools = (last_failure >= picked.start) & none_after
+        goes_on = holds_any(process_of(launched.thread), launched.start, process, last_failure, picked.end)
+        ends: Bools = (last_failure >= picked.start) & ~goes_on
         return ends
 
-    def _lacks_a_call(self, picked: Ranges) -> Bools:
-        """In which ranges operations run whose API call was left out, so that no range is known to hold them."""
-        operations, process = self.trace.operations, process_of(picked.thread)
-        if not any(one.table in schema.RUNTIME.aliases for one in self.trace.left_out):
-            return np.zeros(len(picked), np.bool_)
-        unlaunched = np.flatnonzero(self.attribution.launch == NONE)
-        inside: Bools = (
-            count_within(
-                operations.process[unlaunched], operations.start[unlaunched], process, picked.start, picked.end
-            )
-            > 0
-        )
-        return inside
-
-    def _without_backward(self, picked: Ranges, phases: tuple[str, ...], phase: Ints) -> Bools:
-        """The steps that hold no backward pass, in processes where others do: evaluation, as a rule."""
-        process = process_of(picked.thread)
-        is_step, is_backward = phase == phases.index(STEP), phase == phases.index("backward")
-        inside = count_within(process[is_backward], picked.start[is_backward], process, picked.start, picked.end)
-        holds = is_step & (inside > 0)
-        training = np.isin(process, process[holds])
-        without: Bools = is_step & ~holds & training
-        return without
-
     def _in_warmup(self, process: Ints, time: Ints) -> Bools:
-        """Whether a warm-up range of the process is open, on whichever thread; one without an end stays open."""
+        """True where a warm-up range of the process is open, on whichever thread; one without an end stays open."""
         ended = self.trace.ranges.select(self.roles.mask(WARMUP))
         endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
         if not len(ended) and not len(endless):
@@ -169,7 +149,7 @@ class AttributedTrace:
 
     @cached_property
     def kernels(self) -> Kernels:
-        """The distinct kernels, each with its class: the one place where that is decided."""
+        """The distinct kernels, each with its class."""
         return find_kernels(self.trace, self.attribution)
 
     @cached_property
@@ -198,19 +178,15 @@ class AttributedTrace:
 
     @cached_property
     def warm(self) -> Bools:
-        """Shape (operations,): whether each was launched (on the GPU's timeline: ran) in a warm-up range."""
-        attribution = self.attribution
-        placed = attribution.thread != NONE
-        warm: Bools = placed & self._in_warmup(self.trace.operations.process, attribution.time)
+        """Shape (operations,): True for each that was launched (on the GPU's timeline: ran) in a warm-up range."""
+        time, placed = self.attribution.time, self.attribution.thread != NONE
+        warm: Bools = placed & self._in_warmup(self.trace.operations.process, time)
         return warm
 
     def attention_part(self, operations: Ints) -> Ints:
-        """Code into ``ATTENTION_PARTS`` of the innermost attention range around some operations, or -1.
+        """Code into ``ATTENTION_PARTS`` of the innermost attention range around each of some operations, or -1.
 
         Where there are ranges around attention, a part outside them (a sampler's softmax) is none.
-
-        Args:
-            operations: indices of the operations.
         """
         part_of_range = self.roles.codes(ATTENTION_PARTS)
         attention = part_of_range == ATTENTION_PARTS.index("attention")
@@ -233,34 +209,32 @@ class AttributedTrace:
         return int((process_of(self.trace.launches.thread[self.lost]) == process).sum())
 
     def open_phases(self, process: int) -> tuple[str, ...]:
-        """Phases of a process whose range has no end, by the range's name."""
-        ranges, roles = self.trace.open_ranges, self.roles
-        mine = (process_of(ranges.thread) == process) & roles.mask(*roles.names.leaf_phases, STEP, of=ranges)
-        return tuple(sorted({ranges.names[i] for i in ranges.name[mine]}))
+        """The names of a process's phase ranges without an end."""
+        found = self._open_ranges(process, *self.roles.names.leaf_phases, STEP)
+        return tuple(sorted({found.names[i] for i in found.name}))
+
+    def open_warmups(self, process: int) -> int:
+        """How many warm-up ranges of a process have no end."""
+        return len(self._open_ranges(process, WARMUP))
+
+    def _open_ranges(self, process: int, *keys: str) -> Ranges:
+        ranges = self.trace.open_ranges
+        return ranges.select((process_of(ranges.thread) == process) & self.roles.mask(*keys, of=ranges))
 
     def around_warmup(self, process: int) -> tuple[str, ...]:
         """Phases of a process with a measured instance in which a warm-up range starts."""
         instances, warmup = self.instances, self.trace.ranges.select(self.roles.mask(WARMUP))
-        mine = np.flatnonzero((instances.process == process) & instances.measured)
-        columns = (instances.process[mine], instances.start[mine], instances.end[mine])
-        holds = count_within(process_of(warmup.thread), warmup.start, *columns) > 0
-        codes = np.unique(instances.phase[mine][holds])
+        holds = holds_any(process_of(warmup.thread), warmup.start, instances.process, instances.start, instances.end)
+        codes = np.unique(instances.phase[holds & instances.measured & (instances.process == process)])
         return tuple(instances.phases[code] for code in codes)
-
-    def open_warmups(self, process: int) -> int:
-        """How many warm-up ranges of a process have no end."""
-        ranges = self.trace.open_ranges
-        mine = (process_of(ranges.thread) == process) & self.roles.mask(WARMUP, of=ranges)
-        return int(mine.sum())
 
     def concurrent_phases(self, process: int) -> tuple[str, ...]:
         """Phases of which a process has instances open at once."""
         found = []
         for code, phase in enumerate(self.instances.phases):
             mine = (self.instances.phase == code) & (self.instances.process == process)
-            start, end = self.instances.start[mine], self.instances.end[mine]
-            order = np.argsort(start, kind="stable")
-            if (start[order][1:] < np.maximum.accumulate(end[order])[:-1]).any():
+            ended_before = np.maximum.accumulate(self.instances.end[mine])[:-1]
+            if (self.instances.start[mine][1:] < ended_before).any():
                 found.append(phase)
         return tuple(found)
 
@@ -276,14 +250,9 @@ class AttributedTrace:
         inner, outer = inner[around != NONE], index[around[around != NONE]]
         phase = self.roles.codes(self.roles.names.leaf_phases)
         chosen = (ranges.end[outer] >= ranges.end[inner]) & (phase[outer] != phase[inner])
-        counts: dict[tuple[str, str], int] = {}
-        for one, other in zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True):
-            pair = (self._called(ranges.names[one]), self._called(ranges.names[other]))
-            counts[pair] = counts.get(pair, 0) + 1
-        return counts
-
-    def _called(self, name: str) -> str:
-        return self.roles.inferred.get(name) or normalized_name(name)
+        called = [self.roles.inferred.get(name) or normalized_name(name) for name in ranges.names]
+        pairs = zip(ranges.name[inner[chosen]].tolist(), ranges.name[outer[chosen]].tolist(), strict=True)
+        return Counter((called[one], called[other]) for one, other in pairs)
 
     def out_of_memory(self, process: int) -> bool:
         """Whether an allocation of a process failed and it launched no kernel afterwards."""
@@ -291,8 +260,3 @@ class AttributedTrace:
         mine = failed.start[process_of(failed.thread) == process]
         later = (process_of(launches.thread) == process) & (launches.call == LAUNCH)
         return bool(len(mine)) and not bool((launches.start[later] > mine.max()).any())
-
-
-def _starting_in(calls: Launches, process: Ints, start: Ints, end: Ints) -> Ints:
-    """How many of the calls of a process start in each interval."""
-    return count_within(process_of(calls.thread), calls.start, process, start, end)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import Attribution
 from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
-from nsys_analyzer.analysis.intervals.timeline import NONE, count_within
+from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import Ranges
 from nsys_analyzer.trace.trace import Trace
@@ -31,14 +31,10 @@ def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]
     ranges, captures = trace.ranges, attribution.captures
     captured = np.full((2, len(attribution.launch)), NONE, np.int64)
     captured[:, captures.operation] = captures.thread, captures.time
-    moments = (
-        (attribution.inherited, attribution.time),
-        (attribution.thread, attribution.time),
-        (captured[0], captured[1]),
-    )
-    thread, time = (np.concatenate(column) for column in zip(*moments, strict=True))
+    thread = np.concatenate([attribution.inherited, attribution.thread, captured[0]])
+    time = np.concatenate([attribution.time, attribution.time, captured[1]])
     of_moment, stacks = open_stacks(ranges, thread, time)
-    combined, codes = np.unique(of_moment.reshape(len(moments), len(attribution.launch)), axis=1, return_inverse=True)
+    combined, codes = np.unique(of_moment.reshape(3, len(attribution.launch)), axis=1, return_inverse=True)
     # Different combinations may read the same; a categorical's categories must not.
     texts = [SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in combined.T.tolist()]
     paths = ["", *sorted(set(texts) - {""})]
@@ -48,16 +44,14 @@ def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]
 
 
 def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
-    """The ranges open on each (thread, time): ``start <= time < end``, in the order in which they were opened.
-
-    Of two that open together the longer one opens first.
+    """The ranges open on each (thread, time), in the order in which they were opened, the longer of two first.
 
     Returns:
         Codes of shape (moments,), and the stacks they stand for, as indices of ranges; the first is the empty one. A
         stack that is too deep to be read holds its two ends, with ``NONE`` between them.
     """
     # A range without a moment in it need not be opened: most operators launch nothing.
-    holds = count_within(thread, time, ranges.thread, ranges.start, ranges.end) > 0
+    holds = holds_any(thread, time, ranges.thread, ranges.start, ranges.end)
     index = np.flatnonzero(holds)
     start, end, group = ranges.start[index], ranges.end[index], ranges.thread[index]
     axis = Axis(group, start, end)

@@ -9,7 +9,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
-from nsys_analyzer.analysis.intervals.timeline import NONE, count_within
+from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
@@ -164,7 +164,7 @@ class _ProcessView:
         instances, first = self.instances, measured[:1]
         backward = instances.phase == instances.phases.index("backward")
         process, start, end = (column[first] for column in (instances.process, instances.start, instances.end))
-        return bool(count_within(instances.process[backward], instances.start[backward], process, start, end).any())
+        return bool(holds_any(instances.process[backward], instances.start[backward], process, start, end).any())
 
     def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
         """Whether GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
