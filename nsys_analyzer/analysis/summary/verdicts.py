@@ -7,10 +7,11 @@ one, busy ÷ profiled wall is the lower bound, and busy ÷ (wall − the profile
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+if TYPE_CHECKING:  # the help of `bench` imports this module, and must not wait for numpy
+    from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 
 #: From this share of the wall on, busy, a phase is GPU-bound; from this share on, idle, the GPU waits for the CPU.
 GPU_BOUND, IDLE = 0.9, 0.3
