@@ -31,9 +31,6 @@ class Kernels:
     names: tuple[str, ...]
     classes: tuple[str, ...]
 
-    def __len__(self) -> int:
-        return len(self.names)
-
 
 def launching_operators(trace: Trace, attribution: Attribution, operations: Ints) -> Ints:
     """Code into ``trace.operators.names`` of the innermost operator around the launch of some operations, or -1.

@@ -24,10 +24,9 @@ _CLASS, _NAME_AND_CLASS = attrgetter("kernel_class"), attrgetter("key")
 
 @dataclass(frozen=True)
 class Stats:
-    """Statistics of a figure over instances, in the unit of the field that holds it.
+    """Statistics of a figure over ``n`` instances (None: unknown), in the unit of the field that holds it.
 
-    ``std`` is the sample standard deviation (n - 1), None below two instances; all are None without any. ``n`` is
-    None where a timing does not say how many runs it is of.
+    ``std`` is the sample standard deviation (n - 1), None below two instances; all are None without any.
     """
 
     n: int | None = 0
@@ -39,7 +38,7 @@ class Stats:
 
     @property
     def typical(self) -> float | None:
-        """The median, the mean where no median is known: one slow instance moves the mean of a few."""
+        """The median, else the mean: one slow instance moves the mean of a few."""
         return self.mean if self.median is None else self.median
 
     @staticmethod
@@ -84,7 +83,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """Copies or fills of a phase, per instance: they are GPU operations, but no kernels."""
+    """Copies, fills or opaque graphs of a phase, per instance."""
 
     kind: str
     operations_per_instance: float
@@ -104,13 +103,7 @@ class GpuClocks:
 
 
 def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClocks:
-    """Clocks of each instance from the operations attributed to it.
-
-    Args:
-        operations: the operations.
-        instance: shape (operations,), from 0 to ``instances - 1``; -1 for none.
-        instances: how many there are.
-    """
+    """The clocks of so many instances; ``instance``, shape (operations,), is that of each operation, -1 for none."""
     # Operations without an instance are a group of their own, dropped at the end: cheaper than leaving them out.
     group, groups = instance + 1, instances + 1
     kernels = operations.kernels
@@ -128,10 +121,10 @@ def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClo
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of operations by group (a phase, as a rule).
+    """Counts and summed durations of operations by group (a phase, as a rule).
 
     Attributes:
-        kernels, kernel_ns: shape (groups, distinct kernels), launches and summed duration.
+        kernels, kernel_ns: shape (groups, distinct kernels).
         operations, operation_ns: shape (groups, kinds of operation).
         threads: shape (groups, threads), kernels by the thread that launched them; the last column has no launch.
     """
@@ -143,18 +136,17 @@ class Totals:
     threads: Ints
 
 
-def totals(
-    operations: Operations, kernel: Ints, distinct: int, thread: Ints, threads: int, group: Ints, groups: int
-) -> Totals:
+def totals(operations: Operations, kernel: Ints, thread: Ints, group: Ints, sizes: tuple[int, int, int]) -> Totals:
     """Sums of the operations of each group.
 
     Args:
         operations: the operations.
-        kernel: shape (operations,), code of each one's kernel (``Kernels.code``), of ``distinct`` ones.
-        distinct, threads, groups: how many there are of each.
-        thread: shape (operations,), code of the launching thread, ``threads`` where there is no launch.
-        group: shape (operations,), from 0 to ``groups - 1``; -1 for none.
+        kernel: shape (operations,), code of each one's kernel (``Kernels.code``).
+        thread: shape (operations,), code of the launching thread, or the one behind them without a launch.
+        group: shape (operations,), -1 for none.
+        sizes: the numbers of distinct kernels, threads and groups.
     """
+    distinct, threads, groups = sizes
     duration, kernels = operations.end - operations.start, operations.kernels
     group_of_kernel, kernel = group[kernels], kernel[kernels]
     return Totals(
@@ -173,13 +165,7 @@ def _sums(group: Ints, code: Any, shape: tuple[int, int], values: Ints | None = 
 
 
 def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:
-    """Kernels by name and class, longest first, per instance.
-
-    Args:
-        kernels: the distinct kernels.
-        launches, ns: shape (kernels,), launches and summed duration over all instances.
-        instances: how many there are.
-    """
+    """Kernels by name and class, longest first, per instance; ``launches`` and ``ns`` are sums, of shape (kernels,)."""
     total = int(ns.sum())
     return tuple(
         KernelRow(
@@ -226,7 +212,7 @@ def share_of(classes: Sequence[ClassRow], kernel_class: str) -> float | None:
 
 
 def without_communication(classes: Sequence[ClassRow]) -> tuple[ClassRow, ...]:
-    """The classes that compute, with their shares of the time that computes; the same where nothing communicates."""
+    """The classes that compute, with their shares of the time that computes."""
     rows = [row for row in classes if row.kernel_class != COMMUNICATION]
     if len(rows) == len(classes):
         return tuple(classes)

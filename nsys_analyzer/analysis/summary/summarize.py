@@ -47,9 +47,9 @@ def summarize(
 
     Args:
         trace: the trace.
-        name: what to call the capture.
+        name: the capture's name in tables.
         names: which range names mean which phase.
-        configuration: what is known of the model and its shapes.
+        configuration: the model and its shapes, where known.
     """
     attributed = AttributedTrace(trace, names)
     return tuple(_ProcessView(attributed, process).summary(name, configuration) for process in processes_of(trace))
@@ -133,8 +133,8 @@ class _ProcessView:
                 yield self._phase(code, chosen, clocks, sums)
 
     def _totals(self, group: Ints, groups: int) -> Totals:
-        kernel = self.kernels.code[self.mine]
-        return totals(self.operations, kernel, len(self.kernels), self.thread, len(self.threads), group, groups)
+        sizes = len(self.kernels.names), len(self.threads), groups
+        return totals(self.operations, self.kernels.code[self.mine], self.thread, group, sizes)
 
     def _phase(self, code: int, chosen: Ints, clocks: GpuClocks, sums: Totals) -> PhaseSummary:
         measured = chosen[self.instances.measured[chosen]]
@@ -212,7 +212,6 @@ class _ProcessView:
         return replace(whole, gpu_span_ms=Stats()) if holds_warmup else whole
 
     def coverage(self) -> Coverage:
-        """Counts and times that must add up."""
         attribution = self.attributed.attribution
         kernel = self.operations.kind == KERNEL
         duration = (self.operations.end - self.operations.start)[kernel]
@@ -240,7 +239,7 @@ class _ProcessView:
         )
 
     def _extent_ns(self) -> int:
-        """From the first to the last moment of anything of the process."""
+        """From the first to the last moment of any operation, API call or range of the process."""
         trace = self.attributed.trace
         calls = trace.launches.start[process_of(trace.launches.thread) == self.process.global_pid]
         ranges = trace.ranges.select(process_of(trace.ranges.thread) == self.process.global_pid)

@@ -81,8 +81,8 @@ class _Checks:
             yield "The trace has no kernel: record steps that run on the device."
         if self.ranges_on_gpu:
             yield (
-                "The trace holds events of the GPU alone, so kernels are placed by GPU time: each belongs to the "
-                "ranges open on its stream when it starts, and a range's wall time is its span on the GPU."
+                "The trace holds events of the GPU alone, so kernels are placed by GPU time, in the ranges open on "
+                "their stream, and a range's wall time is its span on the GPU."
             )
         elif not has_calls:
             platform = self.trace.metadata.platform
@@ -102,10 +102,8 @@ class _Checks:
                 yield phrase("Left out of every figure: {} with {}, such as {}.", rows, one.why, one.example)
         partial = sum(phase.incomplete_instances for phase in self.summary.phases)
         if partial:
-            yield (
-                f"{partial} {plural(partial, 'instance')} of phases left out: kernels that were launched there are "
-                "missing or have impossible times, or an allocation failed at the end."
-            )
+            instances = f"{partial} {plural(partial, 'instance')} of phases"
+            yield f"{instances} left out: kernels are missing or have impossible times, or an allocation failed."
 
     def kernels(self) -> Iterator[Words]:
         """The kernels without a name, those that an opaque graph hides, and those without a launch or without a row."""
@@ -118,11 +116,8 @@ class _Checks:
             )
         if self.whole and self.whole.opaque:
             replays = sum(row.operations_per_instance for row in self.whole.memory if row.kind == "graph")
-            yield phrase(
-                "{:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown. "
-                "Capture with `--cuda-graph-trace=node` to see them.",
-                replays,
-            )
+            unknown = "{:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown."
+            yield phrase(f"{unknown} Capture with `--cuda-graph-trace=node` to see them.", replays)
         coverage = self.coverage
         if coverage.without_launch and not self.ranges_on_gpu:
             yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
@@ -160,10 +155,10 @@ class _Checks:
             yield phrase("No range of the program's own names a phase. Used instead: {}.", ranges)
         for phase in self.leaves:
             if phase.uneven:
+                kernels = f"{phase.kernels_least:,} to {phase.kernels_most:,} kernels"
                 yield (
-                    f"The inferred {phase.phase} launches {phase.kernels_least:,} to {phase.kernels_most:,} kernels: "
-                    "some instances may hold other work, such as an evaluation, so every question is answered for the "
-                    "whole capture, too. Ranges of your own tell the parts apart."
+                    f"The inferred {phase.phase} launches {kernels}: some instances may hold other work, such as an "
+                    "evaluation, so every question is answered for the whole capture, too."
                 )
 
     def shares(self) -> Iterator[Words]:
@@ -177,14 +172,12 @@ class _Checks:
             tenths = math.floor(summary.share_in_phases * 1000) / 10  # 89.99 % is not 90
             time = "operators' time" if summary.on_cpu else "GPU time (kernels, copies and fills)"
             none = "" if summary.phase("forward") else ", and no forward is among them"
-            yield (
-                f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}: every question is answered for "
-                "the whole capture, too."
-            )
+            share = f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}"
+            yield f"{share}: every question is answered for the whole capture, too."
         if coverage.in_warmup:
+            warm = f"{coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}"
             yield (
-                f"Launched in warm-up and left out: {coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}, "
-                f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms."
+                f"Launched in warm-up and left out: {warm}, {coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms."
             )
 
     def steps(self) -> Iterator[Words]:
@@ -194,12 +187,9 @@ class _Checks:
             steps = f"{other.instances:,} {plural(other.instances, 'step')}"
             yield f"{steps} without a backward pass, as in evaluation, kept apart from the others."
         if step and backward and not step.holds_backward:
-            yield phrase(
-                "The `{}` ranges hold no backward pass, so the training step is taken as the sum of its phases. If "
-                "they are the optimizer's, say `--phase optimizer={}`.",
-                step.range,
-                step.range,
-            )
+            how = phrase("If they are the optimizer's, say `--phase optimizer={}`.", step.range)
+            none = phrase("The `{}` ranges hold no backward pass, so the training step is", step.range)
+            yield phrase("{} taken as the sum of its phases. {}", none, how)
         if self.attributed.open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 
@@ -209,18 +199,15 @@ class _Checks:
         if concurrent and self.ranges_on_gpu:
             yield f"Several streams have {concurrent} open at once; each stream's occurrence counts as an instance."
         elif concurrent:
-            yield phrase(
-                "Several threads have {} open at once; each thread's occurrence counts as an instance. If they work on "
-                "one pass together, name the range around them alone, with `--phase`.",
-                concurrent,
-            )
+            each = f"Several threads have {concurrent} open at once; each thread's occurrence counts as an instance."
+            yield phrase("{} If they work on one pass, name only the range around them, with `--phase`.", each)
         busy_ms = {phase.phase: phase.gpu_busy_ms.mean or 0.0 for phase in self.summary.phases}
         least = max(busy_ms.values(), default=0.0) * _MINOR
         running = [p.phase for p in self.summary.phases if not p.synchronized and busy_ms[p.phase] > least]
         if running:
             yield (
-                f"GPU work of {', '.join(running)} ends after the range does: nothing synchronises there, so wall time "
-                "is what the CPU took to launch it, and wall minus busy is no idle time."
+                f"GPU work of {', '.join(running)} ends after the range does: nothing synchronises there, so its wall "
+                "time is that of the launches alone, and wall minus busy is no idle time."
             )
 
     def attribution(self) -> Iterator[Words]:
@@ -230,7 +217,7 @@ class _Checks:
         if self.coverage.ambiguous:
             yield (
                 f"{self.coverage.ambiguous:,} kernels were launched from threads without ranges while several threads "
-                "had phases open: they went to the one in backward, else to the one opened last."
+                "had phases open: they count in backward, else in the phase opened last."
             )
 
     def machine(self) -> Iterator[Words]:
@@ -238,15 +225,11 @@ class _Checks:
         operations = self.trace.operations
         devices = distinct(operations.device[operations.process == self.process]).tolist()
         if len(devices) > 1:
-            yield (
-                f"The process uses {len(devices)} GPUs (devices {', '.join(map(str, devices))}): GPU busy is the time "
-                "in which any of them works, and the GPU named is the first."
-            )
+            numbers = ", ".join(map(str, devices))
+            yield f"The process uses {len(devices)} GPUs (devices {numbers}): GPU busy is the time of any of them."
         if self.summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in self.trace.ranges.names):
-            yield phrase(
-                "The export does not tell the rank, which NCCL notes when it makes a communicator: "
-                "export the report again with `nsys export --type sqlite --include-blobs=true`."
-            )
+            again = "export the report again with `nsys export --type sqlite --include-blobs=true`."
+            yield phrase(f"The export lacks the rank, which NCCL notes: {again}")
         wanted = self.summary.configuration.precision if self.summary.configuration else None
         tf32 = self.summary.precisions.get("tf32", 0.0)
         if wanted == "fp32" and tf32:

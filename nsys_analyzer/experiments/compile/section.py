@@ -14,7 +14,6 @@ from nsys_analyzer.experiments.model import Bench, Option, Profiled, Results, Se
 from nsys_analyzer.experiments.section import messages, no_cache
 from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, models, step_section
 from nsys_analyzer.report.model import Section
-from nsys_analyzer.report.sections.evidence import kernel_word
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import phrase
 
@@ -80,6 +79,8 @@ def _captures(settings: Settings) -> Profiled:
 def _section(results: Results) -> Section:
     rows = results.rows_of(TARGET)
     pairs, traces = compiled_pairs.pairs_of(rows), compiled_traces.trace_pairs(results.captures)
+    from nsys_analyzer.report.sections.evidence import kernel_word  # numpy with it, which help must not wait for
+
     word = kernel_word(*(capture for capture in results.captures if capture.whole))
     return step_section(
         "compile",

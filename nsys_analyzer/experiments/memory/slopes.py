@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from nsys_analyzer.experiments.memory.case import MemoryRow, PhaseFigures, Point, run_name
 from nsys_analyzer.experiments.model import known
 from nsys_analyzer.report.model import Block, Details, Paragraph
@@ -71,6 +69,8 @@ def limited_by(wall_ms: float, issue_ms: float, allocator_ms: float, on_gpu: boo
 
 def paces(points: Sequence[Point]) -> tuple[float, float] | None:
     """Bytes per ms by which a curve changes in the first and in the last third of its time; None without time."""
+    import numpy as np  # here, so that help need not wait for it
+
     times, levels = np.array(points, float).T
     thirds = np.linspace(times[0], times[-1], 4)
     if thirds[0] == thirds[-1]:
