@@ -42,7 +42,7 @@ def test_a_bare_array_of_events_is_a_trace(ending: str, tmp_path: Path) -> None:
     forward = summary.phase("forward")
     assert forward
     assert forward.kernels_per_instance == 1
-    assert forward.kernel_sum_ms.mean == pytest.approx(0.030)
+    assert forward.kernel_time_ms.mean == pytest.approx(0.030)
 
 
 # --- events of the GPU alone ----------------------------------------------------------------------------------------
@@ -68,11 +68,11 @@ def test_kernels_of_a_trace_without_the_cpu_are_placed_by_gpu_time(tmp_path: Pat
     assert forward
     assert backward
     assert (forward.instances, forward.kernels_per_instance) == (1, 2)
-    assert forward.kernel_sum_ms.mean == pytest.approx(0.070)
+    assert forward.kernel_time_ms.mean == pytest.approx(0.070)
     assert forward.wall_ms.mean == pytest.approx(0.100)
     # A range for each stream: (100 + 60) / 2.
     assert (backward.instances, backward.kernels_per_instance) == (2, 1)
-    assert backward.kernel_sum_ms.mean == pytest.approx(0.080)
+    assert backward.kernel_time_ms.mean == pytest.approx(0.080)
 
 
 def test_it_is_said_that_they_are(tmp_path: Path) -> None:

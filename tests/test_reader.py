@@ -35,7 +35,7 @@ def sums(trace: Trace) -> dict[str, tuple[int, float]]:
     """Kernels and kernel sum (ns) of each phase."""
     (summary,) = summarize(trace, "trace")
     return {
-        p.phase: (round(p.kernels_per_instance), round((p.kernel_sum_ms.mean or 0.0) * 1e6)) for p in summary.phases
+        p.phase: (round(p.kernels_per_instance), round((p.kernel_time_ms.mean or 0.0) * 1e6)) for p in summary.phases
     }
 
 

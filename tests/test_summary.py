@@ -45,16 +45,16 @@ def test_the_five_clocks_of_a_step(step_trace: Path) -> None:
     assert forward.wall_ms.mean == pytest.approx(290 * MS)
     assert forward.gpu_span_ms.mean == pytest.approx(120 * MS)
     assert forward.gpu_busy_ms.mean == pytest.approx(120 * MS)
-    assert forward.kernel_sum_ms.mean == pytest.approx(120 * MS)
+    assert forward.kernel_time_ms.mean == pytest.approx(120 * MS)
     # backward: [360, 560) and [560, 600); both launched by autograd.
-    assert backward.kernel_sum_ms.mean == pytest.approx(240 * MS)
+    assert backward.kernel_time_ms.mean == pytest.approx(240 * MS)
     assert backward.launch_threads == (ThreadShare("pt_autograd_0", AUTOGRAD, 2.0),)
     assert forward.launch_threads == (ThreadShare("python3", MAIN, 2.0),)
     # optimizer: [720, 800).
-    assert optimizer.kernel_sum_ms.mean == pytest.approx(80 * MS)
+    assert optimizer.kernel_time_ms.mean == pytest.approx(80 * MS)
     # step: all five, 120 + 240 + 80 = 440, from 30 to 800.
     assert step.kernels_per_instance == 5
-    assert step.kernel_sum_ms.mean == pytest.approx(440 * MS)
+    assert step.kernel_time_ms.mean == pytest.approx(440 * MS)
     assert step.gpu_span_ms.mean == pytest.approx(770 * MS)
     assert [phase.holds_backward for phase in summary.phases] == [False, True, False, True]
     assert [phase.gpu_lag_ms.max for phase in summary.phases] == [0.0] * 4
@@ -92,7 +92,7 @@ def test_overlapping_streams_count_once_in_busy_and_twice_in_the_sum(tmp_path: P
     (summary,) = summaries(export, tmp_path)
     phase = summary.phases[0]
     assert phase.gpu_busy_ms.mean == pytest.approx(60 * MS)
-    assert phase.kernel_sum_ms.mean == pytest.approx(80 * MS)
+    assert phase.kernel_time_ms.mean == pytest.approx(80 * MS)
 
 
 def test_copies_and_fills_are_busy_time_but_no_kernels(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_copies_and_fills_are_busy_time_but_no_kernels(tmp_path: Path) -> None:
     (summary,) = summaries(export, tmp_path)
     phase = summary.phases[0]
     assert (phase.gpu_busy_ms.mean, phase.gpu_span_ms.mean) == (pytest.approx(35 * MS), pytest.approx(45 * MS))
-    assert phase.kernel_sum_ms.mean == pytest.approx(10 * MS)
+    assert phase.kernel_time_ms.mean == pytest.approx(10 * MS)
     assert phase.kernels_per_instance == 1
     assert [(r.kind, r.operations_per_instance) for r in phase.memory] == [("memcpy", 1.0), ("memset", 1.0)]
 
@@ -121,7 +121,7 @@ def test_an_opaque_graph_is_busy_time_with_unknown_kernels(tmp_path: Path) -> No
     phase = summary.phases[0]
     assert summary.status == "no_kernels"
     assert phase.gpu_busy_ms.mean == pytest.approx(60 * MS)
-    assert phase.kernel_sum_ms.mean is None
+    assert phase.kernel_time_ms.mean is None
     assert any("--cuda-graph-trace=node" in warning for warning in summary.warnings)
 
 
@@ -227,10 +227,10 @@ def test_laws(
     for phase in summary.phases:
         if phase.instances:
             assert sum(row.launches_per_instance for row in phase.kernels) == pytest.approx(phase.kernels_per_instance)
-            assert sum(r.ms_per_instance for r in phase.classes) == pytest.approx(phase.kernel_sum_ms.mean)
+            assert sum(r.ms_per_instance for r in phase.classes) == pytest.approx(phase.kernel_time_ms.mean)
             if phase.kernels:
                 assert sum(row.share for row in phase.classes) == pytest.approx(1.0)
-            busy, total, span = (s.max or 0.0 for s in (phase.gpu_busy_ms, phase.kernel_sum_ms, phase.gpu_span_ms))
+            busy, total, span = (s.max or 0.0 for s in (phase.gpu_busy_ms, phase.kernel_time_ms, phase.gpu_span_ms))
             assert busy <= total + 1e-12
             assert busy <= span + 1e-12
     leaves = [p for p in summary.phases if not p.phase.startswith("step")]
@@ -288,7 +288,7 @@ def test_rows_are_of_one_instance(tmp_path: Path) -> None:
     ]
     assert forward.memory == (MemoryRow("memcpy", 1.0, pytest.approx(6 * MS)),)
     # Kernel sums of 40 and 35: mean 37.5, sample deviation sqrt(2 · 2.5²).
-    total = forward.kernel_sum_ms
+    total = forward.kernel_time_ms
     assert (total.n, total.mean, total.std) == (2, pytest.approx(37.5 * MS), pytest.approx(3.5355339 * MS))
     assert summary.precisions == {"fp32": 1.0}
 

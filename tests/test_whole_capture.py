@@ -83,7 +83,7 @@ def test_warm_up_is_left_out_of_the_whole_and_counted(tmp_path: Path) -> None:
     summary = summary_of(export, tmp_path)
     assert summary.whole is not None
     assert summary.coverage is not None
-    assert (summary.whole.kernels_per_instance, summary.whole.kernel_sum_ms.mean) == (1, 2)
+    assert (summary.whole.kernels_per_instance, summary.whole.kernel_time_ms.mean) == (1, 2)
     assert (summary.coverage.kernels, summary.coverage.in_warmup, summary.coverage.warmup_ms) == (3, 2, 3)
     assert any(
         "Launched in warm-up and left out: 2 kernels, 3.00 of 5.00 ms." in warning for warning in summary.warnings
@@ -157,7 +157,7 @@ def test_a_warm_up_range_inside_a_phase_is_left_out_of_it(tmp_path: Path) -> Non
     summary = summary_of(export.kernel(ADD, 6 * MS, 7 * MS, 8 * MS), tmp_path)
     forward = summary.phase("forward")
     assert forward is not None
-    assert (forward.kernels_per_instance, forward.kernel_sum_ms.mean) == (1, 1)
+    assert (forward.kernels_per_instance, forward.kernel_time_ms.mean) == (1, 1)
     assert summary.share_in_phases == 1
     assert any("A warm-up range lies inside forward" in warning for warning in summary.warnings)
 

@@ -44,7 +44,7 @@ class ClassShares:
 
     scope: str
     classes: tuple[ClassRow, ...]
-    kernel_sum_ms: float | None
+    kernel_time_ms: float | None
 
     def of(self, name: str) -> float:
         """The share of a class, by the kernels whose names are known."""
@@ -149,7 +149,7 @@ def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) ->
 
 
 def _shares(phase: PhaseSummary) -> ClassShares:
-    return ClassShares(phase.phase, phase.classes, phase.kernel_sum_ms.mean)
+    return ClassShares(phase.phase, phase.classes, phase.kernel_time_ms.mean)
 
 
 def step_shares(capture: CaptureSummary) -> ClassShares | None:

@@ -184,7 +184,7 @@ class _ProcessView:
             kernels_per_instance=int(sums.kernels[code].sum()) / n,
             gpu_span_ms=Stats.of_ns(clocks.span[measured]),
             gpu_busy_ms=Stats.of_ns(clocks.busy[measured]),
-            kernel_sum_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_time[measured]),
+            kernel_time_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_time[measured]),
             classes=class_rows(kernels),
             kernels=kernels,
             memory=memory_rows(sums.operations[code], sums.operation_ns[code], n),

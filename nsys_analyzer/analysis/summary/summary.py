@@ -42,7 +42,7 @@ class PhaseSummary:
         wall_ms: the range's own duration on the CPU's clock.
         gpu_span_ms: first start to last end of its GPU operations.
         gpu_busy_ms: the union of their intervals.
-        kernel_sum_ms: total kernel time; without figures where an opaque graph hides kernels.
+        kernel_time_ms: total kernel time; without figures where an opaque graph hides kernels.
         python_ms: timed by the target in an unprofiled run, None where no timings are known.
         synchronized: whether its GPU work ends before its ranges do, so that its wall time holds its work.
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
@@ -57,7 +57,7 @@ class PhaseSummary:
     kernels_per_instance: float
     gpu_span_ms: Stats
     gpu_busy_ms: Stats
-    kernel_sum_ms: Stats
+    kernel_time_ms: Stats
     classes: tuple[ClassRow, ...]
     kernels: tuple[KernelRow, ...]
     memory: tuple[MemoryRow, ...]

@@ -168,8 +168,8 @@ def _kernels(pairs: Sequence[TracePair], word: str) -> Table:
         Field("phase", "text", lambda one: one.name),
         Field(f"eager {word}s", "count", lambda one: one.eager.kernels_per_instance),
         Field("compiled", "count", lambda one: one.compiled.kernels_per_instance),
-        Field(f"eager {word} ms", "ms", lambda one: one.eager.kernel_sum_ms.mean),
-        Field("compiled", "ms", lambda one: one.compiled.kernel_sum_ms.mean),
+        Field(f"eager {word} ms", "ms", lambda one: one.eager.kernel_time_ms.mean),
+        Field("compiled", "ms", lambda one: one.compiled.kernel_time_ms.mean),
     )
     return table(fields, rows, f"{word.capitalize()}s of each phase and their total time, from traces:", names=2)
 

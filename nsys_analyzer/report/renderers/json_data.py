@@ -135,7 +135,7 @@ def _shares(shares: ClassShares) -> dict[str, Any]:
     """Matmul's share of the kernels' time, and of those that compute: None where kernels without a name may be any."""
     return {
         "scope": shares.scope,
-        "kernel_sum_ms": shares.kernel_sum_ms,
+        "kernel_sum_ms": shares.kernel_time_ms,
         "matmul": shares.matmul,
         "matmul_without_communication": shares.computing().matmul,
         "fused_attention": shares.of(FUSED),
@@ -149,6 +149,7 @@ def _phase(phase: PhaseSummary, labels: Mapping[str, str]) -> dict[str, Any]:
         del data[internal]
     return {
         "memory_operations": data.pop("memory"),
+        "kernel_sum_ms": data.pop("kernel_time_ms"),
         **data,
         "classes": _classes(phase),
         "kernels": [_kernel(row, labels) for row in phase.kernels],

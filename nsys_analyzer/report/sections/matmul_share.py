@@ -87,7 +87,7 @@ def _change(inference: ClassShares, step: ClassShares) -> str:
 def _tables(capture: CaptureSummary, share: MatmulShare) -> tuple[Table, ...]:
     """The shares of every class; where GPUs communicate, those of what computes in a second table."""
     scopes, kernel = share.scopes, kernel_word(capture)
-    sums = ", ".join(f"{one.scope} {milliseconds(ms)}" for one in scopes if (ms := one.kernel_sum_ms) is not None)
+    sums = ", ".join(f"{one.scope} {milliseconds(ms)}" for one in scopes if (ms := one.kernel_time_ms) is not None)
     every = _table(scopes, f"Shares of the total {kernel} time: {sums}.", capture)
     text = "Shares without communication, whose time is mostly waiting for the slowest rank:"
     computing = _table(tuple(one.computing() for one in scopes), text, capture)

@@ -94,7 +94,7 @@ def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: di
     )
     total = len(merge_kernels(*(phase.kernels for phase in phases)))
     sums = ", ".join(
-        f"{p.phase} {milliseconds(p.kernel_sum_ms.mean)}" for p in phases if p.kernel_sum_ms.mean is not None
+        f"{p.phase} {milliseconds(p.kernel_time_ms.mean)}" for p in phases if p.kernel_time_ms.mean is not None
     )
     caption = (
         f"The {counted(len(shown), kernel)} with the most time, of {total}. "

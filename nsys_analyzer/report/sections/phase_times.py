@@ -79,7 +79,7 @@ def _tables(capture: CaptureSummary) -> tuple[Table, ...]:
     of_device: tuple[Field[PhaseSummary], ...] = (
         Field(names[2], "ms", lambda phase: _cell(phase.gpu_span_ms) if phase.gpu_ms else None),
         Field(names[3], "ms", lambda phase: _cell(phase.gpu_busy_ms) if phase.gpu_ms else None),
-        Field(names[4], "ms", lambda phase: _cell(phase.kernel_sum_ms) if phase.gpu_ms else None),
+        Field(names[4], "ms", lambda phase: _cell(phase.kernel_time_ms) if phase.gpu_ms else None),
     )
     if all(phase.python_ms is None and phase.synchronized for phase in phases):
         return (table((*row, wall, *of_device), phases, "Each phase:", capture=capture.title, names=2),)
@@ -142,7 +142,7 @@ def _wall_and_busy(phase: PhaseSummary) -> str:
 def _figure(capture: CaptureSummary) -> Bars:
     longest = max((phase.wall_ms.mean or 0.0 for phase in capture.phases), default=0.0)
     phases = [phase for phase in capture.phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
-    clocks = [(p.python_ms, p.wall_ms, p.gpu_span_ms, p.gpu_busy_ms, p.kernel_sum_ms) for p in phases]
+    clocks = [(p.python_ms, p.wall_ms, p.gpu_span_ms, p.gpu_busy_ms, p.kernel_time_ms) for p in phases]
     medians = zip(*(tuple(one.median if one else None for one in of_phase) for of_phase in clocks), strict=True)
     series = zip(_CLOCKS[capture.on_cpu], medians, strict=False)
     return Bars(
