@@ -35,9 +35,12 @@ def find_captures(trace: Trace) -> Captures:
     original = np.where(nodes.original != 0, axis.place(process, nodes.original), OFF_AXIS)
     # A node cloned by instantiation has a row for its creation and one that names its original: that one first.
     order = np.lexsort((nodes.start, original == OFF_AXIS, key))
-    source = _follow(key[order], original[order])
-    wanted = axis.place(operations.process[replayed], operations.graph_node[replayed])
-    found, hit = _find(key[order], wanted)
+    key, original = key[order], original[order]
+    source: Ints = np.arange(len(key))  # of each node the one that it was first captured as
+    for _ in range(_INSTANTIATIONS):
+        found, has_original = _find(key, original[source])
+        source = np.where(has_original, found, source)
+    found, hit = _find(key, axis.place(operations.process[replayed], operations.graph_node[replayed]))
     created = order[source[found[hit]]]
     return Captures(replayed[hit], nodes.thread[created], nodes.start[created])
 
@@ -45,12 +48,3 @@ def find_captures(trace: Trace) -> Captures:
 def _find(keys: Ints, wanted: Ints) -> tuple[Ints, Bools]:
     found = np.searchsorted(keys, wanted).clip(max=len(keys) - 1)
     return found, keys[found] == wanted
-
-
-def _follow(key: Ints, original: Ints) -> Ints:
-    """For each sorted key the position of the node it was first captured as, itself where it has no original."""
-    position: Ints = np.arange(len(key))
-    for _ in range(_INSTANTIATIONS):
-        source, has_original = _find(key, original[position])
-        position = np.where(has_original, source, position)
-    return position

@@ -33,22 +33,19 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     ranks = distinct_ranks(trace.ranks, used)
     devices = _devices(trace.operations, used)
     used.sort(key=lambda process: (process not in ranks, ranks.get(process, Rank(0)).number, devices[process], process))
-    if len(used) == 1:
-        alone, rank = used[0], ranks.get(used[0])
-        label = f"rank {rank.number}" if rank and rank.world_size != 1 else ""
-        return (Process(alone, pid_of(alone), label, rank.number if rank else None),)
     users = Counter(device for numbers in devices.values() for device in numbers)
     shared = {process for process in used if any(users[device] > 1 for device in devices[process])}
-    return tuple(_process(one, ranks.get(one), [] if one in shared else devices[one]) for one in used)
+    labels = {one: _label(one, ranks.get(one), [] if one in shared else devices[one]) for one in used}
+    if len(used) == 1 and ranks.get(used[0], Rank(0, 1)).world_size == 1:
+        labels[used[0]] = ""
+    return tuple(Process(one, pid_of(one), labels[one], ranks[one].number if one in ranks else None) for one in used)
 
 
-def _process(process: int, rank: Rank | None, devices: list[int]) -> Process:
-    """One of several processes, with the devices that it alone uses."""
-    pid = pid_of(process)
-    if rank:
-        return Process(process, pid, f"rank {rank.number}", rank.number)
-    numbers = ", ".join(map(str, devices))
-    return Process(process, pid, f"device{'s' if len(devices) > 1 else ''} {numbers}" if devices else f"pid {pid}")
+def _label(process: int, rank: Rank | None, devices: list[int]) -> str:
+    """The label of one of several processes, with the devices that it alone uses."""
+    if rank or not devices:
+        return f"rank {rank.number}" if rank else f"pid {pid_of(process)}"
+    return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
 
 
 def _idle_process(trace: Trace) -> int:

@@ -50,9 +50,7 @@ COLUMNS = {
 
 
 def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
-    """The kernels of a trace, in the order of the file; the columns are those of ``COLUMNS``.
-
-    A kernel whose times cannot be true has no row.
+    """The kernels of a trace with possible times, in the order of the file; the columns are those of ``COLUMNS``.
 
     Raises:
         MissingTableError: the export has no GPU activity table at all.
@@ -106,9 +104,7 @@ def _categorical(codes: Any, names: list[str]) -> Any:
 def _nullable(values: Ints, index: Ints) -> Any:
     import pandas as pd
 
-    missing = index == NONE
-    picked = values[np.where(missing, 0, index)] if len(values) else np.zeros(len(index), np.int64)
-    return pd.arrays.IntegerArray(picked, missing)
+    return pd.arrays.IntegerArray(np.append(values, 0)[index], index == NONE)
 
 
 def _phase_columns(attributed: AttributedTrace, kernel: Any) -> tuple[Ints, Ints, Any]:
@@ -118,10 +114,6 @@ def _phase_columns(attributed: AttributedTrace, kernel: Any) -> tuple[Ints, Ints
     instances = attributed.instances
     leaf, step = (part[kernel] for part in attributed.instance_pair)
     index = np.where(leaf == NONE, step, leaf)
-    by_phase = pd.DataFrame({"process": instances.process, "phase": instances.phase}).groupby(["process", "phase"])
-    number = by_phase.cumcount().to_numpy(np.int64)
-
-    def pick(values: Any, missing: Any) -> Any:
-        return np.append(values, missing)[index]
-
-    return pick(instances.phase, NONE), pick(number, NONE), pick(instances.warmup, False)
+    number = pd.Series(instances.phase).groupby([instances.process, instances.phase]).cumcount().to_numpy(np.int64)
+    phase, number = np.append(instances.phase, NONE), np.append(number, NONE)
+    return phase[index], number[index], np.append(instances.warmup, False)[index]

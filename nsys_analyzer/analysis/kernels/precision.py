@@ -16,7 +16,10 @@ from nsys_analyzer.analysis.kernels.classes import LONGEST_NAME, classify
 
 @dataclass(frozen=True)
 class PrecisionRule:
-    """A matmul or attention kernel whose name ``pattern`` finds runs in ``precision``, None where it is silent."""
+    """A matmul or attention kernel whose name ``pattern`` finds runs in ``precision``; None: the name does not say.
+
+    ``example`` is such a name, or the start of one.
+    """
 
     pattern: str
     precision: str | None
@@ -40,7 +43,7 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(
         r"(?i)split_?k_?reduce|epilogue::impl",
         None,
-        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>()",
+        "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
     ),
     PrecisionRule(
         r"^cudnn_generated\w*sdpa(?!\w*(?:fp8|e4m3|e5m2))",
@@ -52,40 +55,13 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
     PrecisionRule(r"^nvjet_(?:sm\d+_)?t[a-z]{2}_", "bf16", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT"),
     PrecisionRule(r"^nvjet_(?:sm\d+_)?h[a-z]{2}_", "fp16", "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT"),
     PrecisionRule(r"^nvjet_", None, "nvjet_ootst_FP4"),
-    PrecisionRule(
-        _xmma("tf32"),
-        "tf32",
-        "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16_stage6_warpsize2x2x1_tensor16x8x8",
-    ),
-    PrecisionRule(
-        _xmma("bf16"),
-        "bf16",
-        "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x256x64_warpgroupsize2x1x1_execute_segment_k_off_"
-        "kernel__5x_cublas",
-    ),
-    PrecisionRule(
-        _xmma("f16"),
-        "fp16",
-        "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_"
-        "kernel__5x_cublas",
-    ),
+    PrecisionRule(_xmma("tf32"), "tf32", "sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x64x16"),
+    PrecisionRule(_xmma("bf16"), "bf16", "sm90_xmma_gemm_bf16f32_bf16f32_f32_tn_n_tilesize128x256x64"),
+    PrecisionRule(_xmma("f16"), "fp16", "sm90_xmma_gemm_f16f16_f16f32_f32_tn_n_tilesize128x128x64"),
     PrecisionRule(_xmma("e4m3|e5m2"), "fp8", "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize128x128x64"),
-    PrecisionRule(
-        _xmma("f32"),
-        "fp32",
-        "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_"
-        "execute_kernel__5x_cublas",
-    ),
-    PrecisionRule(
-        _xmma("f64"),
-        "fp64",
-        "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x64x32_stage3_warpsize4x2x1_tensor16x8x16",
-    ),
-    PrecisionRule(
-        _xmma("i8"),
-        "int8",
-        "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64_stage4_warpsize4x2x1_tensor16x8x32",
-    ),
+    PrecisionRule(_xmma("f32"), "fp32", "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8"),
+    PrecisionRule(_xmma("f64"), "fp64", "sm90_xmma_gemm_f64f64_f64f64_f64_nt_n_tilesize128x64x32"),
+    PrecisionRule(_xmma("i8"), "int8", "sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64"),
     PrecisionRule(_TENSILE + r"[FB]8", "fp8", "Cijk_Alik_Bljk_F8B8S_BH_Bias_HA_S_SAB_SAV_UserArgs_MT256x256x128"),
     PrecisionRule(_TENSILE + r"(?:I8|4xi8)", "int8", "Cijk_Alik_Bljk_I8II_BH_MT128x128x64_MI32x32x1_SN_LDSB0"),
     PrecisionRule(_TENSILE + r"S[BHI]*_MX_", "tf32", "Cijk_Ailk_Bljk_S_MX_B_Bias_HA_S_SAV_UserArgs_MT128x128x32"),
@@ -97,40 +73,22 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
         r"(?:fp16|bf16|f16)_sgemm|simt_sgemm", "fp32", "volta_fp16_sgemm_fp16_32x128_nn"
     ),
     PrecisionRule(
-        r"(?i)e4m3|e5m2|fp8|float8",
-        "fp8",
-        "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>(__nv_bfloat16*, float*, int*)",
+        r"(?i)e4m3|e5m2|fp8|float8", "fp8", "void deep_gemm::fp8_gemm_kernel<4096u, 7168u, 128u, 160u, 128u, 0u>"
     ),
-    PrecisionRule(
-        r"(?i)tf32",
-        "tf32",
-        "void cutlass::Kernel2<cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_nn_align4>(T1::Params)",
-    ),
-    PrecisionRule(
-        r"(?i)bf16|bfloat16",
-        "bf16",
-        "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8>(T1::Params)",
-    ),
+    PrecisionRule(r"(?i)tf32", "tf32", "cutlass_80_tensorop_s1688tf32gemm_256x128_16x3_nn_align4"),
+    PrecisionRule(r"(?i)bf16|bfloat16", "bf16", "cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_tn_align8"),
     PrecisionRule(
         r"fp16|f16|__half|half_t|\bHalf\b|hgemm|[hs]\d*884(?:cu)?gemm|h1688\d*gemm",
         "fp16",
         "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x6_tn",
     ),
-    PrecisionRule(
-        r"s1688(?:cu)?gemm",
-        "tf32",
-        "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4>(T1::Params)",
-    ),
+    PrecisionRule(r"s1688(?:cu)?gemm", "tf32", "cutlass_80_tensorop_s1688gemm_128x64_16x6_tn_align4"),
     PrecisionRule(r"(?i)imma|igemm|int8|i\d+gemm_s8|gemm_s8", "int8", "cutlass_tensorop_i16832gemm_s8_256x128_64x3"),
-    PrecisionRule(
-        r"dgemm|d884gemm|\bdouble\b",
-        "fp64",
-        "void cutlass::Kernel2<cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1>(T1::Params)",
-    ),
+    PrecisionRule(r"dgemm|d884gemm|\bdouble\b", "fp64", "cutlass_80_tensorop_d884gemm_64x64_16x3_nn_align1"),
     PrecisionRule(
         r"sgemm|fmha_cutlass[FB]_f32|(?:gem[mv]\w*|gemvx::kernel|dot_kernel)<[^()]*\bfloat\b",
         "fp32",
-        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, true>()",
+        "void gemv2T_kernel_val<int, int, float, float, float, float, 128, 16, 2, 2, false, true>",
     ),
 )
 

@@ -18,34 +18,22 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class EventCost:
-    """The lowest and the highest cost seen of recording one event, and the options that record it."""
+    """The lowest and the highest cost of recording one event, µs, that were seen on an H200."""
 
     event: str
-    options: str
     low_us: float
     high_us: float
-    source: str
 
 
-API_CALL = EventCost(
-    "API call", "nsys --trace=cuda, or torch.profiler's CUDA activities", 4.0, 5.2,
-    "examples/sweep (nsys 2025.3, H200), (wall - unprofiled time) / API calls of the forward and backward passes whose "
-    "GPU is busy for less than 70 % of the unprofiled time, or nearly: small at context 128 in fp32 4.9 and 4.0, small "
-    "at 512 in bf16 5.2 and 4.5. A GPU that is busier hides it: small at 256 3.6 and 0.6. One run is an outlier: "
-    "medium at 512 in bf16, forward, 8.1",
-)  # fmt: skip
-NVTX_RANGE = EventCost(
-    "NVTX range", "nsys --trace=nvtx, most of them of --pytorch=autograd-nvtx", 2.0, 5.2,
-    "mem_small256 (--pytorch=autograd-nvtx, H200) against train_small256 (without), (difference of walls) / "
-    "(difference of ranges): optimizer 2.0, forward 2.4, backward 5.2; a Hugging Face GPT-2 "
-    "with autograd-shapes-nvtx against functions-trace: 2.8 over the step",
-)  # fmt: skip
-OPERATOR = EventCost(
-    "operator", "torch.profiler's CPU activities", 0.8, 3.6,
-    "PyTorch 2.11's profiler around a step of a 12-layer encoder on an H200, with and without it, API calls taken off: "
-    "0.8 to 2.7 in fp32 and bf16, 3.6 with stacks; the machine's own times spread by half",
-)  # fmt: skip
-
+#: With nsys 2025.3, (wall - unprofiled time) ÷ API calls of those passes of examples/sweep whose GPU is busy for less
+#: than 70 % of the unprofiled time: small at context 128 in fp32 4.9 and 4.0, at 512 in bf16 5.2 and 4.5.
+API_CALL = EventCost("API call", 4.0, 5.2)
+#: mem_small256 (--pytorch=autograd-nvtx) against train_small256 (without), (difference of walls) ÷ (difference of
+#: ranges): optimizer 2.0, forward 2.4, backward 5.2.
+NVTX_RANGE = EventCost("NVTX range", 2.0, 5.2)
+#: A step of a 12-layer encoder with and without PyTorch 2.11's profiler, API calls taken off: 0.8 to 2.7 in fp32 and
+#: bf16, 3.6 with stacks.
+OPERATOR = EventCost("operator", 0.8, 3.6)
 #: The median duration of a kernel launch, µs, where ``API_CALL`` was measured. A slower CPU takes longer for a launch
 #: and, so it is assumed, as much longer for recording it. The limit is for launches that wait for room in their queue.
 _LAUNCH_US, _SLOWEST = 3.9, 3.0

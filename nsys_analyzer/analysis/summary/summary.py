@@ -203,11 +203,15 @@ class CaptureSummary:
         return phase.synchronized and not self.ranges_on_gpu
 
     @property
+    def leaf_phases(self) -> tuple[PhaseSummary, ...]:
+        """The phases other than the step."""
+        return tuple(phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
+
+    @property
     def share_in_phases(self) -> float | None:
         """The share of the whole capture's GPU time that lies in phases other than the step; None without GPU time."""
         total = self.whole.gpu_ms if self.whole else 0.0
-        leaves = (phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
-        held = sum(phase.gpu_ms * phase.instances for phase in leaves)
+        held = sum(phase.gpu_ms * phase.instances for phase in self.leaf_phases)
         return min(held / total, 1.0) if total else None  # a sum of floats may pass the whole by its last digit
 
     @property

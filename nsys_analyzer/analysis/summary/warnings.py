@@ -55,8 +55,7 @@ class _Checks:
         self.ranges_on_gpu = self.trace.metadata.ranges_on_gpu
         #: No kernel, and no opaque graph that may hide some.
         self.has_no_kernel = not coverage.kernels and not (self.whole and self.whole.opaque)
-        #: The phases but the step.
-        self.leaves = [phase for phase in summary.phases if phase.phase not in (STEP, OTHER_STEP)]
+        self.leaves = summary.leaf_phases
         self.messages = _messages(self.trace, process)
 
     def missing(self) -> Iterator[Words]:
