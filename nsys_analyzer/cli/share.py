@@ -63,17 +63,16 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 def _lines(shared: Shared) -> Iterator[str]:
-    missing = shared.not_copied
     yield f"{shared.path}: {_size(shared.bytes_after)}, of {_size(shared.bytes_before)}"
-    tables = _listed(missing.tables)
-    yield f"Left out: {len(missing.tables)} tables{tables}, {missing.strings:,} strings that nothing refers to now"
-    if missing.rows:
-        yield f"Left out of tables that are kept: rows{_listed(missing.rows)}"
-    yield f"Environment: {missing.variables:,} variables found, left out, and looked for in every text that is kept"
-    yield f"Texts changed: {missing.texts:,}"
-    yield f"Names replaced by an alias: {len(missing.renamed):,}"
-    yield from map(_renamed, missing.renamed)
-    if missing.renamed:
+    tables = _listed(shared.tables)
+    yield f"Left out: {len(shared.tables)} tables{tables}, {shared.strings:,} strings that nothing refers to now"
+    if shared.rows:
+        yield f"Left out of tables that are kept: rows{_listed(shared.rows)}"
+    yield f"Environment: {shared.variables:,} variables found, left out, and looked for in every text that is kept"
+    yield f"Texts changed: {shared.texts:,}"
+    yield f"Names replaced by an alias: {len(shared.renamed):,}"
+    yield from map(_renamed, shared.renamed)
+    if shared.renamed:
         yield "The list above is for you, and not in the copy. Allow names of it with --keep REGEX, or --keep-all-names"
     yield f"Other names of ranges and kernels are kept. See for yourself: nsys-analyze info {shared.path}"
 

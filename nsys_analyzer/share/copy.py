@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.share.private import find_private
+from nsys_analyzer.share.private import PrivateValues, find_private
 from nsys_analyzer.share.scrub import Renamed, Scrubber
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.ranks import Rank, read_ranks
-from nsys_analyzer.trace.reader import Reader, column_in, quoted
+from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.schema import Table
 from nsys_analyzer.trace.sources import sqlite_of
 from nsys_analyzer.trace.sources.inputs import check_no_input
@@ -26,20 +26,6 @@ from nsys_analyzer.trace.trace import check_recorded, costly_tables
 _LAST = (schema.THREADS, schema.STRINGS)
 _FIRST = (table for table in dict.fromkeys(schema.TABLES.values()) if table not in (*_LAST, schema.PAYLOAD_FIELDS))
 _TABLES = (*_FIRST, *_LAST)
-
-#: Columns of numbers that are kept beside those that the package reads.
-_MORE_COLUMNS = {
-    "kernel": (
-        "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
-        "dynamicSharedMemory",
-    ),
-    "memcpy": ("bytes", "copyKind"),
-    "memset": ("bytes",),
-    "runtime": ("end",),
-    "nvtx": ("domainId",),
-    "memory": ("deviceId", "address", "memKind", "correlationId", "streamId"),
-    "gpus": ("clockRate", "computeMajor", "computeMinor"),
-}  # fmt: skip
 
 #: The rows that are kept, where not all are. A list of the host's threads would be a list of its processes.
 _ROWS = {
@@ -68,34 +54,28 @@ _STRING_IDS = ("name", "text_id")
 
 
 @dataclass(frozen=True)
-class NotCopied:
-    """The parts of an export that are not in its copy.
+class Shared:
+    """A copy, and what is not in it.
 
     Attributes:
+        bytes_before, bytes_after: the sizes of the export and of the copy.
         tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
         rows: rows that a table of the copy has no more, by the table's name.
         strings: rows of ``StringIds`` to which nothing refers any more.
-        texts: texts that lost a private value or a word.
+        texts: how many lost a private value or a word.
         renamed: names that have an alias in the copy.
-        variables: environment variables that the export held.
+        variables: how many environment variables the export held.
     """
 
+    path: Path
+    bytes_before: int
+    bytes_after: int
     tables: dict[str, int]
     rows: dict[str, int]
     strings: int
     texts: int
     renamed: tuple[Renamed, ...]
     variables: int
-
-
-@dataclass(frozen=True)
-class Shared:
-    """A copy: its path, the sizes of the export and of the copy in bytes, and what is not in it."""
-
-    path: Path
-    bytes_before: int
-    bytes_after: int
-    not_copied: NotCopied
 
 
 def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
@@ -123,8 +103,9 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
-            not_copied = _copy(reader, unfinished, keep)
+            private, scrubber = _copy(reader, unfinished, keep)
             sizes = reader.path.stat().st_size, unfinished.stat().st_size
+            tables, rows, strings = _missing_rows(reader, Reader(unfinished))
     except sqlite3.Error as error:
         if "disk" in str(error).replace("disk image", ""):  # "database or disk is full", "disk I/O error"
             hint = "Name a file on another disk with -o"
@@ -133,7 +114,8 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     except OSError as error:
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
-    return Shared(output, *sizes, not_copied)
+    texts, renamed = len(scrubber.changed), tuple(scrubber.renamed)
+    return Shared(output, *sizes, tables, rows, strings, texts, renamed, private.variables)
 
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:
@@ -145,8 +127,8 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
 
 
-def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> NotCopied:
-    """Writes the copy: the export is only read, the output must not be there yet. Names that match ``keep`` stay."""
+def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> tuple[PrivateValues, Scrubber]:
+    """Writes the copy: the export is only read, the output must not be there yet."""
     with closing(sqlite3.connect(reader.uri, uri=True)) as source:
         private = find_private(source, reader.columns_of)
         scrubber = Scrubber(private, keep)
@@ -157,15 +139,14 @@ def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> NotC
             source.execute(f"PRAGMA {setting}")  # a copy broken off is thrown away: nothing needs to survive it
         source.execute("CREATE TABLE temp.used_threads (id INTEGER PRIMARY KEY)")
         source.execute("CREATE TABLE temp.used_strings (id INTEGER PRIMARY KEY)")
-        kept = {name: table for table in _TABLES if (name := reader.name_of(table))}
-        for name, table in kept.items():
-            _copy_table(source, reader, table, name)
+        for table in _TABLES:
+            if name := reader.name_of(table):
+                _copy_table(source, reader, table, name)
         if not reader.name_of(schema.RANKS):
             _write_ranks(source, read_ranks(reader))
         _note_costly_tables(source, reader)
         source.commit()
-        tables, rows, strings = _missing_rows(source, reader, kept)
-        return NotCopied(tables, rows, strings, len(scrubber.changed), tuple(scrubber.renamed), private.variables)
+    return private, scrubber
 
 
 @dataclass(frozen=True)
@@ -175,38 +156,38 @@ class _Column:
     name: str
     kind: str
     value: str
-    is_required: bool = False
+    is_required: bool
     used: str = ""  # the table that notes the IDs it refers to
 
 
 def _columns(table: Table, present: Sequence[str]) -> Iterator[_Column]:
-    """The columns that are kept of a table; what is not a number stays behind in a column of numbers."""
-    taken = []
-    for column in table.columns:
+    """The columns that are read of a table; what is not a number stays behind in a column of numbers."""
+    columns = table.columns if table is not schema.RUNTIME else (*table.columns, *schema.FIRST_CALLS.columns)
+    for column in dict.fromkeys(columns):
         name = column_in(column, present)
         if name is None:
             continue
-        taken.append(name)
         is_required = column.name in table.required
         if isinstance(column.default, int):
             used = "used_strings" if column.name in _STRING_IDS else ""
             if column.name == "thread" and table is not schema.THREADS:
                 used = "used_threads"
             yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required, used)
-        elif column.name == "name" and table.key in _PROPERTIES:  # the rows are chosen by it: it holds nothing else
-            yield _Column(name, "TEXT", f'CAST("{name}" AS TEXT)', is_required)
         else:
-            of_what = "name" if (table.key, column.name) in _NAMES else "message"
-            scrubbed = f'scrub_{of_what}(CAST("{name}" AS BLOB))'
-            if table is schema.EXPORT:
-                # A long number would be taken out. Without this one the times of the copy mean nothing, and they tell
-                # it anyway.
-                shift = f"CAST(CAST({name} AS INTEGER) AS TEXT)"
-                scrubbed = f"CASE name WHEN '{schema.TIME_SHIFT}' THEN {shift} ELSE {scrubbed} END"
-            yield _Column(name, "TEXT", scrubbed, is_required)
-    for name in _MORE_COLUMNS.get(table.key, ()):
-        if name in present and name not in taken:
-            yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)')
+            yield _Column(name, "TEXT", _scrubbed(table, column.name, name), is_required)
+
+
+def _scrubbed(table: Table, column: str, name: str) -> str:
+    """The SQL of a text without what is private, by our name of its column and that in the file."""
+    if column == "name" and table.key in _PROPERTIES:  # the rows are chosen by it: it holds nothing else
+        return f'CAST("{name}" AS TEXT)'
+    of_what = "name" if (table.key, column) in _NAMES else "message"
+    scrubbed = f'scrub_{of_what}(CAST("{name}" AS BLOB))'
+    if table is schema.EXPORT:
+        # The times of the copy mean nothing without the shift, and tell it anyway; it would go as a long number.
+        shift = f"CAST(CAST({name} AS INTEGER) AS TEXT)"
+        return f"CASE name WHEN '{schema.TIME_SHIFT}' THEN {shift} ELSE {scrubbed} END"
+    return scrubbed
 
 
 def _copy_table(source: sqlite3.Connection, reader: Reader, table: Table, name: str) -> None:
@@ -252,16 +233,10 @@ def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:
         source.execute(f'CREATE TABLE copy."{name}" ({mark} INTEGER)')
 
 
-def _missing_rows(
-    source: sqlite3.Connection, reader: Reader, kept: Mapping[str, Table]
-) -> tuple[dict[str, int], dict[str, int], int]:
+def _missing_rows(reader: Reader, copy: Reader) -> tuple[dict[str, int], dict[str, int], int]:
     """The rows that are not in the copy: of other tables, of its own, and of the table of strings."""
-
-    def rows(database: str, name: str) -> int:
-        return int(source.execute(f"SELECT count(*) FROM {database}.{quoted(name)}").fetchone()[0])
-
-    before = {name: rows("main", name) for name in reader.columns_of if not name.startswith("ENUM_")}
-    others = {name: count for name, count in before.items() if count and name not in kept}
-    fewer = {name: count - rows("copy", name) for name, count in before.items() if name in kept}
-    strings = sum(fewer.pop(name) for name, table in kept.items() if table is schema.STRINGS)
-    return others, {name: count for name, count in fewer.items() if count}, strings
+    before = reader.counts([name for name in reader.columns_of if not name.startswith("ENUM_")])
+    after = copy.counts(list(copy.columns_of))
+    others = {name: count for name, count in before.items() if count and not after.get(name)}
+    fewer = {name: before[name] - count for name, count in after.items() if count and before.get(name, 0) > count}
+    return others, fewer, fewer.pop(schema.STRINGS.aliases[0], 0)

@@ -1,8 +1,7 @@
-"""Says which texts of a trace may leave the machine as they are: those that read as names, and nothing else.
+"""Finds texts of a trace that may leave the machine as they are: those that read as names, and nothing else.
 
 A name is code (C++ as it is demangled or mangled, an identifier, a dotted module path, an operator, a call of CUDA),
-or a phrase of this field's words ("scaled dot product attention", "step 3"). Nobody needs to know what a secret looks
-like: what cannot be read as a name stays behind. Every look takes a time that grows with the text and no faster.
+or a phrase of this field's words ("scaled dot product attention", "step 3"). All checks take linear time.
 """
 
 from __future__ import annotations
@@ -151,9 +150,7 @@ _MANGLED_CODE = re.compile(
 
 def _is_annotation(text: str) -> bool:
     match = _XLA.fullmatch(text)
-    if not match:
-        return False
-    if _is_address(text) or has_joined_digits(text):
+    if not match or _is_address(text) or has_joined_digits(text):
         return False
     pairs = [pair.partition("=") for pair in match["values"].split(",")]
     return not any(is_telling(name) for name, _, _ in pairs) and _are_plain(re.findall(r"\w+", text))
@@ -164,11 +161,7 @@ def _are_plain(identifiers: Iterable[str]) -> bool:
 
 
 def _is_code(text: str) -> bool:
-    """Whether a text is made of identifiers as C++ and Python put them together.
-
-    Two words stand beside each other where one is a word of C++, or where a function follows its type; a comma
-    stands in brackets.
-    """
+    """Whether a text is made of identifiers as C++ and Python put them together."""
     label = _LABEL.match(text)
     tokens = list(_tokens(text[label.end() :] if label else text))
     if not any(kind == "word" for kind, _ in tokens) or _DOMAIN.search(text) or _ADDRESS.search(text):
@@ -189,10 +182,10 @@ def _is_code(text: str) -> bool:
                 return False
         if token == "," and not opened:
             return False
-        if token == "=" and not (_token(tokens, i - 1) in _BESIDE and _kind(tokens, i + 1) == "number"):
+        if token == "=" and not (_at(tokens, i - 1)[1] in _BESIDE and _at(tokens, i + 1)[0] == "number"):
             return False
         may_be_minus = before in ("open", "space") or _is_cast(tokens, i)
-        if token == "-" and not (may_be_minus and _kind(tokens, i + 1) == "number"):
+        if token == "-" and not (may_be_minus and _at(tokens, i + 1)[0] == "number"):
             return False
         if kind == "bad" or (kind == "space" and not _may_part(tokens, i)):
             return False
@@ -201,7 +194,7 @@ def _is_code(text: str) -> bool:
 
 def _is_cast(tokens: list[tuple[str, str]], i: int) -> bool:
     """Whether a type in brackets stands before an index: ``(long)1125899906909960``."""
-    return _token(tokens, i - 1) == ")" and _token(tokens, i - 2) in _BESIDE and len(_token(tokens, i)) <= _LONGEST_LONG
+    return _at(tokens, i - 1)[1] == ")" and _at(tokens, i - 2)[1] in _BESIDE and len(_at(tokens, i)[1]) <= _LONGEST_LONG
 
 
 def _tokens(text: str) -> Iterator[tuple[str, str]]:
@@ -216,12 +209,9 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
         at = match.end()
 
 
-def _token(tokens: list[tuple[str, str]], i: int) -> str:
-    return tokens[i][1] if 0 <= i < len(tokens) else ""
-
-
-def _kind(tokens: list[tuple[str, str]], i: int) -> str:
-    return tokens[i][0] if 0 <= i < len(tokens) else ""
+def _at(tokens: list[tuple[str, str]], i: int) -> tuple[str, str]:
+    """The kind and the text of a token; empty before the first and behind the last."""
+    return tokens[i] if 0 <= i < len(tokens) else ("", "")
 
 
 def _may_part(tokens: list[tuple[str, str]], i: int) -> bool:
@@ -231,7 +221,7 @@ def _may_part(tokens: list[tuple[str, str]], i: int) -> bool:
     (before, left), (after, right) = tokens[i - 1], tokens[i + 1]
     named = ("word", "number")
     if before in named and after in named:
-        is_result = _kind(tokens, i - 2) == "scope" and _kind(tokens, i + 2) in ("scope", "open")
+        is_result = _at(tokens, i - 2)[0] == "scope" and _at(tokens, i + 2)[0] in ("scope", "open")
         return left in _BESIDE or right in _BESIDE or bool(_TYPE.fullmatch(right)) or is_result
     if before == "close" and after in named:
         return right in _BESIDE or left == ">"

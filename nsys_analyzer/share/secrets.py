@@ -1,15 +1,12 @@
-"""Says which texts may hold a secret: the random tokens of keys, and the names of machines, people and accounts.
+"""Finds texts that may hold a secret: random tokens, and the names of machines, people and accounts.
 
-Those names have shapes that no range and no kernel has: addresses, machines that are numbered, homes with other marks
-for their slashes, a telling word with a number behind it, and digits that are joined to more than a counter has.
+Those names have shapes that no range and no kernel has: addresses, numbered machines, homes with other marks for their
+slashes, a telling word with a number behind it, and more joined digits than a counter has.
 
-Random tokens are told from the identifiers that people, compilers and code generators write.
-
-An identifier is made of words: ``sm90_xmma_gemm_f32f32_tf32f32_tilesize64x64x32``. A key is made of letters drawn
-from a hat: ``4eC39HqLyjWDarjtT1zdp7dc``. A small model of names says how many bits each letter costs where it stands,
-and how many it costs that digits, small and capital letters take turns. The model learns from the names that this
-package holds already: an example of each kernel rule, operators, and the words of this field. In a stretch of an
-identifier that costs far more than a name's letters do, somebody drew letters from a hat.
+An identifier is made of words: ``sm90_xmma_gemm_f32f32_tf32f32_tilesize64x64x32``; a key of random letters:
+``4eC39HqLyjWDarjtT1zdp7dc``. A small model of names, learnt from the kernel rules, operators and words of this package,
+says how many bits each letter costs, and each turn between digits, small and capital letters. A stretch of an
+identifier that costs far more than a name's letters do is taken for random.
 """
 
 from __future__ import annotations
@@ -109,7 +106,7 @@ def may_be_secret(identifier: str) -> bool:
 def _is_number_or_hash(run: str) -> bool:
     if run.isdigit():
         return len(run) > _LONGEST_NUMBER
-    return len(run) >= _SHORTEST_HEX and bool(_HEX.fullmatch(run)) and not is_of_triton(run)
+    return len(run) >= _SHORTEST_HEX and bool(_HEX.fullmatch(run)) and not _TRITON_ARGUMENTS.fullmatch(run)
 
 
 def is_owned(text: str) -> bool:
@@ -136,29 +133,23 @@ def may_hide_secret(code: str, identifiers: Sequence[str]) -> bool:
     if code.startswith(_ABBREVIATED):
         return False
     runs = _NAME_OF_RUN.findall(_OF_FILES.sub("", " ".join(identifiers)))
-    if not all(map(is_of_triton, runs)):
+    if not all(map(_TRITON_ARGUMENTS.fullmatch, runs)):
         return True
     doublings = math.log2(max(len(code), _LENGTH_OF_TEXT) / _LENGTH_OF_TEXT)
     allowed = _EXCESS_OF_TEXT + _EXCESS_PER_DOUBLING * doublings
     return _excess_of_runs(identifiers) > allowed
 
 
-def is_of_triton(run: str) -> bool:
-    """Whether a run says what each argument of a kernel of an early Triton is: ``0d1d2d3de4``."""
-    return bool(_TRITON_ARGUMENTS.fullmatch(run))
-
-
 def _runs(identifier: str) -> list[str]:
     """The runs of letters and digits of an identifier, without sizes and what Triton says of arguments."""
     head, _, last = identifier.rpartition("_")
-    return _RUN.findall(_SIZES.sub("0", head if is_of_triton(last) else identifier))
+    return _RUN.findall(_SIZES.sub("0", head if _TRITON_ARGUMENTS.fullmatch(last) else identifier))
 
 
 def _excess(identifier: str) -> float:
     """Bits by which the most random stretch of an identifier costs more than that of a name; 0 or more.
 
-    The stretch is the one with the largest sum, found in one pass. An underscore halves what came before it: the
-    names of kernels are many short abbreviations.
+    An underscore halves what came before it: the names of kernels are many short abbreviations.
     """
     shortest = _SHORTEST_OF_TENSILE if identifier.startswith(_TENSILE) else _SHORTEST_RUN
     most = so_far = 0.0
@@ -173,10 +164,7 @@ def _excess(identifier: str) -> float:
 
 
 def _excess_of_runs(identifiers: Iterable[str]) -> float:
-    """Bits by which the most random stretch of identifiers costs more than names do; 0 or more.
-
-    Each run of letters and digits counts once, for code says a name again and again.
-    """
+    """The same of several identifiers; each run of letters and digits counts once, for code repeats names."""
     most = so_far = 0.0
     for run in dict.fromkeys(run for identifier in identifiers for run in _runs(identifier)):
         if len(run) >= _SHORTEST_PART and not _HASH.fullmatch(run):
@@ -202,7 +190,7 @@ def _bits(run: str) -> Iterator[float]:
 
 
 def _kind(piece: str) -> str:
-    """Digits, a word in small letters, one with a capital (or one capital alone), or capitals."""
+    """``0`` for digits, ``l`` for small letters, ``c`` for a word with a capital or one alone, ``u`` for capitals."""
     if piece[0].isdigit():
         return "0"
     if piece[0].islower():
@@ -244,9 +232,8 @@ def _as_bits(
     bits: dict[tuple[str, str, str], float] = {}
     for first in firsts:
         total = sum(counts[what, first, second] + unseen for second in seconds)
-        bits |= {
-            (what, first, second): -math.log2((counts[what, first, second] + unseen) / total) for second in seconds
-        }
+        for second in seconds:
+            bits[what, first, second] = -math.log2((counts[what, first, second] + unseen) / total)
     return bits
 
 
