@@ -20,6 +20,8 @@ _Curve = tuple[str, list[tuple[float, float]]]
 
 #: Points of a curve that have markers, letters of a panel's title, and those that stand side by side in the width.
 _MOST_MARKED, _LONGEST_TITLE, _LETTERS_ACROSS = 32, 30, 95
+#: Curves that have their names at their ends, and the share of the axes' height from one name to the next.
+_MOST_LABELED, _LINE = 9, 0.06
 #: Values that span about a decade or more are drawn on a logarithmic axis where that is asked for.
 _DECADE = 8
 #: Curves that differ by less at every point are drawn in several widths, so that each is seen.
@@ -30,7 +32,7 @@ _BEYOND_AXES = 1e15
 
 
 def draw_lines(canvas: Canvas, figure: Lines) -> None:
-    """Draws curves, over shaded stretches with their names on top."""
+    """Draws curves with their names at their ends, over shaded stretches with theirs on top."""
     axes = canvas.add_subplot()
     logarithmic = figure.log_y and _spans_a_decade([figure.series])
     curves = _drawable(figure.series, log_x=figure.log_x, log_y=logarithmic)
@@ -46,6 +48,9 @@ def draw_lines(canvas: Canvas, figure: Lines) -> None:
     axes.set_ylabel(fitted(figure.y_axis, TITLE))
     if figure.steps and not logarithmic:
         _fill_height(axes, curves)
+    if 1 < len(curves) <= _MOST_LABELED and all(len(name) <= _LONGEST_TITLE for name in unnamed):
+        _label_ends(axes, curves, colors)
+        unnamed = []
     unnamed += _label_spans(axes, figure.spans)
     if unnamed:
         legend(canvas, {name: colors[name] for name in unnamed})
@@ -163,6 +168,27 @@ def _fill_height(axes: Axes, curves: Sequence[_Curve]) -> None:
     if len(curves) == 1:
         text = f"highest {three_digits(highest)}"
         axes.annotate(text, (x, highest), xytext=(4, 2), textcoords="offset points", annotation_clip=False)
+
+
+def _label_ends(axes: Axes, curves: Sequence[_Curve], colors: Mapping[str, str]) -> None:
+    """Writes each curve's name right of the axes, as high as its end where no other name is."""
+    axes.get_xlim(), axes.get_ylim()  # brings the limits up to date
+    to_share = axes.transScale + axes.transLimits
+    ends = [(name, [point for point in points if not math.isnan(point[1])]) for name, points in curves]
+    last = {name: points[-1] for name, points in ends if points}
+    wanted = {name: float(to_share.transform(end)[1]) for name, end in last.items()}
+    places: dict[str, float] = {}
+    for name in sorted(wanted, key=lambda name: wanted[name]):
+        places[name] = max([wanted[name], *(place + _LINE for place in places.values())])
+    ceiling = 1.0
+    for name in reversed(places):
+        place = min(places[name], ceiling)
+        ceiling = place - _LINE
+        line = {"arrowstyle": "-", "color": colors[name], "linestyle": ":", "shrinkA": 1, "shrinkB": 3}
+        axes.annotate(
+            fitted(name), last[name], (1.03, place), textcoords="axes fraction", va="center", arrowprops=line,
+            annotation_clip=False,
+        )  # fmt: skip
 
 
 def _label_spans(axes: Axes, spans: Sequence[tuple[str, float, float]]) -> list[str]:
