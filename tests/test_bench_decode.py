@@ -28,7 +28,7 @@ from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.report.model import Bars, Lines, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.rows import NAME, Row, read_file
+from nsys_analyzer.runs.rows import NAME, Row, Times, read_file
 from tests.support.rows import default_settings, typed_row
 
 SHARED = {
@@ -156,20 +156,18 @@ def test_memory_that_does_not_hold_the_cache_is_flagged() -> None:
     one = row(10)
     forgot = replace(one, figures=replace(one.figures, peak_bytes=one.figures.weights_bytes))
     assert "Impossible memory" in said(forgot)
-    with_cache, without = minimum_memory((row(10, cache=False), one, forgot))
-    assert without.parts == "weights, cache"
-    assert without.measured_bytes == one.figures.weights_bytes  # the tightest of the two
-    assert with_cache.parts == "weights"
+    found = list(minimum_memory((row(10, cache=False), one, forgot)))
+    assert [(cache, memory.parts) for cache, memory in found] == [
+        (False, "weights"), (True, "weights, cache"), (True, "weights, cache"),
+    ]  # fmt: skip
+    assert found[2][1].measured_bytes == one.figures.weights_bytes
 
 
 def test_unsteady_tokens_are_flagged() -> None:
     one = row(10)
     assert "Unsteady" not in said(one)
-    busy = replace(one, figures=replace(one.figures, between_tokens_p95_ms=30.0))
-    assert (
-        "**Unsteady tokens**, 95th percentile ÷ median above 1.500×: small fp32, unfused, with the cache: 3.000×."
-        in said(busy)
-    )
+    busy = replace(one, figures=replace(one.figures, between_tokens=Times(10, cv=0.3)))
+    assert "**Unsteady tokens**, CV above 10.0 %: small fp32, unfused, with the cache: 30.0 %." in said(busy)
 
 
 def test_out_of_memory_keeps_its_row_and_what_was_known() -> None:

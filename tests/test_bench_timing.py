@@ -169,9 +169,10 @@ def test_a_rate_above_the_peak_is_impossible() -> None:
     assert "**Impossible rate**" not in text(row(400))
 
 
-def test_minimum_memory_is_the_tightest_of_each_mode() -> None:
+def test_minimum_memory_by_mode() -> None:
     tight = row(40, {"peak_allocated_bytes": 6 * GIB}, context_length=128)
-    (one,) = minimum_memory([row(40), tight, lost()])
+    (_, one), (kind, other) = minimum_memory([tight, row(40), lost()])
+    assert (kind, other.measured_bytes) == ("train", 8 * GIB)
     # A layer keeps 10·(4·128·768) + 2·512 + 3·(4·12·128²) + 2·(4·12·128) + 4·(4·128·3072) = 12,596,224 numbers.
     kept = 12 * 4 * 12_596_224
     assert (one.measured_bytes, one.least_bytes) == (6 * GIB, 5 * GIB + kept)  # 1 + 1 + 2 + 1, and what is kept
@@ -183,14 +184,14 @@ def test_what_must_live_is_what_the_row_tells() -> None:
     plain = row(40, {"optimizer_bytes": 0}, mode="forward-backward")
     only = {"parameters", "gradients", "logits"}
     for changes in ({"compile": True}, {"attention": "sdpa"}, {"warmup_steps": 0, "steps": 1}):
-        (one,) = minimum_memory([replace(plain, case=replace(plain.case, **changes))])
+        ((_, one),) = minimum_memory([replace(plain, case=replace(plain.case, **changes))])
         assert (one.least_bytes, set(one.parts.split(", "))) == (3 * GIB, only)
     # one layer of d 8, d_ff 16, 2 heads and 100 words casts 4·8² + 3·8·16 = 640, and the head's 800; 2 bytes each
     tiny = {"d_model": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 100}
     assert cast_bytes(row(precision="bf16", **tiny).case) == 2 * 1440
     assert cast_bytes(row(**tiny).case) == 0
     nothing = {"gradients_bytes": 0, "optimizer_bytes": 0, "product_bits": 7}
-    (one,) = minimum_memory([row(40, nothing, mode="forward", precision="bf16", **tiny)])
+    ((_, one),) = minimum_memory([row(40, nothing, mode="forward", precision="bf16", **tiny)])
     assert (one.least_bytes, one.parts) == (2 * GIB + 2880, "parameters, logits, weights cast to bf16")
 
 

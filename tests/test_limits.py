@@ -71,7 +71,13 @@ def test_without_a_peak_the_ceiling_is_the_limit() -> None:
 
 def test_memory_below_what_must_live() -> None:
     found = check_limits(
-        results(), [], [MinimumMemory("good", 3 * GIB, 2 * GIB, "x"), MinimumMemory("bad", 1 * GIB, 2 * GIB, "weights")]
+        results(),
+        [],
+        [
+            ("one", MinimumMemory("good", 3 * GIB, 2 * GIB, "x")),
+            ("two", MinimumMemory("loose", 4 * GIB, 2 * GIB, "weights")),
+            ("two", MinimumMemory("bad", 1 * GIB, 2 * GIB, "weights")),
+        ],
     )
     assert [row[3] for row in table(found).rows] == [1.5, 0.5]
     assert broken(found) == ["Impossible memory: bad shows less than its minimum (weights)."]
@@ -81,7 +87,7 @@ def test_fp32_that_ran_as_tf32_is_a_warning() -> None:
     assert list(precision_warnings(results(bits=23))) == []
     (line,) = precision_warnings(results(bits=10))
     assert "TF32" in line
-    text = conditions(results(bits=10), warmup="", steps="", synchronized="", grad="").text
+    text = conditions(results(bits=10), {}).text
     assert "fp32 ran as TF32 (10 bits of mantissa)" in text
 
 

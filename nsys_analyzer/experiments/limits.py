@@ -62,15 +62,6 @@ class MinimumMemory:
         return self.measured_bytes / self.least_bytes
 
 
-def tightest(found: Iterable[tuple[Hashable, MinimumMemory]]) -> tuple[MinimumMemory, ...]:
-    """Of each kind the one that leaves least room above its lower bound."""
-    kept: dict[Hashable, MinimumMemory] = {}
-    for kind, one in found:
-        if kind not in kept or one.ratio < kept[kind].ratio:
-            kept[kind] = one
-    return tuple(kept.values())
-
-
 @dataclass(frozen=True)
 class _Highest:
     """The highest rate of one precision, FLOP/s or bytes/s, beside its limits.
@@ -98,8 +89,10 @@ class _Highest:
         return format_number(value, self.unit) if value else None
 
 
-def check_limits(results: Results, rates: Iterable[Rate], memory: Sequence[MinimumMemory] = ()) -> tuple[Block, ...]:
-    """The highest rates of each precision and the tightest memory, beside their limits, and what breaks one."""
+def check_limits(
+    results: Results, rates: Iterable[Rate], memory: Iterable[tuple[Hashable, MinimumMemory]] = ()
+) -> tuple[Block, ...]:
+    """The highest rates of each precision and the tightest memory of each kind, beside their limits."""
     peaks = find_peaks(results.gpu)
     blocks: list[Block] = []
     highest = list(_highest_rates(results, peaks, tuple(rates)))
@@ -107,8 +100,11 @@ def check_limits(results: Results, rates: Iterable[Rate], memory: Sequence[Minim
         source = f"Peaks: {peaks.source}." if peaks else _UNKNOWN
         measured = "The ceilings are a large matmul and a large copy, measured in the same run."
         blocks.append(table(_RATES, highest, phrase("*Roofline check.* {} {}", source, measured), names=2))
-    if memory:
-        blocks.append(table(_MEMORY, memory, emphasis("Minimum memory.")))
+    tightest: dict[Hashable, MinimumMemory] = {}
+    for kind, one in memory:
+        tightest[kind] = min(tightest.get(kind, one), one, key=lambda known: known.ratio)
+    if tightest:
+        blocks.append(table(_MEMORY, tightest.values(), emphasis("Minimum memory.")))
     beyond = strong("Impossible rate") if peaks else "Above the measured ceiling"
     broken: list[Words] = [
         phrase("{}: {} is {} of its limit.", beyond, one.label, percent(one.share))
@@ -117,7 +113,7 @@ def check_limits(results: Results, rates: Iterable[Rate], memory: Sequence[Minim
     ]
     broken += [
         phrase("**Impossible memory**: {} shows less than its minimum ({}).", one.label, one.parts)
-        for one in memory
+        for one in tightest.values()
         if one.ratio * _TOLERANCE < 1
     ]
     if broken:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_title
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
 from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
 from nsys_analyzer.report.model import Bars, Block, Details, Listing, Paragraph, Section, Spread, Unit
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number
+from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, emphasis, joined, phrase
 
 if TYPE_CHECKING:
@@ -26,59 +27,53 @@ UNSTEADY = 0.1
 
 
 def section(
-    name: str, title: str, *, answers: Iterable[Words], conditions: Paragraph, warnings: Iterable[Words],
-    blocks: Iterable[Block], lacking: Iterable[Block], limits: Iterable[Block], definitions: Words,
+    name: str, title: str, results: Results, rows: Sequence[AnyRow], row_name: Callable[[Any], str], *,
+    answers: Iterable[Words], warmup: str, measured: str, synchronized: str, gradients: str, blocks: Iterable[Block],
+    definitions: Words, warnings: Iterable[Words] = (), rates: Iterable[Rate] = (),
+    memory: Iterable[tuple[Hashable, MinimumMemory]] = (),
 ) -> Section:  # fmt: skip
     """The section of an experiment.
 
     Args:
         name: the experiment's.
         title: what it measures.
+        results: its results.
+        rows: its rows, of which those that are not ok are listed, each by its ``row_name``.
         answers: sentences with its figures.
-        conditions: how it was measured.
-        warnings: what makes a figure suspect, a line each.
+        warmup, measured: what ran before the measured steps, and what these are, such as "10 steps".
+        synchronized: where the CPU waited for the device, such as "at the end of each phase".
+        gradients: where they were recorded, such as "off (no_grad)".
         blocks: tables and figures.
-        lacking: what was not measured (``messages``).
-        limits: the roofline check (``check_limits``).
         definitions: what the columns mean.
+        warnings: what makes a figure suspect, a line each.
+        rates, memory: what the roofline check compares with limits.
     """
-    suspect = tuple(warnings)
+    suspect = (*precision_warnings(results), *warnings)
+    how = {"warm-up": warmup, "measured": measured, "synchronized": synchronized, "gradients": gradients}
     every: tuple[Block, ...] = (
         Paragraph(joined(" ", answers)),
-        conditions,
+        conditions(results, how),
         *([Listing(suspect)] if suspect else []),
         *blocks,
-        *lacking,
-        *limits,
+        *messages(rows, row_name),
+        *check_limits(results, rates, memory),
         Paragraph(definitions),
     )
     return Section(f"bench-{name}", f"Bench: {title}", every)
 
 
-def conditions(results: Results, *, warmup: str, steps: str, synchronized: str, grad: str) -> Paragraph:
-    """Device, versions, the precision that matmuls really had, and how was timed.
-
-    Args:
-        results: the bench's results.
-        warmup: what ran before the measured steps, such as "5 steps".
-        steps: what was measured, such as "10 steps".
-        synchronized: where the CPU waited for the device, such as "at the end of each phase".
-        grad: whether gradients were recorded, such as "forward under no_grad".
-    """
+def conditions(results: Results, how: Mapping[str, str]) -> Paragraph:
+    """Device, versions, the precision that matmuls really had, and how was timed."""
     found = [(row.case.precision, row.figures.product_bits) for row in results.ceilings.values()]
     machine = next((row.machine for row in (*results.rows, *results.ceilings.values()) if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
     parts = {
         "Device": f"{device}, PyTorch {machine.get('torch', '?')}, Python {machine.get('python', '?')}",
         "matmuls, as measured": ", ".join(f"{asked} ran as {precision_title(bits)}" for asked, bits in found if bits),
-        "warm-up": warmup,
-        "measured": steps,
-        "synchronized": synchronized,
-        "gradients": grad,
+        **how,
     }
-    return Paragraph(
-        emphasis("Conditions.") + " " + "; ".join(f"{name}: {text}" for name, text in parts.items() if text) + "."
-    )
+    text = "; ".join(f"{name}: {part}" for name, part in parts.items() if part)
+    return Paragraph(emphasis("Conditions.") + f" {text}.")
 
 
 def precision_warnings(results: Results) -> Iterator[Words]:
@@ -95,15 +90,12 @@ def precision_warnings(results: Results) -> Iterator[Words]:
             yield phrase("**Matmuls called tf32 ran as fp32**: this device has no TF32, or a setting forbids it.")
 
 
-def unsteady(
-    what: str, found: Mapping[str, float], limit: float = UNSTEADY, measure: str = "CV", unit: Unit = "percent"
-) -> Iterator[Words]:
-    """A line for those whose times spread by more than the limit."""
-    far = {name: value for name, value in found.items() if value > limit}
+def unsteady(what: str, variations: Mapping[str, float]) -> Iterator[Words]:
+    """A line for those whose coefficient of variation is above ``UNSTEADY``."""
+    far = {name: value for name, value in variations.items() if value > UNSTEADY}
     if far:
-        which = named(f"{name}: {format_number(value, unit)}" for name, value in far.items())
-        shown = format_number(limit, unit)
-        yield phrase("**Unsteady {}**, {} above {}: {}. Was the machine busy?", what, measure, shown, which)
+        which = named(f"{name}: {percent(value)}" for name, value in far.items())
+        yield phrase("**Unsteady {}**, CV above {}: {}. Was the machine busy?", what, percent(UNSTEADY), which)
 
 
 def named(names: Iterable[str]) -> str:

@@ -9,19 +9,9 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.analysis.transformer.saved_tensors import saved_by_layer
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_found
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import CaseTarget, Option, Results, Row, Settings, Times, option, single
-from nsys_analyzer.experiments.section import (
-    compile_cache,
-    conditions,
-    each,
-    endings,
-    messages,
-    named,
-    precision_warnings,
-    section,
-    unsteady,
-)
+from nsys_analyzer.experiments.section import compile_cache, each, endings, named, section, unsteady
 from nsys_analyzer.report.model import Block, Section
 from nsys_analyzer.text import Words, phrase
 
@@ -154,28 +144,27 @@ def step_section(
     return section(
         name,
         title,
+        results,
+        every,
+        titles(every),
         answers=(*answers, *endings(rows, titles(rows))),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"{each(rows, 'steps')} steps, {setup}{compile_cache(rows)}",
-            synchronized="at the end of each phase",
-            grad="off in forward alone (no_grad), recorded in the other modes",
-        ),
-        warnings=(*_warnings(results, rows), *suspect),
+        warmup=f"{each(rows, 'warmup_steps')} steps",
+        measured=f"{each(rows, 'steps')} steps, {setup}{compile_cache(rows)}",
+        synchronized="at the end of each phase",
+        gradients="off in forward alone (no_grad), recorded in the other modes",
         blocks=blocks,
-        lacking=messages(every, titles(every)),
-        limits=check_limits(results, rates(rows), minimum_memory(rows)),
         definitions=definitions,
+        warnings=(*_warnings(rows), *suspect),
+        rates=rates(rows),
+        memory=minimum_memory(rows),
     )
 
 
 _CONDITIONS = {"batch": "batch_size", "context": "context_length", "precision": "precision", "attention": "attention"}
 
 
-def _warnings(results: Results, rows: Sequence[StepRow]) -> Iterator[Words]:
+def _warnings(rows: Sequence[StepRow]) -> Iterator[Words]:
     """Matmuls in another precision than asked for, and steps that are too unsteady for their mean."""
-    yield from precision_warnings(results)
     other = [row for row in rows if row.figures.product_bits not in (None, MANTISSA_BITS[row.case.precision])]
     if other:
         kept = named(dict.fromkeys(f"{row.case.precision} kept {row.figures.product_bits} bits" for row in other))
@@ -204,14 +193,13 @@ def rates(rows: Sequence[StepRow]) -> Iterator[Rate]:
             yield Rate(f"optimizer of {name}", precision, None, 7 * size, ms, footprint_bytes=4 * size)
 
 
-def minimum_memory(rows: Sequence[StepRow]) -> tuple[MinimumMemory, ...]:
-    """The tightest memory of each mode: the peak against the sum of what is there when the last logits are made."""
+def minimum_memory(rows: Sequence[StepRow]) -> Iterator[tuple[str, MinimumMemory]]:
+    """The peak of each row against what is allocated when the last logits are made, by mode."""
     title = titles(rows)
-    return tightest(
-        (row.case.mode, MinimumMemory(title(row), peak, sum(sizes.values()), ", ".join(sizes)))
-        for row in rows
-        if row.ok and (peak := row.figures.peak_allocated_bytes) and (sizes := _held_bytes(row))
-    )
+    for row in rows:
+        peak, sizes = row.figures.peak_allocated_bytes, _held_bytes(row)
+        if row.ok and peak and sizes:
+            yield row.case.mode, MinimumMemory(title(row), peak, sum(sizes.values()), ", ".join(sizes))
 
 
 def _held_bytes(row: StepRow) -> dict[str, int]:

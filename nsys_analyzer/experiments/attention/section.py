@@ -7,18 +7,15 @@ from typing import NamedTuple
 
 from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, AttentionRow
 from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, ms, same_status, spread, unfused_rates
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.scaling import fitted_exponent
 from nsys_analyzer.experiments.section import (
     UNSTEADY,
     compile_cache,
-    conditions,
     each,
     endings,
-    messages,
     no_cache,
-    precision_warnings,
     ratio,
     section,
     span,
@@ -102,15 +99,15 @@ def _section(results: Results) -> Section:
     return section(
         "attention",
         "attention over context length, eager and compiled",
+        results,
+        rows,
+        _name,
         answers=_answers(rows, pairs),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"{each(rows, 'steps')} forward and backward passes of each shape{compile_cache(rows)}",
-            synchronized="at the end of each pass",
-            grad="recorded in forward, for queries, keys and values",
-        ),
-        warnings=(*precision_warnings(results), *_warnings(rows)),
+        warmup=f"{each(rows, 'warmup_steps')} steps",
+        measured=f"{each(rows, 'steps')} forward and backward passes of each shape{compile_cache(rows)}",
+        synchronized="at the end of each pass",
+        gradients="recorded in forward, for queries, keys and values",
+        warnings=_warnings(rows),
         blocks=(
             *(
                 table(_times(one), pairs, f"Time of one {one} pass, mean ± standard deviation:", names=2)
@@ -120,11 +117,9 @@ def _section(results: Results) -> Section:
             *_figures(rows),
             *_accounting(rows),
         ),
-        lacking=messages(rows, _name),
-        limits=check_limits(
-            results, [rate for row in rows if row.ok for rate in _rates(row)], tightest(_minimum(rows))
-        ),
         definitions=_DEFINITIONS,
+        rates=[rate for row in rows if row.ok for rate in _rates(row)],
+        memory=_minimum(rows),
     )
 
 

@@ -6,34 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from nsys_analyzer.experiments.decode.work import (
-    ATTENTIONS,
-    TARGET,
-    DecodeCase,
-    DecodeRow,
-    cold_lengths,
-    first_ms,
-    minimum_memory,
-    model_of,
-    name_of,
-    next_ms,
-    rates,
-)
-from nsys_analyzer.experiments.limits import check_limits
+from nsys_analyzer.experiments.decode import work
+from nsys_analyzer.experiments.decode.work import ATTENTIONS, TARGET, DecodeCase, DecodeRow, model_of, name_of
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import (
-    bars,
-    conditions,
-    each,
-    endings,
-    messages,
-    precision_warnings,
-    ratio,
-    section,
-    span,
-    spread,
-    unsteady,
-)
+from nsys_analyzer.experiments.section import bars, each, endings, ratio, section, span, spread, unsteady
 from nsys_analyzer.experiments.steps import models
 from nsys_analyzer.report.model import Details, Figure, Lines, Section
 from nsys_analyzer.report.tables import Field, table
@@ -50,8 +26,6 @@ _OPTIONS = (
         for name in ("num_layers", "batch_size", "prompt_length", "cache_length", "tokens", "warmup_tokens", "seed")
     ),
 )
-#: A 95th percentile so often the median says that something else was at work.
-_FAR = 1.5
 _DEFINITIONS = phrase(
     "*TTFT*, the time to first token, is prefill (a pass over the prompt) and the choice of the likeliest token; "
     "*inter-token* is the time from one token to the next, by Python's clock. *tokens/s* counts the tokens after the "
@@ -79,25 +53,25 @@ def _section(results: Results) -> Section:
     return section(
         "decode",
         "decoding with and without a cache",
+        results,
+        rows,
+        name_of,
         answers=(*_answers(rows, groups), *endings(rows, name_of)),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_tokens')} tokens, after the check of the logits",
-            steps=f"{each(rows, 'tokens')} tokens behind a prompt of {each(rows, 'prompt_length')}, batch "
-            f"{each(rows, 'batch_size')}, cache of {each(rows, 'cache_length')}; TTFT five times",
-            synchronized="after each token",
-            grad="none (inference_mode)",
-        ),
-        warnings=(*precision_warnings(results), *_warnings(rows)),
+        warmup=f"{each(rows, 'warmup_tokens')} tokens, after the check of the logits",
+        measured=f"{each(rows, 'tokens')} tokens behind a prompt of {each(rows, 'prompt_length')}, batch "
+        f"{each(rows, 'batch_size')}, cache of {each(rows, 'cache_length')}; TTFT five times",
+        synchronized="after each token",
+        gradients="none (inference_mode)",
+        warnings=_warnings(rows),
         blocks=(
             table(_TIMES, rows, _TIMES_CAPTION),
             *([speed_ups] if speed_ups.rows else []),
             *_figures(groups),
             Details("Check of the logits, and memory", (table(_CHECK, rows, _CHECK_CAPTION, names=3),)),
         ),
-        lacking=messages(rows, name_of),
-        limits=check_limits(results, rates(rows), minimum_memory(rows)),
         definitions=_DEFINITIONS,
+        rates=work.rates(rows),
+        memory=work.minimum_memory(rows),
     )
 
 
@@ -126,7 +100,7 @@ def _groups_of(rows: Sequence[DecodeRow]) -> list[Group]:
 
 
 def _cache_speed_up(attention: str, group: Group) -> float | None:
-    return group.speed_up(next_ms, (attention, False), (attention, True))
+    return group.speed_up(work.next_ms, (attention, False), (attention, True))
 
 
 def _sdpa_speed_up(ms: Callable[[DecodeRow], float | None], cache: bool, group: Group) -> float | None:
@@ -144,11 +118,11 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
         _, cached, without = max(gains, key=lambda gain: gain[0])
         yield (
             f"The cache makes tokens after the first {span([gain for gain, *_ in gains], 'factor')} as fast: "
-            f"{model_of(cached)} with {cached.case.attention} attention needs {milliseconds(next_ms(cached))} a token "
-            f"with it, {milliseconds(next_ms(without))} without."
+            f"{model_of(cached)} with {cached.case.attention} attention needs {milliseconds(work.next_ms(cached))} a "
+            f"token with it, {milliseconds(work.next_ms(without))} without."
         )
     parts = []
-    for words, ms in (("prefill", first_ms), ("later tokens", next_ms)):
+    for words, ms in (("prefill", work.first_ms), ("later tokens", work.next_ms)):
         if known := [gain for group in groups if (gain := _sdpa_speed_up(ms, True, group))]:
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
@@ -159,15 +133,11 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
 
 
 def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
-    """Tokens that took far longer than the median, and lengths that the warm-up had not seen."""
-    slow = {
-        name_of(row): p95 / median
-        for row in rows
-        if row.ok and (p95 := row.figures.between_tokens_p95_ms) and (median := next_ms(row))
-    }
-    yield from unsteady("tokens", slow, _FAR, "95th percentile ÷ median", "factor")
+    """Tokens of uneven times, and lengths that the warm-up had not seen."""
+    steady = [(row, row.figures.between_tokens) for row in rows if row.ok and not work.cold_lengths(row)]
+    yield from unsteady("tokens", {name_of(row): times.cv or 0 for row, times in steady if times})
     for row in rows:
-        if medians := cold_lengths(row):
+        if medians := work.cold_lengths(row):
             yield phrase(
                 "**Lengths seen for the first time**, {}: a token takes {} at a length that the warm-up of {} tokens "
                 "had seen, {} at another. Its inter-token latency and speed-ups are left out; as many "
@@ -188,7 +158,7 @@ _NAMES: tuple[Field[DecodeRow], ...] = (
 _TIMES: tuple[Field[DecodeRow], ...] = (
     *_NAMES,
     Field("TTFT ms", "ms", lambda row: spread(row.figures.first_token)),
-    Field("inter-token ms", "ms", next_ms),
+    Field("inter-token ms", "ms", work.next_ms),
     Field("p95", "ms", lambda row: row.figures.between_tokens_p95_ms),
     Field("tokens/s", "count", lambda row: row.figures.tokens_per_s),
     Field("status", "text", lambda row: row.status),
@@ -210,9 +180,9 @@ _CHECK_CAPTION = (
 _SPEED_UPS: tuple[Field[Group], ...] = (
     Field("model", "text", lambda one: one.name),
     *(Field(f"cache: {attention}", "factor", partial(_cache_speed_up, attention)) for attention in ATTENTIONS),
-    Field("sdpa: TTFT", "factor", partial(_sdpa_speed_up, first_ms, True)),
-    Field("sdpa: inter-token, cache", "factor", partial(_sdpa_speed_up, next_ms, True)),
-    Field("sdpa: inter-token, no cache", "factor", partial(_sdpa_speed_up, next_ms, False)),
+    Field("sdpa: TTFT", "factor", partial(_sdpa_speed_up, work.first_ms, True)),
+    Field("sdpa: inter-token, cache", "factor", partial(_sdpa_speed_up, work.next_ms, True)),
+    Field("sdpa: inter-token, no cache", "factor", partial(_sdpa_speed_up, work.next_ms, False)),
 )
 
 

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.transformer.flops import feed_forward_flops, head_fl
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.ceilings import precision_found
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, tightest
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import CaseTarget, Row, Times, option
 
 ATTENTIONS = ("unfused", "sdpa")
@@ -172,11 +172,10 @@ def rates(rows: Sequence[DecodeRow]) -> Iterator[Rate]:
             yield Rate(f"decode of {name_of(row)}", precision, token_flops(row), token_bytes(row), times.ms)
 
 
-def minimum_memory(rows: Sequence[DecodeRow]) -> tuple[MinimumMemory, ...]:
-    """The tightest memory with the cache and without: the peak against weights and cache."""
-    return tightest(
-        (row.case.cache, MinimumMemory(name_of(row), peak, weights + (row.figures.cache_bytes or 0),
-                                       "weights, cache" if row.case.cache else "weights"))
-        for row in rows
-        if row.ok and (peak := row.figures.peak_bytes) and (weights := row.figures.weights_bytes)
-    )  # fmt: skip
+def minimum_memory(rows: Sequence[DecodeRow]) -> Iterator[tuple[bool, MinimumMemory]]:
+    """The peak of each row against weights and cache, by whether there is a cache."""
+    for row in (row for row in rows if row.ok):
+        figures, parts = row.figures, "weights, cache" if row.case.cache else "weights"
+        if figures.peak_bytes and figures.weights_bytes:
+            least = figures.weights_bytes + (figures.cache_bytes or 0)
+            yield row.case.cache, MinimumMemory(name_of(row), figures.peak_bytes, least, parts)

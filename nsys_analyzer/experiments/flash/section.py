@@ -8,10 +8,10 @@ from typing import TypeAlias
 from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, fused_rates, ms, unfused_rates
 from nsys_analyzer.experiments.flash.cases import IMPLEMENTATIONS, TARGET, FlashCase, FlashRow
 from nsys_analyzer.experiments.flash.compared import Compared
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import conditions, endings, messages, precision_warnings, section, span
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Paragraph, Section, Table, Unit
+from nsys_analyzer.experiments.section import endings, section, span
+from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Section, Table, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, phrase, plural
@@ -61,18 +61,21 @@ def _section(results: Results) -> Section:
     return section(
         "flash",
         "FlashAttention-2 against unfused attention and SDPA",
+        results,
+        rows,
+        _name,
         answers=_answers(results, compared),
-        conditions=_conditions(results, rows),
-        warnings=(*precision_warnings(results), *_few_calls(rows)),
+        **_conditions(results, rows),
+        warnings=_few_calls(rows),
         blocks=(
             *(block for one in compared for block in _ratios(one)),
             *(block for one in compared for block in _figures(one)),
             _errors(compared),
             *(block for one in compared for block in _details(one)),
         ),
-        lacking=messages(rows, _name),
-        limits=check_limits(results, [rate for row in rows for rate in rates(row)], tightest(minimum_memory(rows))),
         definitions=_DEFINITIONS,
+        rates=[rate for row in rows for rate in rates(row)],
+        memory=minimum_memory(rows),
     )
 
 
@@ -117,7 +120,7 @@ def _memory(compared: Compared) -> Iterator[str]:
             )
 
 
-def _conditions(results: Results, rows: Sequence[FlashRow]) -> Paragraph:
+def _conditions(results: Results, rows: Sequence[FlashRow]) -> dict[str, str]:
     case = rows[0].case
     calls, before = (f"{number} {plural(number, 'call')}" for number in (case.steps, case.warmup_steps))
     if results.on_gpu:
@@ -127,8 +130,13 @@ def _conditions(results: Results, rows: Sequence[FlashRow]) -> Paragraph:
     else:
         warmup, measured, synchronized = before, f"{calls} of each pass", "after each call"
     shape = f"batch {case.batch_size}, {case.heads} heads, {'' if case.causal else 'not '}causal"
-    grad = "recorded in forward for queries, keys and values; backward alone is repeated from one forward"
-    return conditions(results, warmup=warmup, steps=f"{measured}, {shape}", synchronized=synchronized, grad=grad)
+    gradients = "recorded in forward for queries, keys and values; backward alone is repeated from one forward"
+    return {
+        "warmup": warmup,
+        "measured": f"{measured}, {shape}",
+        "synchronized": synchronized,
+        "gradients": gradients,
+    }
 
 
 def _few_calls(rows: Sequence[FlashRow]) -> Iterator[Words]:

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import PurePosixPath
 
 from nsys_analyzer.analysis.transformer.flops import backward_flops, forward_flops
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryRow, run_name
 from nsys_analyzer.experiments.memory.slopes import slopes, slopes_of
 from nsys_analyzer.experiments.memory.tables import allocator, captured, holders, layers, peaks
@@ -25,7 +25,7 @@ from nsys_analyzer.experiments.model import (
     several,
     single,
 )
-from nsys_analyzer.experiments.section import conditions, each, endings, messages, precision_warnings, section
+from nsys_analyzer.experiments.section import each, endings, section
 from nsys_analyzer.experiments.steps import models
 from nsys_analyzer.report.model import Block, Details, Lines, Paragraph, Section
 from nsys_analyzer.report.units import format_number, milliseconds
@@ -127,19 +127,19 @@ def _section(results: Results) -> Section:
     return section(
         "memory",
         "memory over a step",
+        results,
+        rows,
+        run_name,
         answers=_answers(rows),
-        conditions=conditions(
-            results,
-            warmup=f"{each(rows, 'warmup_steps')} steps",
-            steps=f"one step, recorded; times are medians of {each(rows, 'steps')} steps without a recorder",
-            synchronized="at the end of each phase",
-            grad="none in forward alone (no_grad), recorded in a full step",
-        ),
-        warnings=(*precision_warnings(results), *_warnings(results, rows)),
+        warmup=f"{each(rows, 'warmup_steps')} steps",
+        measured=f"one step, recorded; times are medians of {each(rows, 'steps')} steps without a recorder",
+        synchronized="at the end of each phase",
+        gradients="none in forward alone (no_grad), recorded in a full step",
+        warnings=_warnings(results, rows),
         blocks=blocks,
-        lacking=messages(rows, run_name),
-        limits=check_limits(results, _rates(rows), tightest(_minimum_memory(rows))),
         definitions=_DEFINITIONS,
+        rates=_rates(rows),
+        memory=_minimum_memory(rows),
     )
 
 

@@ -7,20 +7,11 @@ from dataclasses import dataclass, replace
 
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments import steps
 from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.precision import dtypes
 from nsys_analyzer.experiments.section import bars, factor, ratio, spread
-from nsys_analyzer.experiments.steps import (
-    MODES,
-    PRECISIONS,
-    SHARED,
-    TARGET,
-    StepCase,
-    StepFigures,
-    StepRow,
-    model_names,
-    step_section,
-)
+from nsys_analyzer.experiments.steps import MODES, PRECISIONS, TARGET, StepCase, StepFigures, StepRow, model_names
 from nsys_analyzer.report.model import Bars, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import phrase
@@ -31,7 +22,7 @@ _OPTIONS = (
     several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
     several(StepCase, "mode", MODES[:2]),
     single(StepCase, "context_length"),
-    *SHARED,
+    *steps.SHARED,
     *dtypes.OPTIONS,
 )
 _DEFINITIONS = phrase(
@@ -63,7 +54,7 @@ def _model_and_batch(text: str) -> tuple[str, int]:
 def _section(results: Results) -> Section:
     rows, other = results.rows_of(TARGET), results.rows_of(dtypes.TARGET)
     compared = _compare(rows)
-    return step_section(
+    return steps.step_section(
         "precision",
         "fp32, TF32 and bf16 autocast",
         results,

@@ -6,21 +6,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from nsys_analyzer.experiments import steps
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.section import bars, extremes, ratio, span, spread
-from nsys_analyzer.experiments.steps import (
-    MODES,
-    PHASES,
-    SHARED,
-    TARGET,
-    StepCase,
-    StepFigures,
-    StepRow,
-    model_names,
-    models,
-    step_section,
-    titles,
-)
+from nsys_analyzer.experiments.steps import MODES, PHASES, TARGET, StepCase, StepFigures, StepRow, model_names, titles
 from nsys_analyzer.experiments.timing import warmup
 from nsys_analyzer.report.model import Block, Cell, Details, Figure, Lines, Section, Table
 from nsys_analyzer.report.tables import Field, table
@@ -34,7 +23,7 @@ _OPTIONS = (
     single(StepCase, "batch_size"),
     single(StepCase, "precision"),
     single(StepCase, "optimizer"),
-    *SHARED,
+    *steps.SHARED,
     *warmup.OPTIONS,
 )
 _DEFINITIONS = phrase(
@@ -50,7 +39,7 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
     """The grid in one process as long as memory lasts, from small to large; then the study."""
     yield from grid(
         TARGET, settings, lambda case: f"{case.model}, context {case.context_length:,}, {case.mode}",
-        model=models(settings), context_length=settings["context_length"], mode=settings["mode"],
+        model=steps.models(settings), context_length=settings["context_length"], mode=settings["mode"],
     )  # fmt: skip
     yield from warmup.cases(settings)
 
@@ -59,7 +48,7 @@ def _section(results: Results) -> Section:
     every = results.rows_of(TARGET)
     study = [row for row in every if warmup.VARIABLE in row.environment]
     rows = [row for row in every if warmup.VARIABLE not in row.environment]
-    return step_section(
+    return steps.step_section(
         "timing",
         "timing of training steps, and warm-up",
         results,

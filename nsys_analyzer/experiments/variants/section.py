@@ -8,9 +8,9 @@ from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.attention.core import fused_rates, ms
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits, tightest
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import conditions, each, endings, messages, precision_warnings, section, span
+from nsys_analyzer.experiments.section import each, endings, section, span
 from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS, TARGET, VARIANTS, VariantsCase, VariantsRow
 from nsys_analyzer.experiments.variants.compared import MASKS, PASSES, Variants, bytes_of, case_name, error_of, growths
 from nsys_analyzer.experiments.variants.tables import errors, growth, memory, memory_by_tokens, speed_ups, times
@@ -83,15 +83,14 @@ def _section(results: Results) -> Section:
     return section(
         "variants",
         "attention variants, their memory and their time",
+        results,
+        rows,
+        _name,
         answers=_answers(variants),
-        conditions=conditions(
-            results,
-            warmup=f"the check, the count of memory, and {each(rows, 'warmup_steps')} more of each call",
-            steps=f"{each(rows, 'steps')} of each call; of one above a second at most 3, without more warm-up",
-            synchronized="at the end of each call",
-            grad="forward under no_grad" + (", backward to q, k and v into fresh tensors" if with_backward else ""),
-        ),
-        warnings=precision_warnings(results),
+        warmup=f"the check, the count of memory, and {each(rows, 'warmup_steps')} more of each call",
+        measured=f"{each(rows, 'steps')} of each call; of one above a second at most 3, without more warm-up",
+        synchronized="at the end of each call",
+        gradients="forward under no_grad" + (", backward to q, k and v into fresh tensors" if with_backward else ""),
         blocks=(
             Paragraph(_ON_GPU if results.on_gpu else _ON_CPU),
             errors(variants),
@@ -102,9 +101,9 @@ def _section(results: Results) -> Section:
             *speed_ups(variants),
             *memory_by_tokens(variants),
         ),
-        lacking=messages(rows, _name),
-        limits=check_limits(results, [rate for row in rows for rate in _rates(row)], tightest(_minimum(rows))),
         definitions=_DEFINITIONS,
+        rates=[rate for row in rows for rate in _rates(row)],
+        memory=_minimum(rows),
     )
 
 
