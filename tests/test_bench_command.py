@@ -209,7 +209,7 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said.splitlines()[-1].endswith("the same command with --resume goes on.")
+    assert "--resume" in said.splitlines()[-1]
     assert read_file(path)[1][0].status == "ok"
     assert not list((tmp_path / "b").glob(".*.json*"))
 

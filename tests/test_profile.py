@@ -175,16 +175,15 @@ def test_an_importer_without_its_library(run: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(CaptureError) as caught:
         finished(make_nsys(tmp_path), run)
     assert caught.value.message == f"{importer} does not start: libdw.so.1 not found"
-    assert caught.value.hint == (
-        f"apt-get install libdw1; then import what was recorded: {importer} -i {run}/capture.qdstrm"
-    )
+    assert "apt-get install libdw1" in caught.value.hint
+    assert f"{importer} -i {run}/capture.qdstrm" in caught.value.hint
     assert sorted(path.name for path in run.iterdir()) == ["capture.qdstrm", "target.log"]
 
 
 @pytest.mark.parametrize(
     ("script", "said"),
     [
-        ("echo 'File is corrupted.' >&2; exit 2", "cannot be imported: File is corrupted. Try it by hand: "),
+        ("echo 'File is corrupted.' >&2; exit 2", "cannot be imported: File is corrupted"),
         ("exit 0", "cannot be imported: exit status 0"),
         (f"{COPY}; exit 139", "cannot be imported: exit status 139"),
     ],

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.capture import plan as run_plan
-from nsys_analyzer.capture.plan import Plan, Recording, Request, make_plan
+from nsys_analyzer.capture.plan import Plan, Recording, make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.configuration import OPTIONS, Run
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
@@ -18,13 +18,11 @@ def plan(**given: Any) -> Plan:
     """The plan for these options, the others as they are by default."""
     options = {name: values if isinstance(values, tuple) else (values,) for name, values in given.items()}
     return make_plan(
-        Request(
-            models=given.get("model", ()),
-            options={name: options[name] for name in OPTIONS if name in options},
-            recording=Recording(**{one.name: given[one.name] for one in fields(Recording) if one.name in given}),
-            target_option=given.get("target_option", ()),
-            program=given.get("program", ()),
-        )
+        models=given.get("model", ()),
+        options={name: options[name] for name in OPTIONS if name in options},
+        recording=Recording(**{one.name: given[one.name] for one in fields(Recording) if one.name in given}),
+        target_option=given.get("target_option", ()),
+        program=given.get("program", ()),
     )
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from nsys_analyzer.capture.nsys.installation import INSTALL_NSYS, Check, importer_check
 from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
-from nsys_analyzer.capture.plan import Request, make_plan
+from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.runs.machine import answer, driver_module, gpu_count
@@ -166,7 +166,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
 def run_check(seen: Collection[Check]) -> Check:
     """What ``nsys-analyze run`` does here, and what of ``seen`` keeps it from doing so."""
     try:
-        plan = make_plan(Request())
+        plan = make_plan()
     except NsysAnalyzerError as error:
         return Check("run", "broken", error.message, error.hint)
     profiler = plan.profiler

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
@@ -26,16 +27,7 @@ INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
 @dataclass(frozen=True)
 class Recording:
-    """How ``nsys-analyze run`` was asked to record: None, False and empty where nothing was said.
-
-    Attributes:
-        profiler: ``nsys``, ``torch`` or ``none``.
-        trace: what nsys traces, with commas between.
-        memory: record memory events too.
-        autograd_ranges: have nsys put a range around every operator of autograd.
-        whole_program: record everything, not only from cudaProfilerStart to cudaProfilerStop.
-        nsys_option: passed on to ``nsys profile``, each split as a shell does.
-    """
+    """How ``nsys-analyze run`` was asked to record, by its options: None, False and empty are those not given."""
 
     profiler: str | None = None
     trace: str | None = None
@@ -45,23 +37,8 @@ class Recording:
     nsys_option: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Request:
-    """What ``nsys-analyze run`` was asked to do.
-
-    Attributes:
-        models: the names of models, empty where none was named.
-        options: values by the name of the option; those that were not given are not here.
-        recording: how to record.
-        target_option: passed on to the transformer, each split as a shell does.
-        program: the program to run in place of the transformer, empty for none.
-    """
-
-    models: tuple[str, ...] = ()
-    options: Choices = field(default_factory=dict)
-    recording: Recording = Recording()
-    target_option: tuple[str, ...] = ()
-    program: tuple[str, ...] = ()
+NO_RECORDING = Recording()
+NOTHING_ASKED: Choices = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -83,27 +60,43 @@ class Plan:
                 yield shlex.join(self.profiler.command(target.program, place))
 
 
-def make_plan(request: Request) -> Plan:
-    """Chooses device, profiler and steps where the request does not, and lists the targets.
+def make_plan(
+    models: Sequence[str] = (), options: Choices = NOTHING_ASKED, recording: Recording = NO_RECORDING,
+    target_option: Sequence[str] = (), program: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """Chooses device, profiler and steps where nothing was asked, and lists the targets.
+
+    Args:
+        models: the names of models.
+        options: the values of the options that were given, by name.
+        recording: how to record.
+        target_option: passed on to the transformer, each split as a shell does.
+        program: the program to run in place of the transformer, empty for none.
 
     Raises:
         ConfigurationError: options that do not go together, or an unknown model.
         CaptureError: what is needed is not installed.
     """
-    asked = request.options.get("device", [None])[0]
-    device = choose_device(None if asked is None else str(asked), with_torch=not request.program)
-    profiler, notices = choose_profiler(request.recording, device)
-    if request.program:
-        return Plan((_program(request, profiler),), profiler, notices)
+    asked = options.get("device", [None])[0]
+    device = choose_device(None if asked is None else str(asked), with_torch=not program)
+    profiler, notices = choose_profiler(recording, device)
+    if program:
+        foreign = [OPTIONS[name].flag for name in options if name not in _OF_ANY_PROGRAM]
+        _refuse(
+            [*foreign, *["--target-option"] * bool(target_option)],
+            "for our transformer",
+            "Give the program its own option",
+        )
+        return Plan((_program(program, models, options, profiler),), profiler, notices)
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
-    options: dict[str, Sequence[Value]] = {"device": [device], **request.options}
+    chosen: dict[str, Sequence[Value]] = {"device": [device], **options}
     if device == "cpu":
-        options = {**_lighter(), **options}
-        if not set(_lighter()) <= set(request.options):
-            notices = (*notices, _lighter_notice(options))
-    words = _words("--target-option", request.target_option)
-    return Plan(transformer_targets(request.models or ("small",), options, words), profiler, notices)
+        chosen = {**_lighter(), **chosen}
+        if not set(_lighter()) <= set(options):
+            notices = (*notices, _lighter_notice(chosen))
+    words = _words("--target-option", target_option)
+    return Plan(transformer_targets(models or ("small",), chosen, words), profiler, notices)
 
 
 def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
@@ -144,23 +137,17 @@ def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
         raise ConfigurationError(f"{option}: {error}", "Close the quotation mark") from error
 
 
-def _program(request: Request, profiler: Profiler | None) -> Target:
-    """The user's program, described by what was said of it on the command line."""
-    foreign = [OPTIONS[name].flag for name in request.options if name not in _OF_ANY_PROGRAM]
-    _refuse(
-        [*foreign, *["--target-option"] * bool(request.target_option)],
-        "for our transformer",
-        "Give the program its own option",
-    )
+def _program(program: Sequence[str], models: Sequence[str], options: Choices, profiler: Profiler | None) -> Target:
+    """The user's program, described by the options on the command line."""
     if profiler is None:
         raise ConfigurationError("--profiler none leaves nothing to do: it is our transformer that times itself")
-    profiler.command(request.program, Path())  # it raises where this program cannot be recorded
-    given: Choices = {"model": [find_model(name).name for name in request.models], **request.options}
+    profiler.command(program, Path())  # it raises where this program cannot be recorded
+    given: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in given.items():
         if len(values) > 1:
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in given.items() if values and name != "device"}
-    return program_target(request.program, Run(**described))
+    return program_target(program, Run(**described))
 
 
 def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
@@ -14,27 +14,6 @@ from nsys_analyzer.system.process import Ended, run_logged
 from nsys_analyzer.trace.sources import sqlite_of
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
-
-
-class Profiler(Protocol):
-    """Records a program into ``capture.sqlite``."""
-
-    @property
-    def name(self) -> str:
-        """``nsys`` or ``torch``."""
-
-    def described(self) -> dict[str, str]:
-        """What a manifest says of it."""
-
-    def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """The command line that records ``program`` into ``folder``.
-
-        Raises:
-            NsysAnalyzerError: the program, or what was asked for, cannot be recorded.
-        """
-
-    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
-        """Runs ``program`` and leaves ``capture.sqlite`` in ``folder``, where there was something to record."""
 
 
 @dataclass(frozen=True)
@@ -46,23 +25,24 @@ class NsysProfiler:
     name: str = "nsys"
 
     def described(self) -> dict[str, str]:
-        """The version of nsys."""
+        """What a manifest says of it: the version of nsys."""
         return {"nsys": self.nsys.version}
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """``nsys profile`` with the options, around the program."""
+        """The command line that records a program into ``capture.nsys-rep`` of the folder.
+
+        Raises:
+            CaptureError: this nsys lacks an option that was asked for.
+        """
         return profile_command(self.nsys, folder / "capture.nsys-rep", program, self.options)
 
     def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
-        """Profiles, imports where nsys did not, and exports; a program that crashed may leave a partial trace."""
+        """Leaves ``capture.sqlite`` in the folder; of a program that crashed, what was recorded until then."""
         ended = run_logged(self.command(program, folder.absolute()), log, timeout_s)
         if ended.status == "timeout":
             return ended
-        try:
-            sqlite_of(finished_report(self.nsys, folder / "capture.nsys-rep", log, timeout_s), timeout_s)
-        except NsysAnalyzerError as error:
-            return ended if ended.status != "ok" else Ended("failed", str(error))
-        return ended
+        report = folder / "capture.nsys-rep"
+        return _exported(ended, lambda: sqlite_of(finished_report(self.nsys, report, log, timeout_s), timeout_s))
 
 
 @dataclass(frozen=True)
@@ -74,11 +54,15 @@ class TorchProfiler:
     name: str = "torch"
 
     def described(self) -> dict[str, str]:
-        """Nothing that the target does not say itself."""
+        """What a manifest says of it: nothing, the target states the version of PyTorch."""
         return {}
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """The recorder in the place of the Python interpreter's first step."""
+        """The command line that records a Python program into ``capture.json.gz`` of the folder.
+
+        Raises:
+            ConfigurationError: no Python program, or one whose code is not in a file.
+        """
         if not Path(program[0]).name.startswith("python"):
             raise ConfigurationError(
                 f"The torch recorder runs Python programs, and {program[0]} is none",
@@ -90,25 +74,29 @@ class TorchProfiler:
         return [program[0], *before, *recorder, *flags, "--", *program[1 + len(before) :]]
 
     def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
-        """Records, and converts what was recorded."""
+        """Leaves ``capture.sqlite`` in the folder."""
         ended = run_logged(self.command(program, folder.absolute()), log, timeout_s)
         trace = folder / "capture.json.gz"
         if not trace.is_file():
             silent = Ended("failed", "it ended well and left no trace, as a program does that ends with os._exit()")
             return silent if ended.status == "ok" else ended
-        try:
-            sqlite_of(trace)
-        except NsysAnalyzerError as error:
-            return ended if ended.status != "ok" else Ended("failed", str(error))
-        return ended
+        return _exported(ended, lambda: sqlite_of(trace))
+
+
+Profiler: TypeAlias = NsysProfiler | TorchProfiler
+
+
+def _exported(ended: Ended, export: Callable[[], object]) -> Ended:
+    """How a recording ended, the export of what was recorded included."""
+    try:
+        export()
+    except NsysAnalyzerError as error:
+        return Ended("failed", str(error)) if ended.status == "ok" else ended
+    return ended
 
 
 def _interpreter_flags(words: Sequence[str]) -> list[str]:
-    """The words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``.
-
-    Raises:
-        ConfigurationError: neither a script nor ``-m`` comes after them.
-    """
+    """The words behind ``python`` that come before the script or ``-m``, such as ``-u`` and ``-X dev``."""
     end = 0
     while end < len(words) and words[end].startswith("-") and words[end] not in ("-", "-c", "-m"):
         end += 2 if words[end] in _FLAGS_WITH_A_VALUE else 1

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nsys_analyzer.cli.options import output_option
+
 if TYPE_CHECKING:
     from nsys_analyzer.capture.nsys.installation import Check
 
@@ -16,8 +18,7 @@ _STATUS_WIDTH = 8
 
 
 @click.command(epilog="Example: nsys-analyze doctor")
-@click.option("--output-dir", type=click.Path(path_type=Path, file_okay=False), default=Path("runs"), show_default=True,
-              help="Where captures would go.")  # fmt: skip
+@output_option(Path("runs"))
 def doctor(output_dir: Path) -> None:
     """Print what this machine has for a capture: nsys, driver, GPU, PyTorch, folders, and how to fix the rest.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,12 +38,13 @@ def kernels(
     output_format: str,
     phase_names: tuple[str, ...],
 ) -> None:
-    """Print the kernels of TRACE, longest total first: class, launches, times and share of the kernel sum.
+    """Print the kernels of TRACE, longest total first: class, launches, times and share of the total kernel time.
 
-    Without --phase they are those of the whole capture, warm-up left out.
+    Without --phase, of the whole capture without warm-up.
     """
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summarize import summarize
+    from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.text import plain
     from nsys_analyzer.trace.diagnostics import explained
     from nsys_analyzer.trace.trace import Trace
@@ -59,11 +61,16 @@ def kernels(
         seen = sorted({row.kernel_class for part in shown if part for row in part.classes})
         where = f"The {phase} phase" if phase else "The trace"
         raise ConfigurationError(f"No kernel of class {kernel_class!r} here", f"{where} has: {', '.join(seen)}")
-    _PRINTERS[output_format](rows, len(captures) > 1)
+    if output_format == "json":
+        click.echo(json.dumps(rows, indent=1), file=data_stream())
+    elif output_format == "csv":
+        _print_csv(rows, len(captures) > 1)
+    else:
+        _print_table(rows, len(captures) > 1)
 
 
 def _phase(captures: tuple[CaptureSummary, ...], capture: CaptureSummary, name: str | None) -> PhaseSummary | None:
-    """The phase to print of one process; without a name the whole capture, warm-up left out.
+    """The phase to print of one process; without a name the whole capture without warm-up.
 
     Raises:
         ConfigurationError: no process has a measured instance of that phase.
@@ -128,15 +135,3 @@ def _print_csv(rows: list[dict[str, Any]], several: bool) -> None:
     writer = csv.DictWriter(data_stream(), columns, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-
-
-def _print_json(rows: list[dict[str, Any]], several: bool) -> None:
-    import json
-
-    from nsys_analyzer.report.screen import data_stream
-
-    del several
-    click.echo(json.dumps(rows, indent=1), file=data_stream())
-
-
-_PRINTERS = {"table": _print_table, "csv": _print_csv, "json": _print_json}

@@ -27,10 +27,10 @@ from nsys_analyzer.text import visible
 )
 @click.version_option(__version__, prog_name="nsys-analyze")
 def cli() -> None:
-    """Answers from Nsight Systems captures of transformers.
+    """Answers questions about transformers from Nsight Systems captures.
 
-    How long do forward, backward and optimizer take, on the CPU's clock and on the GPU's; which kernels dominate;
-    what share is matmul; how does softmax compare with the attention products.
+    How long do forward, backward and optimizer take, on the CPU and on the GPU? Which kernels dominate? What share is
+    matmul? How does softmax compare with the matmuls of attention?
     """
 
 

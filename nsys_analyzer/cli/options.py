@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -16,9 +17,11 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 #: A number of tokens or sequences.
 SIZE = click.IntRange(1, 2**31 - 1)
+#: The trace that a command reads.
+trace_argument = click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")
 
 _PHASE_HELP = (
-    "A range of this name is this phase: forward, loss, backward, optimizer, step, warmup, a part of attention "
+    "Take ranges of this name for this phase: forward, loss, backward, optimizer, step, warmup, a part of attention "
     "(attention, scores, softmax, values), or a phase of your own. Repeatable."
 )
 
@@ -34,9 +37,30 @@ def phase_names_option(*names: str) -> Callable[[Command], Command]:
     return click.option(*names, "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP)
 
 
-def trace_argument(function: Command) -> Command:
-    """The trace a command reads."""
-    return click.argument("trace", type=click.Path(path_type=Path), metavar="TRACE")(function)
+def output_option(folder: Path) -> Callable[[Command], Command]:
+    """The folder for results, by default this one."""
+    path = click.Path(path_type=Path, file_okay=False)
+    return click.option("--output-dir", type=path, default=folder, show_default=True, help="The folder for results.")
+
+
+def running_options(folder: Path) -> Callable[[Command], Command]:
+    """The options of a command that runs programs one after another into a folder, by default this one."""
+
+    def finite(ctx: click.Context, param: click.Parameter, seconds: float) -> float:
+        if math.isnan(seconds):  # it passes every comparison of a range
+            raise click.BadParameter("nan is not a time", ctx, param)
+        return seconds
+
+    def decorate(function: Command) -> Command:
+        function = click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")(function)
+        kept = "Keep finished results in the output folder, or replace them."
+        function = click.option("--resume/--rerun", default=None, help=kept)(output_option(folder)(function))
+        return click.option(
+            "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, callback=finite,
+            metavar="SECONDS", help="Time limit of each process or case.",
+        )(function)  # fmt: skip
+
+    return decorate
 
 
 def several(name: str, kind: Any, metavar: str, help: str) -> Callable[[Command], Command]:
@@ -67,15 +91,26 @@ def _target_option(name: str, one: Option) -> Callable[[Command], Command]:
         return click.option(one.flag, name, is_flag=True, default=None, help=one.help)
     lighter = f", {one.default_on_cpu} on a CPU" if one.default_on_cpu is not None else ""
     says = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
-    metavar = f"[{'|'.join(one.choices)}]" if one.choices else one.unit
-    if one.several:
-        return several(one.flag, _kind(one), metavar, says)
-    return click.option(one.flag, name, type=_kind(one), metavar=metavar, help=says)
+    return valued(one.flag, name, one.choices or one.kind, one.unit, says, least=one.least, in_list=one.several)
 
 
-def _kind(one: Option) -> Any:
-    if one.choices:
-        return click.Choice(one.choices)
-    if one.kind is int:
-        return SIZE if one.least == 1 else click.IntRange(one.least)
-    return click.types.convert_type(one.kind)
+def valued(
+    flag: str, name: str, kind: type | tuple[str, ...], unit: str, help: str, *, least: int, in_list: bool
+) -> Callable[[Command], Command]:
+    """The option with values of a type, or one of these words; ``in_list`` with commas between several."""
+    is_switch = kind is bool
+    words = ("off", "on") if is_switch else kind if isinstance(kind, tuple) else ()
+    metavar = f"[{'|'.join(words)}]" if words else unit
+    parameter: Any = _Switch(words) if is_switch else click.Choice(words) if words else kind
+    if kind is int:
+        parameter = click.IntRange(least, SIZE.max)
+    if in_list:
+        return several(flag, click.types.convert_type(parameter), metavar, help)
+    return click.option(flag, name, type=parameter, metavar=metavar, help=help)
+
+
+class _Switch(click.Choice[str]):
+    """On or off, as a bool."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return super().convert(value, param, ctx) == "on"

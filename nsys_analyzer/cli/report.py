@@ -19,7 +19,7 @@ from nsys_analyzer.report.renderers import RENDERERS
     "--output",
     default=None,
     metavar="FILE",
-    help="Where to write, folders made as needed; - prints. Default: report.md.",
+    help="The file to write; folders are made as needed; - prints. Default: report.md.",
 )
 @click.option(
     "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
@@ -27,20 +27,20 @@ from nsys_analyzer.report.renderers import RENDERERS
 )  # fmt: skip
 @click.option(
     "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
-    help="Timings of unprofiled runs: CSV, JSON (a list, or an object per line) or a markdown table; again for a file "
-    "of each phase. Without traces, those of its folder are read. Default: FOLDER/timings.csv.",
+    help="Timings of unprofiled runs: CSV, JSON (a list, or an object per line) or a markdown table. Repeatable. "
+    "Without a TRACE, the traces in its folder are read. Default: FOLDER/timings.csv.",
 )  # fmt: skip
 @click.option(
     "--csv-where", multiple=True, metavar="COLUMN=VALUE",
-    help="Read the rows with this value alone, such as bfloat16=False; several add up.",
+    help="Read only rows with this value, such as bfloat16=False. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--csv-phase", metavar="PHASE",
-    help="What was timed, where no column and no file name (forward_times.csv) says it.",
+    help="The phase that was timed, where no column and no file name (forward_times.csv) names it.",
 )  # fmt: skip
 @click.option(
     "--csv-skip", type=click.IntRange(0), metavar="N",
-    help="Rows are iterations: leave out the first N of each run. Without, a column such as iteration says so.",
+    help="Take rows of one run for its iterations, and leave out the first N. Default: where a column numbers them.",
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
@@ -51,11 +51,11 @@ from nsys_analyzer.report.renderers import RENDERERS
     help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, "
     "xl-2026, 10B.",
 )
-@click.option("--context-length", type=SIZE, metavar="TOKENS", help="Their context length.")
-@click.option("--batch-size", type=SIZE, metavar="N", help="Their batch size.")
+@click.option("--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures.")
+@click.option("--batch-size", type=SIZE, metavar="N", help="The batch size of the captures.")
 @click.option(
     "--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False),
-    help="The precision that was asked for.",
+    help="The precision of the captures.",
 )  # fmt: skip
 def report(
     traces: tuple[Path, ...],
@@ -83,7 +83,7 @@ def report(
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
     has_timings = csv_paths or any(trace.is_dir() for trace in traces)
     if not has_timings and (csv_where or csv_phase or csv_skip is not None):
-        raise click.UsageError("--csv-where, --csv-phase and --csv-skip say how to read --csv: give it, too.")
+        raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.gathering import gather_evidence

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from textwrap import shorten
 
 import click
@@ -16,8 +19,22 @@ _MESSAGE = 300
 
 
 @contextmanager
+def interruptible(folder: Path) -> Iterator[None]:
+    """Ends with a line on how to continue where the user, a scheduler or a closed terminal interrupts the work."""
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        line = f"Interrupted. Finished results are in {folder}; the same command with --resume continues."
+        click.echo(line, err=True)
+        sys.exit(130)
+
+
+@contextmanager
 def shown(total: int, done: int) -> Iterator[Progress]:
-    """A bar of ``total`` configurations, of which ``done`` are there already; a terminal alone shows it."""
+    """A bar of ``total`` configurations, of which ``done`` are finished already; shown on terminals only."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
 

@@ -23,30 +23,28 @@ _WIDTH = 100
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqlite", required=True, help="The copy to write."
 )
-@click.option(
-    "--keep", multiple=True, metavar="REGEX", help="Names that match as a whole stay as they are. Repeatable."
-)
-@click.option("--keep-all-names", is_flag=True, help="All names stay, but for the values below.")
-@click.option("--force", is_flag=True, help="Replace a file that is there already.")
+@click.option("--keep", multiple=True, metavar="REGEX", help="Keep names that match this as a whole. Repeatable.")
+@click.option("--keep-all-names", is_flag=True, help="Keep all names, without values of environment variables.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, force: bool) -> None:
-    """Write a copy of TRACE to give to others: small, scrubbed, and good for the same figures.
+    """Write a copy of TRACE to give to others: small, without private data, with the same figures.
 
-    An export carries its machine's environment variables, host name, processes and paths. The copy has the
-    columns that analysis reads and no others.
+    An export holds the environment variables, host name, processes and paths of its machine. The copy has only the
+    columns that the analysis reads.
 
-    A name of a range, kernel, function or thread stays where it reads as one: C++ and mangled names, identifiers,
-    dotted module paths, operators (aten::mm), calls of CUDA, layers (/conv1/Conv), and phrases of this field's words
-    ("scaled dot product attention", "step 3"). Any other name, and an identifier that looks like a key, becomes
-    "alias 1" and is listed here for you to allow with --keep; an alias says the phase or the class of
-    its name. A message of the profiler keeps the words of this field.
+    Names of ranges, kernels, functions and threads are kept where they look like code or like this field's words:
+    C++ and mangled names, identifiers, dotted module paths, operators (aten::mm), CUDA calls, layers (/conv1/Conv),
+    "scaled dot product attention", "step 3". Any other name, and an identifier that looks like a key, becomes
+    "alias 1", with its phase or class, and is listed so that you can allow it with --keep. Messages of the profiler
+    keep only this field's words.
 
-    Values of the environment variables in the export go wherever they stand ("…" in their place), those of 6
-    characters or more (4 in a variable called KEY, TOKEN, PASSWORD or the like, 3 in one called USER, HOST or the
-    like), and with them host and user names and what the command line holds of paths and secrets. Numbers stay, and
-    words that phases and kernels are called by: MODE=forward takes no phase away.
+    Values of environment variables are replaced by "…" everywhere, if they have 6 characters or more (4 in variables
+    such as KEY, TOKEN or PASSWORD, 3 in variables such as USER or HOST). So are host and user names, and the paths
+    and secrets of the command line. Numbers stay, and words that name phases and kernels: MODE=forward removes no
+    phase.
 
-    Process and thread IDs stay, identifiers that you gave a range, and the CUDA calls with their times, blocking
-    ones (synchronise, allocate, free, copy) among them: they explain where the GPU was idle.
+    Process and thread IDs stay, identifiers that you gave a range, and the CUDA calls with their times: they explain
+    why the GPU was idle.
     """
     from nsys_analyzer.share.copy import share as write_copy
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nsys_analyzer.runs.machine import answer
 from nsys_analyzer.system.nsys import Nsys, nsys_version
+from nsys_analyzer.trace.sources.nsys_report import last_words
 
 _ANSWER_TIMEOUT_S = 30
 _LINKS_FOLLOWED = 16
@@ -28,14 +30,7 @@ _PACKAGE_OF = {
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at.
-
-    Attributes:
-        name: what it is.
-        status: ``ok``; ``missing`` or ``broken``; ``unknown`` where it cannot be found out.
-        found: what is there.
-        remedy: the command that fixes it; empty where there is nothing to fix.
-    """
+    """One thing that was looked at, what was found, and the command that fixes it, empty where nothing does."""
 
     name: str
     status: Literal["ok", "missing", "broken", "unknown"]
@@ -44,19 +39,12 @@ class Check:
 
 
 def find_importer(nsys: Path, root: Path = Path("/")) -> Path | None:
-    """Find the ``QdstrmImporter`` of an ``nsys``: it turns what was recorded (``.qdstrm``) into a report.
+    """Finds the ``QdstrmImporter`` of an ``nsys``, which turns a recording (``.qdstrm``) into a report.
 
     NVIDIA's packages have it in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute in
     ``host/linux-desktop-*``. Debian's have it beside the folder of a *link* to ``nsys``, where ``nsys``, which
     asks for its own real path, does not look. Where ``nsys`` is a script (the toolkit's ``bin``), the importer is
-    that of the installation with its version.
-
-    Args:
-        nsys: the command, as found.
-        root: the folder below which installers work.
-
-    Returns:
-        The importer, or None where there is none.
+    that of the installation with its version below ``root``. None where there is no importer.
     """
     folders = [name.parent.parent for name in _names_of(nsys)]
     real = nsys.resolve()
@@ -88,32 +76,22 @@ def _is_binary(path: Path) -> bool:
 
 
 def missing_libraries(binary: Path) -> tuple[str, ...]:
-    """The shared libraries that a binary needs, itself or through another, and that are not here: ``libdw.so.1``.
-
-    Empty where nothing is missing, and where ``ldd`` cannot say: ``start_fault`` tells those two apart.
-    """
-    try:
-        answer = subprocess.run(
-            ["ldd", binary], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ()
-    lines = (line.partition("=>") for line in answer.stdout.splitlines())
+    """The shared libraries that a binary needs and that are not installed: ``libdw.so.1``; empty without ``ldd``."""
+    lines = (line.partition("=>") for line in answer("ldd", str(binary)) or ())
     return tuple(dict.fromkeys(name.strip() for name, _, where in lines if where.strip() == "not found"))
 
 
 def start_fault(binary: Path) -> str | None:
-    """Start a binary with ``--version``: None where it starts, else what was said instead."""
+    """Starts a binary with ``--version``: None where it starts, else the last line of its message."""
     try:
-        answer = subprocess.run(
+        done = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
-    if answer.returncode == 0:
+    if done.returncode == 0:
         return None
-    said = answer.stderr.strip().splitlines() or answer.stdout.strip().splitlines()
-    return said[-1] if said else f"exit status {answer.returncode}"
+    return last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
 
 
 def library_remedy(libraries: tuple[str, ...]) -> str:

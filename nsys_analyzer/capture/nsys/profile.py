@@ -30,14 +30,9 @@ _WITHOUT = {"--pytorch": "Install Nsight Systems 2025.3 or newer, or leave the a
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What ``nsys profile`` is asked to record.
+    """What ``nsys profile`` is asked to record; an option in ``extra`` replaces the one that stands for a field.
 
-    Attributes:
-        trace: the APIs of ``--trace``.
-        capture_range: record from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone.
-        memory: record the GPU's memory use.
-        autograd_ranges: have nsys put an NVTX range around every operator of PyTorch's autograd.
-        extra: further options of ``nsys profile``; one that is set here already takes its place.
+    ``capture_range`` records from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone.
     """
 
     trace: tuple[str, ...] = ("cuda", "nvtx")
@@ -70,8 +65,6 @@ def profile_command(nsys: Nsys, report: Path, program: Sequence[str], options: P
 def known_options(nsys: Path) -> frozenset[str]:
     """The long options that ``nsys profile --help`` lists, such as ``--trace``.
 
-    Asked rather than looked up: no table of versions has to be right.
-
     Raises:
         CaptureError: it cannot be run or lists none.
     """
@@ -90,17 +83,10 @@ def known_options(nsys: Path) -> frozenset[str]:
 def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
     """The report that a finished ``nsys profile`` left, imported where nsys did not do so itself.
 
-    Args:
-        nsys: the one that ran.
-        report: the ``X.nsys-rep`` that was asked for, in a folder without an older one.
-        log: what the run printed.
-        timeout_s: how long an import may take; None is no limit.
-
-    Returns:
-        ``report``, or the ``X.qdrep`` of an old nsys.
+    It is ``report``, ``X.nsys-rep``, or the ``X.qdrep`` of an old nsys; ``log`` holds the output of the run.
 
     Raises:
-        CaptureError: nothing was recorded, or what was recorded (``X.qdstrm``, which stays) cannot be imported.
+        CaptureError: nothing was recorded, or the recording (``X.qdstrm``, which stays) cannot be imported.
     """
     stream = report.with_suffix(".qdstrm")
     if stream.is_file():  # nsys removes it once it has imported: what lies beside it is half a report
@@ -135,36 +121,22 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
             f"{nsys.path} left {stream}, and its importer (QdstrmImporter) is not here",
             f"Install all of Nsight Systems {nsys.version}, or import where it is: QdstrmImporter -i {stream.name}",
         )
+    again = f"run {shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
     with atomic_write(report) as unfinished:
-        # absolute: never taken for options
-        command: list[str | Path] = [importer, "-i", stream.absolute(), "-o", unfinished.absolute()]
-        finished = _run_import(command, timeout_s)
-        if finished.returncode != 0 or not unfinished.is_file():
-            raise _failed_import(importer, stream, finished)
+        try:  # absolute paths are never taken for options
+            done = run_captured([importer, "-i", stream.absolute(), "-o", unfinished.absolute()], timeout_s)
+        except OSError as error:
+            raise CaptureError(f"{importer} cannot be run: {error}", "Find the cause: nsys-analyze doctor") from error
+        except subprocess.TimeoutExpired as error:
+            problem = f"The import of {stream} was stopped after {timeout_s:g} s"
+            raise CaptureError(problem, f"To give it more time, {again}") from error
+        if done.returncode != 0 or not unfinished.is_file():
+            if missing := missing_libraries(importer):
+                problem = f"{importer} does not start: {', '.join(missing)} not found"
+                raise CaptureError(problem, f"{library_remedy(missing)}; then {again}")
+            message = last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
+            raise CaptureError(f"{stream} cannot be imported: {message}", f"To try it by hand, {again}")
     stream.unlink()
-
-
-def _run_import(command: list[str | Path], timeout_s: float | None) -> subprocess.CompletedProcess[str]:
-    importer, _, stream = map(str, command[:3])
-    by_hand = f"{shlex.quote(importer)} -i {shlex.quote(stream)}"
-    try:
-        return run_captured(command, timeout_s)
-    except OSError as error:
-        raise CaptureError(f"{importer} cannot be run: {error}", "See what it lacks: nsys-analyze doctor") from error
-    except subprocess.TimeoutExpired as error:
-        raise CaptureError(
-            f"The import of {stream} was stopped after {timeout_s:g} s", f"Give it more time by hand: {by_hand}"
-        ) from error
-
-
-def _failed_import(importer: Path, stream: Path, finished: subprocess.CompletedProcess[str]) -> CaptureError:
-    missing = missing_libraries(importer)
-    again = f"{shlex.quote(str(importer))} -i {shlex.quote(str(stream))}"
-    if missing:
-        what = f"{importer} does not start: {', '.join(missing)} not found"
-        return CaptureError(what, f"{library_remedy(missing)}; then import what was recorded: {again}")
-    said = last_words(finished.stderr) or last_words(finished.stdout) or f"exit status {finished.returncode}"
-    return CaptureError(f"{stream} cannot be imported: {said}", f"Try it by hand: {again}")
 
 
 def _no_report(report: Path, log: Path) -> CaptureError:
