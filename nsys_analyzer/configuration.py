@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta
@@ -32,18 +31,14 @@ class Option:
     """How command lines ask for an option of the transformer target, and where it is shown.
 
     Attributes:
-        default: its value where nothing is said, None where the program decides; its type is that of the option.
-        help: what a command line says of it.
-        choices: the values that it may have, empty where they are not so few.
-        default_on_cpu: a smaller default of ``nsys-analyze run`` on a CPU, None where there is none.
-        least: the lowest value of a number.
+        default: None where the program decides; its type is that of the option.
+        default_on_cpu: a smaller default of ``nsys-analyze run`` on a CPU.
         unit: what help calls a value.
         spelling: its name on a command line, without the dashes; empty where that is the field's name.
         several: whether a sweep takes several values of it.
         in_run: whether ``nsys-analyze run`` has it; others are passed on by ``--target-option``.
         in_name: how the name of a result says a value that is not the default; empty where it never does.
         column: its column in the report, empty where another table says it.
-        name: the field's name.
     """
 
     default: Value | None
@@ -130,11 +125,7 @@ class Options(Generic[Unknown]):
     )
 
 
-def _named() -> Mapping[str, Option]:
-    return {one.name: Option(**{**vars(one.metadata["option"]), "name": one.name}) for one in fields(Options)}
-
-
-OPTIONS = _named()
+OPTIONS: dict[str, Option] = {one.name: replace(one.metadata["option"], name=one.name) for one in fields(Options)}
 """Every option by the name of its field."""
 
 
@@ -143,14 +134,12 @@ class Run(Options[None]):
     """What a run says of itself in its manifest, flat JSON of these keys: each is optional, None is unknown.
 
     Attributes:
-        model, d_model, d_ff, num_layers, num_heads, vocab_size: the model; its dimensions outrank its name.
+        model: its name, which its dimensions outrank.
         status: one of ``STATUSES``; ``message`` says why where it is not ``ok``.
-        gpu, host_cpu: names of the GPU and of the CPU.
         profiler: ``nsys``, ``torch`` or ``none``, which leaves no trace.
         python, torch, cuda, driver, nsys: versions.
-        git_commit, git_dirty: the commit of the working folder, and whether tracked files differ from it.
-        command: the command line of the target alone.
-        profile_command: the command line of the target under its profiler.
+        git_dirty: whether tracked files differ from the commit of the working folder.
+        command, profile_command: the command line of the target alone, and under its profiler.
         run: the ``nsys-analyze run`` that did both.
         capture: the file name of the trace that it belongs to.
         rank: the rank of the capture's process among those of the run.

@@ -196,19 +196,6 @@ def test_no_name_breaks_a_figure(name: str) -> None:
             assert size(figure, Path(folder))[0] == 1642
 
 
-def test_values_that_span_decades_are_drawn_otherwise(tmp_path: Path) -> None:
-    """Bars of 1 and 31 would hide the first: points on a logarithmic axis show both."""
-    near = bars("grouped", PHASES, (1.0, 2.0, 3.0, 29.0))
-    far = bars("grouped", PHASES, (1.0, 2.0, 3.0, 31.0))
-    drawn = []
-    for figure in (near, far):
-        draw(figure, tmp_path / "figure.png")
-        pixels = matplotlib.image.imread(tmp_path / "figure.png")[:, :, :3]
-        blue = np.all(np.abs(pixels - [0x33 / 255, 0x77 / 255, 0xDD / 255]) < 0.01, axis=2)
-        drawn.append(np.mean(blue))
-    assert drawn[0] > 10 * drawn[1]
-
-
 def test_a_curve_below_others_is_seen(tmp_path: Path) -> None:
     points = ((1.0, 1.0), (2.0, 2.0))
     draw(Lines("f", "t", (("eager", points), ("compiled", points)), "x", "y"), tmp_path / "figure.png")

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _FEWEST_GROUPS = 3
 #: Bars that have room for their values, and letters of these, and of names, that stand side by side.
 _MOST_LABELED, _VALUES_ACROSS, _NAMES_ACROSS = 32, 80, 100
-#: Values that span more are drawn as points on a logarithmic axis, where a length has no meaning.
-_WIDEST_OF_BARS = 30
 #: Of a figure's width in inches: an axis beside the names of rows, and a letter.
 _ACROSS, _LETTER = 6.3, 0.075
 _LETTERS_OF_ROW = 36
@@ -45,54 +43,23 @@ def legend(canvas: Canvas, colors: Mapping[str, str]) -> None:
 
 
 def _grouped(canvas: Canvas, axes: Axes, figure: Bars) -> None:
-    """Bars side by side; of values that span decades points instead."""
+    """Bars side by side with their values above them, upright where they are many."""
     colors, width = colors_of([name for name, _ in figure.series]), 0.8 / len(figure.series)
     values = [value for _, series in figure.series for value in series if value is not None]
-    positive = [value for value in values if 0 < value < _NO_NUMBER_BEYOND]
-    points = bool(positive) and min(values) >= 0 and max(values) < _NO_NUMBER_BEYOND
-    points = points and max(positive) / min(positive) > _WIDEST_OF_BARS
-    if points:
-        log_y(axes, positive)
     longest = max((len(three_digits(value)) for value in values), default=0)
     upright = len(figure.groups) * len(figure.series) * longest > _VALUES_ACROSS
     for number, (name, series) in enumerate(figure.series):
         shift = (number - (len(figure.series) - 1) / 2) * width
-        shown = [(group + shift, value) for group, value in enumerate(series) if value is not None]
-        at, heights = [x for x, _ in shown], [y for _, y in shown]
-        if points:
-            axes.plot(at, [y or math.nan for y in heights], "o", color=colors[name], markersize=6)
-        else:
-            axes.bar(at, heights, width * 0.92, color=colors[name])
+        at = [group + shift for group, value in enumerate(series) if value is not None]
+        heights = [value for value in series if value is not None]
+        bars = axes.bar(at, heights, width * 0.92, color=colors[name])
         if len(values) <= _MOST_LABELED:
-            for x, y in shown:
-                _value(axes, x, y, upright=upright, lifted=points and y > 0)
-    if points:
-        axes.margins(y=0.15)
-        for group in range(1, len(figure.groups)):
-            axes.axvline(group - 0.5, color="0.85", linewidth=0.8)
-        axes.grid(axis="y", alpha=0.3, linewidth=0.5)
-    else:
-        axes.margins(y=0.04 * longest if upright else 0.1)  # an upright number is as high as it is long
+            written = [three_digits(value) for value in heights]
+            axes.bar_label(bars, written, padding=2, fontsize=8, rotation=90 if upright else 0)
+    axes.margins(y=0.04 * longest if upright else 0.1)  # an upright number is as high as it is long
     _name_groups(axes, figure)
     if len(figure.series) > 1:
         legend(canvas, colors)
-
-
-def _value(axes: Axes, x: float, y: float, *, upright: bool, lifted: bool) -> None:
-    """Writes a value over its bar or point; a zero that a logarithmic axis has no place for stands at its foot."""
-    where = "data" if lifted or axes.get_yscale() == "linear" else axes.get_xaxis_transform()
-    axes.annotate(
-        three_digits(y),
-        (x, y),
-        xycoords=where,
-        xytext=(0, 5 if lifted else 2 if y >= 0 else -2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom" if y >= 0 else "top",
-        fontsize=8,
-        rotation=90 if upright else 0,
-        annotation_clip=False,
-    )
 
 
 def _name_groups(axes: Axes, figure: Bars) -> None:

@@ -10,32 +10,23 @@ from nsys_analyzer.text import phrase
 
 #: A capture's title and its coverage.
 _Covered = tuple[str, Coverage]
-_CAPTURE: Field[_Covered] = Field("capture", "text", lambda row: row[0])
 _COUNTS: tuple[Field[_Covered], ...] = (
-    _CAPTURE,
+    Field("capture", "text", lambda row: row[0]),
     Field("all", "count", lambda row: row[1].kernels),
     Field("same thread", "count", lambda row: row[1].how["same thread"]),
     Field("other thread", "count", lambda row: row[1].how["other thread"]),
     Field("graph", "count", lambda row: row[1].how["graph"], fills=bool),
     Field("no range", "count", lambda row: row[1].unattributed),
-    Field("attributed ms", "ms", lambda row: row[1].attributed_ms, fills=bool),
     Field("no range ms", "ms", lambda row: row[1].unattributed_ms, fills=bool),
-)
-_LEFT_OUT: tuple[Field[_Covered], ...] = (
-    _CAPTURE,
-    Field("in phases", "count", lambda row: row[1].in_phases),
-    Field("warm-up", "count", lambda row: row[1].in_warmup),
-    Field("dropped", "count", lambda row: row[1].lost_launches),
+    Field("warm-up", "count", lambda row: row[1].in_warmup, fills=bool),
+    Field("dropped", "count", lambda row: row[1].lost_launches, fills=bool),
 )
 _TEXT = (
     "Same thread + other thread + graph + no range = all kernels: each is counted once. *Same thread*: launched inside "
     "a range of its own thread; *other thread*: launched by a thread that takes over the ranges of the thread that "
     "waits for it, as PyTorch's autograd threads do; *graph*: launched by the replay of a CUDA graph inside a range; "
-    "*no range*: launched outside every range."
-)
-_TEXT_OF_LEFT_OUT = (
-    "Of the kernels *in phases* those of *warm-up* instances are left out of all figures. *Dropped*: launches whose "
-    "kernel is not in the capture."
+    "*no range*: launched outside every range. *Warm-up*: kernels of warm-up instances, which are left out of all "
+    "figures. *Dropped*: launches whose kernel is not in the capture."
 )
 
 
@@ -48,7 +39,4 @@ def answer(evidence: Evidence) -> Section:
         blocks.append(Paragraph(f"In {whole} of {len(covered)} captures every {evidence.kernel} belongs to a range."))
     if covered:
         blocks += [table(_COUNTS, covered), Paragraph(phrase(_TEXT.replace("kernel", evidence.kernel)))]
-    if any(coverage.in_warmup or coverage.lost_launches for _, coverage in covered):
-        blocks += [table(_LEFT_OUT, covered)]
-        blocks += [Paragraph(phrase(_TEXT_OF_LEFT_OUT.replace("kernel", evidence.kernel)))]
     return Section("attribution_check", "Kernel attribution check", tuple(blocks))

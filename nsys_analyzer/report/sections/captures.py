@@ -6,6 +6,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.report.model import Answer, Section
 from nsys_analyzer.report.sections.evidence import Evidence, status_of
+from nsys_analyzer.report.sections.models import flops_of
 from nsys_analyzer.report.tables import Field, table
 
 _ON_CPU_IN_SHORT = "the CPU, there is no GPU: its kernels are operators of PyTorch, by the time of their own"
@@ -28,9 +29,9 @@ def _fields(kernel: str) -> tuple[Field[CaptureSummary], ...]:
         Field("context", "count", lambda c: _configuration(c).context_length),
         Field("batch", "count", lambda c: _configuration(c).batch_size),
         Field("status", "text", _status),
-        Field("GPU", "text", _gpu),
         Field("steps", "count", _steps),
         Field(f"{kernel}s", "count", lambda c: c.coverage.kernels if c.coverage else None),
+        Field("forward FLOPs", "flop", lambda c: flops_of(_configuration(c))),
     )
 
 
@@ -50,10 +51,3 @@ def _steps(capture: CaptureSummary) -> int | None:
     if once:
         return once[0].instances
     return capture.run.steps if capture.run and capture.status == "not_profiled" else None
-
-
-def _gpu(capture: CaptureSummary) -> str | None:
-    """The GPU of its kernels, else the one that the run names."""
-    if capture.gpu:
-        return "none (CPU)" if capture.on_cpu else capture.gpu.name
-    return capture.run.gpu if capture.run else None

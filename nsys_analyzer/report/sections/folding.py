@@ -8,7 +8,7 @@ from dataclasses import replace
 from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW
 from nsys_analyzer.report.units import format_cell
-from nsys_analyzer.text import Text, Words, joined, phrase, spans
+from nsys_analyzer.text import joined, phrase, plain
 
 #: Rows of a table that a screen holds.
 _SCREEN = 12
@@ -54,12 +54,7 @@ def _without_shared(table: Table) -> Table:
     ]
     caption = table.caption
     if said:
-        before = (_without_colon(caption), ". ") if caption else ()
+        before = (plain(caption).removesuffix(":"), ". ") if caption else ()
         caption = joined("", (*before, "The same in every row: ", joined(", ", said), "."))
     rows = tuple(tuple(row[i] for i in kept) for row in table.rows)
     return replace(table, columns=tuple(columns[i] for i in kept), rows=rows, caption=caption)
-
-
-def _without_colon(caption: Words) -> Words:
-    *before, last = spans(caption)
-    return Text((*before, replace(last, text=last.text.removesuffix(":"))))

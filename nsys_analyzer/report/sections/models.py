@@ -21,16 +21,6 @@ _MODEL: tuple[Field[ModelSize], ...] = (
 )
 
 
-_Ran = tuple[str, Configuration]
-_RAN: tuple[Field[_Ran], ...] = (
-    Field("capture", "text", lambda ran: ran[0]),
-    Field("model", "text", lambda ran: ran[1].model.name if ran[1].model else None),
-    Field("context", "count", lambda ran: ran[1].context_length),
-    Field("batch", "count", lambda ran: ran[1].batch_size),
-    Field("precision", "text", lambda ran: ran[1].precision),
-    Field("forward FLOPs", "flop", lambda ran: _forward_flops(ran[1])),
-    Field("known from", "text", lambda ran: ran[1].source),
-)
 _FLOPS = (
     "FLOPs of one forward pass: projections 8·B·S·d²·L, attention matmuls 4·B·S²·d·L, feed-forward 6·B·S·d·d_ff·L, "
     "head 2·B·S·d·V; a multiplication and an addition count as two. The backward pass has twice as many."
@@ -45,17 +35,15 @@ _NO_MODEL = phrase(
 
 
 def answer(evidence: Evidence) -> Section:
-    """One row for each model, and one for each capture whose configuration is known."""
-    ran = [(capture.title, capture.configuration) for capture in evidence.captures if capture.configuration]
-    models = {known.model for _, known in ran if known.model}
-    blocks: list[Block] = [Paragraph(_NO_MODEL)]
-    if models:
-        of_captures = table(_RAN, ran, "What each capture ran:")
-        blocks = [table(_MODEL, sorted(models, key=lambda model: model.parameters)), of_captures, Paragraph(_FLOPS)]
-        blocks += [Paragraph(_NO_FLOPS)] if any(_forward_flops(known) is None for _, known in ran) else []
+    """One row for each model, and where the FLOPs of a forward pass come from."""
+    known = [capture.configuration for capture in evidence.captures if capture.configuration]
+    models = sorted({one.model for one in known if one.model}, key=lambda model: model.parameters)
+    blocks: list[Block] = [table(_MODEL, models), Paragraph(_FLOPS)] if models else [Paragraph(_NO_MODEL)]
+    blocks += [Paragraph(_NO_FLOPS)] if models and any(flops_of(one) is None for one in known) else []
     return Section("models", "Model specifications", tuple(blocks))
 
 
-def _forward_flops(known: Configuration) -> int | None:
+def flops_of(known: Configuration) -> int | None:
+    """The FLOPs of a forward pass, None where its shapes are not known."""
     model, batch, context = known.model, known.batch_size, known.context_length
     return forward_flops(model, batch, context) if model and batch and context else None

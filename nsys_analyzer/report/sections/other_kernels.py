@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from nsys_analyzer.analysis.kernels.classes import CLASSES
@@ -14,7 +13,7 @@ from nsys_analyzer.analysis.summary.compared import (
     parts_and_enclosing,
     shares_of_all,
 )
-from nsys_analyzer.analysis.summary.statistics import KernelRow, merge_kernels
+from nsys_analyzer.analysis.summary.statistics import merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, figures_of, kernel_word, nothing_measured
@@ -30,14 +29,8 @@ _WORD = 16
 _Known = tuple[str, ClassShares]
 
 
-@dataclass(frozen=True)
-class _Cost:
-    """What a kernel, or copies or fills, cost in each phase: ms of one instance, and its share of all kernel time."""
-
-    name: str
-    kernel_class: str
-    ms: dict[str, float]
-    share: dict[str, float]
+#: The name and class of a kernel; the kind and "memory" of copies and fills.
+_Key = tuple[str, str]
 
 
 def answer(evidence: Evidence) -> Section:
@@ -85,57 +78,45 @@ def _answer(capture: CaptureSummary) -> Answer:
 
 
 def _table(capture: CaptureSummary, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> Table:
-    shown, kernel = _most_important(phases), kernel_word(capture)
-    copies = [_copies(kind, phases) for kind in _MEMORY if any(row.kind == kind for p in phases for row in p.memory)]
-    fields: tuple[Field[_Cost], ...] = (
-        Field(kernel, "code", lambda cost: " ".join(map(_narrow, cost.name.split(" ")))),
-        Field("class", "text", lambda cost: cost.kernel_class),
-        *(field for phase in phases for field in _in_phase(phase.phase)),
+    """The ms and the share of each kernel in each phase, and the ms of copies and fills, which have no share."""
+    every, kernel = merge_kernels(*(phase.kernels for phase in phases)), kernel_word(capture)
+    keys = [row.key for row in every[:_SHOWN]]
+    copies = [(kind, "memory") for kind in _MEMORY if any(row.kind == kind for p in phases for row in p.memory)]
+    fields: tuple[Field[_Key], ...] = (
+        Field(kernel, "code", lambda key: _MEMORY[key[0]] if key in copies else _narrow(labels[key[0]])),
+        Field("class", "text", lambda key: key[1]),
+        *(field for phase in phases for field in _in_phase(phase)),
     )
-    total = len(merge_kernels(*(phase.kernels for phase in phases)))
     sums = ", ".join(
         f"{p.phase} {milliseconds(p.kernel_time_ms.mean)}" for p in phases if p.kernel_time_ms.mean is not None
     )
     caption = (
-        f"The {counted(len(shown), kernel)} with the most time, of {total}. "
+        f"The {counted(len(keys), kernel)} with the most time, of {len(every)}. "
         f"Shares are of the phase's total {kernel} time: {sums}."
     )
-    caption += " Copies and fills are GPU operations but no kernels: they have no share." if copies else ""
-    costs = [*(_cost(row, phases, labels) for row in shown), *copies]
-    return table(fields, costs, caption, capture=capture.title, names=2)
+    return table(fields, [*keys, *copies], caption, capture=capture.title, names=2)
 
 
-def _narrow(word: str) -> str:
-    """A word of a label that leaves room for the columns beside it; a line breaks between words alone."""
-    return word if len(word) <= _WORD else f"{word[: _WORD // 2]}…{word[1 - _WORD // 2 :]}"
+def _narrow(label: str) -> str:
+    """A label whose words leave room for the columns beside it; a line breaks between words alone."""
+    words = label.split(" ")
+    return " ".join(word if len(word) <= _WORD else f"{word[: _WORD // 2]}…{word[1 - _WORD // 2 :]}" for word in words)
 
 
-def _in_phase(phase: str) -> tuple[Field[_Cost], ...]:
+def _in_phase(phase: PhaseSummary) -> tuple[Field[_Key], ...]:
+    rows = {row.key: row for row in phase.kernels}
+    ms = {key: row.ms_per_instance for key, row in rows.items()}
+    ms |= {(row.kind, "memory"): row.ms_per_instance for row in phase.memory}
     return (
-        Field(f"{phase} ms", "ms", lambda cost: cost.ms.get(phase)),
-        Field("share", "percent", lambda cost: cost.share.get(phase)),
+        Field(f"{phase.phase} ms", "ms", ms.get),
+        Field("share", "percent", lambda key: rows[key].share if key in rows else None),
     )
-
-
-def _cost(row: KernelRow, phases: tuple[PhaseSummary, ...], labels: dict[str, str]) -> _Cost:
-    found = {phase.phase: own for phase in phases for own in phase.kernels if own.key == row.key}
-    ms = {phase: own.ms_per_instance for phase, own in found.items()}
-    return _Cost(labels[row.name], row.kernel_class, ms, {phase: own.share for phase, own in found.items()})
-
-
-def _copies(kind: str, phases: tuple[PhaseSummary, ...]) -> _Cost:
-    ms = {phase.phase: row.ms_per_instance for phase in phases for row in phase.memory if row.kind == kind}
-    return _Cost(_MEMORY[kind], "memory", ms, {})
-
-
-def _most_important(phases: tuple[PhaseSummary, ...]) -> tuple[KernelRow, ...]:
-    return merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
 
 
 def _figure(capture: CaptureSummary, labels: dict[str, str]) -> Bars:
     parts, enclosing = parts_and_enclosing(capture)
     phases = parts or enclosing[-1:]
-    shown = _most_important(phases)
+    shown = merge_kernels(*(phase.kernels for phase in phases))[:_SHOWN]
     return Bars(
         f"{capture.title}-top-kernels",
         f"{capture.title}: {kernel_word(capture)}s with the most time in {' + '.join(p.phase for p in phases)}",
