@@ -27,6 +27,19 @@ _LAST = (schema.THREADS, schema.STRINGS)
 _FIRST = (table for table in dict.fromkeys(schema.TABLES.values()) if table not in (*_LAST, schema.PAYLOAD_FIELDS))
 _TABLES = (*_FIRST, *_LAST)
 
+#: Columns of numbers that are kept beside those that the package reads: what a look at one kernel or copy asks for.
+_MORE_COLUMNS = {
+    "kernel": (
+        "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
+        "dynamicSharedMemory",
+    ),
+    "memcpy": ("bytes", "copyKind", "srcKind", "dstKind"),
+    "memset": ("bytes",),
+    "runtime": ("end",),
+    "memory": ("deviceId", "address", "memKind"),
+    "gpus": ("clockRate", "computeMajor", "computeMinor"),
+}  # fmt: skip
+
 #: The rows that are kept, where not all are. A list of the host's threads would be a list of its processes.
 _ROWS = {
     "environment": (
@@ -161,12 +174,13 @@ class _Column:
 
 
 def _columns(table: Table, present: Sequence[str]) -> Iterator[_Column]:
-    """The columns that are read of a table; what is not a number stays behind in a column of numbers."""
-    columns = table.columns if table is not schema.RUNTIME else (*table.columns, *schema.FIRST_CALLS.columns)
-    for column in dict.fromkeys(columns):
+    """The columns that are kept of a table; what is not a number stays behind in a column of numbers."""
+    taken = []
+    for column in table.columns:
         name = column_in(column, present)
         if name is None:
             continue
+        taken.append(name)
         is_required = column.name in table.required
         if isinstance(column.default, int):
             used = "used_strings" if column.name in _STRING_IDS else ""
@@ -175,6 +189,9 @@ def _columns(table: Table, present: Sequence[str]) -> Iterator[_Column]:
             yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required, used)
         else:
             yield _Column(name, "TEXT", _scrubbed(table, column.name, name), is_required)
+    for name in _MORE_COLUMNS.get(table.key, ()):
+        if name in present and name not in taken:
+            yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required=False)
 
 
 def _scrubbed(table: Table, column: str, name: str) -> str:
