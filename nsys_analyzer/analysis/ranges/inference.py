@@ -78,8 +78,8 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple
 
 def _named(ranges: Ranges, test: Callable[[str], object]) -> Bools:
     """True for the ranges whose name passes a test."""
-    passes = np.array([bool(test(name)) for name in ranges.names], np.bool_)
-    return passes[ranges.name] if len(passes) else np.zeros(len(ranges), np.bool_)
+    passes = np.array([*(bool(test(name)) for name in ranges.names), False])
+    return passes[ranges.name]
 
 
 def _spans(ranges: Ranges, chosen: Bools) -> _Spans:
@@ -148,24 +148,25 @@ class _Inference:
     # --- autograd's operators
 
     def _of_operators(self) -> _Found | None:
-        engine, is_early = self._engine()
+        """The phases by the engine's operators; ``own``: when the step's thread launches outside the engine, sorted."""
+        engine = self.operators.select(_named(self.operators, _ENGINE.match))
+        if is_early := not len(engine):
+            engine = self.operators.select(_named(self.operators, _EARLY_ENGINE.fullmatch))
         if not len(engine):
             return None
         thread = self._step_thread(engine)
-        own = self._own_launches(engine, thread)
-        backward = self._backward(engine, thread, own, by_gradients=is_early and bool((engine.thread == thread).any()))
+        here = engine.select(engine.thread == thread)
+        if is_early and len(here):
+            return None  # nothing tells one backward from the next
+        launched = np.sort(self.launches.start[self.launches.thread == thread])
+        own = launched[~any_open(here.thread, here.start, here.end, np.full(len(launched), thread), launched)]
+        backward = self._backward(engine, thread, own)
         if not backward:
             return None
         optimizer, replaced = self._optimizer(backward)
         forward = list(self._forward(thread, own, backward, optimizer))
         spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
         return _Found(thread, _OPERATORS, spans, replaced)
-
-    def _engine(self) -> tuple[Ranges, bool]:
-        """The operators that autograd's engine runs, and whether they have the names of an early PyTorch."""
-        chosen = _named(self.operators, _ENGINE.match)
-        is_early = not chosen.any()
-        return self.operators.select(_named(self.operators, _EARLY_ENGINE.fullmatch) if is_early else chosen), is_early
 
     def _step_thread(self, engine: Ranges) -> int:
         """The thread that runs the steps: that of the optimizer, else the one that launches most outside the engine."""
@@ -175,29 +176,16 @@ class _Inference:
         choices = (_by_frequency(threads) for threads in (optimizers, others, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
-    def _own_launches(self, engine: Ranges, thread: int) -> Ints:
-        """When the step's thread launches outside the engine, sorted."""
-        start = self.launches.start[self.launches.thread == thread]
-        here = engine.select(engine.thread == thread)
-        group = np.full(len(start), thread)
-        return np.sort(start[~any_open(here.thread, here.start, here.end, group, start)])
+    def _backward(self, engine: Ranges, thread: int, own: Ints) -> _Spans:
+        """The stretches in which the engine or its threads work, parted by the step's launches and by bounds.
 
-    def _backward(self, engine: Ranges, thread: int, own: Ints, *, by_gradients: bool) -> _Spans:
-        """The stretches in which the engine, or a thread of its own, works.
-
-        A launch of the step's thread between two stretches parts them, and so does a bound. Where an early engine runs
-        on the step's thread, launches of its own lie between its operators: the first gradient of the next one parts.
         A backward that began before the capture is left out.
         """
         _, starts, ends = self._stretches(engine, thread)
         operators = self.operators
         gradients = operators.select(_named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
-        if by_gradients and not len(gradients):
-            return []  # nothing tells one backward from the next
-        parting = [np.sort(gradients.start) if by_gradients else own, np.sort(np.array(self.bounds, np.int64))]
-        parted = np.zeros(max(len(starts) - 1, 0), np.bool_)
-        for times in parting:
-            parted |= np.searchsorted(times, starts[1:]) > np.searchsorted(times, ends[:-1])
+        parting = np.sort(np.concatenate([own, np.array(self.bounds, np.int64)]))
+        parted = np.searchsorted(parting, starts[1:]) > np.searchsorted(parting, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], parted]))
         spans = [
             (_with_first_gradient(int(starts[i]), gradients, own), int(ends[following - 1]))

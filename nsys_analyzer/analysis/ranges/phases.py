@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
@@ -29,11 +30,9 @@ def is_framework_name(name: str) -> bool:
 
 @dataclass(frozen=True)
 class PhaseNames:
-    """Which range names mean which phase.
+    """The range names of each phase: the default ones, but for those in ``extra``.
 
-    Attributes:
-        extra: phase (or attention part, or a phase of the user's own) to exact range names; they take the
-            place of that phase's default names.
+    It has exact names by phase, attention part or phase of the user's own.
     """
 
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -62,11 +61,7 @@ class PhaseNames:
 
     def key_of(self, name: str) -> str | None:
         """The phase or attention part that a range of this name is, or None."""
-        for key, names in self.extra.items():
-            if name in names:
-                return key
         normal = normalized_name(name)
-        for key, spellings in DEFAULT_NAMES.items():
-            if key not in self.extra and normal in spellings:
-                return key
-        return None
+        own = (key for key, names in self.extra.items() if name in names)
+        default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
+        return next(chain(own, default), None)

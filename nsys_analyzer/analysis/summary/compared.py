@@ -1,4 +1,4 @@
-"""The parts of a capture that are compared: phases and the step around them, with their top kernel and classes."""
+"""The compared parts of a capture: phases and the step around them, with their top kernel and classes."""
 
 from __future__ import annotations
 
@@ -131,12 +131,7 @@ def _leader(scope: str, kernels: tuple[KernelRow, ...]) -> Leader:
 
 
 def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) -> MatmulShare:
-    """Matmul's share in each phase, in a step, and in inference.
-
-    Args:
-        capture: the capture.
-        captures: all captures of the report: one of the forward pass alone tells the most of inference.
-    """
+    """Matmul's share in each phase, in a step, and in inference: that of a forward-only capture of the report first."""
     candidates = [other for other in captures if capture.whole and _is_its_inference(capture, other)]
     forwards = ((one, phase) for one in (*candidates, capture) if (phase := one.phase("forward")) and phase.kernels)
     source, forward = next(forwards, (capture, None))

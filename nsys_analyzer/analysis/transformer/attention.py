@@ -31,15 +31,12 @@ _Scope = tuple[str, Ints, Ints, int, Ints | None]
 
 @dataclass(frozen=True)
 class AttentionSummary:
-    """Times of attention, of one forward pass where there is one; None where a figure is unknown.
+    """Times of attention's softmax, of its matmuls, and of kernels that do both at once; None is unknown.
 
     Attributes:
-        softmax_ms: every kernel launched inside the softmax ranges, or each softmax kernel of the attention.
-        matmul_ms: the matmul kernels of the attention ranges.
-        fused_ms: attention kernels that do both at once.
         softmax_source: how the softmax was found.
         runtime_ratio, flop_ratio: matmuls ÷ softmax.
-        per: what the figures are of: one "forward", one "step" where attention lies in no forward, or the whole
+        per: the unit of the figures: one "forward", one "step" where attention lies in no forward, or the whole
             "capture" outside warm-up where it lies in neither.
         occurrences: how often attention ran in all that was measured, by the ranges around its kernels, a replay of
             a CUDA graph once more.
@@ -64,17 +61,17 @@ class AttentionSummary:
 
     @property
     def softmax_flops_per_s(self) -> float | None:
-        """The FLOP/s that softmax achieves."""
+        """Achieved by the softmax."""
         return _rate(self.softmax_flops, self.softmax_ms)
 
     @property
     def matmul_flops_per_s(self) -> float | None:
-        """The FLOP/s that the attention matmuls achieve."""
+        """Achieved by the attention matmuls."""
         return _rate(self.matmul_flops, self.matmul_ms)
 
     @property
     def fused_flops_per_s(self) -> float | None:
-        """The FLOP/s of kernels that do both at once."""
+        """Achieved by kernels that do both at once."""
         return _rate((self.matmul_flops or 0) + (self.softmax_flops or 0), self.fused_ms)
 
 
@@ -87,14 +84,8 @@ def summarize_attention(
 ) -> AttentionSummary | None:
     """Compares softmax and attention matmuls of one process: per forward, else per step, else over the capture.
 
-    Args:
-        attributed: the trace.
-        process: global process ID.
-        configuration: the model and shapes, for FLOPs and bytes.
-        gpu: where the kernels ran, for its peak bandwidth.
-
-    Returns:
-        None where no range or kernel tells attention from the rest.
+    The configuration gives FLOPs and bytes, the GPU its peak bandwidth. None where no range or kernel tells attention
+    from the rest.
     """
     scopes = (_Parts(attributed, *scope) for scope in _scopes(attributed, process))
     parts = next((one for one in scopes if one.found), None)
@@ -104,11 +95,9 @@ def summarize_attention(
 def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     """Forward, step and capture, as far as they are there.
 
-    Outside a forward only kernels inside attention ranges count: a fused kernel elsewhere may be of backward.
-
-    Returns:
-        The unit, the indices of kernels, the part of attention each is in (-1: none), how many units there are, and
-        the kernels of attention that are left out because they are in warm-up.
+    Each is a unit, the indices of kernels, the part of attention each is in (-1: none), the number of units, and the
+    kernels that are left out as warm-up. Outside a forward only kernels inside attention ranges count: a fused kernel
+    elsewhere may be of backward.
     """
     operations, instances = attributed.trace.operations, attributed.instances
 
@@ -165,7 +154,7 @@ class _Parts:
 
 
 def _occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:
-    """In how many attention ranges some kernels lie; in one that a graph captured, once for each replay."""
+    """The number of attention ranges around some kernels, one that a graph captured once for each replay."""
     part = attributed.roles.codes(ATTENTION_PARTS)
     around = part == ATTENTION_PARTS.index("attention")
     found = attributed.attribution.innermost(around if around.any() else part != NONE, kernels)

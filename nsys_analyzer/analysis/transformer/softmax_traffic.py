@@ -65,18 +65,18 @@ def softmax_traffic(
         gpu: where they ran.
 
     Returns:
-        None where too many of the kernels are of no known kind, or where the figure is above the peak with a tensor
-        that no cache holds: the kernels are of other tensors than assumed.
+        None where too many kernels are of no known kind, or where the rate is above the peak with a tensor that no
+        cache holds: the kernels are of other tensors than assumed.
     """
     batch, heads, context = shape
     kernels = list(kernels)
-    counted = [(one, passed) for one in kernels if (passed := pass_of(one.name))]
+    counted = [(one, by) for one in kernels if (by := pass_of(one.name))]
     ns = sum(one.ns for one in kernels)
     if not ns or sum(one.ns for one, _ in counted) < (1 - _UNCOUNTED) * ns:
         return None
     rows = batch * heads * context
-    moved = sum(one.launches * passed.bytes(rows * context, rows) for one, passed in counted)
-    score_bytes = rows * context * max(max(passed.read, passed.written) for _, passed in counted)
+    moved = rows * sum(one.launches * (context * (by.read + by.written) + by.row) for one, by in counted)
+    score_bytes = rows * context * max(max(by.read, by.written) for _, by in counted)
     rate, peak, cache = moved / ns * 1e9, memory_bytes_per_s(gpu), l2_bytes(gpu)
     share = rate / peak if peak else None
     fits = score_bytes <= cache if cache else None
@@ -94,10 +94,6 @@ class Pass:
     read: int
     written: int
     row: int = 0
-
-    def bytes(self, scores: int, rows: int) -> int:
-        """The bytes moved with so many scores, in so many rows."""
-        return scores * (self.read + self.written) + rows * self.row
 
 
 def pass_of(name: str) -> Pass | None:
