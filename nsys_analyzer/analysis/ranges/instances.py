@@ -31,14 +31,12 @@ from nsys_analyzer.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Instances:
-    """Occurrences of phases, in order of start; each array has shape (instances,).
+    """Occurrences of phases, in order of start; each array has shape (instances,), times are ns on the CPU's clock.
 
     Attributes:
         range: index into the trace's ranges.
         phase: code into ``phases``, which are in the order of a step.
         process: global process ID.
-        start, end: ns, on the CPU's clock.
-        warmup: True inside a warm-up range of the process.
         incomplete: True where the capture lacks GPU activity of the instance: launches without a kernel, an
             operation whose times cannot be true, or an allocation that failed inside.
     """
@@ -62,12 +60,9 @@ class Instances:
 class AttributedTrace:
     """A trace with each operation's ranges, phase and instance.
 
-    Args:
-        trace: the trace, kept in ``as_recorded``.
-        names: which range names mean which phase.
-
     Attributes:
-        trace: the trace without the operations that contradict it, and with a range for each inferred phase.
+        as_recorded, trace: the trace as it was, and without the operations that contradict it, with a range for each
+            inferred phase.
         unmeasured: the launches of the operations that were left out: indices into ``trace.launches``.
         wait: shape (operations,), from the launch to the start of each, ns, the difference of the clocks taken off.
     """
@@ -159,19 +154,14 @@ class AttributedTrace:
         return np.flatnonzero(dropped_launches(self.trace.launches, known))
 
     @cached_property
-    def phase_instance(self) -> Ints:
-        """Shape (operations,): the instance of a phase (the step aside) each operation belongs to, or -1."""
-        return self._instance_of(self.attribution.outermost(self.roles.leaf))
+    def instance_pair(self) -> tuple[Ints, Ints]:
+        """Shape (operations,) each: the instance of a phase and the step that each operation belongs to, or -1."""
+        return self._instance_of(self.roles.leaf), self._instance_of(self.roles.mask(STEP))
 
-    @cached_property
-    def step_instance(self) -> Ints:
-        """Shape (operations,): the step each operation belongs to, or -1."""
-        return self._instance_of(self.attribution.outermost(self.roles.mask(STEP)))
-
-    def _instance_of(self, ranges: Ints) -> Ints:
+    def _instance_of(self, family: Bools) -> Ints:
         lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
         lookup[self.instances.range] = np.arange(len(self.instances.range))
-        found = lookup[ranges]
+        found = lookup[self.attribution.outermost(family)]
         if self.warm.any():  # a measured instance may hold a warm-up range, whose work is not its own
             found[self.warm & ~np.append(self.instances.warmup, True)[found]] = NONE
         return found
@@ -193,16 +183,6 @@ class AttributedTrace:
         found = self.attribution.innermost(part_of_range != NONE, operations)
         around = self.attribution.innermost(attention, operations) if attention.any() else found
         return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[found])
-
-    @cached_property
-    def has_attention(self) -> bool:
-        """Whether any range is one of attention or of a part of it."""
-        return bool((self.roles.codes(ATTENTION_PARTS) != NONE).any())
-
-    @property
-    def instance_pair(self) -> tuple[Ints, Ints]:
-        """The phase instance and the step instance of each operation."""
-        return self.phase_instance, self.step_instance
 
     def lost_in(self, process: int) -> int:
         """How many kernel launches of a process lack their kernel."""

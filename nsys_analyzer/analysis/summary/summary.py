@@ -86,7 +86,7 @@ class PhaseSummary:
 
     @property
     def gpu_ms(self) -> float:
-        """The durations of its GPU operations, kernels, copies, fills and opaque graphs, summed over one instance."""
+        """The summed durations of the kernels, copies, fills and opaque graphs of one instance."""
         return sum(row.ms_per_instance for row in self.kernels) + sum(row.ms_per_instance for row in self.memory)
 
     @property
@@ -104,17 +104,13 @@ class Coverage:
     """The kernels of a process, counted where they were attributed: attributed + unattributed = all, each once.
 
     Attributes:
-        kernels, kernel_ms: all kernels of the process and their summed duration.
-        attributed, attributed_ms: those launched inside a range.
+        attributed, unattributed: launched inside a range; outside every range or without a launch row.
         in_phases: those in a phase (the step and warm-up included).
-        unattributed, unattributed_ms: those launched outside every range, or without a launch row.
         ambiguous: those launched while several threads had phases open.
-        how: kernels by how they were attributed.
         lost_launches: kernel launches whose kernel the capture lacks.
         operations: all GPU operations (copies, fills and graphs too).
         extent_ms: from the first to the last moment of any operation, API call or range of the process.
-        shortest_wait_ms: the shortest time from a launch to its operation's start, below 0 by the clocks' error at
-            most; None without a launch.
+        shortest_wait_ms: from a launch to its operation's start, below 0 by the clocks' error at most.
     """
 
     kernels: int

@@ -107,10 +107,11 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
         of_kernel = np.append(chosen, False)[instance_of]  # the last entry serves no instance
         return np.flatnonzero((operations.kind == KERNEL) & of_kernel), int(chosen.sum())
 
-    forward, forwards = inside(FORWARD, attributed.phase_instance)
+    phase_instance, step_instance = attributed.instance_pair
+    forward, forwards = inside(FORWARD, phase_instance)
     if len(forward):
         yield FORWARD, forward, attributed.attention_part(forward), forwards, None
-    if not attributed.has_attention:
+    if not attributed.roles.mask(*ATTENTION_PARTS).any():
         return
     mine = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
     part = attributed.attention_part(mine)
@@ -118,7 +119,7 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     warm = attributed.warm[mine]
     in_softmax = part == ATTENTION_PARTS.index("softmax")
     left_out = mine[warm & (in_softmax | ~in_softmax.any())]
-    step, steps = inside(STEP, attributed.step_instance)
+    step, steps = inside(STEP, step_instance)
     in_step = np.isin(mine, step)
     yield STEP, mine[in_step], part[in_step], steps, left_out
     yield CAPTURE, mine[~warm], part[~warm], 1, left_out

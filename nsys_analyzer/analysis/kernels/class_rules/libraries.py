@@ -38,9 +38,8 @@ _ATEN_ELEMENTWISE_RULES = (
     Rule(
         FN + r"(?:_scatter_gather_|index_|vectorized_index_)elementwise_kernel",
         "copy/layout",
-        "void at::native::_scatter_gather_elementwise_kernel<(int)128, (int)8, void at::native::"
-        "_cuda_scatter_gather_internal_kernel<(bool)1, at::native::OpaqueType<(int)4>, long>::operator ()"
-        "<at::native::TensorAssign>(at::TensorIterator &)::[lambda(int) (instance 1)]>(int, T3)",
+        "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::"
+        "index_kernel_impl<at::native::OpaqueType<4> >()>>",
     ),
     Rule(
         IN + r"elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)|device_to_device)|(?:flip|take_put|masked_scatter"
@@ -69,16 +68,10 @@ _NAMED_RULES = (
     Rule(
         IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",
         "optimizer",
-        "void at::native::<unnamed>::multi_tensor_apply_kernel<at::native::<unnamed>::TensorListMetadata<"
-        "(int)2>, at::native::<unnamed>::TernaryOpScalarFunctor<float, (int)2, (int)2, (int)0>, "
-        "at::native::LerpFunctor<float>, float>(T1, T2, T3...)",
+        "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
-    Rule(  # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
-        IN + r"(?i:rope|rotary)",
-        "elementwise",
-        "void flashinfer::BatchQKApplyRotaryPosIdsCosSinCacheHeadParallelismKernel<(bool)0, "
-        "(unsigned int)128, (unsigned int)8, (unsigned int)16, __half, long>(T5 *, T5 *, T5 *)",
-    ),
+    # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
+    Rule(IN + r"(?i:rope|rotary)", "elementwise", "void rotary_embedding_kernel<c10::BFloat16, true>"),
     Rule(  # The cells of recurrent networks; their matmuls are kernels of their own.
         FN
         + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
@@ -120,12 +113,7 @@ _ATTENTION_RULES = (
         "fused attention",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
     ),
-    Rule(
-        FN + r"(?:flash|pytorch_flash)::",
-        "fused attention",
-        "void flash::compute_attn_ws<Flash_fwd_kernel_traits<192, 128, 128, 12, 2, false, 1, cutlass::"
-        "bfloat16_t, 128>, true, flash::SingleTileScheduler, flash::SeqLenTraits<true> >()",
-    ),
+    Rule(FN + r"(?:flash|pytorch_flash)::", "fused attention", "flash::prepare_varlen_num_blocks_kernel"),
     Rule(
         IN + r"(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel)",
         "fused attention",
@@ -180,8 +168,7 @@ _CONVOLUTION_RULES = (
     Rule(  # cuDNN's tables of offsets, scaled outputs and layouts.
         IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|nchwToNhwc|nhwcToNchw|nchwAddPadding|nhwcAddPadding)",
         "convolution",
-        "void cudnn::engines_precompiled::nchwToNhwcKernel<float, float, float, false, true, (cudnnKernelDataType_t)0"
-        ">(cudnn::engines_precompiled::nchw2nhwc_params_t<float>, float const*, float*)",
+        "cask_cudnn::computeOffsetsKernel",
     ),
     Rule(  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
         FN + r"(?:fft[12]d_(?:r2c|c2r)_\d+|flip_filter|pointwise_mult_and_sum_complex)|" + IN + r"gcgemm",
@@ -212,8 +199,7 @@ _MATMUL_RULES = (
     Rule(  # fbgemm is a library, not a GEMM.
         IN + r"(?i:(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)",
         "matmul",
-        "sm80_xmma_gemm_f32f32_f32f32_f32_nt_n_tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_"
-        "execute_kernel__5x_cublas",
+        "volta_sgemm_64x64_nt",
         _OF_CONVOLUTION,
     ),
     Rule(
@@ -225,8 +211,7 @@ _MATMUL_RULES = (
     Rule(
         FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
         "matmul",
-        "void dot_kernel<float, 128, 0, cublasDotParams<cublasGemvTensorStridedBatched<float const>, "
-        "cublasGemvTensorStridedBatched<float> > >()",
+        "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float> >",
     ),
     Rule(FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "matmul", "fused_moe_kernel"),
     Rule(  # TensorRT-LLM's, by the types of output and inputs.
@@ -242,9 +227,7 @@ _DATA_RULES = (
         r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
         r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))",
         "sort/scan",
-        "void at_cuda_detail::cub::detail::radix_sort::DeviceRadixSortExclusiveSumKernel<at_cuda_detail::"
-        "cub::detail::radix::policy_hub<long, at::cuda::cub::detail::OpaqueType<(int)8>, unsigned long long>"
-        "::Policy1000, unsigned long long>(T2 *)",
+        "void at::native::radixSortKVInPlace<2, -1, 32, 4, float, long, unsigned int>",
     ),
     Rule(
         IN
@@ -252,16 +235,11 @@ _DATA_RULES = (
         + FN
         + r"rocprim::(?:\w+::)*partition",
         "sort/scan",
-        "void rocprim::ROCPRIM_400001_NS::detail::onesweep_scan_histograms_kernel<rocprim::ROCPRIM_400001_NS::detail:"
-        ":wrapped_radix_sort_onesweep_config<rocprim::ROCPRIM_400001_NS::default_config, long, at::cuda::cub::detail:"
-        ":OpaqueType<8> >, unsigned long>(unsigned long*)",
+        "void rocprim::ROCPRIM_400001_NS::detail::init_lookback_scan_state_kernel<rocprim::ROCPRIM_400001_NS::"
+        "detail::lookback_scan_state<long, false, true> >",
     ),
-    Rule(  # Which expert takes which token: a top-k, counted and summed up.
-        IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)",
-        "sort/scan",
-        "void moe::dev::routing::routingIndicesOffsetsKernel<moe::dev::routing::routingRenormalize::KernelParams<__nv"
-        "_bfloat16, __nv_bfloat16, 128, false, true, true> >()",
-    ),
+    # Which expert takes which token: a top-k, counted and summed up.
+    Rule(IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)", "sort/scan", "_sum_bitmatrix_rows"),
     Rule(
         FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
         "sort/scan",
