@@ -87,13 +87,13 @@ def nsys_version(nsys: Path) -> str:
 
 def _installed(root: Path) -> Iterator[Path]:
     for pattern in SEARCH_PATTERNS:
-        yield from filter(_is_command, sorted(root.glob(pattern), key=_numbers_in, reverse=True))
+        yield from filter(_is_command, sorted(root.glob(pattern), key=numbers_in, reverse=True))
 
 
 def _is_command(path: Path) -> bool:
     return path.is_file() and os.access(path, os.X_OK)
 
 
-def _numbers_in(path: Path) -> tuple[int, ...]:
+def numbers_in(version: Path | str) -> tuple[int, ...]:
     """A key that sorts ``2024.10.1`` after ``2024.9.2``."""
-    return tuple(int(digits) for digits in re.findall(r"\d+", str(path)))
+    return tuple(int(digits) for digits in re.findall(r"\d+", str(version)))

@@ -57,10 +57,7 @@ def distinct(values: Ints) -> Ints:
 
 
 def dense_codes(values: Ints) -> tuple[Ints, Ints]:
-    """The distinct values, sorted, and the position of each value among them: ``np.unique`` without its sort.
-
-    String IDs lie close together, so a table of codes replaces the sort of a million values.
-    """
+    """The distinct values, sorted, and the position of each value among them: ``np.unique`` without its sort."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _SPARSE * len(values) + 1_000_000:
         ids, codes = np.unique(values, return_inverse=True)

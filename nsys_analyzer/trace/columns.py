@@ -17,29 +17,22 @@ if TYPE_CHECKING:
 KINDS = ("kernel", "memcpy", "memset", "graph")
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 
-#: What an API call does, by the start of its name, in the order of ``Launches.call``'s codes.
-CALLS = (
-    ("other", ()),
-    (
-        "launch a kernel",
-        (
-            "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
-            "hipLaunchKernel", "hipLaunchCooperativeKernel", "hipModuleLaunchKernel", "hipModuleLaunchCooperative",
-            "hipExtLaunchKernel", "hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel", "hipDrvLaunchKernelEx",
-            "runFunction",  # of an MTIA
-        ),
-    ),
-    ("begin a graph's capture", ("cudaStreamBeginCapture", "cuStreamBeginCapture", "hipStreamBeginCapture")),
-    ("end a graph's capture", ("cudaStreamEndCapture", "cuStreamEndCapture", "hipStreamEndCapture")),
-    (
-        "allocate",
-        (
-            "cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc",
-            "hipMalloc", "hipExtMalloc", "hipMemAlloc", "hipMemCreate", "hipHostMalloc", "hipHostAlloc",
-        ),
-    ),
-)  # fmt: skip
 OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
+#: What an API call does, by the starts of its name.
+CALLS = {
+    LAUNCH: (
+        "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
+        "hipLaunchKernel", "hipLaunchCooperativeKernel", "hipModuleLaunchKernel", "hipModuleLaunchCooperative",
+        "hipExtLaunchKernel", "hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel", "hipDrvLaunchKernelEx",
+        "runFunction",  # of an MTIA
+    ),
+    BEGIN_CAPTURE: ("cudaStreamBeginCapture", "cuStreamBeginCapture", "hipStreamBeginCapture"),
+    END_CAPTURE: ("cudaStreamEndCapture", "cuStreamEndCapture", "hipStreamEndCapture"),
+    ALLOCATE: (
+        "cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc",
+        "hipMalloc", "hipExtMalloc", "hipMemAlloc", "hipMemCreate", "hipHostMalloc", "hipHostAlloc",
+    ),
+}  # fmt: skip
 
 #: How a kernel is called whose name the file does not hold, with its string ID behind it: no symbol reads like this.
 UNNAMED = "unknown kernel"
@@ -60,10 +53,7 @@ def pid_of(process: Any) -> Any:
 
 
 def stream_thread(process: Any, device: Any, stream: Any) -> Any:
-    """The global thread ID that stands for a stream of a device, where the ranges lie on the GPU's timeline.
-
-    Bit 23 marks it; the device has the 7 bits below, the stream the low 16. Of ints or arrays.
-    """
+    """The global thread ID that stands for a stream of a device: bit 23, 7 bits of the device, 16 of the stream."""
     return process | 1 << 23 | (device & 0x7F) << 16 | stream & 0xFFFF
 
 
@@ -131,7 +121,7 @@ class Operations(Columns):
 
 @dataclass(frozen=True)
 class Launches(Columns):
-    """API calls: start in ns, global thread ID, correlation ID, and a code of what the call does (``CALLS``)."""
+    """API calls: start in ns, global thread ID, correlation ID, and what the call does, a key of ``CALLS`` or 0."""
 
     start: Ints
     thread: Ints
@@ -141,10 +131,7 @@ class Launches(Columns):
 
 @dataclass(frozen=True)
 class Ranges(Columns):
-    """NVTX ranges: start and end in ns, global thread ID, code into ``names``.
-
-    ``Trace.ranges`` holds those with an end, ``Trace.open_ranges`` those without (their end is meaningless).
-    """
+    """NVTX ranges: start, end in ns (meaningless in ``Trace.open_ranges``), global thread ID, code into ``names``."""
 
     start: Ints
     end: Ints

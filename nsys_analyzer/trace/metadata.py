@@ -45,12 +45,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Recording:
-    """The recording that nsys was asked for, as far as the export tells it.
+    """The recording that nsys was asked for: kinds of events in nsys's words ("Cuda"), and the program's command line.
 
-    Attributes:
-        events: kinds of events, in nsys's words: "Cuda", "NvtxEvents".
-        graph_trace: "graph" (CUDA graphs as a whole) or "node".
-        program: the command line.
+    ``graph_trace`` is "graph" (CUDA graphs as a whole) or "node".
     """
 
     events: tuple[str, ...] = ()
@@ -60,13 +57,12 @@ class Recording:
 
 @dataclass(frozen=True)
 class Metadata:
-    """The capture's conditions.
+    """The capture's conditions; texts are "unknown" where the export is silent.
 
     Attributes:
         profiler: "nsys" or "torch".
         platform: how the devices are programmed: "CUDA", "HIP", "XPU" or "MTIA".
-        profiler_version, schema_version, driver, runtime, cpu, os: "unknown" where the export is silent; the runtime is
-            the version of CUDA or HIP.
+        runtime: the version of CUDA or HIP.
         gpus: by GPU ID.
         gpu_of: (pid, CUDA device ordinal) to GPU ID.
         thread_names: by global thread ID.
@@ -152,10 +148,7 @@ def _shift(text: str) -> int:
 
 
 def _runtime_version(platform: str, environment: dict[str, str]) -> str:
-    """The version of the platform's runtime as people write it: CUDA's as the driver supports it, HIP's with ROCm's.
-
-    CUDA writes 13000 for 13.0; HIP 70253211 (``HIP_VERSION``) for 7.2.53211, which ROCm 7.2 brings.
-    """
+    """The version of CUDA (13000 is 13.0), or of HIP and its ROCm (70253211, ``HIP_VERSION``, is 7.2.53211)."""
     if platform == HIP:
         number = environment.get("HipRuntimeVersion") or environment.get("HipDriverVersion", "")
     else:

@@ -1,7 +1,7 @@
-"""Which rank of a run each process of an export is, as far as the export says so.
+"""The rank of each process in its run, as far as the export tells it.
 
-Three things say it: a table of ours, the variables of the environment by which launchers tell a process its rank, and
-what NCCL notes beside its ranges when a communicator is made. Nothing follows from the order of devices.
+It is in a table of ours, in the variables by which launchers tell a process its rank, or in what NCCL notes beside its
+ranges when a communicator is made. Nothing follows from the order of devices.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _environment(reader: Reader) -> Iterator[str]:
 
 
 def _of_communicators(reader: Reader) -> dict[int, Rank]:
-    """The rank of each process in the largest communicator that it made: NCCL counts ranks within one."""
+    """The rank of each process in the largest communicator that it made."""
     found: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for thread, fields in _payloads(reader):
         if _RANK in fields and _RANKS in fields:

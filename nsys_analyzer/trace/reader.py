@@ -71,11 +71,7 @@ class Reader:
         return found
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
-        """The few rows that a query finds; large tables are read as columns.
-
-        Raises:
-            TraceError: the file is damaged.
-        """
+        """The few rows that a query finds; large tables are read as columns. Raises TraceError for a damaged file."""
         try:
             with closing(sqlite3.connect(self.uri, uri=True)) as connection:
                 connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
@@ -86,10 +82,9 @@ class Reader:
             raise self._damaged(sqlite3.DatabaseError("it asks for more memory than there is")) from error
 
     def name_of(self, table: Table) -> str | None:
-        """The name a table has in this file, or None where it is absent or has no row.
+        """The name a table has in this file; None where it is absent or has no row (``nsys export --lazy=false``).
 
-        ``nsys export --lazy=false`` writes every table there is, recorded or not. Some versions of nsys number a
-        table whose columns changed: ``NVTX_EVENTS_V2``. Of several the newest that holds a row counts.
+        Some nsys number a table whose columns changed (``NVTX_EVENTS_V2``): the newest that holds a row counts.
         """
         for alias in table.aliases:
             found = (re.fullmatch(rf"{alias}(?:_V([0-9]{{1,6}}))?", name) for name in self.columns_of)
@@ -120,7 +115,6 @@ class Reader:
 
         Raises:
             MissingTableError: the table lacks a column the analysis cannot do without.
-            TraceError: the file is damaged.
         """
         name = self.name_of(table)
         if name is None:

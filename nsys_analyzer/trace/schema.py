@@ -35,8 +35,8 @@ class Filter:
 class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
-    A name behind the first counts where the table has the columns that are required: some names were given to another
-    table later. ``limit`` is how many of its rows are read, the first ones; 0 for all.
+    A name behind the first counts only with the required columns: some names were given to another table later.
+    ``limit`` is how many of its rows are read; 0 for all.
     """
 
     key: str

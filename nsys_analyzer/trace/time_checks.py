@@ -50,12 +50,9 @@ class Bounds:
 
     @classmethod
     def of(cls, duration: int | None, *moments: Ints, start: int = 0) -> Bounds:
-        """The bounds from the duration of the session, else from moments of which most are true.
+        """The bounds from the duration of the session (ns, None if unknown), else from moments of which most are true.
 
-        Args:
-            duration: ns from the start of the session to its end, None where that is not known.
-            moments: the starts of operations, API calls and ranges, ns.
-            start: the session's, ns: 0 but in an export whose times were shifted.
+        ``moments`` are the starts of operations, API calls and ranges; ``start`` is that of the session, ns.
         """
         known = np.concatenate(moments)
         known = known[known != NO_TIME]
@@ -89,12 +86,9 @@ class TimedRows:
 
 
 class TimeCheck:
-    """Checks which rows of one trace have times that can be true, and keeps account of the others.
+    """Finds the rows of one trace whose times can be true, and keeps account of the others.
 
-    Args:
-        bounds: between what times rows can lie.
-        by_cupti: whether the trace is CUPTI's own, of nsys: other traces may begin with an event at 0, and round
-            durations to microseconds.
+    Other traces than CUPTI's own, of nsys, may begin with an event at 0, and round durations to microseconds.
     """
 
     def __init__(self, bounds: Bounds, *, by_cupti: bool) -> None:
@@ -105,7 +99,6 @@ class TimeCheck:
         """Shape (rows,): True for the rows to keep.
 
         Args:
-            rows: of one table.
             of_cuda: whether they are operations or API calls, which nothing records before the session.
             lasting: whether they are operations or ranges, of which none ends as it starts.
         """

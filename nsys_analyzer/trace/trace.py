@@ -211,10 +211,10 @@ def _launch_ns(frame: Frame, strings: dict[int, str]) -> float | None:
 
 
 def _calls(frame: Frame, strings: dict[int, str]) -> SmallInts:
-    """Shape (API calls,): codes into ``CALLS``."""
+    """Shape (API calls,): what each does."""
     names, codes = dense_codes(join(frame["name"]))
     apis = [strings.get(i, "") for i in names.tolist()]
-    kinds = [next((kind for kind, (_, starts) in enumerate(CALLS) if api.startswith(starts)), 0) for api in apis]
+    kinds = [next((kind for kind, starts in CALLS.items() if api.startswith(starts)), OTHER_CALL) for api in apis]
     return np.array([*kinds, OTHER_CALL], np.int32)[codes]
 
 
@@ -225,10 +225,7 @@ def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
 
 
 def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
-    """The ranges, and which of them are PyTorch's operators.
-
-    Their names are those of the text IDs where there are any, else the texts, autograd's IDs cut off.
-    """
+    """The ranges, named by text ID or by text without autograd's IDs, and which of them are PyTorch's operators."""
     import pyarrow.compute as pc
 
     by_id, texts = join(frame["text_id"]), frame["text"]

@@ -12,23 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a table, read once.
-
-    Attributes:
-        columns: the names of its columns, with blanks between them.
-        values: those of each row, in this order.
-    """
+    """The rows of a table, read once: the names of its columns, with blanks between them, and their values."""
 
     columns: str
     values: Iterable[tuple[Any, ...]]
 
 
 def write_tables(path: Path, tables: Mapping[str, Rows]) -> None:
-    """Writes a SQLite file of tables, one after the other; as in nsys, a table without rows is not there.
-
-    Raises:
-        sqlite3.Error: the file cannot be written.
-    """
+    """Writes a SQLite file of tables; as in nsys, a table without rows is not there. Raises sqlite3.Error."""
     from sqlite_utils import Database
 
     database = Database(path)

@@ -15,7 +15,7 @@ from nsys_analyzer.system.atomic_write import atomic_write
 from nsys_analyzer.trace.sources.kineto import KINETO
 from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places, writable_place
 from nsys_analyzer.trace.sources.nsys_report import NSYS_REPORT
-from nsys_analyzer.trace.sources.source import Source, WriteExport
+from nsys_analyzer.trace.sources.source import Source
 
 EXPORT = Source((".sqlite",))
 """An SQLite export, which is read as it is; so is a file that no format takes, for its content may be one."""
@@ -44,16 +44,13 @@ def trace_stem(capture: Path) -> str:
 def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
     """The SQLite file behind a path: itself, or the export of a capture, made only where no current one is there.
 
-    It is looked for, and made, as ``X.sqlite`` beside the capture ``X``; in ``~/.cache/nsys-analyze`` (or below
-    ``$XDG_CACHE_HOME``) where that folder cannot be written, or holds what another capture became under that name.
-
-    Args:
-        path: a capture in any format of ``SOURCES``.
-        timeout_s: how long another program may take for the export.
+    It is ``X.sqlite`` beside the capture ``X``; in ``~/.cache/nsys-analyze`` (or below ``$XDG_CACHE_HOME``) where that
+    folder cannot be written, or holds another capture's export of that name.
 
     Raises:
         TraceError: the file cannot be read, or there is too little memory for what it holds.
-        ExportError: there is no place for the export, or the program that makes it is missing or fails.
+        ExportError: there is no place for the export, or the program that makes it is missing, fails, or takes longer
+            than ``timeout_s``.
     """
     if source_of(path).open is None:
         return path
@@ -68,11 +65,7 @@ def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
 
 
 def convert(path: Path, output: Path) -> None:
-    """Writes the export of a capture to a file of any name, which appears whole or not at all.
-
-    Raises:
-        TraceError, ExportError: as :func:`sqlite_of`.
-    """
+    """Writes the export of a capture to a file of any name; raises what :func:`sqlite_of` does."""
     _convert(path, lambda: output, None)
 
 
@@ -83,20 +76,15 @@ def _convert(path: Path, place: Callable[[], Path], timeout_s: float | None) -> 
     try:
         write = source.open(path, timeout_s)
         output = place()
-        _write(write, output, path)
+        with atomic_write(output, source=path) as unfinished:
+            write(unfinished)
     except MemoryError as error:
         hint = "Record fewer steps, or read it on a machine with more memory"
         raise TraceError(f"{path} needs more memory than there is", hint) from error
-    return output
-
-
-def _write(write: WriteExport, output: Path, capture: Path) -> None:
-    try:
-        with atomic_write(output, source=capture) as unfinished:
-            write(unfinished)
     except (sqlite3.Error, OSError) as error:
         hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
-        raise ExportError(f"{output} cannot be written: {error}", hint) from error
+        raise ExportError(f"The export of {path} cannot be written: {error}", hint) from error
+    return output
 
 
 def is_made_from(export: Path, capture: Path) -> bool:
@@ -108,10 +96,7 @@ def is_made_from(export: Path, capture: Path) -> bool:
 
 
 def is_current(export: Path, capture: Path) -> bool:
-    """Whether an export is the capture's, not by another converter, and the capture still the same.
-
-    An export of nsys says nothing of its report: it is current when it is no older.
-    """
+    """Whether an export is the capture's; one of nsys, which says nothing of its report, must be no older."""
     if not is_made_from(export, capture):
         return False
     if origin := origin_of(export):

@@ -18,7 +18,7 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
     """Makes sure that a file to write is none of those that are read: hard links, symbolic links and spellings count.
 
     Args:
-        output: where something is going to be written.
+        output: the file to write.
         inputs: traces, files of timings, and folders that hold them.
 
     Raises:

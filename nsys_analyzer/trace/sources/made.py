@@ -27,13 +27,7 @@ _SIZE, _MTIME = "EXPORT_SOURCE_SIZE", "EXPORT_SOURCE_MTIME_NS"
 
 @dataclass(frozen=True)
 class Origin:
-    """The capture that a converted file was made from, as the file tells it.
-
-    Attributes:
-        version: of the converter.
-        suffix: of the capture's name; None in files of the first converters.
-        size, mtime_ns: the capture's bytes, and when it was written, as texts.
-    """
+    """The capture that a file was converted from: its size and time of writing, its name's suffix, the converter."""
 
     version: str
     suffix: str | None
@@ -53,7 +47,7 @@ class Origin:
 def origin_rows(suffix: str, status: os.stat_result) -> list[tuple[str, str]]:
     """The rows of META_DATA_EXPORT that tell the origin of a converted file.
 
-    Of the capture's name the suffix alone: the rest is the file's own, and stays right when both are renamed.
+    Not the capture's name, but its suffix: both files may be renamed.
     """
     values = (CONVERTER, suffix, str(status.st_size), str(status.st_mtime_ns))
     return list(zip((_VERSION, _SUFFIX, _SIZE, _MTIME), values, strict=True))
@@ -79,8 +73,7 @@ def origin_of(export: Path) -> Origin | None:
 def places(capture: Path, stem: str) -> tuple[Path, Path]:
     """Where ``stem.sqlite`` of a capture may lie: beside it, and in the cache.
 
-    The cache is ``~/.cache/nsys-analyze``, or below ``$XDG_CACHE_HOME``, with a folder for each capture. Of a user
-    without a home it begins with the tilde.
+    The cache has a folder for each capture; of a user without a home it begins with the tilde.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
     digest = hashlib.sha256(os.fsencode(os.path.realpath(capture))).hexdigest()[:16]
@@ -89,9 +82,7 @@ def places(capture: Path, stem: str) -> tuple[Path, Path]:
 
 
 def writable_place(beside: Path, cached: Path) -> Path:
-    """The place of the two where a file can be made; the cache's folder is made as needed.
-
-    It is closed to others, for an export holds its owner's environment variables.
+    """The place of the two where a file can be made; the cache's folder is made, closed to others, as needed.
 
     Raises:
         ExportError: neither can be written.

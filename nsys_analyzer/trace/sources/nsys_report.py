@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from nsys_analyzer.errors import ExportError
-from nsys_analyzer.system.nsys import find_nsys, nsys_version
+from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
 from nsys_analyzer.system.process import run_captured
 from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places
 from nsys_analyzer.trace.sources.source import Source, WriteExport
@@ -20,36 +20,21 @@ _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic n
 
 
 def _open(report: Path, timeout_s: float | None) -> WriteExport:
-    """Checks a report, and returns what runs ``nsys export``.
-
-    Raises:
-        ExportError: no such report, an empty one, or no ``nsys`` here. And what is returned: an ``nsys`` that fails, is
-            older than the report, or takes longer than ``timeout_s``.
-    """
-    _check_report(report)
+    """Checks a report, and returns what runs ``nsys export``; both raise ExportError."""
+    if not report.is_file():
+        raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
+    if report.stat().st_size == 0:
+        raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
     nsys = find_nsys()
     if nsys is None:
         raise _missing_nsys(report)
     return partial(_export, nsys, report, timeout_s)
 
 
-def _check_report(report: Path) -> None:
-    if not report.is_file():
-        raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
-    if report.stat().st_size == 0:
-        raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
-
-
 def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path) -> None:
-    finished = _run_export(nsys, report, output, timeout_s)
-    if finished.returncode != 0 or not is_sqlite(output):
-        raise _failed_export(nsys, report, finished)
-
-
-def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None) -> subprocess.CompletedProcess[str]:
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
     try:  # an absolute path is never taken for an option
-        return run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
+        finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
     except OSError as error:
         raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that runs here") from error
     except subprocess.TimeoutExpired as error:
@@ -57,6 +42,8 @@ def _run_export(nsys: Path, report: Path, output: Path, timeout_s: float | None)
             f"nsys export of {report} was stopped after {timeout_s:g} s",
             f"Give it more time by hand: {_export_command(str(report))}",
         ) from error
+    if finished.returncode != 0 or not is_sqlite(output):
+        raise _failed_export(nsys, report, finished)
 
 
 def _missing_nsys(report: Path) -> ExportError:
@@ -70,37 +57,33 @@ def _missing_nsys(report: Path) -> ExportError:
 
 
 def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
-    said = last_words(finished.stderr) or last_words(finished.stdout)
-    if any(phrase in said for phrase in _NOT_A_REPORT):
+    message = last_words(finished.stderr) or last_words(finished.stdout)
+    if any(phrase in message for phrase in _NOT_A_REPORT):
         return ExportError(
-            f"{report} is not an Nsight Systems report, or only a part of one: {said}",
+            f"{report} is not an Nsight Systems report, or only a part of one: {message}",
             "Copy it again, or capture again with nsys profile",
         )
     taken_by = _report_version(report)
-    if taken_by and _as_numbers(taken_by) > _as_numbers(own := nsys_version(nsys)):
+    if taken_by and numbers_in(taken_by) > numbers_in(version := nsys_version(nsys)):
         return ExportError(
-            f"{report} was taken by Nsight Systems {taken_by}, and {nsys} is {own}: too old to read it",
+            f"{report} was taken by Nsight Systems {taken_by}, and {nsys} is {version}: too old to read it",
             f"Install a newer one, or export on the machine that took it: {_export_command(report.name)}",
         )
-    reason = said or f"exit status {finished.returncode}"
+    reason = message or f"exit status {finished.returncode}"
     return ExportError(f"nsys export failed: {reason}", f"Try it by hand: {_export_command(str(report))}")
 
 
 def last_words(output: str) -> str:
-    """Returns the last two lines of the output of ``nsys``, as one, without the progress bars between them."""
+    """The last two lines of the output of ``nsys``, as one, without the progress bars between them."""
     lines = (line.strip() for line in re.split(r"[\r\n]", output))
     return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
 
 
 def _report_version(report: Path) -> str | None:
-    """Return the version in the report's first bytes, ``2023.4.4.54``; those of 2022 and before hold none."""
+    """The version in the report's first bytes, ``2023.4.4.54``; reports of 2022 and before hold none."""
     with report.open("rb") as file:
         match = _REPORT_VERSION.search(file.read(128))
     return match[1].decode().replace("@", ".") if match else None
-
-
-def _as_numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split("."))
 
 
 def _export_command(report: str) -> str:

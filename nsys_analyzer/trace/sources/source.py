@@ -16,12 +16,12 @@ class Source:
     """An input format.
 
     Attributes:
-        suffixes: how its files are called, the longer of two endings first.
-        open: checks and reads a file, and returns what writes its export; the number is the seconds that another
-            program may take for it, None for no limit. None for a file that is an export itself.
+        suffixes: of its files, the longer of two endings first.
+        open: checks and reads a file, and returns what writes its export, given the seconds that another program may
+            take for it (None: no limit). None for a file that is an export itself.
         ambiguous_suffixes: endings that other files have, too: a file is taken where it is named, not in a folder.
-        tells_origin: whether what is written holds :func:`~nsys_analyzer.trace.sources.made.origin_rows`, by which the
-            export of one file is told from that of another. Without them an export is current when it is no older.
+        tells_origin: whether its exports hold :func:`~nsys_analyzer.trace.sources.made.origin_rows`. Without them an
+            export is current when it is no older.
     """
 
     suffixes: tuple[str, ...]

@@ -50,10 +50,7 @@ class GpuOperation(Call, gc=False):
 
 
 class Allocation(Event, gc=False):
-    """Memory that PyTorch's allocator allocated (``size`` in bytes) or freed (negative), and how much it then held.
-
-    ``device`` is None for the host's memory.
-    """
+    """Bytes that PyTorch's allocator allocated, or freed (negative); of the host where ``device`` is None."""
 
     size: int = 0
     device: int | None = None
@@ -109,14 +106,8 @@ class KinetoTrace:
     """The events of a trace by kind, in the file's order, times in ns since the first of them.
 
     Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``; and
-    ``gpu range``, a range on the GPU's timeline, where the trace holds nothing of the CPU.
-
-    Attributes:
-        status: the file's size and times.
-        properties: what the file says beside its events.
-        remarks: warnings about what could not be read.
-        on_mtia: whether its device is an MTIA.
-        on_cpu: whether it holds nothing of a GPU, and its kernels are operators.
+    ``gpu range``, a range on the GPU's timeline, where the trace holds nothing of the CPU. ``status`` is the file's,
+    ``remarks`` are warnings about what could not be read; ``on_cpu`` means that it holds nothing of a GPU.
     """
 
     path: Path

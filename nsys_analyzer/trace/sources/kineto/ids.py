@@ -47,7 +47,7 @@ class Threads:
 
 
 def folded(ids: Iterable[Name]) -> dict[Name, int]:
-    """Give each ID a number below 2^24: itself where it is one, else the next that is free, never one twice."""
+    """A number below 2^24 for each ID: itself where it is one, else the next that is free."""
     known = set(ids)
     own = {one for one in known if isinstance(one, int) and 0 <= one < _LIMIT}
     free = (number for number in count(1) if number not in own)
@@ -55,13 +55,10 @@ def folded(ids: Iterable[Name]) -> dict[Name, int]:
 
 
 def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Name, int]:
-    """Tell which process worked on a GPU of the trace: the one that launched what ran there, and launched it before.
+    """The global process ID behind each GPU of the trace: that of the process which launched what ran there.
 
     Kineto writes a GPU's number where the process belongs. With several processes in one trace (the traces of
     several ranks, put together) a correlation ID alone says little, for each process counts its own from 1.
-
-    Returns:
-        What the trace calls a GPU to the global process ID.
 
     Raises:
         TraceError: several ranks call their GPU by one number.
@@ -78,7 +75,7 @@ def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Name, int]:
 
 
 def _check_ranks(trace: KinetoTrace, launched: list[dict[int, int]]) -> None:
-    """Refuse a GPU on which two operations of one correlation ID have a launch each: one by either rank.
+    """Refuses a GPU on which two operations of one correlation ID have a launch each, by either rank.
 
     A replay of a graph is one launch of many operations.
     """

@@ -65,14 +65,9 @@ _TOLERANT = json.JSONDecoder(parse_float=_fraction, parse_int=_integer, parse_co
 
 
 class JsonText:
-    """A position in the text of a file, and as much of the text as the value there needs.
+    """A position ``at`` in the text of a file, and as much of the text, ``buffer``, as the value there needs.
 
     Every method that reads raises TraceError where the file is not JSON or expands too much.
-
-    Attributes:
-        path: the file.
-        buffer: the text that is in memory.
-        at: the position in it.
     """
 
     def __init__(self, path: Path, file: IO[bytes]) -> None:
@@ -156,11 +151,7 @@ class JsonText:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Opens a trace for reading.
-
-    Raises:
-        TraceError: no such file, or none that ends (a FIFO, a device); in the block, too, where it cannot be read on.
-    """
+    """Opens a trace for reading; raises TraceError, in the block, too, where it cannot be read to its end."""
     try:
         if path.exists() and not path.is_file():
             raise TraceError(f"{path} is no file that can be read to its end", "Give the path of a .json or .json.gz")

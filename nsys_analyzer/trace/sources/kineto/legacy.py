@@ -1,8 +1,8 @@
 """Events of PyTorch's autograd profiler as it was before Kineto (``torch.autograd.profiler``, PyTorch 1.0 to 1.7).
 
-It wrote a bare array. An event has no category: its process is "CPU functions" or "CUDA functions". What stands on the
-GPU are no kernels but operators, each timed by CUDA events around it, those that call others as well; an arrow leads
-there from the operator on the CPU. Later versions write the CPU's side and the arrows alone.
+It wrote a bare array without categories: an event's process is "CPU functions" or "CUDA functions". On the GPU are no
+kernels but operators, timed by CUDA events around each; an arrow leads there from the operator on the CPU. Later
+versions write the CPU's side and the arrows alone.
 """
 
 from __future__ import annotations
@@ -53,11 +53,7 @@ def is_arrow(phase: str, category: str | None) -> bool:
 
 
 def sort_legacy(events: dict[str, list[Any]]) -> tuple[str, ...]:
-    """Sort the events of the autograd profiler into operators or ranges, kernels and their launches, in place.
-
-    Returns:
-        What a reader must be told of them; nothing for a trace of Kineto.
-    """
+    """Sorts the events of this profiler into operators or ranges, kernels and launches, in place; returns warnings."""
     functions, spans = (events.pop(kind, []) for kind in (_ON_CPU, LEGACY_ON_GPU))
     arrows: list[Call] = events.pop(ARROW, [])
     if not functions and not spans:

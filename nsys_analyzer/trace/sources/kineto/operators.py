@@ -76,14 +76,11 @@ def is_operator(name: str) -> bool:
 
 
 def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
-    """The stretches of each interval of one thread that no interval nested in it covers.
+    """The stretches of each interval of one thread that no interval nested in it covers; none empty, no two overlap.
 
     Args:
         intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends
             after the one it starts in is cut there.
-
-    Returns:
-        Those of each interval, in the same order, none empty. No two overlap; each lies within its interval.
     """
     found: list[list[Stretch]] = []
     ends: list[int] = []

@@ -96,10 +96,7 @@ def _read_members(text: JsonText, events: Events, properties: dict[str, Any]) ->
 
 
 def _read_events(text: JsonText, events: Events, ends: tuple[str, ...]) -> None:
-    """Reads an array of events to its end.
-
-    Many events at once, as long as msgspec can read all of them; those that stand beside unusual ones one by one.
-    """
+    """Reads an array of events to its end: many at once, or one by one beside those that msgspec cannot read."""
     one_by_one_until = 0
     while text.next() not in ends:
         several = text.objects() if text.position >= one_by_one_until else ""
@@ -114,9 +111,9 @@ def _read_events(text: JsonText, events: Events, ends: tuple[str, ...]) -> None:
 
 
 def _sort_out(events: dict[str, list[Any]]) -> None:
-    """Tells operators from ranges where one category holds both: an operator's name has a namespace (``aten::mm``).
+    """Tells operators from ranges where one category holds both, in place.
 
-    But for autograd's (``MmBackward``), and for ``detach`` beside ``aten::detach``.
+    An operator has a namespace (``aten::mm``), is autograd's (``MmBackward``), or ``detach`` beside ``aten::detach``.
     """
     unsorted = events.pop(UNSORTED, [])
     names = {event.name for event in unsorted}

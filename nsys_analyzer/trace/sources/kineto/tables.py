@@ -32,17 +32,9 @@ _ON_GPU = "start end deviceId streamId correlationId globalPid graphNodeId"
 
 
 def read_tables(path: Path, suffix: str) -> WriteExport:
-    """Reads a trace, and returns what writes the tables of an nsys export.
+    """Reads a trace, and returns what writes the tables of an nsys export; raises what :func:`read_kineto` does.
 
-    Kernels, copies and fills keep their launches, ranges are those of ``record_function``. In a trace without any
-    of the first three, the operators are the kernels, of a device called "CPU".
-
-    Args:
-        path: the trace.
-        suffix: that of its name, by which a trace is told from another of the same stem.
-
-    Raises:
-        TraceError: see :func:`read_kineto`.
+    The suffix of its name tells a trace from another of the same stem.
     """
     trace = read_kineto(path)
     return lambda output: write_tables(output, _Tables(trace, suffix).all())
@@ -117,10 +109,7 @@ class _Tables:
             yield event.start, event.end, self._thread(event), self._strings[event.name]
 
     def _memory(self) -> Iterator[tuple[Any, ...]]:
-        """The memory that PyTorch's allocator allocated and freed, and how much it then held.
-
-        The host's memory counts where there is no GPU.
-        """
+        """The memory that PyTorch's allocator allocated and freed: the GPU's, or the host's where there is no GPU."""
         for event in self._trace.of("memory"):
             if event.device is not None or self._trace.on_cpu:
                 kind = _HOST if event.device is None else _DEVICE
@@ -169,10 +158,7 @@ class _Tables:
 
 
 def platform_of(trace: KinetoTrace) -> str:
-    """The platform of the trace's device: "CUDA", "HIP", "XPU" or "MTIA".
-
-    Known by the categories of the events, by the properties, by the names of the API calls or by that of the GPU.
-    """
+    """The platform of the trace's device: "CUDA", "HIP", "XPU" or "MTIA"."""
     if trace.on_mtia:
         return MTIA
     told = trace.properties

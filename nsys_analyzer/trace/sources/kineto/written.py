@@ -114,10 +114,7 @@ class BadEventError(Exception):
 class Events:
     """The events of a trace as they are read: those that are kept, by kind, and those left out.
 
-    Attributes:
-        found: the events of each kind, times in ns as they are written.
-        any_phase: whether anything had a "ph", as every event of a Chrome trace has.
-        on_mtia: whether anything ran on an MTIA.
+    ``any_phase`` is whether anything had a "ph", as every event of a Chrome trace has.
     """
 
     def __init__(self) -> None:
@@ -128,10 +125,7 @@ class Events:
         self._first_refused: dict[str, str] = {}
 
     def add_all(self, text: str) -> bool:
-        """Adds events from the text of several, ``{…}, {…}``; False, and none added, where one of them is unusual.
-
-        Then each is to be given to :meth:`add`.
-        """
+        """Adds events from the text of several, ``{…}, {…}``; False, and none, where :meth:`add` must take each."""
         try:
             events = _many.decode(f"[{text}]")
         except _UNREADABLE:
@@ -194,11 +188,6 @@ class Events:
             self.found[event.kind].append(event)
 
     def _event(self, kind: str, written: _Written) -> Event:
-        """The event that is kept.
-
-        Raises:
-            BadEventError: it cannot be what it says.
-        """
         name, pid, tid = self._place(written)
         start = end = 0 if kind == "thread" else _nanoseconds(written.ts, "time")
         if kind not in _WITHOUT_DURATION:
