@@ -245,16 +245,10 @@ def test_malformed(tmp_path: Path, name: str, text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("t.csv", "model,mean_ms," + ",".join(map(str, range(2_000))) + "\n" + "small,1\n" * 2_000),
-        ("t.jsonl", "\n".join(f'{{"model": "small", "mean_ms": 1, "key{i}": 1}}' for i in range(2_000))),
-    ],
-)
-def test_a_table_is_not_much_larger_than_its_file(tmp_path: Path, name: str, text: str) -> None:
-    with pytest.raises(TimingsError, match="2,002 columns and 2,000 rows, and most of the cells are missing"):
-        read(tmp_path, text, name)
+def test_a_table_is_not_much_larger_than_its_file(tmp_path: Path) -> None:
+    text = "\n".join(f'{{"model": "small", "mean_ms": 1, "key{i}": 1}}' for i in range(2_000))
+    with pytest.raises(TimingsError, match="2,002 different keys"):
+        read(tmp_path, text, "t.jsonl")
 
 
 # --- rows that cost themselves alone ---

@@ -36,13 +36,9 @@ def remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -
 
 
 def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None, progress: Progress) -> None:
-    """Measures the cases in order, each row written to ``bench.jsonl`` as it comes.
+    """Measures the cases in order and adds their rows to ``bench.jsonl`` of the folder, which must be locked.
 
-    Args:
-        cases: those still to run.
-        folder: where ``bench.jsonl`` lies, which must be locked.
-        timeout_s: seconds for each case, the start of its process included.
-        progress: is told of each.
+    ``timeout_s`` is the limit of each case, the start of its process included.
 
     Raises:
         KeyboardInterrupt: the rows that were finished are kept.

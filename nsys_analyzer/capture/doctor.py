@@ -37,11 +37,7 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "gpu
 
 
 def checks(output: Path) -> Iterator[Check]:
-    """Everything that is looked at, each as it is known; no question takes longer than its time-out.
-
-    Args:
-        output: the folder where captures would go; it need not exist.
-    """
+    """Every check, one after the other; ``output`` is the folder for captures, which need not exist."""
     yield from _nsys()
     gpus = gpu_count()
     yield _driver()
@@ -126,7 +122,7 @@ def _device_files(folder: Path = Path("/dev")) -> Iterator[Check]:
 
 
 def _torch(gpus: int) -> Check:
-    """Whether torch imports and sees the GPUs: asked of a process of its own, for the import may crash."""
+    """Whether torch imports and sees the GPUs, in a process of its own, for the import may crash."""
     command = [sys.executable, "-c", _ASK_TORCH]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_TORCH_TIMEOUT_S)
@@ -164,7 +160,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
 
 
 def run_check(seen: Collection[Check]) -> Check:
-    """What ``nsys-analyze run`` does here, and what of ``seen`` keeps it from doing so."""
+    """What ``nsys-analyze run`` does here, and which of the checks keep it from running."""
     try:
         plan = make_plan()
     except NsysAnalyzerError as error:
@@ -173,6 +169,6 @@ def run_check(seen: Collection[Check]) -> Check:
     needed = (*_NEEDED, *_NEEDED_OF_NSYS) if isinstance(profiler, NsysProfiler) else _NEEDED
     faults = [check.name for check in seen if check.name in needed and check.status in ("missing", "broken")]
     if faults:
-        return Check("run", "broken", f"would fail: {', '.join(faults)}", "Fix what is said above")
+        return Check("run", "broken", f"would fail: {', '.join(faults)}", "Fix the lines above")
     with_nsys = f"profiles with nsys {profiler.nsys.version}" if isinstance(profiler, NsysProfiler) else ""
     return Check("run", "ok", " ".join([f"{with_nsys or 'records with torch.profiler'}.", *plan.notices]))

@@ -43,7 +43,7 @@ NOTHING_ASKED: Choices = MappingProxyType({})
 
 @dataclass(frozen=True)
 class Plan:
-    """The targets, what records them (None: timings alone), and what the user should know before."""
+    """The targets, their profiler (None: timings alone), and notices for the user."""
 
     targets: tuple[Target, ...]
     profiler: Profiler | None

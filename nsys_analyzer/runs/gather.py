@@ -91,15 +91,15 @@ def gather(
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
     """One summary for each process of each capture, ordered by model and context length.
 
+    A capture that cannot be read keeps a row with its error, unless there is nothing else to report: no other capture,
+    no timings of the folder, no manifest that says how its run ended, nothing ``beside_others``.
+
     Args:
         paths: traces, and folders that hold them.
-        names: what the ranges of phases are called.
-        given: model, context length, batch size and precision where they are said besides; they outrank a manifest.
+        names: the names of phases' ranges.
+        given: model, context length, batch size and precision of the command line; they outrank a manifest.
         timings: of unprofiled runs.
-        beside_others: whether a report of nothing readable is worth something, for there is more beside it.
-
-    A capture that cannot be read keeps a row with its error, unless nothing else is known: no other capture, no
-    timings of the folder, no word of how its run ended, nothing ``beside_others``.
+        beside_others: whether the report has other contents.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -127,7 +127,7 @@ def timings_beside(
 ) -> Timings | None:
     """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several.
 
-    ``tell`` is given a line for the user on what was found, or left out.
+    ``tell`` gets a line for the user on the file that is used, or left out.
     """
     found = [path for place in places if os.path.isfile(path := place / TIMINGS)]  # noqa: PTH113 - pathlib raises
     if len(found) > 1:
@@ -159,7 +159,7 @@ def _failed(name: str, path: Path, message: str) -> CaptureSummary:
 
 
 def _titles(traces: Sequence[Path]) -> dict[Path, str]:
-    """What each capture is called: after its file, with its folder where several files have one name."""
+    """The name of each capture: its file's, with its folder where several files have one name."""
     titles = {trace: _name(trace) for trace in traces}
     for longer in (lambda path: f"{Path(os.path.realpath(path)).parent.name}/{_name(path)}", str):
         times = Counter(titles.values())

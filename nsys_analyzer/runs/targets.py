@@ -27,13 +27,9 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Target:
-    """One program to run and to profile.
+    """One program to run and to profile; ``name`` is its folder in the output folder.
 
-    Attributes:
-        name: its folder in the output folder.
-        program: its command line.
-        run: what is known of it before it has run.
-        timed: whether it takes ``--results FILE`` and writes its times there, as our own targets do.
+    A ``timed`` program takes ``--results FILE`` and writes its times there, as our own targets do.
     """
 
     name: str
@@ -45,10 +41,7 @@ class Target:
 def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:
     """The transformer in each combination of models and options, in the order of both, each once.
 
-    Args:
-        models: their names.
-        choices: the values of options; those that are not here are at their defaults.
-        more: further options of the target, passed on as they are.
+    Options without ``choices`` have their defaults; ``more`` are further words of the command line.
 
     Raises:
         ConfigurationError: an unknown model.

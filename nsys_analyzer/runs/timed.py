@@ -61,7 +61,7 @@ def _conditions(capture: CaptureSummary) -> tuple[Configuration, Run]:
 
 
 def _undecided(capture: CaptureSummary, timings: Timings, others: set[str]) -> CaptureSummary:
-    """The capture with a word on the columns that would have to be known to choose among rows that fit alike."""
+    """The capture with a warning that names the columns in which the rows that fit it differ."""
     columns = timings.undecided(capture.name, others, *_conditions(capture))
     if not columns:
         return capture
@@ -99,7 +99,7 @@ def _with(capture: CaptureSummary, timings: list[Timing]) -> CaptureSummary:
 
 
 def _warnings(unprofiled: Unprofiled, timings: Sequence[Timing]) -> Iterator[str]:
-    """A line for each time in doubt: where it stands, what speaks against it, and what follows."""
+    """A line for each time in doubt: its place, the reasons against it, and the consequence."""
     for timing in timings:
         if reasons := unprofiled.doubts.get(timing.phase):
             time = f"{timing.phase} {unprofiled.typical_ms(timing.phase):.3f} ms"

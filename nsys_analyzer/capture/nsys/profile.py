@@ -140,8 +140,10 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
 
 
 def _no_report(report: Path, log: Path) -> CaptureError:
-    if full := _full_folder(report.parent) or _full_folder(Path(tempfile.gettempdir())):
-        return full
+    for folder in (report.parent, Path(tempfile.gettempdir())):
+        if is_disk_full(folder):  # nsys dies there with other words, or none
+            problem = f"The disk of {folder} is full"
+            return CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
     said = last_lines(log) if log.is_file() else ""
     if "No reports were generated" in said or said.endswith("Generated:"):  # the latter until 2023
         return CaptureError(
@@ -149,10 +151,3 @@ def _no_report(report: Path, log: Path) -> CaptureError:
             "Call torch.cuda.profiler.start() and stop() around what to record, or record all with --whole-program",
         )
     return CaptureError(f"nsys wrote no report: {said or 'it said nothing'}", f"Read all it said: {log}")
-
-
-def _full_folder(folder: Path) -> CaptureError | None:
-    """The error for a full disk: nsys dies there with other words, or none."""
-    if not is_disk_full(folder):
-        return None
-    return CaptureError(f"The disk of {folder} is full", f"Free some space, or choose another folder: df -h {folder}")

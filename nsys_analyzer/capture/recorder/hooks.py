@@ -1,7 +1,7 @@
-"""Makes the calls by which a program talks to Nsight Systems talk to the torch recorder instead.
+"""Replaces the calls by which a program talks to Nsight Systems with calls of the torch recorder.
 
-A program marks its ranges with ``torch.cuda.nvtx`` (or the ``nvtx`` package), and what is to be recorded with
-``torch.cuda.profiler.start()`` and ``stop()``. All of these raise in a PyTorch built without CUDA; here they work.
+They are ``torch.cuda.nvtx``, the ``nvtx`` package, and ``torch.cuda.profiler.start()`` and ``stop()``, which raise in a
+PyTorch built without CUDA.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Switch(Protocol):
 
 
 class Ranges:
-    """NVTX ranges as ``record_function`` ranges while the recorder records, and next to nothing at other times.
+    """NVTX ranges as ``record_function`` ranges while the recorder records.
 
-    A range that is open when the recording starts is not in the trace, as with a capture range of nsys; one that
-    is open when it ends is closed then. PyTorch calls a range's name ``msg``, the ``nvtx`` package ``message``.
+    As under nsys, a range that is open when the recording starts is not recorded; one that is open when it ends is
+    closed then. PyTorch calls a range's name ``msg``, the ``nvtx`` package ``message``.
     """
 
     def __init__(self, recorder: Switch) -> None:
@@ -50,9 +50,7 @@ class Ranges:
 
     @property
     def _stack(self) -> list[AbstractContextManager[Any] | None]:
-        stack: list[AbstractContextManager[Any] | None] | None = getattr(self._local, "stack", None)
-        if stack is None:
-            stack = self._local.stack = []
+        stack: list[AbstractContextManager[Any] | None] = self._local.__dict__.setdefault("stack", [])
         return stack
 
     def push(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:

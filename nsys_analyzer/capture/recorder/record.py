@@ -1,13 +1,9 @@
 """Runs a Python program under ``torch.profiler`` and writes the trace: for a machine without nsys, or without GPU.
 
-Use::
-
     python -m nsys_analyzer.capture.recorder --output trace.json.gz -- train.py --steps 3
-    python -m nsys_analyzer.capture.recorder --output trace.json.gz -- -m profiling_targets.transformer
 
-The program runs in this process, as python would run it. What lies between its ``torch.cuda.profiler.start()`` and
-``stop()`` is recorded, its NVTX ranges with it. PyTorch is imported before the program starts: environment variables
-that PyTorch or CUDA read then must be set outside of it.
+The program runs in this process. What lies between its ``torch.cuda.profiler.start()`` and ``stop()`` is recorded, its
+NVTX ranges with it. PyTorch is imported before the program starts, and reads its environment variables then.
 """
 
 from __future__ import annotations
@@ -41,13 +37,10 @@ _COMPRESSION = 4  # of a trace's size it takes all but a few per cent, in a thir
 
 
 class Recorder:
-    """Records what a program does from the first ``start()`` to the ``stop()`` behind it.
+    """Records a program from the first ``start()`` to the next ``stop()``, into ``output``, a ``.json.gz``.
 
-    Args:
-        output: the trace to write, ``.json.gz``; it appears whole, when the recording stops.
-        memory: record what PyTorch's allocator gives out and takes back, too; ranges and operators are then those
-            of the thread that starts the recording and of autograd's alone, not of every thread.
-        whole_program: the program's own starts and stops count for nothing.
+    With ``memory`` the allocator is recorded too, and ranges and operators of the starting thread and of autograd's
+    alone. With ``whole_program`` the program's own starts and stops are ignored.
     """
 
     def __init__(self, output: Path, *, memory: bool = False, whole_program: bool = False) -> None:
@@ -60,17 +53,17 @@ class Recorder:
         self._profile = _prepared(memory=memory)
 
     def start(self) -> None:
-        """Start recording, at the first call; what ``torch.cuda.profiler.start()`` does in the program."""
+        """Stands for ``torch.cuda.profiler.start()`` in the program."""
         if not self._whole_program:
             self.begin()
 
     def stop(self) -> None:
-        """Stop recording and write the trace; what ``torch.cuda.profiler.stop()`` does in the program."""
+        """Stands for ``torch.cuda.profiler.stop()`` in the program."""
         if not self._whole_program:
             self.finish()
 
     def begin(self) -> None:
-        """Start recording, once; a second time only says that it is one too many."""
+        """Starts the recording; a second one is refused with a message."""
         if self.has_recorded:
             _say("only the first range between cudaProfilerStart and cudaProfilerStop is recorded")
         elif not self.is_recording:
@@ -78,7 +71,7 @@ class Recorder:
             self.is_recording = True
 
     def finish(self) -> None:
-        """Stop recording, where it was, and write the trace; what goes wrong is kept in ``failure``."""
+        """Stops a recording and writes the trace; an error is kept in ``failure``."""
         if not self.is_recording:
             return
         for key, value in _conditions().items():
@@ -90,12 +83,11 @@ class Recorder:
         except NoSpaceError as error:
             self.failure = error
         except (OSError, RuntimeError, NsysAnalyzerError) as error:  # the program goes on, it is none of its faults
-            self.failure = ExportError(
-                f"{self.output} cannot be written: {error}", "Make room, or name another --output"
-            )
+            problem = f"{self.output} cannot be written: {error}"
+            self.failure = ExportError(problem, "Free some space, or name another --output")
 
     def discard(self) -> None:
-        """Stop recording, where it was, and write nothing: PyTorch crashes where a process ends under its profiler."""
+        """Stops a recording and writes nothing: PyTorch crashes where a process ends under its profiler."""
         if self.is_recording:
             try:
                 self._end()
@@ -133,7 +125,7 @@ def _prepared(*, memory: bool) -> profile:
 
 
 def _all_threads() -> _ExperimentalConfig | None:
-    """The wish to record every thread of the program, not its first and autograd's alone; older PyTorch cannot."""
+    """The setting to record every thread, not only the first and autograd's; None in an older PyTorch."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
@@ -143,7 +135,7 @@ def _all_threads() -> _ExperimentalConfig | None:
 
 
 def _conditions() -> dict[str, str]:
-    """What the converter wants to know and Kineto does not say; what is unknown is left out."""
+    """Versions and machine, which Kineto's trace lacks; unknown values are left out."""
     import torch
 
     try:
@@ -171,10 +163,9 @@ def _ends(trace: Path) -> bool:
 
 
 def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> int:
-    """Run a program, ``-m MODULE ARGS…`` or ``SCRIPT ARGS…``, and return its exit code, as python would have it.
+    """Runs a program, ``-m MODULE ARGS…`` or ``SCRIPT ARGS…``, and returns its exit code.
 
-    A recording that was begun and not stopped ends with a program that ends well; of one that fails, what was
-    complete is kept.
+    An open recording is written where the program ends well, and thrown away where it fails.
     """
     install(recorder, recorder.ranges)
     if whole_program:
@@ -202,7 +193,7 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
 
 
 def _run(program: list[str]) -> None:
-    """Run it as ``__main__``, with its own arguments, and with the first place for imports that python gives it."""
+    """Runs it as ``__main__``, with the arguments and the first import path that python gives it."""
     if program[0] == "-m":
         sys.argv = program[1:]
         sys.path[0] = str(Path.cwd())
@@ -241,8 +232,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--memory", action="store_true", help="record what the allocator gives out and takes back")
     parser.add_argument("--whole-program", action="store_true", help="record all, not from cudaProfilerStart to Stop")
     parser.add_argument("program", nargs="+", metavar="-- (-m MODULE | SCRIPT) ARGS", help="the Python program to run")
-    ours, program = _split(arguments)
-    given = parser.parse_args([*ours, "--", *program])
+    given = parser.parse_args(arguments)
     if given.program == ["-m"]:
         parser.error("-m needs the name of a module")
     if not given.output.parent.is_dir():
@@ -252,9 +242,3 @@ def main(arguments: list[str]) -> int:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     recorder = Recorder(given.output, memory=given.memory, whole_program=given.whole_program)
     return record(given.program, recorder, whole_program=given.whole_program)
-
-
-def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The recorder's own arguments, and those behind the first ``--``."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    return arguments[:end], arguments[end + 1 :]

@@ -45,10 +45,10 @@ class TimeColumn:
 
 @dataclass(frozen=True)
 class Columns:
-    """A table's header, understood.
+    """The meaning of a table's columns, by their places.
 
-    ``fields`` are the places of their columns, or the field's name where headers of times alone say it; ``others`` the
-    places of columns without a meaning here that may be a condition of the run.
+    A field that only headers of times say has its name in place of a place. ``others`` have no meaning here, and may be
+    a condition of the run.
     """
 
     headers: tuple[str, ...]

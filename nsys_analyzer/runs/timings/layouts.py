@@ -29,26 +29,22 @@ _AS_THEY_ARE = (
 
 
 class Layout(NamedTuple):
-    """One of the forms of a row: which of its cells say what was timed, and which say the mode of the run.
+    """One of the forms of a row: the field that says what was timed, and the field that says the mode of the run.
 
-    ``phase`` and ``mode`` are fields, or ``ran``: what the flags (only forward, with backward, with optimizer) say was
-    run. Of several the first that is given counts. A row has this layout where its ``phase`` is given.
+    ``ran`` stands for what the flags (only forward, with backward, with optimizer) say.
     """
 
     rows: str
     phase: str | None
-    mode: tuple[str, ...]
+    mode: str | None
 
 
-#: For rows with one time: the first layout that fits. A time of no known phase gets that of the file's name.
+#: The first layout counts whose ``phase`` the row gives. A time of no known phase gets that of the file's name.
 ONE_TIME = (
-    Layout("a row for each phase of a run, or each of its iterations", "phase", ("mode",)),
-    Layout("a row for each run, with flags of what was run", "ran", ("mode",)),
-    Layout("a row for each run, its mode is what was timed", "mode", ()),
-    Layout("a row for each run, and nothing says what was timed", None, ("mode",)),
-)
-A_TIME_PER_PHASE = Layout(
-    "a row for each run or iteration, the headers of its times say the phase", None, ("mode", "ran")
+    Layout("a row for each phase of a run, or each of its iterations", "phase", "mode"),
+    Layout("a row for each run, with flags of what was run", "ran", "mode"),
+    Layout("a row for each run, its mode is what was timed", "mode", None),
+    Layout("a row for each run, and nothing says what was timed", None, "mode"),
 )
 
 
@@ -165,8 +161,7 @@ def _laid_out(phase: str | None, ran: str | None, mode: str | None, *, wide: boo
     }
     layout = next(layout for layout in ONE_TIME if layout.phase is None or phases[layout.phase])
     said = phases[layout.phase] if layout.phase else None
-    cells = {"ran": ran, "mode": mode}
-    named = next((cell for field in (A_TIME_PER_PHASE if wide else layout).mode if (cell := cells[field])), None)
+    named = mode or ran if wide else mode if layout.mode else None  # of wide rows headers say the phase
     if named is None:
         return said, None
     known = phase_from_text(named)

@@ -28,8 +28,7 @@ _Floats = npt.NDArray[np.float64]
 def rows_of(table: Table, columns: Columns) -> pd.DataFrame:
     """The table's rows, each once for each group of columns of times.
 
-    Beside the table's columns there are ``row`` and ``group``, from 0, and a column for each condition that headers of
-    times say.
+    ``row`` and ``group``, from 0, are columns, too, and each condition that headers of times say.
     """
     import pandas as pd
 

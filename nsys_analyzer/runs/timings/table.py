@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,8 +30,7 @@ _EXPECTED = "a header line, then one row per run, such as: model,context_length,
 _JSON = json.JSONDecoder()
 _BETWEEN_OBJECTS = re.compile(r"[ \t\r\n,]*")
 _DEEPEST, _TOO_DEEP = 32, "nested too deep"  # objects in objects
-#: Cells of the table for each that the file holds, the others are missing; small tables have any number of them.
-_MOST_CELLS_PER_GIVEN, _FEW_CELLS = 10, 1_000_000
+_MOST_COLUMNS = 1_000
 _LETTERS_OF_A_CELL = 100
 _MOST_LISTED, _LETTERS = 12, 30
 _Lines = list[tuple[int, tuple[str, ...]]]
@@ -41,13 +40,8 @@ _Lines = list[tuple[int, tuple[str, ...]]]
 class Table:
     """A file of timings as texts.
 
-    Attributes:
-        path: the file.
-        headers: a text for each column.
-        header_line: the line of the header, 1 in a JSON file.
-        frame: a row for each run or iteration, its line in the file (from 1) as index; columns are numbered from 0,
-            and categories of texts without spaces around them, "" for what is missing.
-        notes: what was left out.
+    The index of ``frame`` is the line in the file, from 1; its columns are numbered from 0, and categories of texts
+    without spaces around them, "" for what is missing. ``notes`` say what was left out.
     """
 
     path: Path
@@ -115,8 +109,7 @@ def read_table(path: Path) -> Table:
     """The table in a file, by what the file begins with; a header that stands there again is left out, with a note.
 
     Raises:
-        TimingsError: no such file, empty, not a table, a header and no rows, a row longer than the header, or a table
-            much larger than its file.
+        TimingsError: no such file, empty, not a table, a header and no rows, or a row longer than the header.
     """
     import pandas as pd
 
@@ -134,7 +127,6 @@ def read_table(path: Path) -> Table:
         if len(cells) > width and any(map(str.strip, cells[width:])):
             problem = f"{path}, line {line}: {len(cells)} cells under a header of {width}"
             raise TimingsError(problem, "Correct the row, or quote the value that holds the separator")
-    _check_filled(path, width, [cells for _, cells in rows])
     frame = pd.DataFrame([cells for _, cells in rows], index=[line for line, _ in rows], dtype=object)
     frame = frame.reindex(columns=range(width)).apply(_categories)
     is_given = np.logical_or.reduce([frame[place] != "" for place in frame])
@@ -152,17 +144,6 @@ def _categories(cells: pd.Series[Any]) -> pd.Series[Any]:
     stripped = [text.strip() for text in found]
     same, texts = pd.factorize(np.array(["" if text.lower() in MISSING else text for text in stripped], object))
     return pd.Series(pd.Categorical.from_codes(same[codes], pd.Index(texts, dtype=object)), cells.index)
-
-
-def _check_filled(path: Path, columns: int, rows: Sequence[Sequence[str] | Mapping[str, str]]) -> None:
-    """Makes sure that a table is not much larger than its file.
-
-    Raises:
-        TimingsError: it is, and most of its cells are missing.
-    """
-    if columns * len(rows) > _MOST_CELLS_PER_GIVEN * sum(map(len, rows)) + _FEW_CELLS:
-        problem = f"{path}: {columns:,} columns and {len(rows):,} rows, and most of the cells are missing"
-        raise TimingsError(problem, "Give a file with one table of timings")
 
 
 def _read_text(path: Path) -> str:
@@ -220,10 +201,15 @@ def _markdown_lines(path: Path, text: str) -> _Lines:
 
 
 def _json_lines(path: Path, text: str) -> _Lines:
-    """The objects of a JSON list, or of one object per line, as rows under all their keys."""
+    """The objects of a JSON list, or of one object per line, as rows under all their keys.
+
+    Raises:
+        TimingsError: no such objects, or so many keys that the table would be much larger than the file.
+    """
     objects = list(_objects(path, text))
     keys = tuple(dict.fromkeys(key for _, values in objects for key in values))
-    _check_filled(path, len(keys), [values for _, values in objects])
+    if len(keys) > _MOST_COLUMNS:
+        raise TimingsError(f"{path}: {len(keys):,} different keys", "Give a file with one table of timings")
     return [(1, keys), *((line, tuple(values.get(key, "") for key in keys)) for line, values in objects)]
 
 

@@ -13,12 +13,10 @@ UNKNOWN_PHASE = "unknown"
 class Timing(msgspec.Struct, frozen=True):  # there may be one for each of very many rows
     """One phase of one unprofiled configuration, times in milliseconds; ``None`` is unknown.
 
-    ``phase`` is ``forward``, ``backward``, ``optimizer``, ``loss``, ``step``, ``forward+backward``, a word of the
-    file's own, or ``UNKNOWN_PHASE``. ``status`` is ``ok``, ``oom``, ``failed``, ``timeout``, ``missing`` (no time and
-    no reason given) or a word of the file's own; times are only there where it is ``ok``. ``line`` counts from 1, in
-    ``file``, a path. ``capture`` is the name of the capture of the same configuration, where the file says it.
-    ``said`` are header and cell of every column that says a condition; ``conditions`` those of columns without a
-    meaning here. ``iteration`` is the row's number where the file has a row for each iteration.
+    ``phase`` is one of ours, such as ``forward+backward``, a word of the file's own, or ``UNKNOWN_PHASE``. ``status``
+    is ``ok``, ``oom``, ``failed``, ``timeout``, ``missing`` (no time and no reason given) or a word of the file's own;
+    only with ``ok`` there are times. ``capture`` is the name of a capture of this run. ``said`` are header and cell of
+    every column that says a condition; ``conditions`` those of columns without a meaning here.
     """
 
     model: ModelSize | None

@@ -14,11 +14,10 @@ def _set(words: str) -> frozenset[str]:
 
 
 class Field(NamedTuple):
-    """What a column can say of a run, the headers that it goes by, and what its cells are.
+    """A property of a run, the headers that its column goes by, and the kind of its cells.
 
-    ``cells`` is ``text``, ``flag``, ``number`` (whole, from 0), ``count`` (whole, from 1) or ``date``. Where a header
-    has several meanings its cells tell them apart: only ``flags``, ``compiled`` or eager, true or false (``warm-up``),
-    different whole numbers (``numbering``), or ``words`` that are no flags.
+    Where a header has several meanings its cells tell them apart: only ``flags``, ``compiled`` or eager, true or false
+    (``warm-up``), different whole numbers (``numbering``), or ``words`` that are no flags.
     """
 
     name: str
