@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.runs.manifest import (
     ManifestError,
@@ -166,9 +167,10 @@ def test_manifests_without_trace(tmp_path: Path) -> None:
     write(tmp_path / "deep" / "er" / "manifest.json", status="oom")
     write(tmp_path / ".hidden" / "manifest.json", status="oom")
     write(tmp_path / "flat.manifest.json", model="large", status="oom")
-    found = manifests_without_trace(tmp_path).manifests
-    assert [(manifest.model, manifest.status) for manifest in found.values()] == [("large", "oom"), ("xl", "oom")]
-    assert found[tmp_path / "xl/manifest.json"].message == "CUDA out of memory"
+    found = manifests_without_trace(tmp_path)
+    runs = [run for run in found.values() if isinstance(run, Run)]
+    assert [(run.model, run.status) for run in runs] == [("large", "oom"), ("xl", "oom")]
+    assert runs[1].message == "CUDA out of memory"
 
 
 def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
@@ -177,9 +179,10 @@ def test_manifests_with_a_trace_by_name(tmp_path: Path) -> None:
     write(tmp_path / "c.manifest.json")
     write(tmp_path / "gone.manifest.json", status="failed")
     write(tmp_path / "manifest.json", capture="b.nsys-rep")
-    assert [path.name for path in manifests_without_trace(tmp_path).manifests] == ["gone.manifest.json"]
+    assert [path.name for path in manifests_without_trace(tmp_path)] == ["gone.manifest.json"]
     write(tmp_path / "manifest.json", capture="d.nsys-rep", status="oom")
-    assert [manifest.status for manifest in manifests_without_trace(tmp_path).manifests.values()] == ["failed", "oom"]
+    found = manifests_without_trace(tmp_path).values()
+    assert [run.status for run in found if isinstance(run, Run)] == ["failed", "oom"]
 
 
 def test_manifests_without_a_folder(tmp_path: Path) -> None:
@@ -189,13 +192,13 @@ def test_manifests_without_a_folder(tmp_path: Path) -> None:
 def test_a_malformed_one_is_not_passed_over(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{", encoding="utf-8")
     write(tmp_path / "xl" / "manifest.json", status="oom")
-    found = manifests_without_trace(tmp_path)
-    assert [manifest.status for manifest in found.manifests.values()] == ["oom"]
-    ((path, error),) = found.refused.items()
-    assert path == tmp_path / "manifest.json"
-    assert "not JSON" in str(error)
+    broken, run = manifests_without_trace(tmp_path).items()
+    assert broken[0] == tmp_path / "manifest.json"
+    assert "not JSON" in str(broken[1])
+    assert isinstance(run[1], Run)
+    assert run[1].status == "oom"
     touch(tmp_path / "a.sqlite")  # its own row says what is wrong with the folder's manifest
-    assert not manifests_without_trace(tmp_path).refused
+    assert [path.parent.name for path in manifests_without_trace(tmp_path)] == ["xl"]
 
 
 @pytest.mark.parametrize("text", ['{"name": "a web application", "icons": []}', '["model-00001.safetensors"]'])

@@ -192,7 +192,7 @@ def test_a_capture_outside_its_folder_is_not_looked_for(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     values = {"status": "oom", "capture": "../other.nsys-rep"}
     (tmp_path / "run/manifest.json").write_text(json.dumps(values), encoding="utf-8")
-    assert len(manifests_without_trace(tmp_path / "run").manifests) == 1
+    assert len(manifests_without_trace(tmp_path / "run")) == 1
 
 
 def test_names_of_figures_stay_in_their_folder() -> None:

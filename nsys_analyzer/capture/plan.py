@@ -6,7 +6,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
@@ -21,6 +20,8 @@ from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 #: What a program of the user's may be described by; the other options are those of our transformer alone.
 _OF_ANY_PROGRAM = ("context_length", "mode", "precision", "batch_size", "attention", "device")
+#: The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8.
+_LIGHTER = {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
 DEFAULT_TRACE = "cuda,nvtx"
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
@@ -38,7 +39,6 @@ class Recording:
 
 
 NO_RECORDING = Recording()
-NOTHING_ASKED: Choices = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Plan:
 
 
 def make_plan(
-    models: Sequence[str] = (), options: Choices = NOTHING_ASKED, recording: Recording = NO_RECORDING,
+    models: Sequence[str] = (), options: Choices | None = None, recording: Recording = NO_RECORDING,
     target_option: Sequence[str] = (), program: Sequence[str] = (),
 ) -> Plan:  # fmt: skip
     """Chooses device, profiler and steps where nothing was asked, and lists the targets.
@@ -77,23 +77,21 @@ def make_plan(
         ConfigurationError: options that do not go together, or an unknown model.
         CaptureError: what is needed is not installed.
     """
+    options = options or {}
     asked = options.get("device", [None])[0]
     device = choose_device(None if asked is None else str(asked), with_torch=not program)
     profiler, notices = choose_profiler(recording, device)
     if program:
         foreign = [OPTIONS[name].flag for name in options if name not in _OF_ANY_PROGRAM]
-        _refuse(
-            [*foreign, *["--target-option"] * bool(target_option)],
-            "for our transformer",
-            "Give the program its own option",
-        )
+        foreign += ["--target-option"] if target_option else []
+        _refuse(foreign, "for our transformer", "Give the program its own option")
         return Plan((_program(program, models, options, profiler),), profiler, notices)
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
     chosen: dict[str, Sequence[Value]] = {"device": [device], **options}
     if device == "cpu":
-        chosen = {**_lighter(), **chosen}
-        if not set(_lighter()) <= set(options):
+        chosen = {**_LIGHTER, **chosen}
+        if not _LIGHTER.keys() <= options.keys():
             notices = (*notices, _lighter_notice(chosen))
     words = _words("--target-option", target_option)
     return Plan(transformer_targets(models or ("small",), chosen, words), profiler, notices)
@@ -105,16 +103,11 @@ def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
     Raises:
         ConfigurationError: a GPU was asked for, and there is none.
     """
-    gpus = gpu_count()
-    device = asked or ("cuda" if gpus and not (with_torch and _is_cpu_build()) else "cpu")
+    gpus, is_cpu_build = gpu_count(), "+cpu" in (torch_version() or "")
+    device = asked or ("cuda" if gpus and not (with_torch and is_cpu_build) else "cpu")
     if device == "cuda" and not gpus:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
     return device
-
-
-def _lighter() -> dict[str, list[Value]]:
-    """The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8."""
-    return {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
 
 
 def _lighter_notice(options: Choices) -> str:
@@ -123,10 +116,6 @@ def _lighter_notice(options: Choices) -> str:
     chosen += f", {options['warmup_steps'][0]} + {options['steps'][0]} steps"
     usual = f"context {context}, {warmup} + {steps} steps (warm-up + measured)"
     return f"On the CPU: {chosen}, where a GPU takes {usual}; --context-length, --warmup and --steps change it."
-
-
-def _is_cpu_build() -> bool:
-    return "+cpu" in (torch_version() or "")
 
 
 def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
@@ -140,7 +129,7 @@ def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
 def _program(program: Sequence[str], models: Sequence[str], options: Choices, profiler: Profiler | None) -> Target:
     """The user's program, described by the options on the command line."""
     if profiler is None:
-        raise ConfigurationError("--profiler none leaves nothing to do: it is our transformer that times itself")
+        raise ConfigurationError("--profiler none leaves nothing to do: only our transformer times itself")
     profiler.command(program, Path())  # it raises where this program cannot be recorded
     given: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in given.items():
@@ -216,6 +205,6 @@ def _flag(name: str) -> str:
 
 
 def _refuse(flags: Iterable[str], why: str, hint: str = "") -> None:
-    """What was asked for must not be left out in silence."""
+    """Refuses the first of these options, which would have no effect."""
     for flag in flags:
         raise ConfigurationError(f"{flag} is {why}", hint)

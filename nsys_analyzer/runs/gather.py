@@ -116,7 +116,8 @@ def gather(
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
     for folder in folders:
-        rows += [_without_trace(path, run) for path, run in manifests_without_trace(folder).manifests.items()]
+        ended = manifests_without_trace(folder)
+        rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
     if timings:
         rows = with_timings(rows, timings)
     return tuple(sorted(rows, key=_order))
@@ -150,8 +151,9 @@ def _unread(folder: Path) -> Iterator[CaptureSummary]:
         if isinstance(files, OSError):
             error = TraceError(f"{place} cannot be read ({files.strerror})", f"Make it readable: chmod u+rx {place}")
             yield _failed(place.name, place, str(error))
-    for path, refused in manifests_without_trace(folder).refused.items():
-        yield _failed(_name_by(path), path, str(refused))
+    for path, refused in manifests_without_trace(folder).items():
+        if isinstance(refused, NsysAnalyzerError):
+            yield _failed(_name_by(path), path, str(refused))
 
 
 def _failed(name: str, path: Path, message: str) -> CaptureSummary:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,27 +105,16 @@ def find_manifest(trace: Path) -> Run | None:
     return manifest if named or _trace_stems(trace.parent) <= {stem} else None
 
 
-@dataclass(frozen=True)
-class Traceless:
-    """The manifests of runs that left no trace, and why others beside no trace cannot be read, by their paths."""
-
-    manifests: Mapping[Path, Run] = field(default_factory=dict)
-    refused: Mapping[Path, ManifestError] = field(default_factory=dict)
-
-    def __bool__(self) -> bool:
-        return bool(self.manifests or self.refused)
-
-
-def manifests_without_trace(folder: Path) -> Traceless:
+def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
     """The manifests, in the folder and one level of subfolders, of runs that left no trace, such as OOM.
 
-    In order of folder and file name. A folder that does not exist, or that cannot be read, holds none; a
-    ``manifest.json`` without a status is somebody else's.
+    In order of folder and file name, with the error where one cannot be read. A folder that does not exist, or that
+    cannot be read, holds none; a ``manifest.json`` without a status is somebody else's.
     """
     if not folder.is_dir():
-        return Traceless()
+        return {}
     subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    manifests, refused = {}, {}
+    found: dict[Path, Run | ManifestError] = {}
     for path in (path for place in (folder, *subfolders) for path in _manifests_in(place)):
         try:
             values = _values_in(path)
@@ -136,11 +123,11 @@ def manifests_without_trace(folder: Path) -> Traceless:
             manifest = run_from(values, path)
         except ManifestError as error:
             if not _trace_stems(path.parent):  # else its trace's row says it
-                refused[path] = error
+                found[path] = error
         else:
             if not _has_trace(path, manifest):
-                manifests[path] = manifest
-    return Traceless(manifests, refused)
+                found[path] = manifest
+    return found
 
 
 def _manifests_in(folder: Path) -> list[Path]:

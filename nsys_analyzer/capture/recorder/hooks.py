@@ -10,23 +10,19 @@ import functools
 import itertools
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ContextDecorator
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Switch(Protocol):
-    """What starts and stops the recording: the recorder."""
+    """The recorder, as far as ranges need it."""
 
     is_recording: bool
-
-    def start(self) -> None:
-        """Start recording, at the first call."""
-
-    def stop(self) -> None:
-        """Stop recording."""
 
 
 class Ranges:
@@ -105,12 +101,12 @@ def _close(opened: AbstractContextManager[Any] | None) -> None:
         opened.__exit__(None, None, None)
 
 
-def install(recorder: Switch, ranges: Ranges) -> None:
-    """Put the recorder in the place of the CUDA profiler's switch, and ranges in that of NVTX."""
+def install(ranges: Ranges, start: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Puts these in the place of the CUDA profiler's start and stop, and ranges in that of NVTX."""
     import torch
 
-    _replace(torch.cuda.profiler, start=recorder.start, stop=recorder.stop)
-    _replace(torch.cuda, cudart=functools.partial(_Cudart, recorder, torch.cuda.cudart))
+    _replace(torch.cuda.profiler, start=start, stop=stop)
+    _replace(torch.cuda, cudart=functools.partial(_Cudart, start, stop, torch.cuda.cudart))
     _replace(torch.cuda.nvtx, range_push=ranges.push, range_pop=ranges.pop, mark=ranges.mark)
     _replace(torch.cuda.nvtx, range_start=ranges.start, range_end=ranges.end)
     if find_spec("nvtx") is not None:
@@ -124,7 +120,7 @@ def _replace(module: ModuleType, **functions: Callable[..., Any]) -> None:
         setattr(module, name, function)
 
 
-class Annotation:
+class Annotation(ContextDecorator):
     """``nvtx.annotate``: a context manager, or a decorator that names the range after the function."""
 
     def __init__(self, ranges: Ranges, message: object = None, *_: object, **__: object) -> None:
@@ -137,35 +133,29 @@ class Annotation:
     def __exit__(self, *_: object) -> None:
         self._ranges.pop()
 
-    def __call__(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function within a range."""
+    def __call__(self, function: Function) -> Function:
+        """The function within a range, which has its name where no message was given."""
         message = function.__name__ if self._message is None else self._message
-
-        @functools.wraps(function)
-        def annotated(*args: Any, **kwargs: Any) -> Any:
-            with Annotation(self._ranges, message):
-                return function(*args, **kwargs)
-
-        return annotated
+        return ContextDecorator.__call__(Annotation(self._ranges, message), function)
 
 
 class _Cudart:
-    """The CUDA runtime's functions, but for those that start and stop a profiler; what else there is, is CUDA's."""
+    """The CUDA runtime's functions, except those that start and stop a profiler."""
 
-    def __init__(self, recorder: Switch, cudart: Callable[[], Any]) -> None:
-        self._recorder, self._cudart = recorder, cudart
+    def __init__(self, start: Callable[[], None], stop: Callable[[], None], cudart: Callable[[], Any]) -> None:
+        self._start, self._stop, self._cudart = start, stop, cudart
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cudart(), name)
 
     def cudaProfilerStart(self) -> object:  # noqa: N802 - CUDA's name
-        """Start the recording; returns CUDA's word for success."""
-        self._recorder.start()
+        """Starts the recording and returns CUDA's code of success."""
+        self._start()
         return self._success()
 
     def cudaProfilerStop(self) -> object:  # noqa: N802 - CUDA's name
-        """Stop the recording; returns CUDA's word for success."""
-        self._recorder.stop()
+        """Stops the recording and returns CUDA's code of success."""
+        self._stop()
         return self._success()
 
     def _success(self) -> object:

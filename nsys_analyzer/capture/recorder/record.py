@@ -40,29 +40,18 @@ class Recorder:
     """Records a program from the first ``start()`` to the next ``stop()``, into ``output``, a ``.json.gz``.
 
     With ``memory`` the allocator is recorded too, and ranges and operators of the starting thread and of autograd's
-    alone. With ``whole_program`` the program's own starts and stops are ignored.
+    alone.
     """
 
-    def __init__(self, output: Path, *, memory: bool = False, whole_program: bool = False) -> None:
+    def __init__(self, output: Path, *, memory: bool = False) -> None:
         self.output = output
         self.is_recording = False
         self.has_recorded = False
         self.failure: NsysAnalyzerError | None = None
         self.ranges = Ranges(self)
-        self._whole_program = whole_program
         self._profile = _prepared(memory=memory)
 
     def start(self) -> None:
-        """Stands for ``torch.cuda.profiler.start()`` in the program."""
-        if not self._whole_program:
-            self.begin()
-
-    def stop(self) -> None:
-        """Stands for ``torch.cuda.profiler.stop()`` in the program."""
-        if not self._whole_program:
-            self.finish()
-
-    def begin(self) -> None:
         """Starts the recording; a second one is refused with a message."""
         if self.has_recorded:
             _say("only the first range between cudaProfilerStart and cudaProfilerStop is recorded")
@@ -70,7 +59,7 @@ class Recorder:
             self._profile.start_trace()
             self.is_recording = True
 
-    def finish(self) -> None:
+    def stop(self) -> None:
         """Stops a recording and writes the trace; an error is kept in ``failure``."""
         if not self.is_recording:
             return
@@ -167,9 +156,11 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
 
     An open recording is written where the program ends well, and thrown away where it fails.
     """
-    install(recorder, recorder.ranges)
-    if whole_program:
-        recorder.begin()
+    if whole_program:  # the program's own starts and stops are ignored
+        install(recorder.ranges, lambda: None, lambda: None)
+        recorder.start()
+    else:
+        install(recorder.ranges, recorder.start, recorder.stop)
     try:
         _run(program)
         code = 0
@@ -183,7 +174,7 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
         recorder.discard()
         raise
     if code == 0 or whole_program:
-        recorder.finish()
+        recorder.stop()
     recorder.discard()
     if recorder.failure:
         _say(str(recorder.failure))
@@ -240,5 +231,4 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before PyTorch is imported: Kineto reads it once
     if given.memory:  # PyTorch warns of each block that it gets back and did not see going
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    recorder = Recorder(given.output, memory=given.memory, whole_program=given.whole_program)
-    return record(given.program, recorder, whole_program=given.whole_program)
+    return record(given.program, Recorder(given.output, memory=given.memory), whole_program=given.whole_program)
