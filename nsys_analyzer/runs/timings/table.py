@@ -176,8 +176,7 @@ def _csv_lines(path: Path, text: str) -> _Lines:
         text = re.sub(r"(?<=\d),(?=\d)", ".", text)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, skipinitialspace=True)
     try:
-        # A text that stands there many times is kept once.
-        return [(reader.line_num, tuple(map(intern, cells))) for cells in reader if any(cells)]
+        return [(reader.line_num, tuple(cells)) for cells in reader if any(cells)]
     except csv.Error as error:
         raise TimingsError(f"{path}, line {reader.line_num}: not a CSV ({error})", f"Give {_EXPECTED}") from error
 
@@ -187,7 +186,7 @@ def _markdown_lines(path: Path, text: str) -> _Lines:
     lines: _Lines = []
     rules: set[int] = set()
     for number, line in enumerate(text.splitlines(), 1):
-        cells = tuple(intern(cell.strip().strip("*`").strip()) for cell in line.strip().strip("|").split("|"))
+        cells = tuple(cell.strip().strip("*`").strip() for cell in line.strip().strip("|").split("|"))
         if line.lstrip().startswith("|") and any(cells):
             if all(re.fullmatch(r":?-+:?", cell) for cell in cells):
                 rules.add(number)
