@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError

@@ -11,10 +11,9 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
-from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.summary.verdicts import BusyShare, busy_share
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_data import report_data

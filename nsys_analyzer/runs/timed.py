@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary
+from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.runs.doubts import doubts_of

@@ -30,10 +30,7 @@ _AUTOGRAD_THREAD = "pt_autograd"
 class RangeRoles:
     """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, or none of these.
 
-    Args:
-        ranges: the ranges of the trace.
-        names: which names mean which phase.
-        inferred: the phase of each name that an inferred range has; empty for a name that is no phase after all.
+    ``inferred``: the phase of each name that an inferred range has; empty for a name that is no phase after all.
     """
 
     def __init__(self, ranges: Ranges, names: PhaseNames, inferred: Mapping[str, str] | None = None) -> None:
@@ -79,8 +76,7 @@ class Attribution:
     """Where each operation was launched, and whose ranges it belongs to; every array has shape (operations,).
 
     Attributes:
-        launch: index of the launch, or -1.
-        thread, time: where and when it starts; thread -1 without a launch.
+        launch, thread, time: the index of the launch, where and when it starts; index and thread -1 without one.
         inherited: the thread whose stack it inherits, or -1.
         how: code into ``HOW``.
         ambiguous: True where several threads of the process had phases open.

@@ -15,14 +15,10 @@ _LONGEST = 1 << 62
 
 
 class Axis:
-    """Values of several groups, group after group, in the order of the values within each.
+    """Values of several groups (any integers), group after group, in the order of the values within each.
 
     A group takes a stretch as long as its values need. Where the values lie too far apart for 64 bits, as times do
     when one of them is broken, a value's rank among all of them stands for it.
-
-    Args:
-        group: the groups that the axis has, each once or more: threads, processes, or any integers.
-        values: arrays of values that lie on it, such as the starts and the ends of ranges.
     """
 
     def __init__(self, group: Ints, *values: Ints) -> None:

@@ -118,12 +118,7 @@ def last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
 
 
 def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints, Ints]:
-    """The time covered by the intervals of each group, overlaps counted once, and its bounds.
-
-    Args:
-        group: shape (n,), from 0 to ``groups - 1``.
-        start, end: shape (n,), ns; any whose differences fit 64 bits.
-        groups: how many groups there are.
+    """The time covered by the intervals of each group (0 to ``groups - 1``), overlaps counted once, and its bounds.
 
     Returns:
         Three arrays of shape (groups,), ns: covered time, first start, last end; 0 for a group without intervals.

@@ -16,20 +16,11 @@ from itertools import chain, count
 from nsys_analyzer.analysis.kernels.classes import readable
 
 _TYPES = {
-    "float": "float",
-    "double": "double",
-    "c10::BFloat16": "bf16",
-    "__nv_bfloat16": "bf16",
-    "cutlass::bfloat16_t": "bf16",
-    "c10::Half": "half",
-    "__half": "half",
-    "cutlass::half_t": "half",
+    **{name: name for name in ("float", "double", "long", "int", "short", "bool")},
+    **dict.fromkeys(("c10::BFloat16", "__nv_bfloat16", "cutlass::bfloat16_t"), "bf16"),
+    **dict.fromkeys(("c10::Half", "__half", "cutlass::half_t"), "half"),
     "c10::Float8_e4m3fn": "e4m3",
-    "long": "long",
-    "int": "int",
-    "short": "short",
     "unsigned char": "uchar",
-    "bool": "bool",
 }
 _TYPE = re.compile("|".join(rf"(?<![\w:]){re.escape(name)}(?![\w:])" for name in _TYPES))
 #: Numbers with their type before them, and index types: no element of a tensor.

@@ -53,11 +53,6 @@ class _Found:
 def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple[Trace, Mapping[str, str]]:
     """Adds ranges for the phases that a framework's own ranges and operators tell.
 
-    Args:
-        trace: the trace.
-        names: which range names mean which phase.
-        launch: shape (operations,), the launch of each operation, -1 where it has none.
-
     Returns:
         The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
         phase after all; nothing where nothing was added.

@@ -63,8 +63,7 @@ class AttributedTrace:
     Attributes:
         as_recorded, trace: the trace as it was, and without the operations that contradict it, with a range for each
             inferred phase.
-        unmeasured: the launches of the operations that were left out: indices into ``trace.launches``.
-        wait: shape (operations,), from the launch to the start of each, ns, the difference of the clocks taken off.
+        unmeasured, wait: as of :class:`Consistent`.
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:

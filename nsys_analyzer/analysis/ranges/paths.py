@@ -23,11 +23,7 @@ Stack = tuple[int, ...]
 
 
 def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]]:
-    """The range path of each operation.
-
-    Returns:
-        Codes of shape (operations,), and the paths they stand for; the first is the empty path.
-    """
+    """The range path of each operation: codes of shape (operations,), and the paths; the first is the empty one."""
     ranges, captures = trace.ranges, attribution.captures
     captured = np.full((2, len(attribution.launch)), NONE, np.int64)
     captured[:, captures.operation] = captures.thread, captures.time

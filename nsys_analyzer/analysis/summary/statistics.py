@@ -141,9 +141,7 @@ def totals(operations: Operations, kernel: Ints, thread: Ints, group: Ints, size
 
     Args:
         operations: the operations.
-        kernel: shape (operations,), code of each one's kernel (``Kernels.code``).
-        thread: shape (operations,), code of the launching thread, or the one behind them without a launch.
-        group: shape (operations,), -1 for none.
+        kernel, thread, group: shape (operations,), codes; the last thread is that of no launch, group -1 is none.
         sizes: the numbers of distinct kernels, threads and groups.
     """
     distinct, threads, groups = sizes

@@ -45,11 +45,7 @@ def summarize(
 ) -> tuple[CaptureSummary, ...]:
     """One summary for each process of a trace that uses a GPU (or has phases, where none does).
 
-    Args:
-        trace: the trace.
-        name: the capture's name in tables.
-        names: which range names mean which phase.
-        configuration: the model and its shapes, where known.
+    ``name`` is the capture's in tables, ``configuration`` the model and its shapes, where known.
     """
     attributed = AttributedTrace(trace, names)
     return tuple(_ProcessView(attributed, process).summary(name, configuration) for process in processes_of(trace))
@@ -265,8 +261,7 @@ def _listed(names: Sequence[str]) -> str:
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
     """Why a configuration read from a file name cannot be the capture's; empty where it can.
 
-    A forward pass of L layers needs at least 4·L + 1 matmuls, however they are fused: QKV, output, gate and up, down;
-    and the head.
+    A forward pass of L layers needs at least 4·L + 1 matmuls: QKV, output, gate and up, down of each; and the head.
     """
     if not configuration or not configuration.source.startswith("file name") or not configuration.model:
         return ""

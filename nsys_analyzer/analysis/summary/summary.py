@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
-from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, MemoryRow, Stats, share_of
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
@@ -132,6 +131,34 @@ class Coverage:
 
 
 @dataclass(frozen=True)
+class Unprofiled:
+    """Times by Python's clock around synchronised phases, where no profiler slowed them; None is unknown.
+
+    Attributes:
+        status: "ok", "oom", "failed", "timeout", "missing" or a word of the timings file; ``message`` says why.
+        phases: phase to its times in ms.
+        device: "cuda" or "cpu".
+        doubts: phase to the reasons why its time cannot be right.
+    """
+
+    status: str
+    message: str = ""
+    phases: dict[str, Stats] = field(default_factory=dict)
+    warmup_steps: int | None = None
+    device: str | None = None
+    peak_memory_bytes: int | None = None
+    doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def typical_ms(self, phase: str) -> float | None:
+        """The median time of a phase in ms, else the mean; None where it was not timed."""
+        return self.phases[phase].typical if phase in self.phases else None
+
+    def trusted_ms(self, phase: str) -> float | None:
+        """The typical time of a phase in ms; None where it was not timed or is in doubt."""
+        return None if self.doubts.get(phase) else self.typical_ms(phase)
+
+
+@dataclass(frozen=True)
 class CaptureSummary:
     """One process of one capture; None is unknown or not recorded.
 
@@ -141,8 +168,6 @@ class CaptureSummary:
         status: one of ``STATUSES``; ``message`` says why it is not ok.
         phases: in the order of a step.
         whole: every operation of the process outside warm-up as one phase of one instance.
-        run: the run's configuration, from its manifest.
-        unprofiled: the target's own times without the profiler.
     """
 
     name: str

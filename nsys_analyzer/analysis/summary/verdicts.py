@@ -51,11 +51,7 @@ class BusyShare:
 
 
 def busy_share(capture: CaptureSummary, phase: PhaseSummary) -> BusyShare | None:
-    """The share of one phase's time in which the GPU works.
-
-    Returns:
-        None on a CPU, and where no unprofiled time is known and the profiled one is no measure of the phase.
-    """
+    """The share of one phase's time in which the GPU works; None on a CPU, and without a wall time that measures it."""
     busy, wall = phase.gpu_busy_ms.median, phase.wall_ms.median
     if capture.on_cpu or busy is None:
         return None

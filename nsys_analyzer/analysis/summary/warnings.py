@@ -31,13 +31,7 @@ _ROUTINE = ("Not all NVTX events might", "Not all CUDA events might", "No NVTX e
 def capture_warnings(
     summary: CaptureSummary, coverage: Coverage, attributed: AttributedTrace, process: int
 ) -> tuple[Words, ...]:
-    """The warnings of one process, the gravest first.
-
-    Args:
-        summary, coverage: its figures.
-        attributed: the trace that they are of.
-        process: its global process ID.
-    """
+    """The warnings of one process, by its global ID, the gravest first."""
     checks = _Checks(summary, coverage, attributed, process)
     in_order = (
         checks.missing, checks.left_out, checks.kernels, checks.names, checks.phases, checks.inferred, checks.shares,

@@ -135,11 +135,11 @@ class _Parts:
         self.kernels, self.warmup = kernels, warmup
         operations = attributed.trace.operations
         self.duration = (operations.end - operations.start)[kernels]
-        classes = np.array(attributed.kernels.classes)[attributed.kernels.code[kernels]]
-        self.fused: Bools = classes == FUSED
-        in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax") & (part >= 0)
+        classes, code = np.array(attributed.kernels.classes, np.str_), attributed.kernels.code[kernels]
+        self.fused: Bools = (classes == FUSED)[code]
+        in_range, by_name = part == ATTENTION_PARTS.index("softmax"), (classes == "softmax")[code] & (part != NONE)
         self.softmax, self.source = (in_range, _BY_RANGE) if in_range.any() else (by_name, _BY_NAME)
-        matmuls = (classes == "matmul") & (part >= 0) & ~self.softmax
+        matmuls = (classes == "matmul")[code] & (part != NONE) & ~self.softmax
         in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
         # A range around all of attention may hold the projections too.
         self.matmul: Bools = in_parts if in_parts.any() else matmuls

@@ -196,9 +196,8 @@ _OTHER_FAMILY = re.compile(r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whi
 def configuration_from_name(stem: str) -> Configuration | None:
     """The configuration in a capture's file name, without its extension: ``train_small256``, ``2.7B_ctx256_b4``.
 
-    A size word counts beside another detail (context, batch, precision, mode, attention) or alone as the whole name;
-    ``large_file`` says nothing. ``None`` when unsure: two sizes or two context lengths in one name, another family of
-    models, nothing recognised.
+    A size word counts beside another detail (context, batch, precision, mode, attention) or alone as the whole name.
+    ``None`` when unsure: two sizes or two context lengths in one name, another family of models, nothing recognised.
     """
     name = stem.strip().lower()
     found = list(_MODEL.finditer(name))

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsys_analyzer.analysis.kernels.labels import short_labels
-from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Bars, FinishedBench, Paragraph, Spread, Typical
 from nsys_analyzer.text import Words
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from nsys_analyzer.analysis.summary.runs import Unprofiled
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Answer, Block, Cell, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, spread, typical
 from nsys_analyzer.report.sections.sweep import draw_over_context, over_sweep

@@ -1,14 +1,10 @@
-"""Rules for names that a compiler wrote: torch.compile and XLA.
-
-Such names list what they do, so the rows read the list.
+"""Rules for names that a compiler wrote: torch.compile and XLA, which list their operators.
 
 torch.compile names a kernel ``triton_<kind>_fused_<op>_<op>_…_<n>``: ``poi`` pointwise, ``red`` and ``per``
-reductions, ``tem`` a template (matmul, attention), ``for`` a horizontal fusion of ``torch._foreach`` calls,
-which is how it compiles an optimizer. A reduction that names softmax, else a normalization, else an embedding
-is of that class, for that is the work it was made for; what was fused in front of or behind it comes along. A
-pointwise kernel is elementwise, unless its list holds nothing but moves, softmax, a normalization or random
-numbers, or an embedding at all. XLA names a fusion ``<kind>_<op>_…_fusion``; a bare ``fusion_12`` says
-nothing and stays ``other``.
+reductions, ``tem`` a template (matmul, attention), ``for`` a horizontal fusion of ``torch._foreach`` calls, as of an
+optimizer. A reduction that names softmax, else a normalization, else an embedding is of that class. A pointwise kernel
+is elementwise, unless its list holds nothing but moves, softmax, a normalization or random numbers, or an embedding at
+all. XLA names a fusion ``<kind>_<op>_…_fusion``; a bare ``fusion_12`` stays ``other``.
 """
 
 from __future__ import annotations
