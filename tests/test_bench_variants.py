@@ -54,8 +54,18 @@ def text(*rows: Row) -> str:
 
 
 def table(caption: str, *rows: Row) -> tuple[Any, ...]:
+    return _table(caption, *rows).rows
+
+
+def _table(caption: str, *rows: Row) -> Table:
     blocks = unfolded(section(*rows).blocks)
-    return next(block.rows for block in blocks if isinstance(block, Table) and block.caption.startswith(caption))
+    return next(one for one in blocks if isinstance(one, Table) and str(one.caption).startswith(caption))
+
+
+def by_column(caption: str, *rows: Row) -> list[dict[str, Any]]:
+    """The cells of each row of a table by the titles of its columns."""
+    found = _table(caption, *rows)
+    return [dict(zip([column.title for column in found.columns], cells, strict=True)) for cells in found.rows]
 
 
 def test_cases() -> None:
@@ -88,15 +98,19 @@ def test_speed_ups_and_causal() -> None:
     assert "Speed-up over naive, forward, causal: flash 6.100×." in on_cpu  # 30.5 ÷ 5
     assert "C++" in on_cpu
     assert "The largest error of any variant in fp32 is 1.0e-06 (tolerance 2e-05)." in said
-    times = table("Time of forward", *rows)
-    name, variant, _, over, _, causal_over, gain, status = times[1]
-    assert (name, variant, over, causal_over, gain, status) == ("1×4×1,024×32 fp32", "flash", 3.0, 6.1, 2.0, "ok")
-    assert times[-1][4:] == (None, None, None, "full ok, causal not run")
+    cells = by_column("Forward:", *rows)[3]
+    assert (cells["shape"], cells["variant"], cells["mask"]) == ("1×4×1,024×32 fp32", "flash", "causal")
+    assert (cells["over naive"], cells["without mask ÷ causal"], cells["status"]) == (
+        6.1,
+        2.0,
+        "ok",
+    )  # 30.5 ÷ 5, 10 ÷ 5
 
 
 def test_memory() -> None:
-    [cells] = table("Memory of forward above", row("naive", 30, 4 * INPUTS), row("naive", 31, 5 * INPUTS, causal=True))
-    assert cells[2:] == (4 * INPUTS, 8 * INPUTS, 5 * INPUTS, 10 * INPUTS, 4.0)
+    full, causal = by_column("Forward:", row("naive", 30, 4 * INPUTS), row("naive", 31, 5 * INPUTS, causal=True))
+    assert (full["peak"], full["allocated"], full["peak ÷ inputs"]) == (4 * INPUTS, 8 * INPUTS, 4.0)
+    assert (causal["peak"], causal["allocated"]) == (5 * INPUTS, 10 * INPUTS)
 
 
 def test_growth_is_fitted() -> None:
@@ -127,18 +141,9 @@ def test_each_pass_has_its_own_status() -> None:
     lost = Row(lost.module, lost.case, "oom", "", lost.figures, {})  # forward was measured, backward was not
     early = Row(lost.module, {**lost.case, "causal": True}, "oom", "", {}, {})
     rows = (lost, early, row("flash", 1, figures={"forward_backward_ms": 4.0}))
-    assert [cells[-1] for cells in table("Time of forward,", *rows)] == [
-        "full ok, causal oom",
-        "full ok, causal not run",
-    ]
-    both = table("Time of forward and backward", *rows)
-    assert [cells[-1] for cells in both] == ["oom", "full ok, causal not run"]
+    assert [cells["status"] for cells in by_column("Forward:", *rows)] == ["ok", "oom", "ok"]
+    assert [cells["status"] for cells in by_column("Forward and backward:", *rows)] == ["oom", "oom", "ok"]
     assert "Out of memory: naive at 1×4×1,024×32 fp32; naive at 1×4×1,024×32 fp32, causal." in text(*rows)
-
-
-def test_what_was_left_out_has_a_row_that_says_so() -> None:
-    rows = (row("naive", 30), row("tiled", 20), row("naive", 40, d_head=64))
-    assert table("Time of forward,", *rows)[-1] == ("1×4×1,024×64 fp32", "tiled", None, None, "not run")
 
 
 def test_out_of_memory_keeps_its_row_and_what_was_measured() -> None:
@@ -146,9 +151,10 @@ def test_out_of_memory_keeps_its_row_and_what_was_measured() -> None:
     lost = Row(whole.module, whole.case, "oom", "CUDA out of memory", whole.figures, whole.machine)
     said = text(lost, row("flash", 10))
     assert "Out of memory: naive at 1×4×1,024×32 fp32." in said
-    assert table("Time of forward,", lost)[0][2:] == (Spread(30, 0.5), 1.0, "ok")
-    both = table("Time of forward and backward", lost, row("flash", 10, figures={"forward_backward_ms": 30}))
-    assert both[0][2:] == (None, "oom")
+    (forward,) = by_column("Forward:", lost)
+    assert (forward["ms"], forward["over naive"], forward["status"]) == (Spread(30, 0.5), 1.0, "ok")
+    both = by_column("Forward and backward:", lost, row("flash", 10, figures={"forward_backward_ms": 30}))
+    assert (both[0]["ms"], both[0]["status"]) == (None, "oom")
     assert "No variant ran out of memory." in text(row("flash", 10))
 
 
@@ -156,8 +162,8 @@ def test_forward_and_backward_have_their_tables() -> None:
     both = {"forward_backward_ms": 40.0, "forward_backward_std_ms": 1.0, "forward_backward_max_error": 2e-6,
             "forward_backward_peak_bytes": 7 * INPUTS, "forward_backward_total_bytes": 9 * INPUTS}  # fmt: skip
     rows = (row("naive", 30, figures={**both, "forward_backward_ms": 100.0}), row("flash", 10, figures=both))
-    assert table("Time of forward and backward", *rows)[1][3] == 2.5  # 100 ÷ 40
-    assert table("Memory of forward and backward", *rows)[1][2:4] == (7 * INPUTS, 9 * INPUTS)
+    flash = by_column("Forward and backward:", *rows)[1]
+    assert (flash["over naive"], flash["peak"], flash["allocated"]) == (2.5, 7 * INPUTS, 9 * INPUTS)  # 100 ÷ 40
     assert table("Largest error", *rows)[0] == ("naive", "fp32", 1, "1.0e-06", "2.0e-06", "2e-05")
     assert "2.0e-06 (tolerance" in text(*rows)
 
@@ -298,4 +304,4 @@ def test_on_the_cpu(tmp_path: Path) -> None:
     assert {one.status for one in rows} == {"ok"}
     # output and scores: 4 heads · 80 · (32 + 80) numbers of 4 bytes
     assert rows[0].figures["forward_peak_bytes"] == 4 * 80 * (32 + 80) * 4
-    assert len(next(one for one in section(*rows).blocks if isinstance(one, Table) and "Time" in one.caption).rows) == 5
+    assert len(by_column("Forward:", *rows)) == len(rows)

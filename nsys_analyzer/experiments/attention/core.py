@@ -28,12 +28,6 @@ def spread(row: AnyRow | None, name: str) -> Spread | None:
     return None if mean is None else Spread(mean, figure(row, name).std_ms)
 
 
-def same_status(statuses: Mapping[str, str]) -> str:
-    """How several cases ended: one word where they ended alike."""
-    one, *others = dict.fromkeys(statuses.values())
-    return ", ".join(f"{name} {status}" for name, status in statuses.items()) if others else one
-
-
 def drawn_width(widths: Iterable[int]) -> int:
     """The width of heads that figures show: 64, or the largest."""
     known = set(widths)

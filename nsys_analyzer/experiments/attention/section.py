@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, AttentionRow
-from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, ms, same_status, spread, unfused_rates
+from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, ms, spread, unfused_rates
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.scaling import fitted_exponent
@@ -21,7 +21,7 @@ from nsys_analyzer.experiments.section import (
     span,
     unsteady,
 )
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Lines, Section, Table
+from nsys_analyzer.report.model import Lines, Section
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import Words, phrase
 
@@ -37,7 +37,7 @@ _OPTIONS = (
 _EAGER_PASSES = 14
 _DEFINITIONS = phrase(
     "*Inputs* are queries, keys, values, the mask and the gradient of the output. *Saved for backward* is what is "
-    "allocated between forward and backward, *peak* the most at any moment of both. *Compile time* is the first step "
+    "allocated between forward and backward, *peak* the most at any moment of both. *Compile* is the first step "
     "minus the mean step."
 )
 
@@ -54,68 +54,57 @@ def _cases(settings: Settings) -> tuple[Task[AttentionCase], ...]:
     )  # fmt: skip
 
 
-class Pair(NamedTuple):
-    """The eager and the compiled row of a shape; None for what was not run."""
+class _Timed(NamedTuple):
+    """A row, and the eager row of its shape if it is compiled."""
 
-    d: int
-    context_length: int
+    row: AttentionRow
     eager: AttentionRow | None
-    compiled: AttentionRow | None
 
     def speed_up(self, one: str) -> float | None:
         """Eager's time of a pass ÷ compiled's; None where one is missing."""
-        return ratio(ms(self.eager, one), ms(self.compiled, one))
+        return ratio(ms(self.eager, one), ms(self.row, one))
 
     def is_steady(self, one: str) -> bool:
         """Whether the times of a pass vary little enough for a speed-up."""
-        both = (figure(self.eager, one), figure(self.compiled, one))
+        both = (figure(self.eager, one), figure(self.row, one))
         return all(times is None or (times.cv or 0) <= UNSTEADY for times in both)
 
     @property
-    def status(self) -> str:
-        """How both ended."""
-        return same_status(
-            {name: row.status for name, row in (("eager", self.eager), ("compiled", self.compiled)) if row}
-        )
-
-    @property
     def compile_ms(self) -> float | None:
-        """The first compiled step without the time of a later one."""
-        first, later = figure(self.compiled, "first_step_ms"), [ms(self.compiled, one) for one in PASSES]
-        return first - sum(time for time in later if time) if first and any(later) else None
+        """The first step of compiled code without the time of a later one."""
+        first, later = self.row.figures.first_step_ms, [ms(self.row, one) for one in PASSES]
+        known = self.row.case.compile and first and any(later)
+        return first - sum(time for time in later if time) if first and known else None
 
 
-def _pairs(rows: Sequence[AttentionRow]) -> list[Pair]:
-    found: dict[tuple[int, int], dict[bool, AttentionRow]] = {}
-    for row in rows:
-        found.setdefault((row.case.d, row.case.context_length), {})[row.case.compile] = row
-    return [Pair(*shape, both.get(False), both.get(True)) for shape, both in sorted(found.items())]
+def _timed(rows: Sequence[AttentionRow]) -> list[_Timed]:
+    eager = {(row.case.d, row.case.context_length): row for row in rows if not row.case.compile}
+    return [
+        _Timed(row, eager.get((row.case.d, row.case.context_length)) if row.case.compile else None)
+        for row in sorted(rows, key=lambda row: (row.case.d, row.case.context_length, row.case.compile))
+    ]
 
 
 def _section(results: Results) -> Section:
     # Of a case that was measured again in another environment the last row counts.
     rows = tuple({row.case: row for row in results.rows_of(TARGET)}.values())
-    pairs = _pairs(rows)
+    timed = _timed(rows)
     return section(
         "attention",
         "attention over context length, eager and compiled",
         results,
         rows,
         _name,
-        answers=_answers(rows, pairs),
+        answers=_answers(timed),
         warmup=f"{each(rows, 'warmup_steps')} steps",
         measured=f"{each(rows, 'steps')} forward and backward passes of each shape{compile_cache(rows)}",
         synchronized="at the end of each pass",
         gradients="recorded in forward, for queries, keys and values",
         warnings=_warnings(rows),
         blocks=(
-            *(
-                table(_times(one), pairs, f"Time of one {one} pass, mean ± standard deviation:", names=2)
-                for one in PASSES
-            ),
-            table(_MEMORY, pairs, "Memory above the inputs, and compile time:", names=2),
+            table(_TIMES, timed, "Time of one pass, mean ± standard deviation:", names=3),
+            table(_MEMORY, timed, "Memory above the inputs:", names=3),
             *_figures(rows),
-            *_accounting(rows),
         ),
         definitions=_DEFINITIONS,
         rates=[rate for row in rows if row.ok for rate in _rates(row)],
@@ -127,19 +116,19 @@ def _name(row: AttentionRow) -> str:
     return row.case.name
 
 
-def _answers(rows: Sequence[AttentionRow], pairs: Sequence[Pair]) -> Iterator[Words]:
+def _answers(timed: Sequence[_Timed]) -> Iterator[Words]:
     saved: dict[int, list[tuple[float, float]]] = {}
-    for pair in pairs:
-        if size := figure(pair.eager, "before_backward_bytes"):
-            saved.setdefault(pair.d, []).append((pair.context_length, size))
+    for row in (one.row for one in timed if not one.row.case.compile):
+        if size := row.figures.before_backward_bytes:
+            saved.setdefault(row.case.d, []).append((row.case.context_length, size))
     powers = sorted(power for points in saved.values() if (power := fitted_exponent(points)) is not None)
     if powers:
         written = " to ".join(dict.fromkeys(f"{power:.2f}" for power in (powers[0], powers[-1])))
         yield f"Memory saved for backward grows with the context length to the power {written} (eager, for each d)."
-    gains = [gain for pair in pairs for one in PASSES if pair.is_steady(one) and (gain := pair.speed_up(one))]
+    gains = [gain for both in timed for one in PASSES if both.is_steady(one) and (gain := both.speed_up(one))]
     if gains:
         yield phrase("`torch.compile` makes a pass {} as fast (steady passes only).", span(gains, "factor"))
-    yield from endings(rows, _name, "No shape ran out of memory.")
+    yield from endings([one.row for one in timed], _name, "No shape ran out of memory.")
 
 
 def _warnings(rows: Sequence[AttentionRow]) -> Iterator[Words]:
@@ -150,29 +139,26 @@ def _warnings(rows: Sequence[AttentionRow]) -> Iterator[Words]:
             yield phrase("**Nothing was compiled**: {} fell back to eager.", _name(row))
 
 
-_SHAPE: tuple[Field[Pair], ...] = (
-    Field("d", "count", lambda pair: pair.d),
-    Field("context", "count", lambda pair: pair.context_length),
+_SHAPE: tuple[Field[_Timed], ...] = (
+    Field("d", "count", lambda one: one.row.case.d),
+    Field("context", "count", lambda one: one.row.case.context_length),
+    Field("code", "text", lambda one: "compiled" if one.row.case.compile else "eager"),
 )
-_MEMORY: tuple[Field[Pair], ...] = (
+_TIMES: tuple[Field[_Timed], ...] = (
     *_SHAPE,
-    Field("inputs", "bytes", lambda pair: figure(pair.eager or pair.compiled, "inputs_bytes")),
-    Field("saved for backward", "bytes", lambda pair: figure(pair.eager, "before_backward_bytes")),
-    Field("compiled", "bytes", lambda pair: figure(pair.compiled, "before_backward_bytes")),
-    Field("peak", "bytes", lambda pair: figure(pair.eager, "peak_bytes")),
-    Field("compiled", "bytes", lambda pair: figure(pair.compiled, "peak_bytes")),
-    Field("compile time", "ms", lambda pair: pair.compile_ms),
+    Field("forward ms", "ms", lambda one: spread(one.row, "forward")),
+    Field("speed-up", "factor", lambda one: one.speed_up("forward")),
+    Field("backward ms", "ms", lambda one: spread(one.row, "backward")),
+    Field("speed-up", "factor", lambda one: one.speed_up("backward")),
+    Field("compile ms", "ms", lambda one: one.compile_ms),
+    Field("status", "text", lambda one: one.row.status),
 )
-
-
-def _times(one: str) -> tuple[Field[Pair], ...]:
-    return (
-        *_SHAPE,
-        Field("eager ms", "ms", lambda pair: spread(pair.eager, one)),
-        Field("compiled ms", "ms", lambda pair: spread(pair.compiled, one)),
-        Field("speed-up", "factor", lambda pair: pair.speed_up(one)),
-        Field("status", "text", lambda pair: pair.status),
-    )
+_MEMORY: tuple[Field[_Timed], ...] = (
+    *_SHAPE,
+    Field("inputs", "bytes", lambda one: one.row.figures.inputs_bytes),
+    Field("saved for backward", "bytes", lambda one: one.row.figures.before_backward_bytes),
+    Field("peak", "bytes", lambda one: one.row.figures.peak_bytes),
+)
 
 
 def _saved_mib(row: AttentionRow) -> float | None:
@@ -196,29 +182,6 @@ def _figures(rows: Sequence[AttentionRow]) -> Iterator[Lines]:
                 points["compiled" if row.case.compile else "eager"].append((row.case.context_length, value(row)))
         title = f"Attention by context length: {name}, d {d}, batch {each(rows, 'batch_size')}"
         yield from curves(f"attention-{name}", title, points, y_axis)
-
-
-_SAVED = (Column("shape"), Column("dtype"), Column("number", "count"), Column("bytes", "bytes"))
-
-
-def _accounting(rows: Sequence[AttentionRow]) -> Iterator[Block]:
-    """The tensors that the largest eager row saves, against the memory that was measured."""
-    eager = [row for row in rows if row.figures.saved and not row.case.compile]
-    for row in sorted(eager, key=lambda row: row.figures.before_backward_bytes or 0)[-1:]:
-        batch, length, d = row.case.batch_size, row.case.context_length, row.case.d
-        inputs = ([batch, length, d], [batch, d, length], [length, length])
-        saved = [one for one in row.figures.saved or () if one[0] not in inputs]
-        saved.append(([batch, length, d], "float32", 1, row.case.shape.tensor_bytes))  # the output
-        cells: list[tuple[Cell, ...]] = [
-            (" × ".join(f"{side:,}" for side in shape), dtype, number, size) for shape, dtype, number, size in saved
-        ]
-        cells.append(("sum", "", None, sum(size for *_, size in saved)))
-        cells.append(("measured", "", None, row.figures.before_backward_bytes))
-        caption = (
-            f"Tensors that autograd saves for backward at {row.case.name}, without the inputs: scores, their "
-            "exponentials and the weights; maxima and sums of the rows; the output:"
-        )
-        yield Details("Byte accounting of the largest shape", (Table(_SAVED, tuple(cells), caption),))
 
 
 def _rates(row: AttentionRow) -> Iterator[Rate]:

@@ -48,7 +48,7 @@ class Compared:
     Attributes:
         limits: of the device in this precision, None where they are not known.
         implementations: those that were run, ours last.
-        widths, lengths: each d_head and each context length, the smallest first.
+        shapes: each d_head and context length, the smallest first.
     """
 
     def __init__(self, results: Results, precision: str) -> None:
@@ -57,8 +57,7 @@ class Compared:
         self.implementations = sorted(found, key=lambda one: one == "flash")
         rows = [row for row in results.rows_of(TARGET) if row.case.precision == precision]
         self.rows = sorted(rows, key=lambda row: row.case.context_length)
-        self.widths = sorted({row.case.d_head for row in rows})
-        self.lengths = sorted({row.case.context_length for row in rows})
+        self.shapes = sorted({(row.case.d_head, row.case.context_length) for row in rows})
         self._rows = {(row.case.implementation, row.case.d_head, row.case.context_length): row for row in rows}
 
     def of(self, implementation: str) -> list[FlashRow]:

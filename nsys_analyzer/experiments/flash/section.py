@@ -11,7 +11,7 @@ from nsys_analyzer.experiments.flash.compared import Compared
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.section import endings, section, span
-from nsys_analyzer.report.model import Block, Cell, Column, Details, Figure, Section, Table, Unit
+from nsys_analyzer.report.model import Cell, Column, Details, Figure, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, phrase, plural
@@ -68,10 +68,10 @@ def _section(results: Results) -> Section:
         **_conditions(results, rows),
         warnings=_few_calls(rows),
         blocks=(
-            *(block for one in compared for block in _ratios(one)),
+            *(_latency(one, "end_to_end") for one in compared),
             *(block for one in compared for block in _figures(one)),
             _errors(compared),
-            *(block for one in compared for block in _details(one)),
+            *(_details(one) for one in compared),
         ),
         definitions=_DEFINITIONS,
         rates=[rate for row in rows for rate in rates(row)],
@@ -150,59 +150,47 @@ def _few_calls(rows: Sequence[FlashRow]) -> Iterator[Words]:
         yield phrase("**Few calls**: do_bench made fewer than {} in {} of {} passes.", _ENOUGH_CALLS, few, len(passes))
 
 
-_Value: TypeAlias = Callable[[FlashRow], Cell]
+_Shape: TypeAlias = tuple[int, int]
+_SHAPE: tuple[Field[_Shape], ...] = (
+    Field("d_head", "count", lambda shape: shape[0]),
+    Field("context", "count", lambda shape: shape[1]),
+)
 
 
-def _column(compared: Compared, title: str, unit: Unit, name: str, d: int, value: _Value) -> Field[int]:
-    """Figures of an implementation at a d_head by context length; where a row has none, how it ended."""
+def _of(compared: Compared, name: str, value: Callable[[FlashRow], Cell]) -> Callable[[_Shape], Cell]:
+    """A figure of an implementation by d_head and context length; where a row has none, how it ended."""
 
-    def cell(length: int) -> Cell:
-        row = compared.find(name, d, length)
+    def cell(shape: _Shape) -> Cell:
+        row = compared.find(name, *shape)
         found = value(row) if row else None
         return row.status if row and not row.ok and found is None else found
 
-    return Field(title, unit, cell)
+    return cell
 
 
-def _by_context(compared: Compared, caption: str, columns: Sequence[Field[int]]) -> Table:
-    context: Field[int] = Field("context", "count", lambda length: length)
-    return table((context, *columns), compared.lengths, caption)
-
-
-def _ratios(compared: Compared) -> Iterator[Block]:
-    """Flash end to end against its fastest peer: a column for each d_head."""
-    if compared.of("flash"):
-        columns = [
-            _column(compared, f"d_head {d}", "factor", "flash", d, lambda row: compared.over_peer(row, "end_to_end"))
-            for d in compared.widths
-        ]
-        caption = f"{compared.precision}, end to end: time of flash ÷ that of its fastest peer:"
-        yield _by_context(compared, caption, columns)
-
-
-def _details(compared: Compared) -> Iterator[Block]:
-    """Every latency and the peak memory, folded, for each d_head."""
-    for d in compared.widths:
-        of = f"{compared.precision}, d_head {d}"
-        tables = [_latency(compared, d, one, f"{words.capitalize()}, {of}:") for one, words in PASSES.items()]
-        peaks = [
-            _column(compared, NAMES[name], "bytes", name, d, lambda row: row.figures.peak_bytes)
+def _latency(compared: Compared, one: str) -> Table:
+    """The latency of a pass of each implementation, and that of flash against its fastest peer and the roofline."""
+    fields: tuple[Field[_Shape], ...] = (
+        *_SHAPE,
+        *(
+            Field(f"{NAMES[name]} ms", "ms", _of(compared, name, lambda row: ms(row, one)))
             for name in compared.implementations
-        ]
-        tables.append(_by_context(compared, f"Peak memory of forward and backward above the inputs, {of}:", peaks))
-        yield Details(f"{of}: every latency, and memory", tuple(tables))
+        ),
+        Field("÷ fastest peer", "factor", _of(compared, "flash", lambda row: compared.over_peer(row, one))),
+        Field("of roofline", "percent", _of(compared, "flash", lambda row: compared.of_roofline(row, one))),
+    )
+    return table(fields, compared.shapes, f"Latency {PASSES[one]}, {compared.precision}:", names=2)
 
 
-def _latency(compared: Compared, d: int, one: str, caption: str) -> Table:
-    columns = [
-        _column(compared, f"{NAMES[name]} ms", "ms", name, d, lambda row: ms(row, one))
+def _details(compared: Compared) -> Details:
+    """The latency of forward and backward alone, and the peak memory."""
+    peaks = [
+        Field(NAMES[name], "bytes", _of(compared, name, lambda row: row.figures.peak_bytes))
         for name in compared.implementations
     ]
-    columns += [
-        _column(compared, "÷ fastest peer", "factor", "flash", d, lambda row: compared.over_peer(row, one)),
-        _column(compared, "of roofline", "percent", "flash", d, lambda row: compared.of_roofline(row, one)),
-    ]
-    return _by_context(compared, caption, columns)
+    caption = f"Peak memory of forward and backward above the inputs, {compared.precision}:"
+    tables = (*(_latency(compared, one) for one in _ALONE), table((*_SHAPE, *peaks), compared.shapes, caption, names=2))
+    return Details(f"Forward and backward alone, and memory, {compared.precision}", tables)
 
 
 _ERRORS = (
@@ -228,7 +216,7 @@ def _errors(compared: Sequence[Compared]) -> Table:
 
 def _figures(compared: Compared) -> Iterator[Figure]:
     """The latency of each pass over the context length, at one d_head."""
-    d = drawn_width(compared.widths)
+    d = drawn_width(d for d, _ in compared.shapes)
     for one, words in PASSES.items():
         points = {
             NAMES[name]: [(row.case.context_length, ms(row, one)) for row in compared.of(name) if row.case.d_head == d]

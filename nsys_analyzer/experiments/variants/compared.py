@@ -43,9 +43,9 @@ class Variants:
         """The row of a variant at a shape."""
         return self._rows.get((replace(shape, causal=causal), name))
 
-    def gain(self, shape: AttentionShape, name: str, causal: bool, one: str = "forward") -> float | None:
+    def gain(self, row: VariantsRow, one: str = "forward") -> float | None:
         """Naive's time ÷ that of a variant; None where one of the two is missing."""
-        return ratio(ms(self.find(shape, "naive", causal), one), ms(self.find(shape, name, causal), one))
+        return ratio(ms(self.find(row.case.shape, "naive", row.case.causal), one), ms(row, one))
 
     def families(self) -> list[list[AttentionShape]]:
         """Shapes that differ in their tokens alone, where there are several, the shortest first."""
@@ -65,11 +65,12 @@ def error_of(row: VariantsRow, one: str, kind: str = "max") -> float | None:
     return getattr(figure(row, one), f"{kind}_error", None)
 
 
-def status(row: VariantsRow | None, one: str) -> str:
-    """How one pass of a row ended."""
+def status(row: VariantsRow, one: str) -> str:
+    """How one pass of a row ended; an ok row without the time of a pass never ran it."""
     if ms(row, one) is not None:
         return "ok"
-    return "not run" if row is None or row.ok else row.status
+    asked = one == "forward" or row.case.backward
+    return row.status if asked and not row.ok else "not run"
 
 
 class Growth(NamedTuple):

@@ -13,8 +13,8 @@ from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Ta
 from nsys_analyzer.experiments.section import each, endings, section, span
 from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS, TARGET, VARIANTS, VariantsCase, VariantsRow
 from nsys_analyzer.experiments.variants.compared import MASKS, PASSES, Variants, bytes_of, case_name, error_of, growths
-from nsys_analyzer.experiments.variants.tables import errors, growth, memory, memory_by_tokens, speed_ups, times
-from nsys_analyzer.report.model import Details, Paragraph, Section
+from nsys_analyzer.experiments.variants.tables import errors, growth, memory_by_tokens, passes, speed_ups
+from nsys_analyzer.report.model import Paragraph, Section
 from nsys_analyzer.text import phrase
 
 _STORES_SCORES = ("naive", "blocked")
@@ -79,7 +79,6 @@ def _section(results: Results) -> Section:
     variants = Variants(results)
     rows = variants.rows
     with_backward = any(ms(row, "forward_backward") is not None for row in rows)
-    backward = (times(variants, "forward_backward"), memory(variants, "forward_backward"))
     return section(
         "variants",
         "attention variants, their memory and their time",
@@ -94,9 +93,8 @@ def _section(results: Results) -> Section:
         blocks=(
             Paragraph(_ON_GPU if results.on_gpu else _ON_CPU),
             errors(variants),
-            times(variants, "forward"),
-            memory(variants, "forward"),
-            *([Details("Time and memory of forward and backward", backward)] if with_backward else []),
+            passes(variants, "forward"),
+            *([passes(variants, "forward_backward")] if with_backward else []),
             *growth(variants),
             *speed_ups(variants),
             *memory_by_tokens(variants),
@@ -115,12 +113,14 @@ def _answers(variants: Variants) -> Iterator[str]:
     """Gains over naive, errors, growth, and what ran out of memory."""
     # On a GPU naive makes its causal mask in each call, and a gain over it would be one over the mask.
     for causal in (False,) if variants.on_gpu else MASKS:
-        gains = {
-            name: [gain for shape in variants.shapes if (gain := variants.gain(shape, name, causal))]
-            for name in variants.names
-        }
-        if found := [f"{name} {span(gains[name], 'factor')}" for name in gains if gains[name] and name != "naive"]:
-            yield f"Speed-up over naive, forward, {MASKS[causal]}: {', '.join(found)}."
+        gains: dict[str, list[float]] = {}
+        for row in variants.rows:
+            name, gain = row.case.implementation, variants.gain(row)
+            if gain and name != "naive" and row.case.causal == causal:
+                gains.setdefault(name, []).append(gain)
+        if gains:
+            found = ", ".join(f"{name} {span(gains[name], 'factor')}" for name in gains)
+            yield f"Speed-up over naive, forward, {MASKS[causal]}: {found}."
     for precision in variants.precisions:
         rows = [row for row in variants.rows if row.case.precision == precision]
         worst = max((error_of(row, one) or 0 for row in rows for one in PASSES), default=0)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
-from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
-from nsys_analyzer.experiments.attention.core import curves, figure, ms, same_status, spread
+from nsys_analyzer.experiments.attention.core import curves, figure, ms, spread
 from nsys_analyzer.experiments.section import bars, ratio
 from nsys_analyzer.experiments.variants.cases import VariantsRow
 from nsys_analyzer.experiments.variants.compared import (
@@ -55,63 +53,28 @@ def errors(variants: Variants) -> Table:
     return table(_ERRORS, groups.values(), "Largest error of each variant, checked before it was timed:", names=2)
 
 
-class _Both(NamedTuple):
-    """A variant at a shape, and its rows not causal and causal, of what was asked for."""
+def passes(variants: Variants, one: str) -> Table:
+    """Time and memory of a pass of each row, and its gain over naive."""
 
-    shape: AttentionShape
-    variant: str
-    rows: dict[bool, VariantsRow | None]
+    def full_over_causal(row: VariantsRow) -> float | None:
+        full = variants.find(row.case.shape, row.case.implementation, False)
+        return ratio(ms(full, one), ms(row, one)) if row.case.causal else None
 
-    def status(self, one: str) -> str:
-        """How a pass ended."""
-        return same_status({("full", "causal")[causal]: status(row, one) for causal, row in self.rows.items()})
-
-
-def _both(variants: Variants) -> list[_Both]:
-    masks = sorted({row.case.causal for row in variants.rows})
-    return [
-        _Both(shape, name, {causal: variants.find(shape, name, causal) for causal in masks})
-        for shape in variants.shapes
-        for name in variants.names
-    ]
-
-
-_NAMES: tuple[Field[_Both], ...] = (
-    Field("shape", "text", lambda both: shape_name(both.shape)),
-    Field("variant", "text", lambda both: both.variant),
-)
-
-
-def times(variants: Variants, one: str) -> Table:
-    """The time of each variant at each shape, not causal and causal, and its gain over naive."""
-    fields: tuple[Field[_Both], ...] = (
-        *_NAMES,
-        Field("ms", "ms", lambda both: spread(both.rows.get(False), one)),
-        Field("over naive", "factor", lambda both: variants.gain(both.shape, both.variant, False, one)),
-        Field("causal ms", "ms", lambda both: spread(both.rows.get(True), one)),
-        Field("over naive", "factor", lambda both: variants.gain(both.shape, both.variant, True, one)),
-        Field("÷ causal", "factor", lambda both: ratio(ms(both.rows.get(False), one), ms(both.rows.get(True), one))),
-        Field("status", "text", lambda both: both.status(one)),
+    fields: tuple[Field[VariantsRow], ...] = (
+        Field("shape", "text", lambda row: shape_name(row.case.shape)),
+        Field("variant", "text", lambda row: row.case.implementation),
+        Field("mask", "text", lambda row: "causal" if row.case.causal else "none"),
+        Field("ms", "ms", lambda row: spread(row, one)),
+        Field("over naive", "factor", lambda row: variants.gain(row, one)),
+        Field("without mask ÷ causal", "factor", full_over_causal),
+        Field("peak", "bytes", lambda row: bytes_of(row, one)),
+        Field("allocated", "bytes", lambda row: bytes_of(row, one, "total")),
+        Field("peak ÷ inputs", "factor", lambda row: ratio(bytes_of(row, one), row.figures.inputs_bytes)),
+        Field("status", "text", lambda row: status(row, one)),
     )
-    rows = [both for both in _both(variants) if one == "forward" or both.status(one) != "not run"]
-    return table(fields, rows, f"Time of {PASSES[one]}, mean ± standard deviation:", names=2)
-
-
-def memory(variants: Variants, one: str) -> Table:
-    """Peak and sum of all allocations of each variant at each shape, not causal and causal."""
-    fields: tuple[Field[_Both], ...] = (
-        *_NAMES,
-        Field("peak", "bytes", lambda both: bytes_of(both.rows.get(False), one)),
-        Field("allocated", "bytes", lambda both: bytes_of(both.rows.get(False), one, "total")),
-        Field("causal peak", "bytes", lambda both: bytes_of(both.rows.get(True), one)),
-        Field("allocated", "bytes", lambda both: bytes_of(both.rows.get(True), one, "total")),
-        Field("peak ÷ inputs", "factor", lambda both: _of_inputs(both.rows.get(False), one)),
-    )
-    return table(fields, _both(variants), f"Memory of {PASSES[one]} above the inputs:", names=2)
-
-
-def _of_inputs(row: VariantsRow | None, one: str) -> float | None:
-    return ratio(bytes_of(row, one), figure(row, "inputs_bytes"))
+    rows = [row for row in variants.rows if status(row, one) != "not run"]
+    caption = f"{PASSES[one].capitalize()}: time, mean ± standard deviation, and memory above the inputs:"
+    return table(fields, rows, caption, names=3)
 
 
 def _written(power: float | None) -> str | None:
@@ -137,12 +100,8 @@ def growth(variants: Variants) -> Iterator[Table]:
 def speed_ups(variants: Variants) -> Iterator[Bars]:
     """The gain of each variant over naive, forward."""
     for causal, words in MASKS.items():
-        gains = {
-            (shape_name(shape), name): variants.gain(shape, name, causal)
-            for shape in variants.shapes
-            for name in variants.names
-            if name != "naive" and ms(variants.find(shape, "naive", causal), "forward")
-        }
+        rows = [row for row in variants.rows if row.case.causal == causal and row.case.implementation != "naive"]
+        gains = {(shape_name(row.case.shape), row.case.implementation): variants.gain(row) for row in rows}
         key, title = f"variants-speed-up-{words.replace(' ', '-')}", f"Speed-up over naive, forward, {words}"
         yield from bars(key, title, gains, "naive's time ÷ the variant's")
 
