@@ -1,4 +1,4 @@
-"""What this device reaches: a large product, and a large copy, as ceilings for what other programs claim.
+"""The rates of a large matmul and of a large copy on this device: ceilings for what other programs claim.
 
 ``python -m profiling_targets.ceilings --precision bf16`` prints them.
 """
@@ -22,7 +22,7 @@ _COPIED = {"cuda": 2**32, "cpu": 2**28}
 
 
 def measure(case: CeilingsCase, figures: CeilingsFigures) -> None:
-    """Times the product of square matrices and the copy of a large tensor; the best of ten, for it is a ceiling."""
+    """Times a matmul of square matrices and the copy of a large tensor; the best of ten, for it is a ceiling."""
     set_precision(case.precision)
     dtype = torch.bfloat16 if case.precision == "bf16" else torch.float32
     figures.product_bits = kept_bits(case.device, dtype)

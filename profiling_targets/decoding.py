@@ -29,7 +29,7 @@ from profiling_targets.products import kept_bits, set_precision
 from profiling_targets.timer import allocations, times_ms
 from profiling_targets.transformer import SelfAttention, Transformer, unfused_attention
 
-#: How far logits with and without the cache may differ, as a share of the largest: products of other shapes are summed
+#: How far logits with and without the cache may differ, as a share of the largest: matmuls of other shapes are summed
 #: in another order, and each layer carries that on.
 TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 #: Samples of the time to the first token.

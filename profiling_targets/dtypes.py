@@ -1,7 +1,7 @@
 """What autocast computes in, tensor by tensor, and what the precision of an accumulator does to a sum.
 
 ``python -m profiling_targets.dtypes --experiment dtypes --model toy --precision bf16`` prints the dtypes of a small
-model; the experiment ``sums`` adds a small number many times, ``products`` multiplies long rows with long columns.
+model; the experiment ``sums`` adds a small number many times, ``products`` makes a matmul of long rows and columns.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _accumulating(case: DtypesCase) -> Iterator[None]:
               "allow_bf16_reduced_precision_reduction": case.accumulation == "reduced"}  # fmt: skip
     backend: Any = torch.backends.cuda.matmul
     if case.accumulation != "fp32" and (case.device == "cpu" or DTYPES[case.precision] == torch.float32):
-        raise NotHereError("only products of fp16 and bf16 on a GPU have a choice of accumulation")
+        raise NotHereError("only matmuls of fp16 and bf16 on a GPU have a choice of accumulation")
     if case.accumulation == "fp16":
         if case.precision != "fp16" or not hasattr(backend, "allow_fp16_accumulation"):
             raise NotHereError("accumulation in fp16 is for operands in fp16, from PyTorch 2.7 on")

@@ -33,7 +33,7 @@ def measure(case: StepCase, figures: StepFigures) -> None:
     slowing the steps down.
     """
     figures.forward_flops = _forward_flops(case)
-    figures.backward_flops = 2 * figures.forward_flops  # a product for each of its two operands' gradients
+    figures.backward_flops = 2 * figures.forward_flops  # a matmul for the gradient of each operand
     try:
         training = Training(_config(case))
         figures.parameters = sum(parameter.numel() for parameter in training.parameters)
@@ -52,7 +52,7 @@ def measure(case: StepCase, figures: StepFigures) -> None:
 
 
 def _forward_flops(case: StepCase) -> int:
-    """FLOPs of the forward's products, the least: attention in one kernel may skip the half that the mask hides."""
+    """The least FLOPs of the forward's matmuls: attention in one kernel may skip the half that the mask hides."""
     shape = case.size, case.batch_size, case.context_length
     return forward_flops(*shape) - (attention_matmul_flops(*shape) // 2 if case.attention == "sdpa" else 0)
 

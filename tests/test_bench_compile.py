@@ -201,7 +201,6 @@ def test_what_real_captures_say(trace_pair: TracePair) -> None:
         "In the traces of x, kernels per step go from 1,948 to 657; in forward and backward less"
     )
     assert "less elementwise (" in sentence
-    assert "; more matmul (" in sentence
 
 
 def test_a_gpu_that_waits_gains_by_fewer_launches_too(trace_pair: TracePair) -> None:

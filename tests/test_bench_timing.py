@@ -148,7 +148,7 @@ def test_a_slow_process_is_no_warm_up() -> None:
 def test_figures() -> None:
     rows = (row(40), row(80, context_length=512), studied(0, [1000.0, 20.0]), studied(1, [20.0, 20.0]))
     figures = {one.key: one for one in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(one, Lines | Bars)}
-    assert list(figures) == ["timing-step", "timing-tokens", "timing-phases", "timing-warmup"]
+    assert list(figures) == ["timing-step", "timing-phases", "timing-warmup"]
     assert figures["timing-step"].series == (("small", ((256, 40), (512, 80))),)
     # forward a quarter, loss and optimizer an eighth each, backward a half
     assert [values for _, values in figures["timing-phases"].series] == [(25,), (12.5,), (50,), (12.5,)]

@@ -25,7 +25,7 @@ from nsys_analyzer.system.process import Ended, Progress, run_logged
 FOLDER = "NSYS_ANALYZE_BENCH_FOLDER"
 #: Rows after which a target ends by itself, its other cases left to a fresh process.
 _STOPPING = ("oom", "failed")
-#: What a process is given, and the rows that it gives back.
+#: The files of cases for a process, and of the rows that it writes.
 _HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
 
 
@@ -60,17 +60,17 @@ class _Process:
     def __init__(self, cases: Sequence[Task[Any]], folder: Path, progress: Progress) -> None:
         self._todo = list(cases)
         self._folder, self._progress = folder, progress
-        own = uuid.uuid4().hex  # what an earlier run was killed over may still write to files of its own
-        self._given, self._taken = (folder.resolve() / f".{own}.{kind}" for kind in ("cases.json", "rows.jsonl"))
+        name = uuid.uuid4().hex  # a process that outlived an earlier run may still write to its own files
+        self._cases, self._rows = (folder.resolve() / f".{name}.{kind}" for kind in ("cases.json", "rows.jsonl"))
         self._since = time.monotonic()
         self._read, self._last = 0, ""
 
     def run(self, timeout_s: float | None) -> list[Task[Any]]:
         """Runs it to its end and returns the cases that it left."""
-        write_text(self._given, json.dumps([written(one.case) for one in self._todo]))
-        self._taken.write_text("", encoding="utf-8")
+        write_text(self._cases, json.dumps([written(one.case) for one in self._todo]))
+        self._rows.write_text("", encoding="utf-8")
         first = self._todo[0]
-        command = [sys.executable, "-m", first.target.module, "--cases", str(self._given), "--rows", str(self._taken)]
+        command = [sys.executable, "-m", first.target.module, "--cases", str(self._cases), "--rows", str(self._rows)]
         self._started()
         try:
             ended = run_logged(
@@ -82,8 +82,8 @@ class _Process:
             )
         finally:
             self._take()
-            self._given.unlink()
-            self._taken.unlink()
+            self._cases.unlink()
+            self._rows.unlink()
         if self._todo and self._last not in _STOPPING:  # it ended over this case, before a row of it was written
             self._keep({"status": ended.status if ended.status != "ok" else "failed",
                         "message": ended.message or "it ended before its cases did"})  # fmt: skip
@@ -91,7 +91,7 @@ class _Process:
 
     def _take(self) -> bool:
         """Takes over the rows that are new; whether there were any."""
-        text = self._taken.read_text(encoding="utf-8")
+        text = self._rows.read_text(encoding="utf-8")
         new = text[self._read : text.rfind("\n") + 1]
         self._read += len(new)
         for line in new.splitlines():

@@ -1,7 +1,8 @@
-"""What sweeps and experiments share as they run programs one after another into a folder, each with a time limit.
+"""The lock, the log and the ends that sweeps and experiments share as they run programs into a folder.
 
-Both start their programs by ``system.process.run_logged``, keep each result as soon as it is there, and take up where
-an earlier run ended.
+Both start programs with ``system.process.run_logged``, keep each result as soon as it is there, and resume where an
+earlier run ended. They loop apart: a process of an experiment measures many cases and adds a row for each, a target of
+a sweep takes two processes and fills a folder.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import check_regular
 from nsys_analyzer.system.process import end_earlier_run
 
-#: What the programs print.
+#: The output of the programs.
 LOG = "target.log"
 #: Ends after which nothing is run again: more memory is not going to appear.
 FINAL = ("ok", "oom")
@@ -25,7 +26,7 @@ _LOCK = ".lock"
 
 
 def already_there(path: Path) -> ConfigurationError:
-    """The error where results exist, and nobody said whether to keep or to replace them."""
+    """The error where results exist, and no option says whether to keep or to replace them."""
     hint = "--resume keeps what is finished, --rerun replaces it, --output-dir puts the results elsewhere"
     return ConfigurationError(f"{path} is there already", hint)
 

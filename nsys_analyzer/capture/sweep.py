@@ -1,4 +1,4 @@
-"""A sweep: each target timed, then profiled, in processes of its own; each result whole or not there.
+"""A sweep: each target timed, then profiled, in processes of its own; each result is complete or absent.
 
 Everything of a target is made in a hidden folder beside its own, which takes its name once it is complete. The
 timings of all targets are written anew from their manifests each time, so an interrupt loses nothing.
@@ -76,8 +76,8 @@ def _run_target(
         ended, timings = Ended("ok"), None
         if target.timed:
             progress.started(target.name, "timing")
-            ended, said, times_ms = _timed(target, part, timeout_s)
-            run = replace(run, **said)
+            ended, described, times_ms = _timed(target, part, timeout_s)
+            run = replace(run, **described)
             timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
         if profiler and ended.status == "ok":
             progress.started(target.name, f"profiling with {profiler.name}")
@@ -94,18 +94,18 @@ def _run_target(
 
 
 def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, dict[str, Any], dict[str, Any]]:
-    """Runs the target without a profiler: how it ended, what it said of itself, and its times in ms by phase."""
+    """Runs the target without a profiler: how it ended, its description of the run, and its times in ms by phase."""
     path = part / "results.json"  # absolute: an output folder may be called like an option
     ended = run_logged([*target.program, "--results", str(path.absolute())], part / LOG, timeout_s)
     results = decode_json(path.read_bytes()) if path.is_file() else {}
     path.unlink(missing_ok=True)
-    said = run_from(results, path)
+    run = run_from(results, path)
     times_ms = results.get("times_ms") or {}
     if ended.status == "ok" and not times_ms:
         ended = Ended("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
-    elif said.status == "oom":
-        ended = Ended("oom", said.message)
-    return ended, as_json(said), times_ms
+    elif run.status == "oom":
+        ended = Ended("oom", run.message)
+    return ended, as_json(run), times_ms
 
 
 def _part(folder: Path, target: Target) -> Path:
@@ -133,7 +133,7 @@ def _restore(part: Path, place: Path) -> None:
 
 
 def _recorded(target: Target, profiler: Profiler | None) -> dict[str, Any]:
-    """What the manifest says of the profiler, and the command lines as one would type them beside the capture."""
+    """The manifest's entries on the profiler, and the command lines as one would type them beside the capture."""
     program = ["python" if target.program[0] == sys.executable else target.program[0], *target.program[1:]]
     known = {"command": shlex.join(program), "profiler": profiler.name if profiler else "none"}
     if profiler is None:

@@ -1,4 +1,4 @@
-"""What the experiments on training steps share: their target's case and figures, and the parts of their sections."""
+"""Training steps: the case and figures of their target, and the section of experiments on them."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class StepCase:
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    d_model: int = option(0, "in place of the model's; 0 is its own", least=0)
-    d_ff: int = option(0, "in place of the model's; 0 is its own", least=0)
-    num_layers: int = option(0, "in place of the model's; 0 is its own", least=0, cpu=2)
-    num_heads: int = option(0, "in place of the model's; 0 is its own", least=0)
-    vocab_size: int = option(0, "in place of the model's; 0 is its own", least=0)
+    d_model: int = option(0, "0 is the model's own", least=0)
+    d_ff: int = option(0, "0 is the model's own", least=0)
+    num_layers: int = option(0, "0 is the model's own", least=0, cpu=2)
+    num_heads: int = option(0, "0 is the model's own", least=0)
+    vocab_size: int = option(0, "0 is the model's own", least=0)
     context_length: int = option(256, "tokens of a sequence", cpu=32)
     batch_size: int = option(4, "batch size", cpu=1)
     mode: str = option("train", "the phases of a step: forward; loss and backward too; the optimizer too", MODES)
     precision: str = option("fp32", "bf16 is autocast", PRECISIONS)
-    attention: str = option("unfused", "unfused (naive), or PyTorch's own", ("unfused", "sdpa"))
+    attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ("unfused", "sdpa"))
     optimizer: str = option("torch", "AdamW of torch.optim, or ours", ("torch", "plain"))
     compile: bool = option(False, "torch.compile the model")
     warmup_steps: int = option(5, "steps before the measured ones", least=0, cpu=1)
@@ -101,7 +101,7 @@ SHARED: tuple[Option, ...] = tuple(
 
 
 def models(settings: Settings) -> tuple[str, ...]:
-    """The models that were asked for, each by the name that it is known by.
+    """The canonical names of the models that were asked for.
 
     Raises:
         ConfigurationError: one is unknown.

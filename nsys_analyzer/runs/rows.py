@@ -1,4 +1,4 @@
-"""What an experiment asks of a target, what the target measures, and the file of rows that keeps both.
+"""Cases that experiments ask of targets, figures that these measure, and the file of rows that keeps both.
 
 A target is a program that measures one case after another. Its case and its figures are dataclasses, which the target
 writes and the experiment's section reads; this module alone turns them into JSON and back:
@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import UnionType
@@ -25,6 +25,7 @@ from nsys_analyzer.system.atomic_write import append_text, write_text
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
 
 Scalar: TypeAlias = str | int | float | bool | None
+Status: TypeAlias = Literal["ok", "oom", "unsupported", "failed", "timeout"]
 C = TypeVar("C")
 F = TypeVar("F")
 T = TypeVar("T")
@@ -59,7 +60,7 @@ def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: 
 
 @dataclass(frozen=True)
 class Times:
-    """Times in ms of something done several times: mean, extremes, median; without spread if it was done once.
+    """Times in ms of something done several times, ``ms`` their mean; once done it has no standard deviation.
 
     ``cv`` is the coefficient of variation, standard deviation ÷ mean.
     """
@@ -75,11 +76,9 @@ class Times:
     def of(cls, times: Sequence[float]) -> Times:
         """The figures of these times in ms, one at the least."""
         mean = statistics.fmean(times)
-        known = cls(mean, min(times), max(times), statistics.median(times))
-        if len(times) < 2:
-            return known
-        std = statistics.stdev(times)
-        return cls(mean, known.min_ms, known.max_ms, known.median_ms, std, std / mean)
+        std = statistics.stdev(times) if len(times) > 1 else None
+        cv = None if std is None else std / mean
+        return cls(mean, min(times), max(times), statistics.median(times), std, cv)
 
 
 @dataclass(frozen=True)
@@ -96,31 +95,29 @@ class Task(Generic[C]):
 
     @property
     def key(self) -> str:
-        """What tells it from all others, as text."""
+        """Tells it from all others, as text."""
         return _key(self.target.module, self.case, self.environment)
 
 
 @dataclass(frozen=True)
 class Row(Generic[C, F]):
-    """What a task came to.
+    """The result of a task.
 
     Attributes:
         module: the target's.
         case: its options.
-        status: ``ok``, ``oom``, ``unsupported``, ``failed`` or ``timeout``.
-        message: why, in a line, empty where it is ok.
-        figures: what was measured; of a row that is not ok as far as it came.
+        message: why it is not ok, in a line.
+        figures: what was measured, also before it failed.
         machine: device, versions.
         environment: variables that its process was given.
-
     """
 
     module: str
     case: C
-    status: str
+    status: Status
     message: str = ""
     figures: F = field(default_factory=dict)  # type: ignore[assignment]
-    machine: Mapping[str, Any] = field(default_factory=dict)
+    machine: Mapping[str, Scalar] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -192,7 +189,7 @@ def typed(row: Row[Any, Any], target: CaseTarget[C, F]) -> Row[C, F]:
     case, figures = loaded(target.case, row.case), loaded(target.figures, row.figures)
     if row.ok and not written(figures):
         raise ValueError(f"a row of {row.module} is ok, and has no figures")
-    return Row(row.module, case, row.status, row.message, figures, row.machine, row.environment)
+    return replace(row, case=case, figures=figures)
 
 
 def start_file(folder: Path, header: Mapping[str, Any]) -> None:
@@ -242,23 +239,6 @@ def read_file(path: Path) -> tuple[dict[str, Any], tuple[Row[Any, Any], ...]]:
 
 
 def _row(values: Mapping[str, Any]) -> Row[Any, Any]:
-    """The row of a line.
-
-    Raises:
-        ValueError: a value of another type, or a number beyond any figure.
-    """
     check_numbers(values)
-    line = msgspec.convert(values, _Line)
-    return Row(line.module, line.case, line.status, line.message or "", line.figures, line.machine, line.environment)
-
-
-class _Line(msgspec.Struct):
-    """A row as a line of the file holds it."""
-
-    module: str
-    case: dict[str, Scalar]
-    status: Literal["ok", "oom", "unsupported", "failed", "timeout"]
-    message: str | None = None
-    figures: dict[str, Scalar | list[Any] | dict[str, Any]] = {}
-    machine: dict[str, Scalar] = {}
-    environment: dict[str, str] = {}
+    line = {**values, "message": values.get("message") or ""}
+    return msgspec.convert(line, Row[dict[str, Scalar], dict[str, Scalar | list[Any] | dict[str, Any]]])

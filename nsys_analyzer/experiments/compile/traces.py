@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import IDLE
+from nsys_analyzer.experiments.compile.pairs import Pair
 from nsys_analyzer.experiments.section import bars
 from nsys_analyzer.report.model import Block, Details, Paragraph, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 
-if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-    from nsys_analyzer.experiments.compile.pairs import Pair
-
 _PHASES = ("forward", "loss", "backward", "optimizer", "step")
 #: Phases that torch.compile changes: differences elsewhere are chance.
 _COMPILED = ("forward", "backward")
 _MOST_NAMED = 3
-#: A class that changes by less than this share of the eager kernel time is not named.
-_NOTABLE = 0.01
 _NOTES = {
     "kernel": "Times are those of profiled steps. A fused kernel has one class, that of the reduction in it, where "
     "there is one: what was elementwise or a copy may be found in a softmax, a normalization or a reduction.",
@@ -97,30 +93,23 @@ def _by_class(capture: CaptureSummary) -> dict[str, tuple[float, float]]:
 
 
 def answers(traces: Sequence[TracePair], pairs: Sequence[Pair], word: str) -> Iterator[str]:
-    """How the kernels of a step fell, which classes shrank and grew most, and how busy the GPU is."""
-    rows = {pair.title: pair for pair in pairs}
+    """How the kernels of a step fell, which classes shrank most, and how busy the GPU is."""
+    by_title = {pair.title: pair for pair in pairs}
     for trace in traces[:_MOST_NAMED]:
-        both = trace.phase("step")
-        assert both
-        changes = class_changes(trace)
-        least = _NOTABLE * sum(change.eager_ms for change in changes)
-        shrank = [change for change in changes if change.ms < -least][:_MOST_NAMED]
-        grew = [change for change in reversed(changes) if change.ms > least][:_MOST_NAMED]
-        eager, compiled = (phase.kernels_per_instance for phase in both)
-        parts = [f"{verb} {_listed(found)}" for verb, found in (("less", shrank), ("more", grew)) if found]
+        steps = trace.phase("step")
+        assert steps
+        eager, compiled = (step.kernels_per_instance for step in steps)
+        shrank = [
+            f"{change.kernel_class} ({milliseconds(change.eager_ms)} to {milliseconds(change.compiled_ms)})"
+            for change in class_changes(trace)[:_MOST_NAMED]
+            if change.ms < 0
+        ]
         yield (
             f"In the traces of {trace.name}, {word}s per step go from {eager:,.0f} to {compiled:,.0f}; in forward and "
-            f"backward {'; '.join(parts) or 'no class changes by more than a percent'}."
+            f"backward less {', '.join(shrank) or 'of no class'}."
         )
-        if word == "kernel" and trace.name in rows:
-            yield from _busy_shares(rows[trace.name], *both)
-
-
-def _listed(changes: Sequence[ClassChange]) -> str:
-    return ", ".join(
-        f"{change.kernel_class} ({milliseconds(change.eager_ms)} to {milliseconds(change.compiled_ms)})"
-        for change in changes
-    )
+        if word == "kernel" and trace.name in by_title:
+            yield from _busy_shares(by_title[trace.name], *steps)
 
 
 def _busy_shares(pair: Pair, eager: PhaseSummary, compiled: PhaseSummary) -> Iterator[str]:

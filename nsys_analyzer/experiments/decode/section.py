@@ -49,7 +49,7 @@ def _label(case: DecodeCase) -> str:
 def _section(results: Results) -> Section:
     rows = results.rows_of(TARGET)
     groups = _groups_of(rows)
-    speed_ups = table(_SPEED_UPS, groups, "Speed-ups, by the cache and by PyTorch's own attention:")
+    speed_ups = table(_SPEED_UPS, groups, "Speed-ups, by the cache and by SDPA instead of unfused attention:")
     return section(
         "decode",
         "decoding with and without a cache",
@@ -126,7 +126,7 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
         if known := [gain for group in groups if (gain := _sdpa_speed_up(ms, True, group))]:
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
-        yield f"With the cache PyTorch's own attention makes {' and '.join(parts)} as fast as the unfused one."
+        yield f"With the cache PyTorch's SDPA makes {' and '.join(parts)} as fast as the unfused one."
     if made := [(tokens, name_of(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
         tokens, name = max(made)
         yield f"The highest throughput is {tokens:,.0f} tokens/s ({name})."

@@ -32,14 +32,14 @@ class DecodeCase:
 
     device: str
     model: str = option("small", "small, medium, large, xl, 2.7B, xl-2026 or 10B")
-    num_layers: int = option(0, "in place of the model's; 0 is its own", least=0, cpu=2)
+    num_layers: int = option(0, "0 is the model's own", least=0, cpu=2)
     batch_size: int = option(16, "batch size", cpu=2)
     prompt_length: int = option(1024, "tokens of each sequence before the first that is made", cpu=32)
     cache_length: int = option(2048, "positions that the cache has room for", cpu=64)
     tokens: int = option(100, "tokens to make, the first among them", least=3, cpu=10)
     warmup_tokens: int = option(100, "tokens made before anything is timed", cpu=10)
     precision: str = option("fp32", "bf16 is that of weights, activations and cache", ("fp32", "tf32", "bf16"))
-    attention: str = option("unfused", "unfused (naive), or PyTorch's own", ATTENTIONS)
+    attention: str = option("unfused", "unfused (naive), or PyTorch's SDPA", ATTENTIONS)
     cache: bool = option(True, "keep keys and values; without, each token is a pass over the whole sequence")
     seed: int = option(0, "of weights and tokens", least=0)
 

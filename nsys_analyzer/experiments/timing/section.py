@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import TypeAlias
 
 from nsys_analyzer.experiments import steps
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
-from nsys_analyzer.experiments.section import bars, extremes, ratio, span, spread
-from nsys_analyzer.experiments.steps import MODES, PHASES, TARGET, StepCase, StepFigures, StepRow, model_names, titles
+from nsys_analyzer.experiments.section import bars, extremes, span, spread
+from nsys_analyzer.experiments.steps import MODES, PHASES, TARGET, StepCase, StepRow, model_names, titles
 from nsys_analyzer.experiments.timing import warmup
 from nsys_analyzer.report.model import Block, Cell, Details, Figure, Lines, Section, Table
 from nsys_analyzer.report.tables import Field, table
@@ -77,17 +77,8 @@ def _modes(rows: Sequence[StepRow]) -> list[str]:
     return [mode for mode in MODES if any(row.case.mode == mode for row in rows)]
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """A model at a context length, with its rows by mode."""
-
-    model: str
-    context_length: int
-    rows: Mapping[str, StepRow]
-
-    def figures(self, mode: str) -> StepFigures:
-        """The figures of a mode, none of them known where it was not run."""
-        return self.rows[mode].figures if mode in self.rows else StepFigures()
+#: The rows of a model at a context length, by mode.
+_Modes: TypeAlias = Mapping[str, StepRow]
 
 
 def _times(rows: Sequence[StepRow]) -> Table:
@@ -97,22 +88,20 @@ def _times(rows: Sequence[StepRow]) -> Table:
     for row in rows:
         shapes.setdefault((name(row), row.case.context_length), {})[row.case.mode] = row
     last = modes[-1] if modes else ""
-    fields: tuple[Field[_Shape], ...] = (
-        Field("model", "text", lambda one: one.model),
-        Field("context", "count", lambda one: one.context_length),
+    fields: tuple[Field[_Modes], ...] = (
+        Field("model", "text", lambda one: name(next(iter(one.values())))),
+        Field("context", "count", lambda one: next(iter(one.values())).case.context_length),
         *(Field(f"{mode} ms", "ms", partial(_time_or_status, mode)) for mode in modes),
-        Field(f"tokens/s, {last}", "count", lambda one: one.figures(last).tokens_per_s),
-        Field(f"peak, {last}", "bytes", lambda one: one.figures(last).peak_allocated_bytes),
+        Field(f"tokens/s, {last}", "count", lambda one: one[last].figures.tokens_per_s if last in one else None),
+        Field(f"peak, {last}", "bytes", lambda one: one[last].figures.peak_allocated_bytes if last in one else None),
     )
-    lines = (_Shape(*shape, by_mode) for shape, by_mode in shapes.items())
-    return table(fields, lines, "Time of a step by mode, mean ± standard deviation:", names=2)
+    return table(fields, shapes.values(), "Time of a step by mode, mean ± standard deviation:", names=2)
 
 
-def _time_or_status(mode: str, shape: _Shape) -> Cell:
-    row = shape.rows.get(mode)
-    if row is None:
-        return None
-    return spread(row.figures.step) if row.ok else row.status
+def _time_or_status(mode: str, rows: _Modes) -> Cell:
+    if row := rows.get(mode):
+        return spread(row.figures.step) if row.ok else row.status
+    return None
 
 
 def _details(rows: Sequence[StepRow]) -> Iterator[Block]:
@@ -158,39 +147,27 @@ _MEMORY: tuple[Field[StepRow], ...] = (
 
 
 def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
-    """Curves of the last mode, one for each model, and the shares of its phases."""
+    """The time of a step over context length in the last mode, a curve for each model, and the shares of its phases."""
     name = model_names(rows)
     for mode in _modes(rows)[-1:]:
-        measured = [row for row in rows if row.ok and row.case.mode == mode]
-        figures: tuple[tuple[str, str, str, Callable[[StepRow], float | None]], ...] = (
-            ("step", "Time of a step", "ms", lambda row: row.figures.step.ms if row.figures.step else None),
-            ("tokens", "Throughput", "tokens/s", lambda row: row.figures.tokens_per_s),
-        )
-        for key, words, axis, figure in figures:
-            curves: dict[str, list[tuple[float, float | None]]] = {}
-            for row in measured:
-                curves.setdefault(name(row), []).append((row.case.context_length, figure(row)))
-            if any(len(points) > 1 for points in curves.values()):
-                series = tuple((model, tuple(points)) for model, points in curves.items())
-                title = f"{words} by context length, {mode}"
-                yield Lines(f"timing-{key}", title, series, "context length, tokens", axis, log_x=True, log_y=True)
-        if measured:
-            lengths = [row.case.context_length for row in measured]
-            length = max(lengths, key=lambda one: (lengths.count(one), one))  # the longest that the most models have
-            shares = {
-                (name(row), phase): _percent_of_step(row, phase)
-                for row in measured
-                if row.case.context_length == length
-                for phase in PHASES
-            }
-            title = f"Phases of a step, {mode}, context {length:,}"
-            yield from bars("timing-phases", title, shares, "% of the step", "stacked")
-
-
-def _percent_of_step(row: StepRow, phase: str) -> float | None:
-    step, part = row.figures.step, row.figures.phase(phase)
-    share = ratio(part.ms, step.ms) if part and step else None
-    return None if share is None else 100 * share
+        measured = [(row, step.ms) for row in rows if row.case.mode == mode and row.ok and (step := row.figures.step)]
+        curves: dict[str, list[tuple[float, float]]] = {}
+        for row, ms in measured:
+            curves.setdefault(name(row), []).append((row.case.context_length, ms))
+        if any(len(points) > 1 for points in curves.values()):
+            series = tuple((model, tuple(points)) for model, points in curves.items())
+            title, axis = f"Time of a step by context length, {mode}", "context length, tokens"
+            yield Lines("timing-step", title, series, axis, "ms", log_x=True, log_y=True)
+        lengths = [row.case.context_length for row, _ in measured]
+        length = max(lengths, key=lambda one: (lengths.count(one), one), default=0)  # the longest most models have
+        shares = {
+            (name(row), phase): 100 * times.ms / ms if (times := row.figures.phase(phase)) else None
+            for row, ms in measured
+            if row.case.context_length == length
+            for phase in PHASES
+        }
+        title = f"Phases of a step, {mode}, context {length:,}"
+        yield from bars("timing-phases", title, shares, "% of the step", "stacked")
 
 
 BENCH = Bench(
