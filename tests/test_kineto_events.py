@@ -90,6 +90,32 @@ def test_a_bad_event_is_left_out_and_told(event: str, remark: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
+    ("arguments", "argument"),
+    [
+        ('{"device": "GPU 0"}', "device"),
+        ('{"device": 2147483648}', "device"),
+        ('{"stream": [7]}', "stream"),
+        ('{"direction": 3}', "direction"),
+        ('{"graph node id": NaN}', "graph node id"),
+    ],
+)
+def test_an_argument_that_cannot_be_read_is_absent(arguments: str, argument: str, tmp_path: Path) -> None:
+    found = tables(added(", ".join([KERNEL % arguments] * 2)), tmp_path)
+    assert remarks(found) == [f"2 events of the kind kernel have a `{argument}` that cannot be read"]
+    del found["DIAGNOSTIC_EVENT"]
+    assert found == tables(added(", ".join([KERNEL % "{}"] * 2)), tmp_path)
+
+
+@pytest.mark.parametrize("stream", ['"0x0"', "[7]"])
+def test_a_call_has_no_use_for_a_stream(stream: str, tmp_path: Path) -> None:
+    """ROCm writes its address as a text."""
+    call = '{"ph": "X", "cat": "cuda_runtime", "name": "a", "pid": 1, "tid": 1, "ts": 5, "dur": 1, "args": %s}'
+    found = tables(added(call % f'{{"correlation": 9, "stream": {stream}}}'), tmp_path)
+    assert remarks(found) == []
+    assert found == tables(added(call % '{"correlation": 9}'), tmp_path)
+
+
+@pytest.mark.parametrize(
     ("written", "read"),
     [
         ("null", "{}"),

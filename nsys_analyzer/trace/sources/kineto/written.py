@@ -75,7 +75,7 @@ class _Arguments(
     correlation: Int64 | None = None
     device: Int32 | None = None
     in_device: Int32 | None = None  # of a copy between GPUs
-    stream: Int64 | None = None
+    stream: Int64 | str | None = None  # AMD's calls have an address
     graph_node: Int64 | None = None
     direction: str | None = None  # of a copy of an MTIA
     device_type: Int64 = 0  # c10::DeviceType: 0 is the CPU
@@ -83,6 +83,13 @@ class _Arguments(
     size: Int64 = 0
     allocated: Int64 | None = None
     name: str = ""
+
+
+_ARGUMENTS = _Arguments.__struct_encode_fields__
+#: What an event can do without: where it cannot be read, it is as if it were not there.
+_OPTIONAL = ("device", "inDevice", "stream", "graph node id", "direction", "Total Allocated")
+#: The arguments that calls and GPU operations have no use for.
+_UNUSED = {"runtime": _OPTIONAL, "thread": _OPTIONAL}
 
 
 class _Written(msgspec.Struct):
@@ -103,6 +110,7 @@ _NO_ARGUMENTS = _Arguments()
 #: Not strict: a number may be a text ("1") or have a point (1.0).
 _one = msgspec.json.Decoder(_Written, strict=False)
 _many = msgspec.json.Decoder(list[_Written], strict=False)
+_arguments = msgspec.json.Decoder(_Arguments, strict=False)
 _encode = msgspec.json.Encoder(decimal_format="number").encode
 _UNREADABLE = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
 
@@ -123,6 +131,7 @@ class Events:
         self._known: dict[Any, Any] = {}  # one copy of each name and ID: most occur thousands of times
         self._refused: dict[str, Counter[str]] = defaultdict(Counter)
         self._first_refused: dict[str, str] = {}
+        self._unread: Counter[tuple[str, str]] = Counter()
 
     def add_all(self, text: str) -> bool:
         """Adds events from the text of several, ``{…}, {…}``; False, and none, where :meth:`add` must take each."""
@@ -146,6 +155,8 @@ class Events:
         used = {key: value[key] for key in _Written.__struct_fields__ if key in value}
         if kind not in _WITH_ARGUMENTS:
             used.pop("args", None)
+        elif isinstance(used.get("args"), dict):
+            used["args"] = self._readable(kind, used["args"])
         if kind != ARROW:
             used.pop("id", None)
         try:
@@ -155,9 +166,24 @@ class Events:
         else:
             self._add(event)
 
+    def _readable(self, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments that a kind of event uses, without the optional ones that cannot be read."""
+        used = {key: arguments[key] for key in _ARGUMENTS if key in arguments and key not in _UNUSED.get(kind, ())}
+        for key in used.keys() & _OPTIONAL:
+            try:
+                _arguments.decode(_encode({key: used[key]}))
+            except _UNREADABLE:
+                del used[key]
+                self._unread[kind, key] += 1
+        return used
+
     def remarks(self) -> list[str]:
-        """A warning for each kind of which events were left out."""
-        return [self._remark(kind, reasons) for kind, reasons in self._refused.items()]
+        """A warning for each kind of which events were left out, and for each argument that could not be read."""
+        unread = (
+            f"{count:,} events of the kind {kind} have a `{key}` that cannot be read"
+            for (kind, key), count in self._unread.items()
+        )
+        return [*(self._remark(kind, reasons) for kind, reasons in self._refused.items()), *unread]
 
     def _remark(self, kind: str, reasons: Counter[str]) -> str:
         count = reasons.total()
@@ -207,7 +233,8 @@ class Events:
         if kind in _ON_A_GPU:
             if kind == _ON_MTIA:
                 kind = "kernel" if told.direction is None else "memcpy"
-            place = (told.correlation or 0, _device(told, pid), _number(tid) if told.stream is None else told.stream)
+            stream = told.stream if isinstance(told.stream, int) else _number(tid)
+            place = (told.correlation or 0, _device(told, pid), stream)
             return GpuOperation(kind, name, pid, tid, start, end, *place, told.graph_node or None)
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
             _number(tid)  # a stream, or a device
