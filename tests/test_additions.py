@@ -55,7 +55,7 @@ def test_an_experiment_is_a_package_an_entry_and_a_target(
 
 
 def test_a_kernel_rule_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    row = Rule(r"^butterfly_", "matmul", "butterfly_512")
+    row = Rule("matmul", r"^butterfly_", "butterfly_512")
     assert classes.first_rule(row.example) is None
     monkeypatch.setattr(classes, "_COMPILED", ((re.compile(row.pattern), row), *classes._COMPILED))
     classes.first_rule.cache_clear()

@@ -155,7 +155,7 @@ def test_what_was_traced_besides_leaves_no_upper_bound(tmp_path: Path) -> None:
 def test_a_copy_to_share_tells_what_was_traced_besides(tmp_path: Path) -> None:
     path = forward(3).add("OSRT_API", id=1, value="open(/home/ann)").write(tmp_path / "t.sqlite")
     copied = share(path, tmp_path / "copy.sqlite")
-    assert copied.not_copied.tables["OSRT_API"] == 1
+    assert copied.tables["OSRT_API"] == 1
     (of_trace,), (of_copy,) = summarize(Trace.load(path), "t"), summarize(Trace.load(copied.path), "t")
     assert share_of(of_copy) == share_of(of_trace)
     assert share_of(of_copy).profiler_ms is None

@@ -87,7 +87,7 @@ def first_rule(name: str) -> Rule | None:
     """The rule that decides the class of the kernel ``name``, or None; an alias in a shared copy holds its own."""
     if alias := read_alias(name):
         known = alias.kernel_class in CLASSES
-        return Rule(re.escape(name), alias.kernel_class, name, alias.part_of) if known else None
+        return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if known else None
     text = readable(name[:LONGEST_NAME])
     return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
 

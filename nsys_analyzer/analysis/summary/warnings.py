@@ -109,8 +109,8 @@ class _Checks:
             )
         if self.whole and self.whole.opaque:
             replays = sum(row.operations_per_instance for row in self.whole.memory if row.kind == "graph")
-            unknown = "{:,.0f} CUDA graph replays are opaque: their time counts as GPU busy, their kernels are unknown."
-            yield phrase(f"{unknown} Capture with `--cuda-graph-trace=node` to see them.", replays)
+            opaque = f"{replays:,.0f} CUDA graph replays are opaque: GPU busy holds their time, no table their kernels."
+            yield phrase("{} Capture with `--cuda-graph-trace=node` to see them.", opaque)
         coverage = self.coverage
         if coverage.without_launch and not self.ranges_on_gpu:
             yield f"{coverage.without_launch:,} kernels have no launch row and stay unattributed."
@@ -168,10 +168,9 @@ class _Checks:
             share = f"The phases found ({held}) hold {tenths:.1f} % of the {time}{none}"
             yield f"{share}: every question is answered for the whole capture, too."
         if coverage.in_warmup:
-            warm = f"{coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}"
-            yield (
-                f"Launched in warm-up and left out: {warm}, {coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms."
-            )
+            kernels = f"{coverage.in_warmup:,} {plural(coverage.in_warmup, 'kernel')}"
+            time = f"{coverage.warmup_ms:,.2f} of {coverage.kernel_ms:,.2f} ms"
+            yield f"Launched in warm-up and left out: {kernels}, {time}."
 
     def steps(self) -> Iterator[Words]:
         """The steps without a backward pass, and a warm-up that never ends."""
@@ -180,9 +179,8 @@ class _Checks:
             steps = f"{other.instances:,} {plural(other.instances, 'step')}"
             yield f"{steps} without a backward pass, as in evaluation, kept apart from the others."
         if step and backward and not step.holds_backward:
-            how = phrase("If they are the optimizer's, say `--phase optimizer={}`.", step.range)
-            none = phrase("The `{}` ranges hold no backward pass, so the training step is", step.range)
-            yield phrase("{} taken as the sum of its phases. {}", none, how)
+            none = phrase("The `{}` ranges hold no backward pass: the step is the sum of its phases.", step.range)
+            yield phrase("{} If they are the optimizer's, say `--phase optimizer={}`.", none, step.range)
         if self.attributed.open_warmups(self.process):
             yield "A warm-up range has no end: everything after its start counts as warm-up."
 
@@ -221,8 +219,7 @@ class _Checks:
             numbers = ", ".join(map(str, devices))
             yield f"The process uses {len(devices)} GPUs (devices {numbers}): GPU busy is the time of any of them."
         if self.summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in self.trace.ranges.names):
-            again = "export the report again with `nsys export --type sqlite --include-blobs=true`."
-            yield phrase(f"The export lacks the rank, which NCCL notes: {again}")
+            yield phrase("The export lacks the rank: repeat `nsys export` with `--type sqlite --include-blobs=true`.")
         wanted = self.summary.configuration.precision if self.summary.configuration else None
         tf32 = self.summary.precisions.get("tf32", 0.0)
         if wanted == "fp32" and tf32:

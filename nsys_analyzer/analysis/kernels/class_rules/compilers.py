@@ -9,6 +9,7 @@ all. XLA names a fusion ``<kind>_<op>_…_fusion``; a bare ``fusion_12`` stays `
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.kernels.class_rules import rule
 from nsys_analyzer.analysis.kernels.class_rules.rule import Rule
 
 #: ATen operators that move or relabel elements and compute nothing. None is a sequence of others (``index_select``
@@ -37,64 +38,50 @@ def _only(operators: str) -> str:
     return rf"^triton_poi_fused(?:_{MOVES})*_{operators}(?:_(?:{operators}|{MOVES}))*(?:_\d+)?$"
 
 
-_COPY_RULES = (Rule(r"(?i)^\[?(?:CUDA )?mem(?:cpy|set)", "memset/memcpy", "[CUDA memcpy Host-to-Device]"),)
+_COPY_RULES = (rule.memset_memcpy(r"(?i)^\[?(?:CUDA )?mem(?:cpy|set)", "[CUDA memcpy Host-to-Device]"),)
 
 _INDUCTOR_RULES = (
-    Rule(r"^triton_.*(?:_foreach_|_fused_adam|_fused_sgd)|^triton_for_fused", "optimizer", "triton_for_fused_0"),
-    Rule(
+    rule.optimizer(r"^triton_.*(?:_foreach_|_fused_adam|_fused_sgd)|^triton_for_fused", "triton_for_fused_0"),
+    rule.fused_attention(
         r"^triton_(?:tem_fused_)?\w*(?:flex_attention|flex_decoding)",
-        "fused attention",
         "triton_tem_fused_flex_attention_backward",
     ),
-    Rule(
-        r"^triton_tem_fused_\w*convolution|^triton_convolution",
-        "convolution",
-        "triton_tem_fused__to_copy_convolution_repeat_unsqueeze_view_2",
-    ),
-    Rule(r"^triton_tem_|^triton_(?:b|add|badd)?mm", "matmul", "triton_tem_fused_bmm_7"),
-    Rule(rf"^triton_poi_fused(?:_(?:{MOVES}|{_MOVED_FOR}))+(?:_\d+)?$", "copy/layout", "triton_poi_fused_cat_70"),
-    Rule(_only(_SOFTMAX), "softmax", "triton_poi_fused__softmax_1"),
-    Rule(_only(_NORMS), "normalization", "triton_poi_fused_native_layer_norm_3"),
-    Rule(
+    rule.convolution(r"^triton_tem_fused_\w*convolution|^triton_convolution", "triton_tem_fused_convolution_3"),
+    rule.matmul(r"^triton_tem_|^triton_(?:b|add|badd)?mm", "triton_tem_fused_bmm_7"),
+    rule.copy_layout(rf"^triton_poi_fused(?:_(?:{MOVES}|{_MOVED_FOR}))+(?:_\d+)?$", "triton_poi_fused_cat_70"),
+    rule.softmax(_only(_SOFTMAX), "triton_poi_fused__softmax_1"),
+    rule.normalization(_only(_NORMS), "triton_poi_fused_native_layer_norm_3"),
+    rule.random(
         _only(r"(?:native_dropout|randn?|bernoulli|inductor_random|inductor_seeds)"),
-        "random",
         "triton_poi_fused_native_dropout_0",
     ),
-    Rule(
+    rule.reduction(
         r"^triton_poi_fused_\w*(?:max|avg)_pool\dd(?!\w*backward)",
-        "reduction",
         "triton_poi_fused_max_pool2d_with_indices_1",
     ),
-    Rule(r"^triton_poi_fused_\w*embedding", "embedding", "triton_poi_fused_add_embedding_0"),
-    Rule(r"^triton_poi_fused", "elementwise", "triton_poi_fused_mul_silu_8"),
-    Rule(r"^triton_\w*softmax", "softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
-    Rule(
+    rule.embedding(r"^triton_poi_fused_\w*embedding", "triton_poi_fused_add_embedding_0"),
+    rule.elementwise(r"^triton_poi_fused", "triton_poi_fused_mul_silu_8"),
+    rule.softmax(r"^triton_\w*softmax", "triton_red_fused__log_softmax_nll_loss_forward_1"),
+    rule.normalization(
         _REDUCTION + r"(?:(?:layer|rms|group|batch)_norm|var_mean|mean\w*_rsqrt)",
-        "normalization",
         "triton_red_fused__to_copy_add_embedding_mean_mul_pow_rsqrt_10",
     ),
-    Rule(
-        _REDUCTION + r"embedding",
-        "embedding",
-        "triton_per_fused_add_div_embedding_dense_backward_masked_fill_mul_neg_pow_sub_sum_25",
-    ),
-    Rule(
+    rule.embedding(_REDUCTION + r"embedding", "triton_per_fused_embedding_dense_backward_sum_view_21"),
+    rule.sort_scan(
         r"^triton_spl_fused|^triton_(?:red|per|mix)_fused(?:_\w+)?_(?:sort|topk|cumsum|cumprod)_",
-        "sort/scan",
         "triton_spl_fused_cumsum_0",
     ),
-    Rule(r"^triton_(?:red|per|mix)_fused", "reduction", "triton_red_fused__to_copy_clone_mul_sum_7"),
+    rule.reduction(r"^triton_(?:red|per|mix)_fused", "triton_red_fused__to_copy_clone_mul_sum_7"),
 )
 
 _XLA_RULES = (
-    Rule(r"^gemm_fusion|^(?:cublas|cutlass)_\w*fusion", "matmul", "gemm_fusion_dot_general_744"),
-    Rule(
+    rule.matmul(r"^gemm_fusion|^(?:cublas|cutlass)_\w*fusion", "gemm_fusion_dot_general_744"),
+    rule.copy_layout(
         rf"^(?:(?:loop|input|wrapped)_)?{_XLA_MOVES}(?:_{_XLA_MOVES})*(?:_fusion)?(?:_\d+)*$",
-        "copy/layout",
         "loop_dynamic_update_slice_fusion",
     ),
-    Rule(r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)", "reduction", "input_reduce_fusion_92"),
-    Rule(r"^(?:loop|input)_\w*fusion|^wrapped_", "elementwise", "loop_multiply_transpose_fusion_17"),
+    rule.reduction(r"^(?:loop|input|wrapped)_(?:\w+_)?reduce(?:_|$)", "input_reduce_fusion_92"),
+    rule.elementwise(r"^(?:loop|input)_\w*fusion|^wrapped_", "loop_multiply_transpose_fusion_17"),
 )
 
 COMPILED_RULES: tuple[Rule, ...] = _COPY_RULES + _INDUCTOR_RULES + _XLA_RULES

@@ -7,294 +7,245 @@ from the most telling name to the least.
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.kernels.class_rules import rule
 from nsys_analyzer.analysis.kernels.class_rules.rule import FN, IN, Rule
 
 #: Kernels that other classes have too, which are a convolution's where a convolution launches them.
 _OF_CONVOLUTION = ("convolution",)
 
 _COMMUNICATION_RULES = (
-    Rule(FN + r"(?:nccl(?:Dev)?Kernel|mscclKernel)", "communication", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
-    Rule(
-        FN + r"(?:deep_ep|nvshmem\w*|nccl\w*|userbuffers\w*)",
-        "communication",
-        "void deep_ep::intranode::notify_dispatch<8>",
-    ),
-    Rule(
+    rule.communication(FN + r"(?:nccl(?:Dev)?Kernel|mscclKernel)", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL"),
+    rule.communication(FN + r"(?:deep_ep|nvshmem\w*|nccl\w*|userbuffers\w*)", "nvshmemi_init_array_kernel"),
+    rule.communication(
         IN + r"(?i:cross_device_reduce|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|multimem_)",
-        "communication",
         "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>",
     ),
 )
 
 _ATEN_ELEMENTWISE_RULES = (
-    Rule(
+    rule.random(
         FN
         + r"(?!fmha_)\w*?(?i:distribution_|dropout|philox|curand|bernoulli|gen_sequenced|generate_seed|cupy_random)|"
         + IN
         + r"PointwiseApply\d<.*(?:Distributions|bernoulli)",
-        "random",
         "void at::native::(anonymous namespace)::fused_dropout_kernel_vec<float, float, unsigned int, 1, 4>",
     ),
-    Rule(
+    rule.copy_layout(
         FN + r"(?:_scatter_gather_|index_|vectorized_index_)elementwise_kernel",
-        "copy/layout",
         "void at::native::index_elementwise_kernel<128, 4, at::native::gpu_index_kernel<at::native::"
         "index_kernel_impl<at::native::OpaqueType<4> >()>>",
     ),
-    Rule(
+    rule.copy_layout(
         IN + r"elementwise_kernel\w*<.*(?:copy_(?:kernel(?:_cuda|\b)|device_to_device)|(?:flip|take_put|masked_scatter"
         r"|unfold_backward_internal|conj)_kernel)",
-        "copy/layout",
         "void at::native::vectorized_elementwise_kernel<(int)8, at::native::bfloat16_copy_kernel_cuda("
         "at::TensorIteratorBase &)::[lambda(float) (instance 1)], std::array<char *, (unsigned long)2>>()",
     ),
-    Rule(
+    rule.normalization(
         IN + r"elementwise_kernel\w*<.*(?:GroupNorm\w*KernelImpl|batch_norm_)",
-        "normalization",
         "void at::native::vectorized_elementwise_kernel<4, at::native::(anonymous namespace)::batch_norm_calc_invstd("
         "at::Tensor const&, at::Tensor const&, double)::{lambda()#1}::operator()() const::{lambda()#2}::operator()() "
         "const::{lambda(float)#1}, std::array<char*, 2ul> >()",
     ),
-    Rule(
+    rule.elementwise(
         IN + r"(?:elementwise_kernel|PointwiseApply|triu_tril|fill_(?!Buffer)|upsample_|grid_sampler|_elemwise"
         r"|_vectorized\d_kernel|cross_kernel)",
-        "elementwise",
         "void at::native::vectorized_elementwise_kernel<(int)4, at::native::FillFunctor<float>, "
         "std::array<char *, (unsigned long)1>>(int, T2, T3)",
     ),
 )
 
 _NAMED_RULES = (
-    Rule(
+    rule.optimizer(
         IN + r"(?:multi_tensor|[Aa]dam|lamb_stage|lpnorm_cleanup|sgd_)",
-        "optimizer",
         "void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float>>",
     ),
     # A rotary position embedding multiplies by sines and cosines: it looks nothing up.
-    Rule(IN + r"(?i:rope|rotary)", "elementwise", "void rotary_embedding_kernel<c10::BFloat16, true>"),
-    Rule(  # The cells of recurrent networks; their matmuls are kernels of their own.
+    rule.elementwise(IN + r"(?i:rope|rotary)", "void rotary_embedding_kernel<c10::BFloat16, true>"),
+    rule.elementwise(  # The cells of recurrent networks; their matmuls are kernels of their own.
         FN
         + r"(?:elemWiseRNNcell|(?:LSTM|GRU|RNN|GENERIC)_\w*(?:elementWise|combine|accum|init)|persistRNN_(?:add|init)"
         r"|kernel::(?:lstm|gru)_cell_)",
-        "elementwise",
         "void LSTM_elementWise_bp1<float, float, float>",
     ),
-    Rule(
-        IN + r"(?i:soft_?max)",
-        "softmax",
-        "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>",
-    ),
-    Rule(
+    rule.softmax(IN + r"(?i:soft_?max)", "void at::native::(anonymous namespace)::cunn_SpatialSoftMaxForward<float>"),
+    rule.embedding(
         IN + r"(?i:embedding|compute_grad_weight|krn_partial|num_of_partial_segments|sum_and_scatter|linearize_index)",
-        "embedding",
         "void at::native::(anonymous namespace)::sum_and_scatter<float, long>",
     ),
-    Rule(
+    rule.normalization(
         IN + r"(?i:(?:layer|rms|group|batch|instance|weight)_?norm|normalization|cuComputePart|cuComputeGrad)",
-        "normalization",
         "void cuApplyLayerNorm<float, float, float>",
     ),
-    Rule(
+    rule.normalization(
         FN + r"ck_tile::kentry<.*?(?:Layer|Rms)norm2d",
-        "normalization",
         "_ZN7ck_tile6kentryILi1ENS_12Rmsnorm2dFwdINS_27Rmsnorm2dFwdPipelineOnePassINS_27Rmsnorm2dFwdPipelineProblemI"
         "DF16bDF16bfDF16bDF16bDF16bff",
     ),
-    Rule(
+    rule.normalization(
         IN + r"(?:GammaBeta|RowwiseMoments|InternalGradients|FusedParams|ln_(?:fwd|bwd)|bn_(?:fw|bw))",
-        "normalization",
         "void at::native::(anonymous namespace)::RowwiseMomentsCUDAKernel<float, float, false>",
     ),
 )
 
 _ATTENTION_RULES = (
-    Rule(
+    rule.fused_attention(
         IN + r"(?:flash_?(?:fwd|bwd)|[Ff]lash_?[Aa]tt|fmha|_sdpa_|gemm_mha|attention|mha_(?:fwd|bwd)|_mla_)",
-        "fused attention",
         "fmha_cutlassF_f32_aligned_64x64_rf_sm80",
     ),
-    Rule(FN + r"(?:flash|pytorch_flash)::", "fused attention", "flash::prepare_varlen_num_blocks_kernel"),
-    Rule(
+    rule.fused_attention(FN + r"(?:flash|pytorch_flash)::", "flash::prepare_varlen_num_blocks_kernel"),
+    rule.fused_attention(
         IN + r"(?:Kernel2?|device_kernel|kentry)<.*(?:[Ff]lash|fmha|Fmha|FMHA|AttentionKernel)",
-        "fused attention",
         "void cutlass::device_kernel<flash::enable_sm90_or_later<flash::FlashAttnFwdSm90<flash::"
         "CollectiveMainloopFwdSm90<2, cute::tuple<cute::C<1>, cute::C<1>, cute::C<1> >, 128, "
         "cutlass::bfloat16_t, float, cutlass::arch::Sm90> > > >()",
     ),
-    Rule(
+    rule.fused_attention(
         FN + r"fusion::(?:compute_dot_do_o|convert_d[qkv]|lean_reduction)",
-        "fused attention",
         "void cudnn::fusion::compute_dot_do_o_specialized<(bool)1, (int)64>",
     ),
-    Rule(  # Triton: the tutorial's names, FlashAttention's Triton port, and vLLM's and SGLang's descendants.
+    rule.fused_attention(  # Triton: the tutorial's names, FlashAttention's port, and vLLM's and SGLang's descendants.
         FN + r"(?:_?\w*attn_(?:fwd|bwd)|_(?:fwd|bwd)_(?:kernel|preprocess|grouped_kernel))",
-        "fused attention",
         "_attn_fwd",
     ),
-    Rule(  # SageAttention, and the backward passes of AOTriton.
+    rule.fused_attention(  # SageAttention, and the backward passes of AOTriton.
         FN + r"(?:sage_(?:fwd|attn)|_?bwd_(?:kernel_(?:fuse|dk_dv|dq)|preprocess)\b|reduce_segments$)",
-        "fused attention",
         "sage_fwd",
     ),
-    Rule(
+    rule.fused_attention(
         FN + r"(?:Batch|Single)(?:Prefill|Decode)With|" + IN + r"(?:merge_attn|merge_state)",
-        "fused attention",
         "void flashinfer::BatchDecodeWithPagedKVCacheKernel<(bool)0, (unsigned int)2>",
     ),
 )
 
 _CONVOLUTION_RULES = (
-    Rule(
+    rule.convolution(
         IN + r"(?i:implicit_|convol|fprop|dgrad|wgrad|winograd|conv\d?d|conv_depthwise)",
-        "convolution",
         "void implicit_convolve_sgemm<float, float, 128, 6, 7, 3, 3, 5, 1, false, true, true>",
     ),
-    Rule(  # F.unfold and F.fold are these alone.
+    rule.convolution(  # F.unfold and F.fold are these alone.
         IN + r"(?i:im2col|col2im|vol2col|vol2im)",
-        "convolution",
         "void at::native::im2col_kernel<c10::BFloat16>",
         ("copy/layout",),
     ),
-    Rule(
+    rule.convolution(
         IN + r"(?:Kernel2?|device_kernel)<.*(?:fprop|dgrad|wgrad|ImplicitGemm|Conv2d)",
-        "convolution",
         "void cutlass_cudnn::Kernel<cutlass_tensorop_s1688fprop_optimized_tf32_128x64_16x6_nhwc>",
     ),
-    Rule(
+    rule.convolution(
         IN + r"(?:scudnn|hcudnn|icudnn)|" + FN + r"(?:cudnn::cnn|cutlass\w*_cudnn\w*)::",
-        "convolution",
         "volta_scudnn_128x64_stridedB_splitK_small_nn_v1",
     ),
-    Rule(  # cuDNN's tables of offsets, scaled outputs and layouts.
+    rule.convolution(  # cuDNN's tables of offsets, scaled outputs and layouts.
         IN + r"(?:compute\w*OffsetsKernel|scalePackedTensor|nchwToNhwc|nhwcToNchw|nchwAddPadding|nhwcAddPadding)",
-        "convolution",
         "cask_cudnn::computeOffsetsKernel",
     ),
-    Rule(  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
+    rule.convolution(  # cuDNN's convolutions by Fourier transform; cuFFT has other names.
         FN + r"(?:fft[12]d_(?:r2c|c2r)_\d+|flip_filter|pointwise_mult_and_sum_complex)|" + IN + r"gcgemm",
-        "convolution",
         "void fft2d_r2c_32x32<float, false, 1u, true>",
     ),
-    Rule(
+    rule.convolution(
         IN
         + r"(?:igemm_(?:fwd|bwd|wrw)_gtc|grouped_conv|conv_(?:fwd|bwd)|gemm_xdlops_bwd_weight|[aA]smConv|naive_conv)",
-        "convolution",
         "igemm_wrw_gtcx3_nhwc_bf16_bx0_ex1_bt256x128x16_wt32x32x8_ws2x1_wr2x2_ta1x4x1x4_1x4x1x64_tb1x4x1x2_1x4x1x64_gkgs",
     ),
-    Rule(  # MIOpen's transforms before and after a convolution.
+    rule.convolution(  # MIOpen's transforms before and after a convolution.
         FN + r"(?:Im\dd2Col|Col2Im\dd|SubTensorOpWith|batched_transpose_\d+x|transpose_(?:CNHW2NCHW|NCHW2CNHW))",
-        "convolution",
         "batched_transpose_64x16_pack_4x1_ediv_2x1_half",
     ),
 )
 
 _MATMUL_RULES = (
-    Rule(FN + r"nvjet_", "matmul", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT", _OF_CONVOLUTION),
-    Rule(
+    rule.matmul(FN + r"nvjet_", "nvjet_sm90_tst_128x160_64x5_2x4_h_bz_NTT", _OF_CONVOLUTION),
+    rule.matmul(
         IN + r"(?i:split_?k_?reduce|execute_split_k)|" + FN + r"epilogue::impl::globalKernel",
-        "matmul",
         "void cublasLt::splitKreduce_kernel<32, 16, int, float, float, float, float, true, true, false>",
         _OF_CONVOLUTION,
     ),
-    Rule(  # fbgemm is a library, not a GEMM.
+    rule.matmul(  # fbgemm is a library, not a GEMM.
         IN + r"(?i:(?<!fb)gemm|gemv|trmv|addmm|sddmm|csrm[mv]|matmul|mul_mat|marlin|machete|Cijk_)",
-        "matmul",
         "volta_sgemm_64x64_nt",
         _OF_CONVOLUTION,
     ),
-    Rule(
+    rule.matmul(
         IN + r"(?:Kernel2?|device_kernel)<.*(?i:(?<!fb)gemm)",
-        "matmul",
         "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>",
         _OF_CONVOLUTION,
     ),
-    Rule(
+    rule.matmul(
         FN + r"(?:dot_kernel|reduce_1Block_kernel)<.*[cC]ublas|" + FN + r"cublas",
-        "matmul",
         "void reduce_1Block_kernel<float, 128, 7, cublasGemvTensorStridedBatched<float> >",
     ),
-    Rule(FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "matmul", "fused_moe_kernel"),
-    Rule(  # TensorRT-LLM's, by the types of output and inputs.
+    rule.matmul(FN + r"(?:fused_moe_kernel|_?\w*_mm_kernel|_grouped_mm)", "fused_moe_kernel"),
+    rule.matmul(  # TensorRT-LLM's, by the types of output and inputs.
         r"^bmm_(?:Mx)?(?:E\dm\d|Bfloat16|Fp16|Fp32)_",
-        "matmul",
         "bmm_MxE4m3_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_transOut_schedP2x1x2",
     ),
 )
 
 _DATA_RULES = (
-    Rule(
+    rule.sort_scan(
         IN + r"(?i:(?<!ten)sort|Device\w*(?:Scan|Select|Unique|RunLength|Partition|Histo|Compact|ReduceByKey)|topk"
         r"|kernel_scan|write_indices|bucketize|searchsorted|gather(?:KthValue|Median)|compute_mode|inclusive_?\w*scan"
         r"|\bnms_|keep_from_mask|cupy_(?:scan|bsum))",
-        "sort/scan",
         "void at::native::radixSortKVInPlace<2, -1, 32, 4, float, long, unsigned int>",
     ),
-    Rule(
+    rule.sort_scan(
         IN
         + r"(?:lookback_scan|onesweep_|trampoline_kernel<.*(?:scan|sort|partition|select|unique|histogram))|"
         + FN
         + r"rocprim::(?:\w+::)*partition",
-        "sort/scan",
         "void rocprim::ROCPRIM_400001_NS::detail::init_lookback_scan_state_kernel<rocprim::ROCPRIM_400001_NS::"
         "detail::lookback_scan_state<long, false, true> >",
     ),
     # Which expert takes which token: a top-k, counted and summed up.
-    Rule(IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)", "sort/scan", "_sum_bitmatrix_rows"),
-    Rule(
+    rule.sort_scan(IN + r"(?:[rR]outing(?!\w*memset)|_sum_bitmatrix_rows)", "_sum_bitmatrix_rows"),
+    rule.sort_scan(
         FN + r"thrust::.*(?:__(?:unique|merge_sort|scan|copy_if|partition))",
-        "sort/scan",
         "void thrust::cuda_cub::core::_kernel_agent<thrust::cuda_cub::__scan::ScanAgent<int*, int*, "
         "thrust::plus<int>, int, int, thrust::detail::integral_constant<bool, bool=0>>>()",
     ),
-    Rule(
+    rule.reduction(
         IN + r"Device(?:Segmented)?Reduce",
-        "reduction",
         "void at_cuda_detail::cub::detail::reduce::DeviceReduceSingleTileKernel<at_cuda_detail::cub::detail::reduce::"
         "policy_hub<int, unsigned long long, cuda::std::__4::plus<void> >::Policy1000, int*, int*, int, cuda::std::__"
         "4::plus<void>, int, int, cuda::std::__4::__identity>()",
         ("sort/scan",),
     ),
-    Rule(
+    rule.reduction(
         IN + r"(?i:cross_?entropy|nll_?(?:loss|criterion)|reduce|reduction|argmax|argmin|_pool(?!ed)|vector_norm|qparam"
         r"|ctc_loss|margin_?loss|[cp]dist_|coalesceValues|roi_align|roi_pool|cupy_(?:sum|mean|any|all|prod|[an]?max|[an]?min))|"
         + FN
         + r"moe::(?:\w+::)*finalize",
-        "reduction",
         "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<"
         "float>, unsigned int, float, (int)4, (int)4>>(T3)",
     ),
-    Rule(
+    rule.memset_memcpy(
         IN + r"(?:RepeatBuffer|[Mm]emset|[Rr]edzone|__amd_rocclr_(?:fill|copy)Buffer)",
-        "memset/memcpy",
         "stream_executor::gpu::RepeatBufferKernelImpl",
     ),
-    Rule(
+    rule.copy_layout(
         IN + r"(?:tensorTransformGeneric|genericTranspose|transpose_readWrite|convertTensor)",
-        "copy/layout",
         "void cudnn::ops::convertTensor_kernel<float, float, float, (cudnnKernelDataType_t)2>",
         _OF_CONVOLUTION,
     ),
-    Rule(
+    rule.copy_layout(
         IN + r"(?i:copy|CatArray|chunk_cat|gather|scatter|index_?(?:select|func|ing|put|add)|transpose)",
-        "copy/layout",
         "void at::native::vectorized_gather_kernel<(int)16, long>",
     ),
-    Rule(
+    rule.copy_layout(
         IN + r"(?i:permut|reshape_and_cache|store_kv_?cache|kv_indices|to_dense|_pad\d?d?|roll_|flip_|unpool"
         r"|convert_indices|CooToCsr|lacpy|compressSparse|MetaDataReorder|matrix_to_|cupy_(?:take|getitem))",
-        "copy/layout",
         "void fbgemm_gpu::permute_2D_lengths_kernel<int>",
     ),
-    Rule(
+    rule.elementwise(
         IN + r"(?i:silu|swiglu|geglu|gelu|relu|sigmoid|tanh|d?act_(?:and|kernel)|activation|quant|cast_)",
-        "elementwise",
         "void flashinfer::activation::act_and_mul_kernel<__nv_bfloat16, &(silu(float const&))>",
     ),
-    Rule(
+    rule.elementwise(
         IN + r"(?i:_(?:add|mul|sub|div|bias|residual)_|axpy|scal_kernel|clamp|unary_kernel|bounds_check|offsets_range"
         r"|rowwise_to_float|token_ids|position_kernel|detail::(?:transform::)?transform_kernel|for_each::static_kernel"
         r"|scalar_multiply|^cupy_)",
-        "elementwise",
         "transformer_engine::unary_kernel<identity bf16>",
     ),
 )
