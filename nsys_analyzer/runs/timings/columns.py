@@ -77,7 +77,7 @@ class Columns:
 
 
 def understand(table: Table, model: str | None = None) -> Columns:
-    """Finds the meaning of each header by its words and, where a word has several meanings, by the cells below it.
+    """The meaning of each header, by its words and, where a word has several meanings, by the cells below it.
 
     Args:
         table: the file's.
@@ -88,7 +88,6 @@ def understand(table: Table, model: str | None = None) -> Columns:
     """
     texts = [[str(text) for text in table.frame[place].cat.categories if text] for place in table.frame]
     found = [time for place, header in enumerate(table.headers) if (time := _time_column(place, header, texts[place]))]
-    found = _with_totals(found)
     # Of two columns for one figure the one that states its unit is used, then the first.
     used: dict[tuple[Group, str], TimeColumn] = {}
     for time in sorted(found, key=lambda time: time.unit is None):
@@ -135,17 +134,7 @@ def _fields(headers: tuple[str, ...], texts: list[list[str]], free: list[int]) -
             if fits is None or fits([text.lower() for text in texts[place]]):
                 fields[field.name] = place
                 break
-    if "phase" not in fields and "mode" not in fields:
-        left = (place for place in free if place not in fields.values())
-        phase = next((place for place in left if _are_phases(texts[place])), None)
-        return fields if phase is None else {**fields, "phase": phase}
     return fields
-
-
-def _are_phases(texts: list[str]) -> bool:
-    """Whether every cell names a phase, which makes a column one of phases, whatever its header is."""
-    named = all(words.phase_from_text(text) for text in texts)
-    return named and not {"forward", "backward", "forward+backward"}.isdisjoint(map(words.phase_from_text, texts))
 
 
 def _are_flags(texts: list[str]) -> bool:
@@ -214,7 +203,7 @@ def _is_time(said: dict[str, list[str]], parts: list[str]) -> bool:
     """Whether the words say "time": ``loss_mean`` and ``max_step`` do not, ``loss_ms`` and ``small/fwd`` do."""
     if parts == ["s"]:
         return False
-    ordinary = not {"loss", "step", "total"}.isdisjoint(said.get("phase", []))
+    ordinary = not {"loss", "step"}.isdisjoint(said.get("phase", []))
     is_statistic_or_model = ("statistic" in said and not ordinary) or ("model" in said and "phase" in said)
     return is_statistic_or_model or "unit" in said or "time" in said.get("word", [])
 
@@ -223,16 +212,3 @@ def _carry_a_unit(texts: list[str]) -> bool:
     """Whether the cells that hold a number give its unit."""
     units = (match["unit"] or match["last"] for text in texts if (match := cell_of_time(text)))
     return bool(next(units, None)) and all(units)
-
-
-def _with_totals(times: list[TimeColumn]) -> list[TimeColumn]:
-    """A total is that of the phases beside it: a step where the optimizer is among them; left out without any."""
-    placed = []
-    for time in times:
-        beside = {other.group.phase for other in times if other.group.says == time.group.says}
-        if time.group.phase != "total":
-            placed.append(time)
-        elif {"forward", "backward"} <= beside:
-            whole = "step" if "optimizer" in beside else "forward+backward"
-            placed.append(replace(time, group=time.group._replace(phase=whole)))
-    return placed

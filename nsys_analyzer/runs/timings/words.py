@@ -100,7 +100,6 @@ TIME_WORDS = (
     ("phase", "loss", "loss"),
     ("phase", "step", "step train training full"),
     ("phase", "forward+backward", "fwdbwd fwbw fwbwd both"),
-    ("phase", "total", "total tot e2e end2end"),
     ("statistic", "mean", "mean avg average"),
     ("statistic", "std", "std stdev stddev sd dev deviation"),
     ("statistic", "min", "min minimum"),
@@ -128,7 +127,6 @@ CONDITIONS_OF_A_HEADER = ("model", "precision", "compile")
 _PHASE_OF: dict[tuple[str, ...], str] = {
     **{(value,): value for kind, value, _ in TIME_WORDS if kind == "phase"},
     ("optimizer", "step"): "optimizer",
-    ("total", "step"): "step",
     ("forward", "backward"): "forward+backward",
     ("forward", "backward", "step"): "step",
     ("forward", "backward", "optimizer"): "step",
@@ -182,8 +180,7 @@ def phase_from_text(text: str) -> str | None:
     kinds = [WORD_OF.get(part, ("", part)) for part in word(text).split("_")]
     if any(kind != "phase" and value != "pass" for kind, value in kinds):
         return None
-    phase = single_phase([value for kind, value in kinds if kind == "phase"])
-    return None if phase == "total" else phase
+    return single_phase([value for kind, value in kinds if kind == "phase"])
 
 
 def phase_in_name(stem: str) -> str | None:
