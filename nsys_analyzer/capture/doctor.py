@@ -21,7 +21,7 @@ from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.runs.machine import answer, driver_module, gpu_count
+from nsys_analyzer.runs.machine import answer, cuda_driver, driver_module, driver_version, gpu_count
 from nsys_analyzer.system.nsys import Nsys, find_every_nsys, nsys_version
 
 _TORCH_TIMEOUT_S = 120  # a first import from a cold network disk takes a minute
@@ -81,17 +81,15 @@ def _other_nsys(path: Path) -> Check:
 
 
 def _driver() -> Check:
-    version = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-    if found := (version[0] if version else driver_module()):
+    if found := driver_version() or driver_module():
         return Check("driver", "ok", found)
     remedy = "On a machine with a GPU install NVIDIA's driver; start a container with --gpus all"
     return Check("driver", "missing", "neither nvidia-smi nor the driver's module answers", remedy)
 
 
 def _cuda() -> Check:
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
+    driver = cuda_driver()
+    if driver is None:
         remedy = "It comes with the driver; a container needs NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         return Check("CUDA", "missing", "libcuda.so.1 is not here", remedy)
     version = ctypes.c_int(0)

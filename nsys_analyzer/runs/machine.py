@@ -13,14 +13,24 @@ _ANSWER_TIMEOUT_S = 20
 
 def gpu_count() -> int:
     """How many GPUs CUDA sees, 0 without a driver; ``CUDA_VISIBLE_DEVICES`` counts. Source: CUDA driver API."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+    driver, count = cuda_driver(), ctypes.c_int(0)
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
     return count.value
+
+
+def cuda_driver() -> ctypes.CDLL | None:
+    """The library of the CUDA driver; None where there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def driver_version() -> str | None:
+    """The version of NVIDIA's driver by ``nvidia-smi``, such as ``580.159.04``; None without an answer."""
+    lines = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return lines[0] if lines else None
 
 
 def torch_version() -> str | None:
@@ -32,17 +42,13 @@ def torch_version() -> str | None:
 
 
 def provenance(folder: Path) -> dict[str, Any]:
-    """What a manifest says of where a capture was taken: CPU, driver, and the git commit of ``folder``.
-
-    What cannot be found out is left out. Changes of tracked files alone count: what a run writes is none of the code.
-    """
+    """The CPU, the driver, and the git commit of ``folder``, without what is unknown; untracked files do not count."""
     git = ("git", "-C", str(folder))
     commit = answer(*git, "rev-parse", "HEAD")
     changes = answer(*git, "status", "--porcelain", "--untracked-files=no") if commit else None
-    driver = answer("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     known = {
         "host_cpu": cpu_model(),
-        "driver": driver[0] if driver else None,
+        "driver": driver_version(),
         "git_commit": commit[0] if commit else None,
         "git_dirty": None if changes is None else bool(changes),
     }
@@ -50,7 +56,7 @@ def provenance(folder: Path) -> dict[str, Any]:
 
 
 def answer(*command: str) -> list[str] | None:
-    """The lines that a command prints; None where it is not there, fails or takes too long."""
+    """The lines that a command prints; None where it is not installed, fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):

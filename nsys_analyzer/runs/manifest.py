@@ -84,11 +84,10 @@ def run_from(values: Any, path: Path) -> Run:
 
 
 def find_manifest(trace: Path) -> Run | None:
-    """The manifest that belongs to this trace; ``None`` where there is none.
+    """The manifest of this trace, ``None`` without one: ``<stem>.manifest.json``, or ``manifest.json`` of its folder.
 
-    ``<stem>.manifest.json`` beside the trace comes first. Then ``manifest.json`` of its folder, which belongs
-    to the trace its ``capture`` names, or to the folder's only trace. A trace and its export, ``a.nsys-rep``
-    and ``a.sqlite``, are one trace.
+    The latter belongs to the trace its ``capture`` names, or to the folder's only trace. A trace and its export,
+    ``a.nsys-rep`` and ``a.sqlite``, are one trace.
 
     Raises:
         ManifestError: the manifest is malformed.

@@ -95,7 +95,7 @@ def start_fault(binary: Path) -> str | None:
 
 
 def library_remedy(libraries: tuple[str, ...]) -> str:
-    """The commands that install missing libraries on Debian and Ubuntu; other systems name packages otherwise."""
+    """The commands that install missing libraries on Debian and Ubuntu."""
     packages = {library: _PACKAGE_OF.get(library.partition(".so")[0] + ".so") for library in libraries}
     known = list(dict.fromkeys(package for package in packages.values() if package))
     commands = [f"apt-get install {' '.join(known)}"] if known else []

@@ -51,11 +51,7 @@ ONE_TIME = (
 def describe(cells: Mapping[str, Any], group: Group, groups: Iterable[Group], **more: Any) -> Timing | None:
     """The run of a row, without figures; ``None`` where the times of this group of columns are not of its run.
 
-    Args:
-        cells: the values of its fields, those that are missing ``None``.
-        group: the columns of its time.
-        groups: all groups of the table.
-        more: further fields of the timing.
+    ``cells`` are the values of its fields, ``groups`` all groups of the table, ``more`` further fields of the timing.
 
     Raises:
         CellError: no model or precision can be made of the row.

@@ -17,10 +17,7 @@ _NO_CONDITIONS = Run()
 
 @dataclass(frozen=True)
 class Timings:
-    """Timings of one or several files, one per setup and phase.
-
-    ``source`` is what the files are called, ``notes`` say what was assumed or chosen.
-    """
+    """Timings of one or several files (``source``), one per setup and phase; ``notes`` say what was assumed."""
 
     source: str
     rows: tuple[Timing, ...]
@@ -35,11 +32,10 @@ class Timings:
     ) -> dict[str, Timing]:
         """The timings of a capture by phase: those that name it, else those that fit its configuration.
 
-        A row that names one of ``others``, the captures beside this one, is never used for this one. To fit, model
-        (by its dimensions), context length, batch size, precision, mode, and every other condition must agree
-        wherever both sides know them; rows that know more of them go first, and those of several setups fit none.
-        Where nothing is known, only a file of a single configuration fits. A training step's forward, loss and
-        backward are those of a ``forward+backward`` run and the other way round, where no row has the mode itself.
+        A row that names one of ``others``, the captures beside this one, is never used. To fit, all conditions must
+        agree that both sides know, the model by its dimensions; rows that know more of them go first, and rows of
+        several setups are not used. Where nothing is known, only a file of one configuration fits. A training step and
+        a ``forward+backward`` run stand for each other, but for the whole step, where no row has the mode itself.
         """
         near = self._near(name, others)
         if near.rows and near.rows[0].capture == name and len({(row.setup, row.mode) for row in near.rows}) == 1:

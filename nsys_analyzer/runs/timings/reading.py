@@ -32,12 +32,8 @@ _WHOLE = ("line", "steps", "peak_memory_bytes", "iteration")
 class Selection:
     """Which rows of a table to read, and what its columns leave open.
 
-    Attributes:
-        where: header and value of the rows to read; several add up.
-        phase: what was timed where no column says it.
-        skip: how many iterations of each run to leave out, the first ones; None where rows are no iterations unless a
-            column numbers them.
-        model: the model of every row of a table that names none.
+    Rows must have every header and value of ``where``. ``phase`` and ``model`` are those of tables that name none.
+    ``skip`` first iterations of each run are left out; with None, rows are iterations only where a column numbers them.
     """
 
     where: tuple[tuple[str, str], ...] = ()
@@ -62,12 +58,10 @@ class Selection:
 def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
     """The timings in these files, in our own columns or in those of the usual benchmark scripts.
 
-    A file is a CSV, a JSON list or an object per line, or a markdown table. Columns: the model by name or by its four
-    dimensions; times as ``mean_ms`` beside a ``phase`` (or ``only_forward``, or ``mode``), or wide as ``forward_ms``
-    and ``backward_ms``; the synonyms are the tables of ``words``, the forms of a row are those of ``layouts``. A
-    column ``capture`` names the capture that a row belongs to. Rows of one configuration and phase are told apart by
-    columns without a meaning here, are iterations of one run where a column numbers them, or are the same run again:
-    then the one with more warm-up steps is used, then the newer; ``notes`` records it.
+    A file is a CSV, a JSON list or an object per line, or a markdown table, with a model and times: ``mean_ms`` beside
+    a ``phase``, or ``forward_ms`` and ``backward_ms``; ``words`` has the synonyms, ``layouts`` the forms of a row. Rows
+    of one configuration and phase are told apart by columns without a meaning here, are iterations of one run where a
+    column numbers them, or are the same run again: then the one with more warm-up steps is used, then the newer.
 
     Raises:
         TimingsError: a file that is no such table, a value that is no number or impossible, no row of a known model,
@@ -166,7 +160,7 @@ def _where(path: Path, columns: Columns, rows: pd.DataFrame, name: str, value: s
 
 
 def _equal(cell: str, wanted: str) -> bool:
-    """Whether a cell is what was asked for: the same text, flag or number, in any spelling."""
+    """Whether a cell is the same text, flag or number, in any spelling."""
     ours, theirs = cell.lower(), wanted.lower()
     if ours == theirs or (ours in FLAGS and FLAGS[ours] == FLAGS.get(theirs)):
         return True

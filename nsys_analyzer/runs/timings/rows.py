@@ -42,10 +42,9 @@ def rows_of(table: Table, columns: Columns) -> pd.DataFrame:
 
 
 def figures_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[list[Timing], pd.DataFrame]:
-    """The distinct runs, and the figures of each row that is of one.
+    """The distinct runs, and a frame of figures with the number of its run for each row that is of one.
 
-    The columns are ``row``, ``group``, ``line``, ``run`` of the list, ``status``, ``steps`` and ``warmup_steps`` of the
-    run, and ``FIGURES`` by the names that ``Timing`` gives them; NaN is a figure that is missing.
+    Columns are called as in ``Timing``; NaN is a figure that is missing.
 
     Raises:
         TimingsError: a cell cannot be read.
