@@ -64,13 +64,7 @@ class MinimumMemory:
 
 @dataclass(frozen=True)
 class _Highest:
-    """The highest rate of one precision, FLOP/s or bytes/s, beside its limits.
-
-    Attributes:
-        label, precision: of the work that reached it.
-        ceiling: the rate of a large matmul or copy in the same run, None where it was not measured.
-        peak: the data sheet's, None where it is not known.
-    """
+    """The highest rate of one precision, beside the measured ceiling and the data sheet's peak where they are known."""
 
     label: str
     precision: str

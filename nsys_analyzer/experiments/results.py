@@ -53,11 +53,7 @@ def read_finished(folder: Path, seen_as: str) -> FinishedBench:
 
 
 def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
-    """The bench that was run into a folder, and all that its section is made from.
-
-    Raises:
-        ConfigurationError: as of ``read_finished``.
-    """
+    """The bench that was run into a folder, and all that its section is made from; raises as ``read_finished``."""
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
     summaries = gather([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
@@ -71,11 +67,7 @@ def own_rows(rows: Sequence[AnyRow]) -> tuple[AnyRow, ...]:
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
-    """The bench of a file of rows, the file's header, and its rows, each case once, in the types of their targets.
-
-    Raises:
-        ConfigurationError: as of ``read_finished``.
-    """
+    """The bench of a file of rows, the file's header, and its rows, each case once; raises as ``read_finished``."""
     # It loads every experiment, of which a report of captures needs none.
     from nsys_analyzer.experiments.registry import find_bench
 

@@ -33,16 +33,12 @@ def section(
     """The section of an experiment.
 
     Args:
-        name: the experiment's.
-        title: what it measures.
-        results: its results.
-        rows: its rows, of which those that are not ok are listed, each by its ``row_name``.
+        name, title, results: the experiment's.
+        rows: those of which it lists what was not measured, each by its ``row_name``.
         answers: sentences with its figures.
-        warmup, measured: what ran before the measured steps, and what these are, such as "10 steps".
-        synchronized: where the CPU waited for the device, such as "at the end of each phase".
-        gradients: where they were recorded, such as "off (no_grad)".
-        blocks: tables and figures.
-        definitions: what the columns mean.
+        warmup, measured, synchronized, gradients: the conditions, such as "5 steps", "10 steps", "at the end of each
+            phase", "off (no_grad)".
+        blocks: tables and figures; definitions say what their columns mean.
         warnings: what makes a figure suspect, a line each.
         rates, memory: what the roofline check compares with limits.
     """

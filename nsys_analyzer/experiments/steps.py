@@ -101,11 +101,7 @@ SHARED: tuple[Option, ...] = tuple(
 
 
 def models(settings: Settings) -> tuple[str, ...]:
-    """The canonical names of the models that were asked for.
-
-    Raises:
-        ConfigurationError: one is unknown.
-    """
+    """The canonical names of the models that were asked for; an unknown one is a ConfigurationError."""
     return tuple(find_model(name).name for name in settings["model"])
 
 
@@ -134,8 +130,7 @@ def step_section(
     """The section of an experiment on training steps.
 
     Args:
-        name, title, answers, blocks, definitions: as of ``section``.
-        results: the bench's results.
+        name, title, results, answers, blocks, definitions: as of ``section``.
         rows: those that the conditions and checks are about.
         suspect: warnings beside those on any steps.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -187,22 +188,19 @@ _SPEED_UPS: tuple[Field[Group], ...] = (
 
 
 def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
-    """Each token's time of the model that was measured most completely, the largest of those; and tokens/s of all."""
-    names = {(attention, cache): f"{attention}, {'with' if cache else 'no'} cache"
-             for attention in ATTENTIONS for cache in (True, False)}  # fmt: skip
+    """Each token's time of the model with the most measured rows, the largest of those; and tokens/s of all."""
     measured = {
-        group.name: {
-            name: row.figures
-            for variant, name in names.items()
-            if (row := group.rows.get(variant)) and row.figures.token_times_ms
-        }
+        (group.name, f"{row.case.attention}, {'with' if row.case.cache else 'no'} cache"): row.figures
         for group in groups
+        for row in group.rows.values()
+        if row.figures.token_times_ms
     }
-    shown = max(reversed(measured), key=lambda model: len(measured[model]), default="")
-    if measured.get(shown):
-        series = tuple((name, tuple(enumerate(one.token_times_ms or (), 1))) for name, one in measured[shown].items())
+    counts = Counter(model for model, _ in measured)
+    for shown in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
+        times = {name: one.token_times_ms or [] for (model, name), one in measured.items() if model == shown}
+        series = tuple((name, tuple(enumerate(values, 1))) for name, values in times.items())
         yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    throughput = {(model, name): one.tokens_per_s for model, found in measured.items() for name, one in found.items()}
+    throughput = {bar: one.tokens_per_s for bar, one in measured.items()}
     yield from bars("decode-throughput", "Tokens after the first", throughput, "tokens/s")
 
 

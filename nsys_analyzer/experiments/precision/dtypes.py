@@ -27,8 +27,7 @@ class DtypesCase:
     precision: str = option("bf16", "of autocast, or of the matmuls' operands", ("fp32", "tf32", "bf16", "fp16"))
     accumulation: str = option(
         "fp32",
-        "of matmuls: fp32; reduced: parts of a split sum are joined in the operands' precision, as PyTorch allows by "
-        "default; fp16: all in fp16",
+        "of matmuls: fp32; reduced: parts of a split sum may be joined in the operands' precision; fp16: all in fp16",
         ("fp32", "reduced", "fp16"),
     )
     terms: int = option(1000, f"how often the sums add {TERM}")
@@ -37,7 +36,7 @@ class DtypesCase:
 
 @dataclass
 class DtypesFigures:
-    """What one experiment found; each has figures of its own.
+    """The figures of the experiments; each has some of them.
 
     Attributes:
         dtypes: tensors with their dtypes.
@@ -92,9 +91,8 @@ def cases(settings: Settings) -> Iterator[Task[DtypesCase]]:
 
 
 def _label(case: DtypesCase) -> str:
-    if case.experiment == "dtypes":
-        return f"dtypes of {case.model}, {case.precision}"
-    return "sums" if case.experiment == "sums" else f"matmuls of {case.precision}, accumulation {case.accumulation}"
+    about = f"dtypes of {case.model}" if case.experiment == "dtypes" else case.experiment.replace("product", "matmul")
+    return f"{about}, {case.precision}, accumulation in {case.accumulation}"
 
 
 def _of(rows: Sequence[_Row], experiment: str) -> list[_Row]:

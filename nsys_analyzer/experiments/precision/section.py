@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.errors import ConfigurationError
@@ -69,15 +70,8 @@ def _section(results: Results) -> Section:
     )
 
 
-@dataclass(frozen=True)
-class _Compared:
-    """A row beside the same configuration in fp32.
-
-    Attributes:
-        setup: the configuration without mode and precision.
-        speed_up: step time in fp32 ÷ this one's, None where one of them is missing.
-        memory: this peak of allocated memory ÷ that in fp32.
-    """
+class _Compared(NamedTuple):
+    """A row beside the same setup, which is its configuration without mode and precision, in fp32."""
 
     row: StepRow
     setup: str
