@@ -1,1 +1,1 @@
-"""Which launch, range and process each kernel belongs to."""
+"""The launch, ranges and process that each kernel belongs to."""

@@ -1,4 +1,4 @@
-"""Which ranges each GPU operation belongs to: those open on the launching thread at the moment its launch starts.
+"""The ranges that each GPU operation belongs to: those open on the launching thread at the moment its launch starts.
 
 A thread with no phase open (autograd's ``pt_autograd_N``) inherits the stack of the thread that waits for it, its own
 ranges nested below. Where a trace has ranges on the GPU's timeline alone, an operation belongs to those open on its

@@ -22,8 +22,8 @@ CLOCK_ERROR_NS = 100_000_000
 #: together with the CPU's.
 _FEW_ERROR_NS, _FEW = 1_000_000, 0.01
 _IN_STEP = (CUDA, HIP)
-#: The share of a device's operations that may be broken where the difference of its clock is told from them, and the
-#: share that starts before its launch where its clock is behind.
+#: The share of a device's operations that may be broken where the difference of its clock is estimated from them, and
+#: the share that starts before its launch where its clock is behind.
 _BROKEN, _NEARLY_ALL = 0.1, 0.75
 #: How long two operations of one stream may overlap: they run one after the other but for what graphs, contexts and
 #: programmatic launches let overlap.

@@ -1,4 +1,4 @@
-"""Which API call launched each GPU operation: matched by process and correlation ID, one launch each."""
+"""The API call that launched each GPU operation: matched by process and correlation ID, one launch each."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def any_open(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints)
 
 
 def open_count(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> Ints:
-    """How many of the ranges are open at each (group, time): those started less those ended."""
+    """The number of ranges open at each (group, time): those started less those ended."""
     axis = Axis(group, start, end)
     place = axis.place(at_group, at_time)
     started = np.searchsorted(np.sort(axis.place(group, start)), place, side="right")

@@ -30,8 +30,8 @@ class Alias:
     def text(self, number: int) -> str:
         """The alias as it is written, without what stands before it."""
         classes = " or ".join((self.kernel_class, *self.part_of))
-        told = f"{classes} in {self.precision}" if self.precision else classes
-        return f"alias {number} ({told})" if told else f"alias {number}"
+        facts = f"{classes} in {self.precision}" if self.precision else classes
+        return f"alias {number} ({facts})" if facts else f"alias {number}"
 
 
 def read_alias(name: str) -> Alias | None:

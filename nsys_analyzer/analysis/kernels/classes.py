@@ -23,7 +23,7 @@ COMMUNICATION = "communication"
 
 #: Every class, in the order of a report's legend, with its line of the glossary.
 CLASSES: dict[str, str] = {
-    "matmul": "Matrix products of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
+    "matmul": "Matrix multiplications of any library: GEMM, batched GEMM, GEMV, dot and their split-K reductions.",
     "fused attention": "Attention in one kernel, matmuls and softmax together, and its helper kernels.",
     "softmax": "Kernels named softmax or log-softmax, forward or backward.",
     "reduction": "Sums, means, maxima and losses: many elements read, few written.",

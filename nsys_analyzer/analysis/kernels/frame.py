@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.ranges.paths import range_paths
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import KERNEL, pid_of
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.trace import Trace
@@ -68,7 +67,9 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     classes = list(CLASSES)
     class_of_kernel = np.array([classes.index(one) for one in attributed.kernels.classes], np.int64)
     operator = launching_operators(trace, attribution, np.flatnonzero(kernel))
-    phase, instance, warmup = _phase_columns(attributed, kernel)
+    leaf, step = (part[kernel] for part in attributed.instance_pair)
+    instance, instances = np.where(leaf == NONE, step, leaf), attributed.instances
+    by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
     paths, path_names = range_paths(trace, attribution)
     launch = attribution.launch[kernel]
     columns: dict[str, Any] = {
@@ -84,9 +85,9 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
         "launch_ns": _nullable(trace.launches.start, launch),
         "launch_tid": _nullable(trace.launches.thread & 0xFFFFFF, launch),
         "operator": _categorical(operator, list(trace.operators.names)),
-        "phase": _categorical(phase, list(attributed.instances.phases)),
-        "instance": pd.arrays.IntegerArray(instance, instance == NONE),
-        "warmup": warmup,
+        "phase": _categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
+        "instance": _nullable(by_phase.cumcount().to_numpy(np.int64), instance),
+        "warmup": np.append(instances.warmup, False)[instance],
         "range_path": _categorical(paths[kernel], path_names),
         "how": _categorical(attribution.how[kernel], list(HOW)),
         "ambiguous": attribution.ambiguous[kernel],
@@ -101,19 +102,7 @@ def _categorical(codes: Any, names: list[str]) -> Any:
     return pd.Categorical.from_codes(codes, pd.Index(names, dtype=object))
 
 
-def _nullable(values: Ints, index: Ints) -> Any:
+def _nullable(values: Any, index: Any) -> Any:
     import pandas as pd
 
     return pd.arrays.IntegerArray(np.append(values, 0)[index], index == NONE)
-
-
-def _phase_columns(attributed: AttributedTrace, kernel: Any) -> tuple[Ints, Ints, Any]:
-    """Phase code, number of the instance within its phase and process, and warm-up, of each kernel."""
-    import pandas as pd
-
-    instances = attributed.instances
-    leaf, step = (part[kernel] for part in attributed.instance_pair)
-    index = np.where(leaf == NONE, step, leaf)
-    number = pd.Series(instances.phase).groupby([instances.process, instances.phase]).cumcount().to_numpy(np.int64)
-    phase, number = np.append(instances.phase, NONE), np.append(number, NONE)
-    return phase[index], number[index], np.append(instances.warmup, False)[index]

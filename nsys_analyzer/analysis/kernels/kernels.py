@@ -1,4 +1,4 @@
-"""The kernels of a trace told apart: by name, and by class where the launching operator makes two of one name.
+"""The distinct kernels of a trace: by name, and by class where launching operators give one name two classes.
 
 cuDNN multiplies matrices with the very kernels of cuBLAS, so ``volta_sgemm_64x64_nt`` is a matmul launched by
 ``aten::mm`` and a convolution launched by ``aten::convolution_backward``.
@@ -61,7 +61,7 @@ def find_kernels(trace: Trace, attribution: Attribution) -> Kernels:
 def _by_name_and_class(
     operations: Operations, classes: list[str], undecided: Ints, operator: Ints, operators: tuple[str, ...]
 ) -> Kernels:
-    """A kernel for every pair of a name and a class that some operator makes of it."""
+    """A kernel for every pair of a name and a class that an operator gives it."""
     number: dict[tuple[str, str], int] = {}
     by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
     code = np.array([*by_name, NONE], np.int64)[operations.name]

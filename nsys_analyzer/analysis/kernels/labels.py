@@ -1,6 +1,6 @@
 """Short labels for kernels, whose full names have up to a thousand characters.
 
-A label names the operation and its type, ``elementwise mul float``. Kernels that would share one are told apart by
+A label names the operation and its type, ``elementwise mul float``. Kernels that would share one differ by
 how they are built (``vectorized 4``), a word of their template arguments, or at last ``#2``.
 """
 
@@ -194,7 +194,7 @@ def short_labels(names: Sequence[str], limit: int = 60) -> dict[str, str]:
     """A short label for each full kernel name, unique among ``names``, whose order does not matter.
 
     None is longer than ``limit`` (at least 20) but for a closing ``#2`` that numbers, in the order of their full names,
-    kernels that nothing else tells apart; none holds a character that ends a cell of a Markdown table.
+    kernels that nothing else distinguishes; none holds a character that ends a cell of a Markdown table.
     """
     kernels = [_Kernel.parse(name) for name in sorted(set(names))]
     bases = {kernel.name: _base(kernel) for kernel in kernels}

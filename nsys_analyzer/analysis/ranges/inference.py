@@ -31,7 +31,7 @@ _FUNCTIONS = {
 #: What autograd's engine runs, and what it was called before PyTorch had a name for the engine.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
-#: ``backward()`` makes the first gradient with it before it starts the engine.
+#: ``backward()`` computes the first gradient with it before it starts the engine.
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
 #: The sources of inferred phases, as the names of their ranges say.
@@ -51,7 +51,7 @@ class _Found:
 
 
 def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple[Trace, Mapping[str, str]]:
-    """Adds ranges for the phases that a framework's own ranges and operators tell.
+    """Adds ranges for the phases that can be inferred from a framework's own ranges and operators.
 
     Returns:
         The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
@@ -77,9 +77,8 @@ def _named(ranges: Ranges, test: Callable[[str], object]) -> Bools:
     return passes[ranges.name]
 
 
-def _spans(ranges: Ranges, chosen: Bools) -> _Spans:
-    order = np.flatnonzero(chosen)
-    order = order[np.argsort(ranges.start[order], kind="stable")]
+def _spans(ranges: Ranges) -> _Spans:
+    order = np.argsort(ranges.start, kind="stable")
     return list(zip(ranges.start[order].tolist(), ranges.end[order].tolist(), strict=True))
 
 
@@ -91,12 +90,11 @@ class _Inference:
         self.mine = process_of(trace.ranges.thread) == process
         self.operators = trace.operators.select(process_of(trace.operators.thread) == process)
         self.launches = launches.select(process_of(launches.thread) == process)
-        steps = _spans(self.ranges, roles.mask(STEP) & self.mine)
-        warmups = _spans(self.ranges, roles.mask(WARMUP) & self.mine)
+        bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.mine)
         open_ranges = trace.open_ranges
         endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
         #: No pass goes across the start or the end of a step or of warm-up.
-        self.bounds = [*(t for span in (*steps, *warmups) for t in span), *open_ranges.start[endless].tolist()]
+        self.bounds = np.concatenate([bounding.start, bounding.end, open_ranges.start[endless]]).tolist()
 
     def found(self) -> Iterator[_Found]:
         """The phases of each thread that trains: those of its function ranges, else those of the operators."""
@@ -106,6 +104,9 @@ class _Inference:
                 yield _Found(thread, FUNCTION_RANGES, self._of_functions(thread))
         elif len(self.operators) and (one := self._of_operators()):
             yield one
+
+    def _called(self, prefix: str) -> Ranges:
+        return self.ranges.select(self.mine & _named(self.ranges, lambda name: name.startswith(prefix)))
 
     # --- nsys's function ranges
 
@@ -118,7 +119,7 @@ class _Inference:
     def _of_functions(self, thread: int) -> dict[str, _Spans]:
         here = self.ranges.thread == thread
         calls, backward, optimizer = (
-            _spans(self.ranges, here & _named(self.ranges, _FUNCTIONS[phase].fullmatch)) for phase in _FUNCTIONS
+            _spans(self.ranges.select(here & _named(self.ranges, pattern.fullmatch))) for pattern in _FUNCTIONS.values()
         )
         backward = _outermost(backward)
         optimizer = [_behind(span, backward) for span in _outermost(optimizer)]
@@ -152,7 +153,7 @@ class _Inference:
         thread = self._step_thread(engine)
         here = engine.select(engine.thread == thread)
         if is_early and len(here):
-            return None  # nothing tells one backward from the next
+            return None  # nothing separates one backward from the next
         launched = np.sort(self.launches.start[self.launches.thread == thread])
         own = launched[~any_open(here.thread, here.start, here.end, np.full(len(launched), thread), launched)]
         backward = self._backward(engine, thread, own)
@@ -165,10 +166,9 @@ class _Inference:
 
     def _step_thread(self, engine: Ranges) -> int:
         """The thread that runs the steps: that of the optimizer, else the one that launches most outside the engine."""
-        optimizers = self.ranges.thread[self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))]
         helpers = [*autograd_threads(self.trace), *engine.thread]
         others = self.launches.thread[~np.isin(self.launches.thread, helpers)]
-        choices = (_by_frequency(threads) for threads in (optimizers, others, engine.thread))
+        choices = (_by_frequency(threads) for threads in (self._called(_OPTIMIZER).thread, others, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
     def _backward(self, engine: Ranges, thread: int, own: Ints) -> _Spans:
@@ -202,20 +202,19 @@ class _Inference:
 
         A closure runs the whole step in these: what lies behind the backward is the optimizer.
         """
-        chosen = self.mine & _named(self.ranges, lambda name: name.startswith(_OPTIMIZER))
-        spans = _spans(self.ranges, chosen)
+        optimizers = self._called(_OPTIMIZER)
+        spans = _spans(optimizers)
         behind = [_behind(span, backward) for span in spans]
         if behind == spans:
             return spans, ()
-        return behind, tuple({self.ranges.names[i] for i in self.ranges.name[chosen]})
+        return behind, tuple({optimizers.names[i] for i in optimizers.name})
 
     def _forward(self, thread: int, own: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
         """From the first operator that launches before each backward, behind what came last, to the backward.
 
         Gradients that are set to zero are no forward.
         """
-        zero_grad = self.mine & _named(self.ranges, lambda name: name.startswith(_ZERO_GRAD))
-        zeroing = self.ranges.select(zero_grad)
+        zeroing = self._called(_ZERO_GRAD)
         group = np.full(len(own), thread)
         own = own[~any_open(zeroing.thread, zeroing.start, zeroing.end, group, own)]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))

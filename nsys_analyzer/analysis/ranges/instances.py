@@ -184,7 +184,7 @@ class AttributedTrace:
         return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[found])
 
     def lost_in(self, process: int) -> int:
-        """How many kernel launches of a process lack their kernel."""
+        """The number of kernel launches of a process without their kernel."""
         return int((process_of(self.trace.launches.thread[self.lost]) == process).sum())
 
     def open_phases(self, process: int) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ class AttributedTrace:
         return tuple(sorted({found.names[i] for i in found.name}))
 
     def open_warmups(self, process: int) -> int:
-        """How many warm-up ranges of a process have no end."""
+        """The number of warm-up ranges of a process without an end."""
         return len(self._open_ranges(process, WARMUP))
 
     def _open_ranges(self, process: int, *keys: str) -> Ranges:
@@ -218,7 +218,7 @@ class AttributedTrace:
         return tuple(found)
 
     def nested_phases(self, process: int) -> dict[tuple[str, str], int]:
-        """How many ranges of one phase lie inside another phase on their thread: (inner, outer) to count.
+        """The number of ranges of one phase inside another phase on their thread: (inner, outer) to count.
 
         Inferred ranges are called by their phase.
         """
@@ -234,7 +234,7 @@ class AttributedTrace:
         return Counter((called[one], called[other]) for one, other in pairs)
 
     def out_of_memory(self, process: int) -> bool:
-        """Whether an allocation of a process failed and it launched no kernel afterwards."""
+        """True where an allocation of a process failed and it launched no kernel afterwards."""
         failed, launches = self.trace.failed_allocations, self.trace.launches
         mine = failed.start[process_of(failed.thread) == process]
         later = (process_of(launches.thread) == process) & (launches.call == LAUNCH)

@@ -24,7 +24,7 @@ _FRAMEWORK = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?
 
 
 def is_framework_name(name: str) -> bool:
-    """Whether a framework wrote a range of this name by itself: no person named a phase with it."""
+    """True for the name of a range that a framework writes by itself."""
     return bool(_FRAMEWORK.match(name))
 
 

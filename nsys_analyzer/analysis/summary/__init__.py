@@ -1,1 +1,1 @@
-"""The figures of one capture, and what can be said of them."""
+"""The figures of one capture, and their warnings and verdicts."""

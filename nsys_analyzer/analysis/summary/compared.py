@@ -62,7 +62,7 @@ class ClassShares:
 
     @property
     def communicates(self) -> bool:
-        """Whether there is communication among the classes."""
+        """True where communication is among the classes."""
         return any(row.kernel_class == COMMUNICATION for row in self.classes)
 
     def computing(self) -> ClassShares:

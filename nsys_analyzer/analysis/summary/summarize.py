@@ -156,14 +156,14 @@ class _ProcessView:
         )
 
     def _holds_backward(self, measured: Ints) -> bool:
-        """Whether a backward pass starts inside the first of some instances."""
+        """True where a backward pass starts inside the first of some instances."""
         instances, first = self.instances, measured[:1]
         backward = instances.phase == instances.phases.index("backward")
         process, start, end = (column[first] for column in (instances.process, instances.start, instances.end))
         return bool(holds_any(instances.process[backward], instances.start[backward], process, start, end).any())
 
     def _synchronized(self, measured: Ints, clocks: GpuClocks) -> bool:
-        """Whether GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
+        """True where GPU work ends before the range, but for a few microseconds of clock skew and a few stragglers."""
         instances = self.instances
         skew = np.maximum(_SKEW_NS, (instances.end - instances.start)[measured] // 1000)
         late = (clocks.span[measured] > 0) & (clocks.last_end[measured] > instances.end[measured] + skew)

@@ -45,7 +45,7 @@ class PhaseSummary:
         python_ms: timed by the target in an unprofiled run, None where no timings are known.
         synchronized: whether its GPU work ends before its ranges do, so that its wall time holds its work.
         holds_backward: whether a backward pass starts inside its first instance, as in a training step.
-        inferred: whether a framework's ranges or operators tell it, and no range of the program's own.
+        inferred: found by a framework's ranges or operators, not by a range of the program's own.
         kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
         gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
     """
@@ -75,7 +75,7 @@ class PhaseSummary:
 
     @property
     def uneven(self) -> bool:
-        """Whether the kernels of an inferred phase vary so much that some instances may hold other work, too."""
+        """True where the kernels of an inferred phase vary so much that some instances may hold other work, too."""
         return self.inferred and self.kernels_most > _EVEN * max(self.kernels_least, 1)
 
     @property
@@ -90,7 +90,7 @@ class PhaseSummary:
 
     @property
     def opaque(self) -> bool:
-        """Whether an opaque graph hides kernels of the phase, so that no shares of them are known."""
+        """True where an opaque graph hides kernels of the phase, so that no shares of them are known."""
         return any(row.kind == "graph" for row in self.memory)
 
     def share_of(self, kernel_class: str) -> float | None:
@@ -197,7 +197,7 @@ class CaptureSummary:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
+        """True where its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
         return self.gpu is not None and self.gpu.is_cpu
 
     @property
@@ -216,11 +216,11 @@ class CaptureSummary:
 
     @property
     def ranges_on_gpu(self) -> bool:
-        """Whether its ranges lie on the GPU's timeline, where none lasts longer than the GPU's work in it."""
+        """True where its ranges lie on the GPU's timeline, and none lasts longer than the GPU's work in it."""
         return self.metadata is not None and self.metadata.ranges_on_gpu
 
     def is_timed(self, phase: PhaseSummary) -> bool:
-        """Whether the wall time of a phase is one: its range is the CPU's, and the GPU's work ends inside it."""
+        """True where the wall time of a phase holds its work: the range is the CPU's, and the GPU's work ends in it."""
         return phase.synchronized and not self.ranges_on_gpu
 
     @property
@@ -237,7 +237,7 @@ class CaptureSummary:
 
     @property
     def phases_suffice(self) -> bool:
-        """Whether the phases answer for the capture: forward is among them, nearly all GPU time, and none is uneven."""
+        """True where the phases stand for the capture: forward and nearly all GPU time are in them, none is uneven."""
         uneven = any(phase.uneven for phase in self.phases)
         return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL and not uneven
 

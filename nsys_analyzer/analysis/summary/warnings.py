@@ -84,7 +84,7 @@ class _Checks:
             yield phrase("The trace has no ranges: {}. {}", _RECORD_BOTH, _HOW_TO_RECORD)
 
     def left_out(self) -> Iterator[Words]:
-        """Ranges and rows that count in no figure; the first process tells of the rows of those without an entry."""
+        """Ranges and rows that count in no figure; the first process reports the rows of those without an entry."""
         for name in self.attributed.open_phases(self.process):
             yield phrase("A range `{}` has no end: that occurrence is partial and left out.", name)
         entries = [one.global_pid for one in processes_of(self.trace)]

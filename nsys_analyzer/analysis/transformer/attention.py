@@ -84,8 +84,8 @@ def summarize_attention(
 ) -> AttentionSummary | None:
     """Compares softmax and attention matmuls of one process: per forward, else per step, else over the capture.
 
-    The configuration gives FLOPs and bytes, the GPU its peak bandwidth. None where no range or kernel tells attention
-    from the rest.
+    The configuration gives FLOPs and bytes, the GPU its peak bandwidth. None where no range or kernel is
+    known to be attention.
     """
     scopes = (_Parts(attributed, *scope) for scope in _scopes(attributed, process))
     parts = next((one for one in scopes if one.found), None)

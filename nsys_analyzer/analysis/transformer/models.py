@@ -1,4 +1,4 @@
-"""The transformers the analysis knows, and what is known of a capture's configuration."""
+"""The known transformers, and the known configuration of a capture."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelSize:
 
     @property
     def dimensions(self) -> tuple[int, int, int, int]:
-        """``(d_model, d_ff, num_layers, num_heads)``: what makes two models the same, whatever their names."""
+        """``(d_model, d_ff, num_layers, num_heads)``: the same for the same model, whatever its name."""
         return self.d_model, self.d_ff, self.num_layers, self.num_heads
 
     @property
@@ -175,7 +175,7 @@ def mode_from_text(text: str) -> str:
     return _canonical(text, _MODES)
 
 
-# A bare number after the model is a context length only where it can be nothing else: a power of two from 32,
+# A number alone after the model is a context length only where it can be nothing else: a power of two from 32,
 # which no day, month or year is. `xl-2026` is a model, `xl-2026-03-01` is the model xl and a date.
 _MODEL = re.compile(
     r"(?<![a-z0-9])(?<!x[-_])(?P<model>2[._p]7b|xl[-_]?2026(?![-_]\d\d(?!\d))|10b|small|medium|large|xl)"
@@ -202,9 +202,9 @@ def configuration_from_name(stem: str) -> Configuration | None:
     name = stem.strip().lower()
     found = list(_MODEL.finditer(name))
     models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in found}
-    bare = {int(match["context"]) for match in found if match["context"]}
+    numbers = {int(match["context"]) for match in found if match["context"]}
     contexts = {length for length in map(int, _CONTEXT.findall(name)) if length >= 16}  # "seq_3" counts files
-    contexts |= {length for length in bare if 32 <= length <= 131_072 and length.bit_count() == 1}
+    contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):
         return None
     mode = _only(_MODE.findall(name))
