@@ -180,26 +180,6 @@ def test_memory_events_tell_allocations_from_releases(tmp_path: Path) -> None:
     assert rows(converted(trace, tmp_path), query) == [(512, 0, 2, 512), (512, 1, 2, 0)]
 
 
-def test_events_of_pytorch_1_8_have_other_categories(tmp_path: Path) -> None:
-    trace = Kineto().add("Runtime", "cudaLaunchKernel", 10, 1, correlation=1).add("Operator", "aten::mm", 9, 5)
-    trace.add("Kernel", GEMM, 20, 5, pid=0, tid=7, correlation=1, device=0, stream=7)
-    assert Trace.load(converted(trace, tmp_path)).operations.names == (GEMM,)
-
-
-def test_ranges_of_pytorch_1_8_are_operators_without_a_namespace(tmp_path: Path) -> None:
-    trace = Kineto(computeProperties=[{"id": 0, "name": "Tesla V100", "totalGlobalMem": 32, "multiProcessorCount": 80}])
-    del trace.properties["deviceProperties"]
-    for name in ("ProfilerStep#3", "forward", "aten::mm", "MmBackward", "aten::detach", "detach"):
-        trace.add("Operator", name, 9, 5)
-    trace.add("Runtime", "cudaLaunchKernel", 10, 1, correlation=1)
-    trace.add("Kernel", GEMM, 20, 5, pid=0, tid=7, correlation=1, device=0, stream=7)
-    loaded = Trace.load(converted(trace, tmp_path))
-    assert [loaded.ranges.names[code] for code in loaded.ranges.name] == ["ProfilerStep#3", "forward"]
-    gpu = loaded.metadata.gpu(PID, 0)
-    assert gpu
-    assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("Tesla V100", 32, 80)
-
-
 # --- a trace without a GPU ---------------------------------------------------------------------------------------
 
 

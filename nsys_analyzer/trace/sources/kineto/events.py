@@ -63,14 +63,13 @@ class ThreadName(Event, gc=False):
     thread_name: str = ""
 
 
-class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms", "old_sms": "multiProcessorCount"}):
-    """A GPU of the machine, as Kineto lists it; ``old_sms`` is what PyTorch before 1.11 wrote."""
+class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"}):
+    """A GPU of the machine, as Kineto lists it."""
 
     id: Int32
     name: str | None = None
     memory: Size = 0
-    sms: Size | None = None
-    old_sms: Size = 0
+    sms: Size = 0
 
 
 class Distributed(msgspec.Struct):
@@ -83,8 +82,7 @@ class Distributed(msgspec.Struct):
 class Properties(msgspec.Struct):
     """The properties that are read; None, or empty, where the trace does not have one."""
 
-    device_properties: tuple[Device, ...] | None = msgspec.field(name="deviceProperties", default=None)
-    compute_properties: tuple[Device, ...] | None = msgspec.field(name="computeProperties", default=None)
+    device_properties: tuple[Device, ...] = msgspec.field(name="deviceProperties", default=())
     distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
     torch_version: Text | None = None
     cuda_driver_version: Int32 | None = None
@@ -94,11 +92,6 @@ class Properties(msgspec.Struct):
     driver_version: Text | None = None
     cpu: Text | None = None
     os: Text | None = None
-
-    @property
-    def devices(self) -> tuple[Device, ...]:
-        """The machine's GPUs; before PyTorch 1.11 they had another key."""
-        return self.device_properties or self.compute_properties or ()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Events of PyTorch's autograd profiler as it was before Kineto (``torch.autograd.profiler``, PyTorch 1.0 to 1.7).
+"""Events of PyTorch's autograd profiler as it was before Kineto (``torch.autograd.profiler``, PyTorch 1.7).
 
 It wrote a bare array without categories: an event's process is "CPU functions" or "CUDA functions". On the GPU are no
 kernels but operators, timed by CUDA events around each; an arrow leads there from the operator on the CPU. Later
@@ -13,12 +13,8 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
 from nsys_analyzer.trace.sources.kineto.events import Call, Event, GpuOperation, Name
 from nsys_analyzer.trace.sources.kineto.operators import longest, own_stretches
-
-UNSORTED = "operator or range"
-"""The kind of an event that may be either: neither this profiler nor the first Kineto tells them apart."""
 
 ARROW = "arrow"
 """The kind of the two ends of an arrow from an operator to what it did on the GPU."""
@@ -29,8 +25,7 @@ LEGACY_ON_GPU = "operator on the GPU"
 _ON_CPU = "operator on the CPU"
 _KINDS = {"cpu functions": _ON_CPU, "cuda functions": LEGACY_ON_GPU}
 _ARROWS = "cpu_to_"  # "cpu_to_cuda"
-#: What PyTorch before 1.7 calls ``aten::add_``; a person's range may have any name, this one too.
-_BARE_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_BACKWARD = re.compile(r"Backward\d*$")
 
 _TIMED_BY_EVENTS = (
     "The autograd profiler of PyTorch before 1.8 records no kernels: each one here is an operator, by the time between "
@@ -54,28 +49,17 @@ def is_arrow(phase: str, category: str | None) -> bool:
 
 def sort_legacy(events: dict[str, list[Any]]) -> tuple[str, ...]:
     """Sorts the events of this profiler into operators or ranges, kernels and launches, in place; returns warnings."""
-    functions, spans = (events.pop(kind, []) for kind in (_ON_CPU, LEGACY_ON_GPU))
-    arrows: list[Call] = events.pop(ARROW, [])
-    if not functions and not spans:
-        return ()
-    has_namespaces = any(event.name.startswith("aten::") for event in functions)
-    name_of = {event.name: event.name if has_namespaces else _modern_name(event.name) for event in (*functions, *spans)}
-    for event in (*functions, *spans, *arrows):
-        event.name = name_of.get(event.name, event.name)
+    functions, spans, arrows = (events.pop(kind, []) for kind in (_ON_CPU, LEGACY_ON_GPU, ARROW))
+    names = {event.name for event in functions}
     for event in functions:
-        event.kind = UNSORTED
-    events[UNSORTED] += functions
+        is_operator = "::" in event.name or f"aten::{event.name}" in names or _BACKWARD.search(event.name)
+        event.kind = "operator" if is_operator else "range"
+        events[event.kind].append(event)
     if not spans:
-        return (_WITHOUT_GPU,) if arrows else ()
+        return (_WITHOUT_GPU,) if functions and arrows else ()
     events["kernel"] = list(_kernels(spans, arrows))
     events["runtime"] = [event for event in arrows if legacy_kind(event.pid) == _ON_CPU]
     return (_TIMED_BY_EVENTS,)
-
-
-def _modern_name(name: str) -> str:
-    """An operator's name with the namespace that PyTorch 1.7 gave it; a range that names a phase stays a range."""
-    names_a_phase = any(normalized_name(name) in spellings for spellings in DEFAULT_NAMES.values())
-    return name if names_a_phase or not _BARE_NAME.fullmatch(name) else f"aten::{name}"
 
 
 def _kernels(spans: list[Event], arrows: list[Call]) -> Iterator[GpuOperation]:

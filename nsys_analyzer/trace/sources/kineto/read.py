@@ -7,18 +7,15 @@ stacks, arguments of operators). So it is read a piece at a time, and each event
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.sources.kineto.events import Event, KinetoTrace, Properties
 from nsys_analyzer.trace.sources.kineto.json_text import RECORD, JsonText, opened
-from nsys_analyzer.trace.sources.kineto.legacy import UNSORTED, sort_legacy
+from nsys_analyzer.trace.sources.kineto.legacy import sort_legacy
 from nsys_analyzer.trace.sources.kineto.operators import make_kernels
 from nsys_analyzer.trace.sources.kineto.written import GPU_RANGE, Events, read_properties
-
-_BACKWARD = re.compile(r"Backward\d*$")
 
 
 def read_kineto(path: Path) -> KinetoTrace:
@@ -35,7 +32,6 @@ def read_kineto(path: Path) -> KinetoTrace:
         properties, ignored = read_properties(_read(JsonText(path, file), read))
     events, refused = read.found, read.remarks()
     remarks = [*ignored, *refused, *sort_legacy(events)]
-    _sort_out(events)
     if "range" in events or "operator" in events:
         events.pop(GPU_RANGE, None)  # it repeats the CPU's
     because = f": {refused[0]}" if refused else ""
@@ -47,7 +43,7 @@ def read_kineto(path: Path) -> KinetoTrace:
     on_cpu = not set(events) & {"kernel", "memcpy", "memset"}
     if on_cpu:
         remarks += make_kernels(events)
-        if properties.devices:
+        if properties.device_properties:
             remarks.append(
                 "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
             )
@@ -108,19 +104,6 @@ def _read_events(text: JsonText, events: Events, ends: tuple[str, ...]) -> None:
         if not text.take(",") and text.next() not in ends:
             raise text.broken("neither a comma nor a closing bracket")
     text.take("]")
-
-
-def _sort_out(events: dict[str, list[Any]]) -> None:
-    """Tells operators from ranges where one category holds both, in place.
-
-    An operator has a namespace (``aten::mm``), is autograd's (``MmBackward``), or ``detach`` beside ``aten::detach``.
-    """
-    unsorted = events.pop(UNSORTED, [])
-    names = {event.name for event in unsorted}
-    for event in unsorted:
-        is_operator = "::" in event.name or f"aten::{event.name}" in names or _BACKWARD.search(event.name)
-        event.kind = "operator" if is_operator else "range"
-        events[event.kind].append(event)
 
 
 def _count_from_the_first(events: dict[str, list[Event]]) -> None:

@@ -165,7 +165,7 @@ def platform_of(trace: KinetoTrace) -> str:
     versions = (told.hip_runtime_version, told.hip_driver_version, told.roctracer_version)
     if any(version is not None for version in versions) or any(call.name.startswith("hip") for call in trace.calls):
         return HIP
-    makers = (re.split(r"[ (]", gpu.name or "")[0] for gpu in told.devices)
+    makers = (re.split(r"[ (]", gpu.name or "")[0] for gpu in told.device_properties)
     return next((_MAKERS[maker] for maker in makers if maker in _MAKERS), CUDA)
 
 
@@ -174,11 +174,11 @@ def _devices(trace: KinetoTrace, used: Iterable[int]) -> Iterator[tuple[int, str
     if trace.on_cpu:
         yield 0, CPU, 0, 0
         return
-    platform, listed = platform_of(trace), trace.properties.devices
+    platform, listed = platform_of(trace), trace.properties.device_properties
     if not listed and platform != CUDA:
         yield from ((device, _UNNAMED[platform], 0, 0) for device in sorted(set(used)))
     for gpu in listed:
-        yield gpu.id, _device_name(gpu, platform), gpu.memory, gpu.old_sms if gpu.sms is None else gpu.sms
+        yield gpu.id, _device_name(gpu, platform), gpu.memory, gpu.sms
 
 
 def _device_name(gpu: Device, platform: str) -> str:

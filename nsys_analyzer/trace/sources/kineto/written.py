@@ -21,7 +21,7 @@ from nsys_analyzer.trace.sources.kineto.events import (
     Properties,
     ThreadName,
 )
-from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_GPU, UNSORTED, is_arrow, legacy_kind
+from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_GPU, is_arrow, legacy_kind
 
 GPU_RANGE = "gpu range"
 """The kind of a range that Kineto draws on the GPU's timeline."""
@@ -30,20 +30,18 @@ _ON_MTIA = "MTIA"
 #: What an MTIA does for its queues beside running kernels and moving data.
 _MTIA_QUEUE = ("event_record", "event_wait")
 
-#: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``); the capitalised names are those of
-#: PyTorch before 1.11, which calls a range of ``record_function`` an "Operator", too. Waits (``cuda_sync``), the
+#: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``). Waits (``cuda_sync``), the
 #: profiler's own work (``overhead``), counters and Python functions are not kept.
 _CATEGORIES = {
-    "kernel": "kernel Kernel",
-    "memcpy": "gpu_memcpy Memcpy",
-    "memset": "gpu_memset Memset",
-    "runtime": "cuda_runtime cuda_driver Runtime xpu_runtime xpu_driver privateuse1_runtime privateuse1_driver"
+    "kernel": "kernel",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "runtime": "cuda_runtime cuda_driver xpu_runtime xpu_driver privateuse1_runtime privateuse1_driver"
     " glow_runtime hpu_op mtia_runtime",
     _ON_MTIA: "mtia_ccp_events",
     "range": "user_annotation",
     GPU_RANGE: "gpu_user_annotation",
     "operator": "cpu_op",
-    UNSORTED: "Operator",
 }
 _KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
 _UNKNOWN = "any"
