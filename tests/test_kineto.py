@@ -109,6 +109,15 @@ def test_the_conditions_are_those_that_the_trace_tells(tmp_path: Path) -> None:
     ]
 
 
+def test_copies_and_fills_keep_their_size_and_kind(tmp_path: Path) -> None:
+    trace = Kineto().launch(1, 0).copy("Memcpy HtoD (Pageable -> Device)", 1, 5, 1, size=4096)
+    trace.launch(2, 10).copy("Memset (Device)", 2, 15, 1, size=512).copy("Memcpy PtoP (Device -> Device)", 3, 20, 1, 8)
+    sqlite = converted(trace, tmp_path)
+    # ENUM_CUDA_MEMCPY_OPER: 1 host to device, 10 peer to peer.
+    assert rows(sqlite, "SELECT bytes, copyKind FROM CUPTI_ACTIVITY_KIND_MEMCPY") == [(4096, 1), (8, 10)]
+    assert rows(sqlite, "SELECT bytes FROM CUPTI_ACTIVITY_KIND_MEMSET") == [(512,)]
+
+
 def test_kernels_of_a_graph_share_the_launch_of_its_replay(tmp_path: Path) -> None:
     trace = Kineto().launch(9, 0, api="cudaGraphLaunch")
     for node in (1, 2):

@@ -71,7 +71,6 @@ class Shared:
     """A copy, and what is not in it.
 
     Attributes:
-        bytes_before, bytes_after: the sizes of the export and of the copy.
         tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
         rows: rows that a table of the copy has no more, by the table's name.
         strings: rows of ``StringIds`` to which nothing refers any more.
@@ -92,10 +91,10 @@ class Shared:
 
 
 def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
-    """Copies what analysis needs of a trace, scrubbed, into a new export.
+    """Copies what analysis needs of a trace, scrubbed, into a new export, which appears whole or not at all.
 
     The copy gives the same figures as the trace; the program's command line and names that read as none are not in
-    its report. It appears whole or not at all.
+    its report.
 
     Args:
         trace: a ``.sqlite`` export, or anything else that ``Trace.load`` takes.
@@ -104,9 +103,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
         keep: names that match one of these as a whole stay as they are, whether they read as names or not.
 
     Raises:
-        TraceError: the trace is absent, damaged, or not an nsys export.
-        MissingTableError: it holds neither CUDA activity nor NVTX ranges.
-        ExportError: a ``.nsys-rep`` could not be exported.
+        TraceError: the trace cannot be read, as by ``Trace.load``.
         NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
     """
     _check_output(trace, output, force=force)

@@ -50,7 +50,7 @@ _ARGUMENT = re.compile(r"(?i)ARGUMENT_?\d*$")
 class PrivateValues:
     """The values that are looked for in every text: ``values`` wherever they stand, ``words`` where they stand alone.
 
-    ``hosts`` are those of both that name a machine: with them goes the domain behind them. ``variables`` counts the
+    ``hosts`` are those of both that name a machine: the domain behind one goes, too. ``variables`` counts the
     environment variables they all come from.
     """
 
@@ -107,15 +107,7 @@ def _is_private(value: str, *, telling: bool) -> bool:
 
 
 def find_private(connection: sqlite3.Connection, columns_of: Mapping[str, tuple[str, ...]]) -> PrivateValues:
-    """The private values to look for in the texts of an export.
-
-    Args:
-        connection: the export.
-        columns_of: the columns of each of its tables.
-
-    Raises:
-        sqlite3.Error: the file is damaged.
-    """
+    """The private values to look for in the texts of an export, given the columns of each of its tables."""
     texts = [text for table in columns_of for text in _texts(connection, table)]
     properties = [pair for table, columns in columns_of.items() for pair in _properties(connection, table, columns)]
     variables = [pair for text in texts if "\0" in text for pair in _variables(text)]
@@ -155,7 +147,7 @@ def _decoded(raw: bytes) -> str:
 
 
 def _variables_of(name: str, value: str) -> Iterator[tuple[str, str]]:
-    """The variables behind a property of the capture: hosts and users count as such."""
+    """The variables behind a property of the capture, hosts and users among them."""
     if _ONE_VARIABLE.search(name) and "=" in value:
         variable, _, text = value.partition("=")
         yield variable, text[1:-1] if text[:1] == text[-1:] == '"' and len(text) > 1 else text

@@ -48,7 +48,7 @@ class Scrubber:
     """Scrubs texts, and counts those it changed. Texts that differ stay different.
 
     Args:
-        private: what the file itself says of its owner: values of environment variables, names of hosts and users.
+        private: what the file itself says of its owner.
         keep: names that match one of these as a whole stay as they are, but for private values.
 
     Attributes:
@@ -70,10 +70,7 @@ class Scrubber:
         self.renamed: list[Renamed] = []
 
     def name(self, raw: bytes | None) -> str | None:
-        """A name, given as its bytes: as it is, without private values, or an alias. NULL stays NULL.
-
-        Bytes that are no UTF-8 become replacement characters, as they do where a trace is read.
-        """
+        """A name, given as its bytes: as it is, without private values, or an alias. NULL stays NULL."""
         if raw is None:
             return None
         text = raw.decode("utf-8", errors="replace")
@@ -108,10 +105,7 @@ class Scrubber:
         return alias
 
     def _distinct(self, clean: str) -> str:
-        """The clean text, numbered where another text became the same: ``…_step``, ``…_step (2)``.
-
-        Two ranges stay two. The numbers follow the order of the export, so that a second copy of it has them too.
-        """
+        """The clean text, numbered in the export's order where another text became the same: ``…_step (2)``."""
         alias = clean
         while alias in self._given:
             self._times[clean] += 1
@@ -131,11 +125,9 @@ class Scrubber:
 
 
 def _meaning(name: str) -> tuple[str, Alias]:
-    """The meaning of a name for the analysis. Its alias has it, too: else the copy would have other figures.
+    """The phase of a name, as it stands before the alias, and what the alias tells of a kernel.
 
-    Returns:
-        What stands before the alias: the phase of a range, or that of an operator or a kernel without a name. And
-        what the alias tells of a kernel.
+    Without them the copy would have other figures.
     """
     begins = name.split(",", 1)[0]
     phase = PhaseNames().key_of(begins) if len(begins) <= _LONGEST_PHASE else None

@@ -26,8 +26,7 @@ _CODE = re.compile(r"\d+[A-Za-z]?|[A-Za-z]|[A-Za-z]{1,2}\d{2,4}")
 def ordinary_words() -> frozenset[str]:
     """The words that say nothing of a machine's owner, in small letters.
 
-    Those that the package itself knows among them, from the spellings of phases and from the rules that tell
-    kernels apart, so that a variable ``MODE=forward`` takes no phase away and ``BACKEND=cutlass`` no kernel.
+    Phases and kernel rules add theirs, so that a variable ``MODE=forward`` takes no phase away.
     """
     from nsys_analyzer.analysis.kernels.class_rules import RULES
     from nsys_analyzer.trace.phase_names import DEFAULT_NAMES

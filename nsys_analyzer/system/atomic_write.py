@@ -74,12 +74,7 @@ def write_text(target: Path, text: str) -> None:
 
 
 def append_text(target: Path, text: str) -> None:
-    """Appends a text to a file: all of it or nothing.
-
-    Raises:
-        NoSpaceError: the disk is full.
-        OSError: the file cannot be written.
-    """
+    """Appends a text to a file: all of it or nothing; raises what :func:`atomic_write` does."""
     content = text.encode()
     with target.open("ab", buffering=0) as file:
         end = file.tell()
@@ -93,11 +88,7 @@ def append_text(target: Path, text: str) -> None:
 
 
 def check_regular(path: Path, hint: str = "Name a file") -> None:
-    """Checks that a path is a regular file, or that nothing is there: nothing else is ever replaced.
-
-    Raises:
-        NsysAnalyzerError: a folder, a device, a pipe or a stream stands there, or links that lead in a circle.
-    """
+    """Checks that a path is a regular file, or that nothing is there; raises NsysAnalyzerError otherwise."""
     place = link_target(path, hint)
     if place.exists() and not place.is_file():
         kind = "a folder" if place.is_dir() else "a pipe or a device"
@@ -105,7 +96,7 @@ def check_regular(path: Path, hint: str = "Name a file") -> None:
 
 
 def link_target(path: Path, hint: str = "Name a file") -> Path:
-    """Returns the path behind symbolic links; there need be no file.
+    """The path behind symbolic links; there need be no file.
 
     Raises:
         NsysAnalyzerError: an open file of a process, such as ``/dev/stdout``, or links that lead in a circle.
@@ -121,10 +112,7 @@ def link_target(path: Path, hint: str = "Name a file") -> Path:
 
 
 def remove_unfinished(folder: Path, stem: str | None = None) -> None:
-    """Removes the unfinished files that killed processes left in a folder, of the file ``stem`` alone if given.
-
-    The folder of a file that is being written is locked by its process, and stays.
-    """
+    """Removes the unfinished files that killed processes left in a folder, of the file ``stem`` alone if given."""
     name = None if stem is None else stem[:_LONGEST_PREFIX]
     found = []
     with contextlib.suppress(PermissionError), os.scandir(folder) as entries:  # one may write where one may not list

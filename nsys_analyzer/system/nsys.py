@@ -45,9 +45,7 @@ def find_nsys(root: Path = Path("/")) -> Path | None:
 
 
 def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
-    """Every ``nsys`` of this machine: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
-
-    Several names of one command count once.
+    """Every ``nsys`` of this machine, once: ``$NSYS``, then ``PATH``, then below ``root`` where installers put it.
 
     Raises:
         ExportError: ``NSYS`` is set to something that cannot be run: another must not answer in its place.
@@ -68,11 +66,7 @@ def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
 
 
 def nsys_version(nsys: Path) -> str:
-    """The version that ``nsys --version`` prints, without the build: ``2023.4.4.54``.
-
-    Raises:
-        ExportError: it cannot be run, or prints no version.
-    """
+    """The version that ``nsys --version`` prints, without the build (``2023.4.4.54``); raises ExportError."""
     try:
         answer = subprocess.run(
             [nsys, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S

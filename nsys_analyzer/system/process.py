@@ -1,9 +1,8 @@
 """Runs a program until it ends, times out or is interrupted; none of its processes outlives this one.
 
-A program and all that it starts carry a mark in their environment. A watcher beside it (:mod:`.watcher`) ends what
-bears the mark, and the program's session and descendants, when this process is gone, however it went. While the program
-runs, a note beside its log holds the mark, by which the next run into the same folder finds what a watcher that was
-killed, too, has left.
+A program and all that it starts carry a mark in their environment. A watcher (:mod:`.watcher`) ends what bears the
+mark, and the program's session and descendants, when this process is gone. A note beside the log holds the mark while
+the program runs, so that the next run into the folder finds what is left where the watcher was killed, too.
 """
 
 from __future__ import annotations
@@ -63,9 +62,9 @@ def run_logged(
 ) -> Ended:  # fmt: skip
     """Runs a command in a process group of its own, its output at the end of ``log``, and waits for it.
 
-    When the time is up (None is no limit), on an interrupt, or where the command fails, all that it started is ended, a
-    profiler's target too; and so it is when this process is killed. ``environment`` adds variables to those of this
-    process. ``made_progress`` is asked a few times a second; the time begins anew whenever it returns True.
+    When the time is up (None is no limit), on an interrupt, where the command fails or this process is killed, all that
+    it started is ended, a profiler's target too. ``environment`` adds variables to those of this process. The time
+    begins anew whenever ``made_progress``, asked a few times a second, returns True.
 
     Raises:
         KeyboardInterrupt: after all of it is gone.
@@ -102,8 +101,6 @@ def run_captured(command: Sequence[str | Path], timeout_s: float | None) -> subp
 
 def end_earlier_run(folder: Path) -> None:
     """Ends the programs that an earlier run into a folder, or one below it, left when it and its watcher were killed.
-
-    Processes of a run that ended well are left alone.
 
     Raises:
         CaptureError: a process does not end.
@@ -173,10 +170,7 @@ def _to_its_end(
 
 @contextmanager
 def _watcher(mark: str) -> Iterator[Callable[[int], watcher.Leader]]:
-    """Starts a process that ends all programs with the mark, unless the block ends before this process does.
-
-    Yields a function that tells it the program's process ID.
-    """
+    """Starts the watcher of a mark, for the block; yields a function that tells it the program's process ID."""
     command = [sys.executable, "-I", "-S", watcher.__file__, os.fsdecode(_variable(mark))]
     unmarked = {name: value for name, value in os.environ.items() if name != _MARK}  # of a run around ours
     watching = subprocess.Popen(

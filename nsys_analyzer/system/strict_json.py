@@ -15,8 +15,7 @@ def decode_json(content: bytes) -> Any:
     """Returns the value of a JSON text.
 
     Raises:
-        ValueError: it is no JSON, or holds what cannot be kept: half a surrogate pair, NaN, infinity, a nesting that
-            is too deep.
+        ValueError: it is no JSON, or holds half a surrogate pair, NaN, infinity, or too deep a nesting.
     """
     try:
         return msgspec.json.decode(content.removeprefix(_BYTE_ORDER_MARK))
@@ -25,11 +24,7 @@ def decode_json(content: bytes) -> Any:
 
 
 def check_numbers(value: Any) -> None:
-    """Checks that every number of a JSON value is small enough for exact arithmetic.
-
-    Raises:
-        ValueError: one is beyond 2^53 as a whole number, or 1e300 as any.
-    """
+    """Raises ValueError where a number of a JSON value is beyond 2^53 as a whole number, or 1e300 as any."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -66,7 +66,7 @@ def end_all(
     Args:
         mark: ``NAME=value``.
         leader: the program, None where it is not known any more.
-        more: further processes to end, which were its family before it died.
+        more: further processes to end, its family before it died.
 
     Returns:
         Those that were not gone in time, as one that waits for a driver.

@@ -42,11 +42,12 @@ class Call(Event, gc=False):
 
 
 class GpuOperation(Call, gc=False):
-    """A kernel, copy or fill: the GPU's ordinal, the stream, and the node of a CUDA graph that it came from."""
+    """A kernel, copy or fill: the GPU's ordinal, stream, the node of a CUDA graph that it came from, bytes moved."""
 
     device: int = 0
     stream: int = 0
     graph_node: int | None = None
+    size: int = 0
 
 
 class Allocation(Event, gc=False):

@@ -21,6 +21,7 @@ from nsys_analyzer.trace.writer import Rows, write_tables
 _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
+_COPY_KINDS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
 #: Kineto's "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
 
@@ -56,11 +57,13 @@ class _Tables:
         messages = [(_WARNING, text, process) for text in self._trace.remarks]
         pids = ((event.device, pid_of(self._process_of_gpu[event.pid])) for event in self._trace.operations)
         devices = sorted(set(pids))
+        copies = ((*self._on_gpu(event), event.size, _copy_kind(event.name)) for event in of("memcpy"))
+        fills = ((*self._on_gpu(event), event.size) for event in of("memset"))
         kernels = ((*self._on_gpu(event), self._strings[event.name]) for event in of("kernel"))
         return {
             "CUPTI_ACTIVITY_KIND_KERNEL": Rows(f"{_ON_GPU} demangledName", kernels),
-            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(_ON_GPU, map(self._on_gpu, of("memcpy"))),
-            "CUPTI_ACTIVITY_KIND_MEMSET": Rows(_ON_GPU, map(self._on_gpu, of("memset"))),
+            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(f"{_ON_GPU} bytes copyKind", copies),
+            "CUPTI_ACTIVITY_KIND_MEMSET": Rows(f"{_ON_GPU} bytes", fills),
             "CUPTI_ACTIVITY_KIND_RUNTIME": Rows("start end globalTid correlationId nameId returnValue", self._calls()),
             "TARGET_INFO_GPU": Rows(
                 "id name totalMemory smCount", _devices(self._trace, (device for device, _ in devices))
@@ -155,6 +158,11 @@ class _Tables:
             *on_gpu,
             *origin_rows(self._suffix, self._trace.status),
         ]
+
+
+def _copy_kind(name: str) -> int:
+    """nsys's ENUM_CUDA_MEMCPY_OPER of a copy by its name, "Memcpy HtoD (Pageable -> Device)"."""
+    return next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
 
 
 def platform_of(trace: KinetoTrace) -> str:

@@ -19,6 +19,7 @@ from nsys_analyzer.trace.sources.kineto.events import (
     Int64,
     Name,
     Properties,
+    Size,
     ThreadName,
 )
 from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_GPU, is_arrow, legacy_kind
@@ -75,6 +76,7 @@ class _Arguments(
     in_device: Int32 | None = None  # of a copy between GPUs
     stream: Int64 | str | None = None  # AMD's calls have an address
     graph_node: Int64 | None = None
+    bytes: Size | None = None
     direction: str | None = None  # of a copy of an MTIA
     device_type: Int64 = 0  # c10::DeviceType: 0 is the CPU
     memory_device: Int32 = 0
@@ -85,7 +87,7 @@ class _Arguments(
 
 _ARGUMENTS = _Arguments.__struct_encode_fields__
 #: What an event can do without: where it cannot be read, it is as if it were not there.
-_OPTIONAL = ("device", "inDevice", "stream", "graph node id", "direction", "Total Allocated")
+_OPTIONAL = ("device", "inDevice", "stream", "graph node id", "bytes", "direction", "Total Allocated")
 #: The arguments that calls and GPU operations have no use for.
 _UNUSED = {"runtime": _OPTIONAL, "thread": _OPTIONAL}
 
@@ -233,7 +235,7 @@ class Events:
                 kind = "kernel" if told.direction is None else "memcpy"
             stream = told.stream if isinstance(told.stream, int) else _number(tid)
             place = (told.correlation or 0, _device(told, pid), stream)
-            return GpuOperation(kind, name, pid, tid, start, end, *place, told.graph_node or None)
+            return GpuOperation(kind, name, pid, tid, start, end, *place, told.graph_node or None, told.bytes or 0)
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
             _number(tid)  # a stream, or a device
         return Event(kind, name, pid, tid, start, end)
