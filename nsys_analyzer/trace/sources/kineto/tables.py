@@ -161,7 +161,7 @@ class _Tables:
 
 
 def _copy_kind(name: str) -> int:
-    """nsys's ENUM_CUDA_MEMCPY_OPER of a copy by its name, "Memcpy HtoD (Pageable -> Device)"."""
+    """Nsys's ENUM_CUDA_MEMCPY_OPER of a copy by its name, "Memcpy HtoD (Pageable -> Device)"."""
     return next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
 
 
