@@ -1,4 +1,4 @@
-"""What the targets ``attention``, ``flash`` and ``variants`` share: the passes of one attention, and its error.
+"""The passes of one attention, and its error, for the targets ``attention``, ``flash`` and ``variants``.
 
 Shapes: B sequences, H heads, S tokens, d features of a head. Queries, keys, values, the output and their gradients
 have the same shape, (B, H, S, d).

@@ -25,7 +25,7 @@ from profiling_targets.timer import allocations, times_ms
 TOLERANCES = {"fp32": 1e-4, "bf16": 3e-2}
 _LONGEST_CHECKED = 4096  # a longer reference takes more memory than what it checks
 _LONG_MS = 100.0
-#: do_bench takes as many calls as it guesses to fit its time: six by our own guess are five at the least by its.
+#: do_bench estimates how many calls fit its time: six by our estimate are at least five by its.
 _LEAST_CALLS = 6
 
 
@@ -81,7 +81,7 @@ def _unfused(case: FlashCase) -> Attend:
 
 
 def _kernel(case: FlashCase, out: Tensor) -> str:
-    """What ran: of SDPA the backend that PyTorch chose, as the node of its backward pass names it."""
+    """The name of what ran: of SDPA the backend that PyTorch chose, as the node of its backward pass names it."""
     if case.implementation == "unfused":
         return "unfused"
     if case.implementation == "flash" and case.device == "cpu":

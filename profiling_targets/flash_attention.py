@@ -78,8 +78,8 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, causal: bool, fp32_products
         ValueError: if shapes, types or d_head do not fit.
     """
     _check(q, k, v, fp32_products)
-    products = fp32_products if q.dtype == torch.float32 else "half"
-    out: Tensor = FlashAttention.apply(q, k, v, causal, products)  # type: ignore[no-untyped-call]
+    matmuls = fp32_products if q.dtype == torch.float32 else "half"
+    out: Tensor = FlashAttention.apply(q, k, v, causal, matmuls)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -87,31 +87,31 @@ class FlashAttention(torch.autograd.Function):
     """The kernels as a function that autograd knows."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, products: str) -> Tensor:
-        """The output; keeps the inputs, the output and one number a row for the backward pass."""
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> Tensor:
+        """The output; saves the inputs, the output and one number a row for backward."""
         q, k, v = _alike(q, k, v)
-        out, lse = run_forward(q, k, v, causal, products)
+        out, lse = run_forward(q, k, v, causal, matmuls)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.causal, ctx.products = causal, products
+        ctx.causal, ctx.matmuls = causal, matmuls
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
         """The gradients of q, k and v."""
         q, k, v, out, lse = ctx.saved_tensors
-        return *run_backward(q, k, v, out, lse, grads[0].contiguous(), ctx.causal, ctx.products), None, None
+        return *run_backward(q, k, v, out, lse, grads[0].contiguous(), ctx.causal, ctx.matmuls), None, None
 
 
-def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, products: str) -> tuple[Tensor, Tensor]:
+def run_forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, matmuls: str) -> tuple[Tensor, Tensor]:
     """The output, and lse (B, H, S), the binary logarithm of each row's denominator."""
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     lse = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    _run("forward", (q, k, v, out, lse), causal, products)
+    _run("forward", (q, k, v, out, lse), causal, matmuls)
     return out, lse
 
 
 def run_backward(
-    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, out_grad: Tensor, causal: bool, products: str
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, out_grad: Tensor, causal: bool, matmuls: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of q, k and v, contiguous.
 
@@ -123,15 +123,15 @@ def run_backward(
         blocks = triton.cdiv(delta.numel(), _DELTA_ROWS)
         delta_kernel[(blocks,)](out, out_grad, delta, delta.numel(), q.shape[-1], _DELTA_ROWS)
     dq, dk, dv = (torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
-    _run("keys", (q, k, v, out_grad, lse, delta, dk, dv), causal, products)
-    _run("queries", (q, k, v, out_grad, lse, delta, dq), causal, products)
+    _run("keys", (q, k, v, out_grad, lse, delta, dk, dv), causal, matmuls)
+    _run("queries", (q, k, v, out_grad, lse, delta, dq), causal, matmuls)
     return dq, dk, dv
 
 
-def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, products: str) -> None:
+def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, matmuls: str) -> None:
     """Launches a kernel for every head and every tile of rows, or of keys; ``tensors`` begin with q."""
     batch_size, heads, length, d_head = tensors[0].shape
-    launch = LAUNCHES[name, products][d_head]
+    launch = LAUNCHES[name, matmuls][d_head]
     tile = launch.block_n if name == "keys" else launch.block_m
     with torch.cuda.device(tensors[0].get_device()):  # -1 of a CPU, which the interpreter runs on, changes nothing
         _KERNELS[name][(batch_size * heads, triton.cdiv(length, tile))](
@@ -143,7 +143,7 @@ def _run(name: str, tensors: tuple[Tensor, ...], causal: bool, products: str) ->
             d_head=d_head,
             causal=causal,
             even=length % max(launch.block_m, launch.block_n) == 0,  # tiles are powers of two
-            precision="ieee" if products == "half" else products,
+            precision="ieee" if matmuls == "half" else matmuls,
             block_m=launch.block_m,
             block_n=launch.block_n,
             num_warps=launch.num_warps,

@@ -24,7 +24,7 @@ _STATISTICS = ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive
 _DEVICE_CALLS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _TENSORS = {"alloc": 1, "free_requested": -1}
 _VIEWER_PROTOCOL = 4
-#: What file names begin with that are the machine's own, the longest first: a snapshot shows what comes after.
+#: Prefixes of file names on this machine, the longest first: a snapshot shows what comes after them.
 _ROOTS = sorted((f"{Path(str(module.__file__)).parents[1]}/" for module in (transformer, torch)), key=len, reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""What a recorder of memory hands on, and which line of the model asked for an allocation."""
+"""A recording of memory, and the line of the model that asked for an allocation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BLOCK_LINES = frozenset(line for _, _, line in _FORWARD.co_lines() if line)
 
 @dataclass(frozen=True)
 class Source:
-    """The line of the model that asked for memory, empty where none did; whether from a layer, or the layer's own."""
+    """The line of the model that asked for memory, empty where none did; whether a layer called it, or is it."""
 
     line: str = ""
     in_block: bool = False

@@ -43,7 +43,7 @@ class TiledAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, causal: bool, tile: int) -> Tensor:
-        """The output, tile of rows by tile of rows; keeps lse, one number a row, for backward."""
+        """The output, one tile of rows after the other; saves lse, one number a row, for backward."""
         out, lse = torch.empty_like(q), torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
         for rows in _tiles(q.shape[-2], tile):
             top = torch.full_like(lse[..., rows], -math.inf)  # (B, H, M), the largest score so far

@@ -121,10 +121,8 @@ def test_growth_is_fitted() -> None:
     ]
     # naive four times as much from step to step: the power 2; flash twice: the power 1
     assert "grows with the tokens to the power: naive 2.00, flash 1.00." in text(*rows)
-    caption = "Growth with the tokens (1 × 4 heads, d 32, fp32)"
-    expected = (("naive", "512 to 2,048", "2.00", "2.00"), ("flash", "512 to 2,048", "1.00", "1.00"))
-    assert table(caption, *rows) == expected  # of time nothing on a GPU
-    assert [cells[-1] for cells in table(caption, *map(on_the_cpu, rows))] == ["2.00", "1.00"]
+    caption = "Growth from 512 to 2,048 tokens (1 × 4 heads, d 32, fp32"
+    assert table(caption, *rows) == (("naive", "2.00", "2.00"), ("flash", "1.00", "1.00"))
     lines = [block for block in section(*rows).blocks if isinstance(block, Lines)]
     assert lines[0].series[0] == ("naive", ((512, 4.0), (1024, 16.0), (2048, 64.0)))  # MiB
 
@@ -132,8 +130,8 @@ def test_growth_is_fitted() -> None:
 def test_growth_leaves_out_what_does_not_grow() -> None:
     rows = [row("tiled", 1, 1_000_000 + 500 * n, context_length=n) for n in (512, 1024, 2048)]
     # the differences 256,000 and 512,000 double with the tokens, the bytes do not: 1.256, 1.512 and 2.024 MB
-    assert table("Growth", *rows)[0][2] == "1.00"
-    assert table("Growth", *rows[1:])[0][2] == "0.42"  # of two lengths log2(2.024 ÷ 1.512)
+    assert table("Growth", *rows)[0][1] == "1.00"
+    assert table("Growth", *rows[1:])[0][1] == "0.42"  # of two lengths log2(2.024 ÷ 1.512)
 
 
 def test_each_pass_has_its_own_status() -> None:

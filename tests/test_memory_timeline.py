@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,7 +15,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.analysis.transformer.saved_tensors import residual_bytes, saved_by_layer
 from nsys_analyzer.experiments.memory.case import Holder, Point
-from nsys_analyzer.experiments.memory.slopes import limited_by, paces
+from nsys_analyzer.experiments.memory.slopes import Slope, slope_of_thirds
 from nsys_analyzer.trace.trace import Trace
 from profiling_targets.memory_timeline import (
     MemoryEvent,
@@ -125,19 +126,22 @@ def test_a_flat_curve_has_no_slope() -> None:
 
 def test_the_pace_of_a_curve_at_first_and_at_last() -> None:
     # Thirds of [1, 10] are 3 ms: 0 to 30 from 1 to 4 ms, and from 7 to 10 ms 36 to 27.
-    assert paces([(1, 0), (2, 20), (4, 30), (6, 36), (9, 24), (10, 27)]) == (pytest.approx(30 / 3), pytest.approx(-3))
+    assert slope_of_thirds([(1, 0), (2, 20), (4, 30), (6, 36), (9, 24), (10, 27)]) == (
+        pytest.approx(30 / 3),
+        pytest.approx(-3),
+    )
     # The level at a border is that of the last point before it: 8 at 3 ms, and at 6 ms 8 still.
-    assert paces([(0, 5), (2, 8), (9, 20)]) == (pytest.approx(3 / 3), pytest.approx(12 / 3))
+    assert slope_of_thirds([(0, 5), (2, 8), (9, 20)]) == (pytest.approx(3 / 3), pytest.approx(12 / 3))
 
 
 def test_thirds_that_no_float_can_hold_still_end_with_the_last_point() -> None:
     # 0.1 + 3 · ((0.8 − 0.1) ÷ 3) is 0.7999999999999999; 9 come within its last third of 0.7 ÷ 3 ms.
-    assert paces([(0.1, 0), (0.8, 9)]) == (0, pytest.approx(9 / (0.7 / 3)))
+    assert slope_of_thirds([(0.1, 0), (0.8, 9)]) == (0, pytest.approx(9 / (0.7 / 3)))
 
 
 def test_a_curve_without_time_has_no_pace() -> None:
-    assert paces([(2.0, 7)]) is None
-    assert paces([(2.0, 7), (2.0, 9)]) is None
+    assert slope_of_thirds([(2.0, 7)]) is None
+    assert slope_of_thirds([(2.0, 7), (2.0, 9)]) is None
 
 
 @pytest.mark.parametrize(
@@ -153,7 +157,9 @@ def test_a_curve_without_time_has_no_pace() -> None:
     ],
 )
 def test_what_a_phase_waits_for(wall_ms: float, issue_ms: float, allocator_ms: float, on_gpu: bool, limit: str) -> None:
-    assert limited_by(wall_ms, issue_ms, allocator_ms, on_gpu) == limit
+    phase = SimpleNamespace(wall_ms=wall_ms, issue_ms=issue_ms, allocator_ms=allocator_ms)
+    row = SimpleNamespace(case=SimpleNamespace(device="cuda" if on_gpu else "cpu"))
+    assert Slope(row, phase).waits_for == limit
 
 
 TINY = ModelSize("tiny", d_model=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=50)

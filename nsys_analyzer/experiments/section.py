@@ -142,8 +142,8 @@ def factor(value: float) -> str:
 
 
 def spread(times: Times | None) -> Spread | None:
-    """Mean and standard deviation, for a cell."""
-    return Spread(times.ms, times.std_ms) if times else None
+    """Mean and standard deviation, for a cell; None of a pass that was not timed."""
+    return Spread(times.ms, times.std_ms) if times and times.ms is not None else None
 
 
 def bars(

@@ -8,7 +8,7 @@ from typing import Any
 from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
 from nsys_analyzer.experiments.limits import Rate
 from nsys_analyzer.experiments.model import AnyRow
-from nsys_analyzer.report.model import Lines, Spread
+from nsys_analyzer.report.model import Lines
 
 
 def figure(row: AnyRow | None, name: str) -> Any:
@@ -20,12 +20,6 @@ def ms(row: AnyRow | None, name: str) -> float | None:
     """The time of a pass; None where it was not measured."""
     times = figure(row, name)
     return times.ms if times else None
-
-
-def spread(row: AnyRow | None, name: str) -> Spread | None:
-    """The mean time of a pass with its standard deviation; None where it was not measured."""
-    mean = ms(row, name)
-    return None if mean is None else Spread(mean, figure(row, name).std_ms)
 
 
 def drawn_width(widths: Iterable[int]) -> int:
@@ -41,6 +35,11 @@ def curves(
     known = {name: sorted((x, y) for x, y in values if y is not None) for name, values in points.items()}
     if series := tuple((name, tuple(values)) for name, values in known.items() if len(values) > 1):
         yield Lines(key, title, series, "context length, tokens", y_axis, log_x=True, log_y=True)
+
+
+def mib(size: float | None) -> float | None:
+    """Bytes in MiB."""
+    return None if size is None else size / 2**20
 
 
 def unfused_rates(row: AnyRow, label: str, passes: int) -> Iterator[Rate]:
@@ -59,11 +58,8 @@ def unfused_rates(row: AnyRow, label: str, passes: int) -> Iterator[Rate]:
 def fused_rates(row: AnyRow, label: str, passes: Mapping[str, str], *, in_three: bool) -> Iterator[Rate]:
     """Least work of any attention: the visible scores, and each tensor moved once.
 
-    Args:
-        row: its row.
-        label: its name, with a place for the name of the pass.
-        passes: figures of the row, with their names; ``backward`` counts five matmuls, ``forward_backward`` six.
-        in_three: whether each fp32 matmul is made of three in TF32; all three count, against TF32's peak.
+    ``passes`` are figures of the row, with their names for the ``label``. With ``in_three`` each fp32 matmul is made of
+    three in TF32: all of them count, against TF32's peak.
     """
     shape: AttentionShape = row.case.shape
     work = {

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, AttentionRow
-from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, ms, spread, unfused_rates
+from nsys_analyzer.experiments.attention.core import curves, drawn_width, figure, mib, ms, unfused_rates
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.scaling import fitted_exponent
@@ -19,6 +19,7 @@ from nsys_analyzer.experiments.section import (
     ratio,
     section,
     span,
+    spread,
     unsteady,
 )
 from nsys_analyzer.report.model import Lines, Section
@@ -146,9 +147,9 @@ _SHAPE: tuple[Field[_Timed], ...] = (
 )
 _TIMES: tuple[Field[_Timed], ...] = (
     *_SHAPE,
-    Field("forward ms", "ms", lambda one: spread(one.row, "forward")),
+    Field("forward ms", "ms", lambda one: spread(one.row.figures.forward)),
     Field("speed-up", "factor", lambda one: one.speed_up("forward")),
-    Field("backward ms", "ms", lambda one: spread(one.row, "backward")),
+    Field("backward ms", "ms", lambda one: spread(one.row.figures.backward)),
     Field("speed-up", "factor", lambda one: one.speed_up("backward")),
     Field("compile ms", "ms", lambda one: one.compile_ms),
     Field("status", "text", lambda one: one.row.status),
@@ -161,14 +162,10 @@ _MEMORY: tuple[Field[_Timed], ...] = (
 )
 
 
-def _saved_mib(row: AttentionRow) -> float | None:
-    return (row.figures.before_backward_bytes or 0) / 2**20 or None
-
-
 _DRAWN: tuple[tuple[str, str, Callable[[AttentionRow], float | None]], ...] = (
     ("forward", "ms", lambda row: ms(row, "forward")),
     ("backward", "ms", lambda row: ms(row, "backward")),
-    ("memory", "MiB saved for backward", _saved_mib),
+    ("memory", "MiB saved for backward", lambda row: mib(row.figures.before_backward_bytes)),
 )
 
 

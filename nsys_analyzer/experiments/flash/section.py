@@ -106,37 +106,29 @@ def _against_peers(compared: Compared, rows: Sequence[FlashRow]) -> Iterator[str
 
 
 def _memory(compared: Compared) -> Iterator[str]:
-    """The largest shape whose memory is known of both unfused and flash."""
-    sizes = [
-        (row.figures.peak_bytes or 0, ours.figures.peak_bytes or 0, row.case)
-        for row in compared.of("unfused")
-        if (ours := compared.find("flash", row.case.d_head, row.case.context_length))
-    ]
-    for unfused, flash, case in sorted(sizes, key=lambda one: one[0])[-1:]:
-        if unfused and flash:
-            yield (
-                f"At context {case.context_length:,} ({case.precision}, d_head {case.d_head}) unfused attention needs "
-                f"{format_number(unfused, 'bytes')} above its inputs, flash {format_number(flash, 'bytes')}."
-            )
+    """The longest context at which the memory of both unfused and flash is known."""
+    for row in reversed(compared.of("unfused")):
+        d, length = row.case.d_head, row.case.context_length
+        flash = figure(compared.find("flash", d, length), "peak_bytes")
+        if flash and row.figures.peak_bytes:
+            unfused, fused = (format_number(size, "bytes") for size in (row.figures.peak_bytes, flash))
+            of = f"context {length:,} ({compared.precision}, d_head {d})"
+            yield f"At {of} unfused attention needs {unfused} above its inputs, flash {fused}."
+            return
 
 
 def _conditions(results: Results, rows: Sequence[FlashRow]) -> dict[str, str]:
     case = rows[0].case
-    calls, before = (f"{number} {plural(number, 'call')}" for number in (case.steps, case.warmup_steps))
+    calls = f"{case.steps} {plural(case.steps, 'call')}"
+    warmup, measured = f"{case.warmup_steps} {plural(case.warmup_steps, 'call')}", f"{calls} of each pass"
+    synchronized = "after each call"
     if results.on_gpu:
         warmup, measured = f"{case.warmup_ms} ms", f"{case.measured_ms} ms of each pass by triton.testing.do_bench"
         measured += f", {calls} of one that takes over 100 ms"
         synchronized = "by do_bench, with events around each call, the L2 cache cleared before it"
-    else:
-        warmup, measured, synchronized = before, f"{calls} of each pass", "after each call"
-    shape = f"batch {case.batch_size}, {case.heads} heads, {'' if case.causal else 'not '}causal"
+    measured += f", batch {case.batch_size}, {case.heads} heads, {'' if case.causal else 'not '}causal"
     gradients = "recorded in forward for queries, keys and values; backward alone is repeated from one forward"
-    return {
-        "warmup": warmup,
-        "measured": f"{measured}, {shape}",
-        "synchronized": synchronized,
-        "gradients": gradients,
-    }
+    return {"warmup": warmup, "measured": measured, "synchronized": synchronized, "gradients": gradients}
 
 
 def _few_calls(rows: Sequence[FlashRow]) -> Iterator[Words]:
@@ -193,10 +185,7 @@ def _details(compared: Compared) -> Details:
     return Details(f"Forward and backward alone, and memory, {compared.precision}", tables)
 
 
-_ERRORS = (
-    Column("implementation"), Column("precision"), Column("kernel"), Column("shapes checked", "count"),
-    Column("largest error"),
-)  # fmt: skip
+_ERRORS = (Column("implementation"), Column("precision"), Column("kernel"), Column("shapes", "count"), Column("error"))
 
 
 def _errors(compared: Sequence[Compared]) -> Table:

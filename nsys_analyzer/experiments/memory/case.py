@@ -71,8 +71,7 @@ class PhaseFigures(PhaseMemory):
     Attributes:
         counted_peak_bytes: the peak as the allocator counts it; None on a CPU.
         teeth: falls of the curve by a tenth of its height or more.
-        rise_bytes_per_ms, fall_bytes_per_ms: the slopes of its rises and of its falls; None where there is none.
-        device_allocations, device_frees, device_calls_ms: calls of the driver, and the time up to them.
+        device_calls_ms: the time up to the calls of the driver.
         wall_ms, issue_ms: medians without a recorder: to the synchronized end, and until all work was issued.
         allocator_ms: upper bound of the issue time in the allocator.
         cold_ms: of a step with an empty allocator cache; None on a CPU.
@@ -121,18 +120,14 @@ class MemoryFigures:
     Attributes:
         parameter_bytes, logits_bytes, residual_bytes: by their shapes; residual is the residual stream.
         layer_saves_by_shapes_bytes: saved for backward by a layer, by the shapes.
-        moment_bytes: of the optimizer.
         step_ms: the sum of the phases' medians, without a recorder.
         cold_device_calls, cold_step_ms: of a step with an empty allocator cache.
         cached_call_us: one allocation and free of a residual stream from the cache.
         base_bytes: allocated before the step.
-        requested_peak_bytes, allocated_peak_bytes, reserved_peak_bytes, inactive_split_peak_bytes: as the allocator
-            counts: asked for, handed out, held of the device, free between tensors.
+        requested_peak_bytes and the three after it: as the allocator counts.
         timeline_ms_bytes: time since the step began, and bytes from then on.
-        largest: the largest allocations.
         residual_seen_bytes: the residual stream as it was recorded.
-        kept_bytes, layer_saves_bytes, layer_saves: allocated in forward and alive at its end: all, that of a layer,
-            and that line by line.
+        kept_bytes, layer_saves_bytes: allocated in forward and alive at its end: all, and that of a layer.
 
     """
 

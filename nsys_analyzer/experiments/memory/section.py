@@ -27,23 +27,20 @@ from nsys_analyzer.experiments.model import (
 )
 from nsys_analyzer.experiments.section import each, endings, section
 from nsys_analyzer.experiments.steps import models
-from nsys_analyzer.report.model import Block, Details, Lines, Paragraph, Section
+from nsys_analyzer.report.model import Details, Lines, Paragraph, Section
 from nsys_analyzer.report.units import format_number, milliseconds
 from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, joined, link, phrase, plural
 
 _OPTIONS = (
     several(MemoryCase, "model", ("small", "large"), ("small",), "Models"),
-    single(MemoryCase, "num_layers"),
     several(MemoryCase, "context_length", (128, 256, 512), (32,)),
     several(MemoryCase, "mode", ("forward", "train")),
     several(
         MemoryCase, "precision", ("fp32", "bf16"), ("fp32",),
         "The first at every context length, the others at the longest; bf16 is autocast",
     ),
-    single(MemoryCase, "batch_size"),
-    single(MemoryCase, "warmup_steps"),
-    single(MemoryCase, "steps"),
+    *(single(MemoryCase, name) for name in ("num_layers", "batch_size", "warmup_steps", "steps")),
     Option(
         "snapshots", ("first", "all", "none"), ("first",), ("first",),
         "Cases of which the allocator's history is kept, on a GPU: the first of each mode, all, none.", several=False,
@@ -113,17 +110,6 @@ def _section(results: Results) -> Section:
     rows = results.rows_of(TARGET)
     longest = _longest(rows)
     timelines = tuple(_timeline(row) for row in longest)
-    blocks: tuple[Block, ...] = (
-        peaks(rows),
-        *timelines[:_UNFOLDED],
-        *([Details("More timelines", timelines[_UNFOLDED:])] if timelines[_UNFOLDED:] else []),
-        Paragraph(_source(results, rows)),
-        allocator(rows),
-        *holders(longest),
-        *layers(rows),
-        *slopes(rows),
-        *captured(results),
-    )
     return section(
         "memory",
         "memory over a step",
@@ -136,7 +122,17 @@ def _section(results: Results) -> Section:
         synchronized="at the end of each phase",
         gradients="none in forward alone (no_grad), recorded in a full step",
         warnings=_warnings(results, rows),
-        blocks=blocks,
+        blocks=(
+            peaks(rows),
+            *timelines[:_UNFOLDED],
+            *([Details("More timelines", timelines[_UNFOLDED:])] if timelines[_UNFOLDED:] else []),
+            Paragraph(_source(results, rows)),
+            allocator(rows),
+            *holders(longest),
+            *layers(rows),
+            *slopes(rows),
+            *captured(results),
+        ),
         definitions=_DEFINITIONS,
         rates=_rates(rows),
         memory=_minimum_memory(rows),
@@ -261,7 +257,7 @@ def _timeline(row: MemoryRow) -> Lines:
 
 
 def _source(results: Results, rows: Sequence[MemoryRow]) -> Words:
-    """What recorded the timelines, and links to the snapshots."""
+    """The recorder of the timelines, and links to the snapshots."""
     if not results.on_gpu:
         return "A CPU has no caching allocator: the timelines are the memory events of torch.profiler."
     named = [PurePosixPath(row.case.snapshot) for row in rows if row.ok and row.case.snapshot]

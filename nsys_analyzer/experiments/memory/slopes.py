@@ -37,13 +37,17 @@ class Slope(NamedTuple):
 
     @property
     def waits_for(self) -> str:
-        """What the phase waits for."""
-        phase = self.phase
-        return limited_by(phase.wall_ms, phase.issue_ms, phase.allocator_ms, self.row.case.device == "cuda")
+        """The ``GPU``, ``allocator`` or ``host``; on a CPU the ``CPU`` or ``allocator``."""
+        phase, on_gpu = self.phase, self.row.case.device == "cuda"
+        if on_gpu and phase.wall_ms - phase.issue_ms >= _WAITING_SHARE * phase.wall_ms:
+            return "GPU"
+        if phase.allocator_ms >= _ALLOCATOR_SHARE * phase.issue_ms:
+            return "allocator"
+        return "host" if on_gpu else "CPU"
 
     def third(self, index: int) -> float | None:
         """Bytes per second in the first (0) or the last (-1) third of a full step's phase; None in forward alone."""
-        found = paces(_course(self)) if self.row.case.trains else None
+        found = slope_of_thirds(_course(self)) if self.row.case.trains else None
         return found[index] * 1e3 if found else None
 
 
@@ -54,20 +58,7 @@ def slopes_of(rows: Sequence[MemoryRow]) -> Iterator[Slope]:
             yield from (Slope(row, phase) for phase in known(row.figures.phases) if phase.name in _SLOPED)
 
 
-def limited_by(wall_ms: float, issue_ms: float, allocator_ms: float, on_gpu: bool) -> str:
-    """What a phase waits for: ``GPU``, ``allocator``, or ``host`` and, where that computes, ``CPU``.
-
-    Its work is issued after ``issue_ms``, of which the allocator takes ``allocator_ms``; on a GPU it goes on until
-    ``wall_ms``.
-    """
-    if on_gpu and wall_ms - issue_ms >= _WAITING_SHARE * wall_ms:
-        return "GPU"
-    if allocator_ms >= _ALLOCATOR_SHARE * issue_ms:
-        return "allocator"
-    return "host" if on_gpu else "CPU"
-
-
-def paces(points: Sequence[Point]) -> tuple[float, float] | None:
+def slope_of_thirds(points: Sequence[Point]) -> tuple[float, float] | None:
     """Bytes per ms by which a curve changes in the first and in the last third of its time; None without time."""
     import numpy as np  # here, so that help need not wait for it
 

@@ -74,29 +74,23 @@ def status(row: VariantsRow, one: str) -> str:
 
 
 class Growth(NamedTuple):
-    """The power of the tokens with which memory and time of a variant grow, None where they do not grow evenly.
-
-    On a GPU the time has none: that of short contexts is the time of launches.
-    """
+    """The power of the tokens with which the memory of a variant grows, None where it is not known."""
 
     variant: str
-    tokens: tuple[int, int]
     peak: float | None
     allocated: float | None
-    time: float | None
 
 
-def growths(variants: Variants) -> Iterator[tuple[AttentionShape, list[Growth]]]:
-    """The growth of every variant over shapes that differ in their tokens alone, with the first of these."""
+def growths(variants: Variants) -> Iterator[tuple[list[AttentionShape], list[Growth]]]:
+    """The growth of every variant over shapes that differ in their tokens alone, with these shapes."""
     for family in variants.families():
         found = []
         for name in variants.names:
             rows = [(shape.context_length, variants.find(shape, name, False)) for shape in family]
             peak = _power([(n, bytes_of(row, "forward")) for n, row in rows])
             allocated = _power([(n, bytes_of(row, "forward", "total")) for n, row in rows])
-            time = None if variants.on_gpu else _power([(n, ms(row, "forward")) for n, row in rows])
-            found.append(Growth(name, (family[0].context_length, family[-1].context_length), peak, allocated, time))
-        yield family[0], [one for one in found if any(one[2:])]
+            found.append(Growth(name, peak, allocated))
+        yield family, [one for one in found if any(one[1:])]
 
 
 def _power(points: Sequence[tuple[int, float | None]]) -> float | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 
-from nsys_analyzer.experiments.attention.core import curves, figure, ms, spread
-from nsys_analyzer.experiments.section import bars, ratio
+from nsys_analyzer.experiments.attention.core import curves, figure, mib, ms
+from nsys_analyzer.experiments.section import bars, ratio, spread
 from nsys_analyzer.experiments.variants.cases import VariantsRow
 from nsys_analyzer.experiments.variants.compared import (
     MASKS,
@@ -64,7 +65,7 @@ def passes(variants: Variants, one: str) -> Table:
         Field("shape", "text", lambda row: shape_name(row.case.shape)),
         Field("variant", "text", lambda row: row.case.implementation),
         Field("mask", "text", lambda row: "causal" if row.case.causal else "none"),
-        Field("ms", "ms", lambda row: spread(row, one)),
+        Field("ms", "ms", lambda row: spread(figure(row, one))),
         Field("over naive", "factor", lambda row: variants.gain(row, one)),
         Field("without mask ÷ causal", "factor", full_over_causal),
         Field("peak", "bytes", lambda row: bytes_of(row, one)),
@@ -83,18 +84,17 @@ def _written(power: float | None) -> str | None:
 
 _GROWTH: tuple[Field[Growth], ...] = (
     Field("variant", "text", lambda one: one.variant),
-    Field("tokens", "text", lambda one: "{:,} to {:,}".format(*one.tokens)),
     Field("peak", "text", lambda one: _written(one.peak)),
     Field("allocated", "text", lambda one: _written(one.allocated)),
-    Field("time", "text", lambda one: _written(one.time)),
 )
 
 
 def growth(variants: Variants) -> Iterator[Table]:
     """The growth of every variant, a table for shapes that differ in their tokens alone."""
-    for first, found in growths(variants):
-        of = f"{first.batch_size} × {first.heads} heads, d {first.d_head}, {first.precision}"
-        yield table(_GROWTH, found, f"Growth with the tokens ({of}), not causal: the power p of a + b·Nᵖ:", names=2)
+    for (first, *_, last), found in growths(variants):
+        tokens = f"{first.context_length:,} to {last.context_length:,} tokens"
+        of = f"{first.batch_size} × {first.heads} heads, d {first.d_head}, {first.precision}, not causal"
+        yield table(_GROWTH, found, f"Growth from {tokens} ({of}): the power p of a + b·Nᵖ:")
 
 
 def speed_ups(variants: Variants) -> Iterator[Bars]:
@@ -109,15 +109,10 @@ def speed_ups(variants: Variants) -> Iterator[Bars]:
 def memory_by_tokens(variants: Variants) -> Iterator[Lines]:
     """Peak memory over the tokens, a curve for each variant."""
     for number, family in enumerate(variants.families()):
-        points = {
-            name: [(shape.context_length, _mib(variants.find(shape, name, False))) for shape in family]
-            for name in variants.names
-        }
+        points: dict[str, list[tuple[float, float | None]]] = {name: [] for name in variants.names}
+        for shape, name in product(family, variants.names):
+            size = bytes_of(variants.find(shape, name, False), "forward")
+            points[name].append((shape.context_length, mib(size)))
         key = f"variants-memory-by-tokens{f'-{number + 1}' if number else ''}"
         title = f"Peak memory of forward by tokens, {family[0].heads} heads, d {family[0].d_head}"
         yield from curves(key, title, points, "MiB above the inputs")
-
-
-def _mib(row: VariantsRow | None) -> float | None:
-    size = bytes_of(row, "forward")
-    return None if size is None else size / 2**20
