@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -23,12 +23,11 @@ _TOO_FAST_S = 0.3
 
 @dataclass(frozen=True)
 class Pair:
-    """One configuration: its model, precision and context length, its mode, and its rows where they were asked for."""
+    """One configuration: its model, precision and context length, its mode, and its rows, "eager" and "compiled"."""
 
     name: str
     mode: str
-    eager: StepRow | None
-    compiled: StepRow | None
+    rows: Mapping[str, StepRow]
 
     @property
     def title(self) -> str:
@@ -42,15 +41,23 @@ class Pair:
             return ends.pop()
         return ", ".join(f"{word} {row.status}" for word, row in self.rows.items())
 
-    @property
-    def rows(self) -> dict[str, StepRow]:
-        """The rows that there are, by "eager" and "compiled"."""
-        both = {"eager": self.eager, "compiled": self.compiled}
-        return {word: row for word, row in both.items() if row}
-
     def ms(self, part: str) -> tuple[float | None, float | None]:
         """The sum of the medians of a part's phases, eager and compiled; None where one was not measured to its end."""
-        return _ms(self.eager, part), _ms(self.compiled, part)
+        return self._ms("eager", part), self._ms("compiled", part)
+
+    def _ms(self, word: str, part: str) -> float | None:
+        medians = [times.median_ms if (times := self.times(word, phase)) else None for phase in part.split(" + ")]
+        known = [median for median in medians if median is not None]
+        return sum(known) if len(known) == len(medians) else None
+
+    def times(self, word: str, phase: str) -> Times | None:
+        """The times of a phase, None where the row was not measured to its end."""
+        row = self.rows.get(word)
+        return row.figures.phase(phase) if row and row.ok else None
+
+    def peak(self, word: str) -> int | None:
+        """The peak of allocated memory, also of a row that ran out."""
+        return self.rows[word].figures.peak_allocated_bytes if word in self.rows else None
 
     def speed_up(self, part: str) -> float | None:
         """Eager time ÷ compiled time."""
@@ -60,7 +67,7 @@ class Pair:
     def compile_s(self) -> float | None:
         """The first step of the compiled run without the median of the measured ones, in seconds."""
         _, step = self.ms("step")
-        first = self.compiled.figures.first_step_ms if self.compiled else None
+        first = self.rows["compiled"].figures.first_step_ms if "compiled" in self.rows else None
         return None if first is None or step is None else (first - step) / 1e3
 
     @property
@@ -72,31 +79,16 @@ class Pair:
         return compile_s * 1e3 / (eager - compiled)
 
 
-def _ms(row: StepRow | None, part: str) -> float | None:
-    medians = [times.median_ms if (times := _times(row, phase)) else None for phase in part.split(" + ")]
-    known = [median for median in medians if median is not None]
-    return sum(known) if len(known) == len(medians) else None
-
-
-def _times(row: StepRow | None, phase: str) -> Times | None:
-    return row.figures.phase(phase) if row and row.ok else None
-
-
-def _peak(row: StepRow | None) -> int | None:
-    """The peak of allocated memory, also of a row that ran out."""
-    return row.figures.peak_allocated_bytes if row else None
-
-
 def pairs_of(rows: Sequence[StepRow]) -> list[Pair]:
     """The pairs in the order of the rows."""
     model_name = model_names(rows, beside=("context_length", "mode", "precision", "compile"))
-    found: dict[tuple[str, str], dict[bool, StepRow]] = {}
+    found: dict[tuple[str, str], dict[str, StepRow]] = {}
     for row in rows:
         case = row.case
         size = model_from_dimensions(*case.size.dimensions).name  # a changed model is named by its dimensions
         name = f"{model_name(row).replace(case.model, size, 1)} {case.precision}, context {case.context_length:,}"
-        found.setdefault((name, case.mode), {})[case.compile] = row
-    return [Pair(name, mode, both.get(False), both.get(True)) for (name, mode), both in found.items()]
+        found.setdefault((name, case.mode), {})["compiled" if case.compile else "eager"] = row
+    return [Pair(name, mode, both) for (name, mode), both in found.items()]
 
 
 def answers(pairs: Sequence[Pair]) -> Iterator[Words]:
@@ -129,9 +121,14 @@ def warnings(pairs: Sequence[Pair]) -> Iterator[Words]:
     for pair in pairs:
         if pair.compile_s is not None and pair.compile_s < _TOO_FAST_S:
             yield phrase("**Was anything compiled?** The first step of {} took little more than others.", pair.title)
-    rows = {f"{pair.title}, {word}": row for pair in pairs for word, row in pair.rows.items()}
-    spreads = {f"{phase} of {name}": _times(row, phase) for name, row in rows.items() for phase in PHASES}
-    yield from unsteady("phases", {name: times.cv or 0 for name, times in spreads.items() if times})
+    variations = {
+        f"{phase} of {pair.title}, {word}": times.cv or 0
+        for pair in pairs
+        for word in pair.rows
+        for phase in PHASES
+        if (times := pair.times(word, phase))
+    }
+    yield from unsteady("phases", variations)
 
 
 _CONFIGURATION: tuple[Field[Pair], ...] = (
@@ -147,8 +144,8 @@ def speed_ups(pairs: Sequence[Pair]) -> Table:
         *(Field(part, "factor", partial(_speed_up, part)) for part in PARTS),
         Field("compile s", "count", lambda pair: pair.compile_s),
         Field("repaid after steps", "count", lambda pair: None if (n := pair.repaid_after) is None else round(n)),
-        Field("eager peak", "bytes", lambda pair: _peak(pair.eager)),
-        Field("compiled peak", "bytes", lambda pair: _peak(pair.compiled)),
+        Field("eager peak", "bytes", lambda pair: pair.peak("eager")),
+        Field("compiled peak", "bytes", lambda pair: pair.peak("compiled")),
         Field("status", "text", lambda pair: pair.status),
     )
     return table(fields, pairs, phrase("Speed-up by `torch.compile`, and what compiling costs:"), names=2)
@@ -167,8 +164,8 @@ _PHASE: tuple[Field[_Phase], ...] = (
     Field("configuration", "text", lambda one: one.pair.name),
     Field("mode", "text", lambda one: one.pair.mode),
     Field("phase", "text", lambda one: one.name),
-    Field("eager ms", "ms", lambda one: spread(_times(one.pair.eager, one.name))),
-    Field("compiled ms", "ms", lambda one: spread(_times(one.pair.compiled, one.name))),
+    Field("eager ms", "ms", lambda one: spread(one.pair.times("eager", one.name))),
+    Field("compiled ms", "ms", lambda one: spread(one.pair.times("compiled", one.name))),
     Field("eager median", "ms", lambda one: one.pair.ms(one.name)[0]),
     Field("compiled median", "ms", lambda one: one.pair.ms(one.name)[1]),
     Field("speed-up", "factor", lambda one: one.pair.speed_up(one.name)),

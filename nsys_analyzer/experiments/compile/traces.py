@@ -123,7 +123,9 @@ def _busy_shares(pair: Pair, eager: PhaseSummary, compiled: PhaseSummary) -> Ite
         f"{percent(shares[1])} of the compiled one ({milliseconds(steps[1])})"
     )
     faster = (pair.speed_up("step") or 0) > 1
-    waits = f"; it waits for the CPU in both (idle for {percent(IDLE)} or more), which has fewer kernels to launch"
+    waits = (
+        f"; in both it waits for the CPU (idle for {percent(IDLE)} or more), which launches fewer kernels when compiled"
+    )
     yield f"{text}{waits if faster and 1 - max(shares) >= IDLE else ''}."
 
 

@@ -107,10 +107,13 @@ def blocks(rows: Sequence[_Row]) -> Iterator[Block]:
         fields: list[Field[str]] = [Field("tensor", "text", str)]
         fields += [Field(_heading(row), "code", _dtype(row, dtypes)) for row, dtypes in columns]
         tensors = dict.fromkeys(tensor for _, dtypes in columns for tensor in dtypes)
-        caption = phrase("*Dtypes under autocast*: {}; cross entropy; parameters in fp32.", title)
-        if of_model:
-            found = table(fields, tensors, caption)
-            yield found if model == "toy" else Details(f"Dtypes under autocast: {title}", (found,))
+        if not of_model:
+            continue
+        if model == "toy":
+            caption = phrase("*Dtypes under autocast*: {}; cross entropy; parameters in fp32.", title)
+            yield table(fields, tensors, caption)
+        else:
+            yield Details(f"Dtypes under autocast: {title}", (table(fields, tensors),))
     for row in _of(rows, "sums"):
         caption = phrase("*Accumulation*: {} added {:,} times, one by one.", TERM, row.case.terms)
         if row.ok:

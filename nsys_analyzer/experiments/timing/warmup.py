@@ -26,10 +26,9 @@ OPTIONS = (
 #: A step is slow that takes so many times its process's steady step.
 _SLOW = 1.5
 _DEFINITION = (
-    "*Steady step*: the median of the later half of a process's measured steps. {} Where processes differ in it, that "
-    "is not warm-up: *mean ÷ steady* compares each with itself. The model is made before the first step, so the device "
-    "has been used already; the first step still loads kernels and libraries, and allocates the memory that later "
-    "steps use again."
+    "{} *Steady step* is the median of the later half of a process's measured steps; *mean ÷ steady* compares each "
+    "process with itself, for processes differ. The model is made before the first step, so the device is in use "
+    "already; the first step still loads kernels and libraries, and allocates the memory that later steps use again."
 )
 
 
@@ -109,17 +108,12 @@ def answer(rows: Sequence[StepRow]) -> Iterator[str]:
     if len(measured) < 2:
         return
     least, most = measured[0], measured[-1]
-    text = (
-        f"With {least.warmup_steps} warm-up steps the mean is {factor(least.mean_over_steady)} the steady step of its "
-        f"process, with {most.warmup_steps} {factor(most.mean_over_steady)}"
-    )
-    if least.step.cv is not None and most.step.cv is not None:
-        text += f", the CV {percent(least.step.cv)} instead of {percent(most.step.cv)}"
+    errors = [f"{factor(one.mean_over_steady)} with a warm-up of {one.warmup_steps}" for one in (least, most)]
+    yield f"The mean step ÷ the steady step of the process is {' and '.join(errors)}."
     excess = [max(ms - least.steady_ms, 0) for ms in least.times_ms]
     if sum(excess):
         share, first = percent(excess[0] / sum(excess)), milliseconds(least.times_ms[0])
-        text += f"; the first measured step ({first}) makes {share} of what is above the steady step"
-    yield f"{text}."
+        yield f"With the shorter one, the first measured step ({first}) makes {share} of the excess."
 
 
 def _slow_steps(measured: Sequence[_Process]) -> str:
