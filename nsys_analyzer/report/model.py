@@ -93,16 +93,13 @@ class Details:
 
 @dataclass(frozen=True)
 class Bars:
-    """A bar chart.
+    """A bar chart; ``key`` is the name of its file.
 
     Attributes:
-        key: the figure's file name, without extension.
-        groups: names along the axis.
         series: name and one value per group (None: nothing known).
-        kind: bars side by side; parts of one bar for each group; one bar for each group; or bars for each group that
-            lie in each other, the first series the outermost.
-        color_names: of one bar for each group: the class, phase or other name that gives each bar its color.
-        mark: of bars in each other: the series that is a mark across them instead.
+        kind: "nested" bars lie in each other, the first series the outermost.
+        color_names: of horizontal bars: the class, phase or other name that gives each bar its color.
+        mark: of nested bars: the series that is a mark across them instead.
     """
 
     key: str
@@ -124,7 +121,6 @@ class Lines:
     """Curves over a numeric axis.
 
     Attributes:
-        x_axis, y_axis: titles of the axes, with their units.
         log_x: whether x is logarithmic, to the base of 2.
         log_y: whether y is logarithmic where its values span more than a decade.
         spans: name, start and end along x of stretches that are shaded, such as the phases of a step.
@@ -185,14 +181,7 @@ class Section:
 
 @dataclass(frozen=True)
 class FinishedBench:
-    """An experiment that has run: its section, and the data behind it.
-
-    Attributes:
-        name, section: the experiment's.
-        rows: its own rows.
-        ceilings: the rows of the device's ceilings, by precision.
-        commands: the command lines that made the rows.
-    """
+    """An experiment that has run: its section, its rows, those of the device's ceilings, and its commands."""
 
     name: str
     section: Section

@@ -14,13 +14,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class Field(Generic[Row]):
-    """A column and where its cells come from.
-
-    Attributes:
-        title, unit: the column's.
-        cell: the cell of a row, None where the row has no such figure.
-        fills: whether a cell is worth a column: any figure by default.
-    """
+    """A column and where its cells come from; ``fills`` tells whether a cell is worth a column."""
 
     title: str
     unit: Unit
@@ -34,10 +28,8 @@ def table(
     """The rows that have a figure, under the fields that any of them fills.
 
     Args:
-        fields: the columns.
-        rows: what the cells are made of.
-        caption: what the table shows.
-        capture: the one capture that it is of, empty where it is of several.
+        fields, rows: the columns, and what their cells are made of.
+        caption, capture: as of a ``Table``.
         names: how many of the fields, the first ones, name the row: they stay, and are no figures.
     """
     every = [tuple(field.cell(row) for field in fields) for row in rows]

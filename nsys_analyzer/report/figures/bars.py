@@ -70,6 +70,7 @@ def _name_groups(axes: Axes, figure: Bars) -> None:
     fits = all(len(lines) <= 3 and max(map(len, lines)) <= width for lines in over_lines)
     slanted: dict[str, Any] = {} if fits else {"rotation": 30, "ha": "right"}
     axes.set_xticks(range(len(names)), ["\n".join(lines) for lines in over_lines] if fits else names, **slanted)
+    axes.yaxis.set_major_formatter("{x:,.10g}")
     axes.set_ylabel(fitted(figure.axis, TITLE))
     spare = max(0, _FEWEST_GROUPS - len(figure.groups)) / 2  # a single bar is no wall
     axes.set_xlim(-0.6 - spare, len(figure.groups) - 0.4 + spare)

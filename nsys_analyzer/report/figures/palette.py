@@ -118,10 +118,7 @@ def text_color(background: str) -> str:
 
 
 def luminance(color: str) -> float:
-    """The relative luminance of ``#rrggbb``, from 0 of black to 1 of white.
-
-    Web Content Accessibility Guidelines 2.2, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance.
-    """
+    """From 0 of black to 1 of white, https://www.w3.org/TR/WCAG22/#dfn-relative-luminance."""
     channels = (int(color[i : i + 2], 16) / 255 for i in (1, 3, 5))
     red, green, blue = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -23,12 +23,7 @@ _NO_ANCHOR = re.compile(r"[^\w\- ]")
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
-    """The report as one markdown text.
-
-    Args:
-        report: the report.
-        figures: figure key to its path as the markdown file sees it; a figure without one is left out.
-    """
+    """The report as one markdown text; ``figures`` are key to path as the file sees it, others are left out."""
     sections = [_section(section, figures) for section in report.sections]
     if len(sections) > _FEW_SECTIONS:
         sections.insert(1, _contents(report.sections))

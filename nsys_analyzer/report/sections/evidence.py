@@ -23,10 +23,9 @@ _MESSAGE = 60
 
 @dataclass(frozen=True)
 class Evidence:
-    """The captures of a report in order, and how it was made.
+    """The captures of a report in order, one for each process, and how it was made.
 
     Attributes:
-        captures: one entry for each process of each capture.
         command: the command line that makes the report again, empty where a program of its own has made it.
         timings: the name of the timings CSV, empty without one.
         notes: what was decided while reading it.

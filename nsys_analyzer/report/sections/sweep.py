@@ -50,15 +50,7 @@ class Place(NamedTuple):
 
 
 def over_sweep(evidence: Evidence, value: _Value, unit: Unit, title: str, key: str) -> tuple[Block, ...]:
-    """A figure of each capture in tables of model and context, by variant, then drawn; nothing of few captures.
-
-    Args:
-        evidence: the captures.
-        value: the figure of a capture, None where it has none.
-        unit: the figure's.
-        title: what the figure is.
-        key: the name of the drawing's file.
-    """
+    """A figure of each capture in tables of model and context, by variant, then drawn; nothing of few captures."""
     if len(evidence.captures) <= FEW:
         return ()
     drawing = draw_over_context(evidence.captures, value, unit, title, key)

@@ -9,12 +9,11 @@ from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, O
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE, BusyShare, busy_share
 from nsys_analyzer.report.units import counted, milliseconds, percent
-from nsys_analyzer.text import Words, emphasis, phrase
+from nsys_analyzer.text import Words, phrase
 
 _BUSY, _IDLE = (f"{threshold:.0%}".replace("%", "\N{NO-BREAK SPACE}%") for threshold in (GPU_BOUND, IDLE))
 _NOT_SYNCHRONISED = "Not synchronised, GPU work goes on after the range, idle time is unknown"
 _ON_GPU = "Ranges on the GPU's timeline last as long as the GPU's work, idle time is unknown"
-_ESTIMATED = emphasis("The profiler's estimated cost")
 
 
 def busy_of(capture: CaptureSummary) -> float | None:
@@ -92,12 +91,11 @@ def how_costs_are_estimated(captures: Iterable[CaptureSummary]) -> tuple[Words, 
     )
     return (
         phrase(
-            "{}: {} of PyTorch's profiler, as measured elsewhere (API calls: more where launches take "
-            "longer than there). The GPU hides it where it has work left, so that it is what the profiler"
-            " can have added at most: the first share is GPU busy ÷ wall time under the profiler, the "
-            "second leaves this cost out of the wall time. Profiled wall time is not a benchmark; "
-            "unprofiled times (`--csv`) decide.",
-            _ESTIMATED,
+            "*The profiler's estimated cost*: {} of PyTorch's profiler, as measured elsewhere; API calls cost more "
+            "where launches take longer than there. The GPU hides this cost while it has work left, so it is the most "
+            "that the profiler can have added. Of two busy shares the first is GPU busy ÷ profiled wall time, the "
+            "second leaves this cost out of the wall time. Profiled wall time is not a benchmark; unprofiled times "
+            "(`--csv`) decide.",
             costs,
         ),
     )
