@@ -13,11 +13,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a report.
+    """A format of a report, whose module has ``render(report, figures) -> str``; figures are key to path.
 
     Attributes:
-        module: has ``render(report, figures) -> str``; figures are key to path, empty where none are drawn.
-        draws: whether figures are drawn for it, beside its file.
         is_data: whether programs read it: it is printed letter by letter, and by default.
         mark: the last line of its files, by which they are known as ours.
     """

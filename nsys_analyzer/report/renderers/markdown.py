@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from tabulate import tabulate
 
 from nsys_analyzer.report.model import TEXT_UNITS, Answer, Block, Details, Listing, Paragraph, Report, Section, Table
 from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
-from nsys_analyzer.report.units import ABSENT, format_cell
-from nsys_analyzer.text import phrase, visible
+from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.text import phrase
 
-#: A table with a longer cell or more rows, or a folded one, is not padded: nobody reads it unrendered, and padding
-#: would double it.
+#: A table with a longer cell or more rows is not padded: nobody reads it unrendered, and padding would double it.
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
-#: A report of more sections has a list of them behind the first one, the summary.
-_FEW_SECTIONS = 3
-#: What GitHub leaves out of a heading's name.
-_NO_ANCHOR = re.compile(r"[^\w\- ]")
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
     """The report as one markdown text; ``figures`` are key to path as the file sees it, others are left out."""
-    sections = [_section(section, figures) for section in report.sections]
-    if len(sections) > _FEW_SECTIONS:
-        sections.insert(1, _contents(report.sections))
-    parts = [f"# {heading(report.title)}", *sections]
+    parts = [f"# {heading(report.title)}", *(_section(section, figures) for section in report.sections)]
     return "\n\n".join(parts) + "\n"
-
-
-def _contents(sections: Sequence[Section]) -> str:
-    """A list of links to the sections, each by the name that GitHub gives its heading."""
-    taken: Counter[str] = Counter()
-    lines = []
-    for section in sections:
-        anchor = _NO_ANCHOR.sub("", visible(section.title).strip().lower()).replace(" ", "-")
-        number = f"-{taken[anchor]}" if taken[anchor] else ""
-        taken[anchor] += 1
-        label = alternative(visible(section.title).strip())
-        lines.append(f"- [{label}](#{target(anchor + number)})" if label else f"- {ABSENT}")
-    return "\n".join(("**Contents**", "", *lines))
 
 
 def _section(section: Section, figures: Mapping[str, str]) -> str:
@@ -61,25 +38,22 @@ def render_block(block: Block, figures: Mapping[str, str]) -> str:
         case Listing(lines, kind):
             return fence(lines, "sh" if kind == "commands" else "python")
         case Table():
-            return _table(block, padded=len(block.rows) <= _LONGEST_PADDED)
+            return _table(block)
         case Details(title, blocks):
-            tables = (
-                _table(one, padded=False) if isinstance(one, Table) else render_block(one, figures) for one in blocks
-            )
-            inner = "\n\n".join(tables)
+            inner = "\n\n".join(render_block(one, figures) for one in blocks)
             return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>"
         case _:
             path = figures.get(block.key)
             return f"![{alternative(block.title)}]({target(path)})" if path else ""
 
 
-def _table(block: Table, *, padded: bool) -> str:
+def _table(block: Table) -> str:
     units = [column.unit for column in block.columns]
     rows = [[cell(format_cell(value, unit)) for value, unit in zip(row, units, strict=True)] for row in block.rows]
     alignment = ["left" if unit in TEXT_UNITS else "right" for unit in units]
     headers = [cell(column.title) for column in block.columns]
-    narrow = all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
-    text = (_padded_table if padded and narrow else _plain_table)(headers, rows, alignment)
+    padded = len(rows) <= _LONGEST_PADDED and all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
+    text = (_padded_table if padded else _plain_table)(headers, rows, alignment)
     return f"{line(block.caption)}\n\n{text}" if block.caption else text
 
 

@@ -95,12 +95,9 @@ def _tables(capture: CaptureSummary, share: MatmulShare) -> tuple[Table, ...]:
 
 
 def _table(scopes: tuple[ClassShares, ...], caption: str, capture: CaptureSummary) -> Table:
-    heaviest: dict[str, float] = {}
-    for row in (row for one in scopes for row in one.classes):
-        heaviest[row.kernel_class] = max(heaviest.get(row.kernel_class, 0.0), row.ms_per_instance)
+    rows = sorted((row for one in scopes for row in one.classes), key=lambda row: -row.ms_per_instance)
     fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(_share_in, scopes))
-    classes = sorted(heaviest, key=lambda name: -heaviest[name])
-    return table(fields, classes, caption, capture=capture.title)
+    return table(fields, dict.fromkeys(row.kernel_class for row in rows), caption, capture=capture.title)
 
 
 def _share_in(shares: ClassShares) -> Field[str]:
