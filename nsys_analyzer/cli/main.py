@@ -34,7 +34,18 @@ def cli() -> None:
     """
 
 
-for command in (run, bench, report, kernels, info, share, doctor):
+#: The commands, each with its line in the list of them.
+_COMMANDS = {
+    run: "Time and profile a sweep of transformers, or any program.",
+    bench: "Run a standard experiment.",
+    report: "Answer where the time of captures goes.",
+    kernels: "Print the kernel table of a capture.",
+    info: "Print what a capture holds.",
+    share: "Copy a capture without private data.",
+    doctor: "Check what this machine has for a capture.",
+}
+for command, line in _COMMANDS.items():
+    command.short_help = line
     cli.add_command(command)
 
 
