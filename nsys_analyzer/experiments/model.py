@@ -14,10 +14,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
 
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
 from nsys_analyzer.report.model import Section
 from nsys_analyzer.runs.rows import CaseTarget as CaseTarget
 from nsys_analyzer.runs.rows import Row as Row
@@ -25,7 +23,11 @@ from nsys_analyzer.runs.rows import Task as Task
 from nsys_analyzer.runs.rows import Times as Times
 from nsys_analyzer.runs.rows import option as option
 from nsys_analyzer.runs.rows import written as written
-from nsys_analyzer.runs.targets import Target
+
+if TYPE_CHECKING:  # numpy comes with them, and help need not wait for it
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+    from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
+    from nsys_analyzer.runs.targets import Target
 
 C = TypeVar("C")
 F = TypeVar("F")

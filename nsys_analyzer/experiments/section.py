@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_title
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
-from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
 from nsys_analyzer.report.model import Bars, Block, Details, Listing, Paragraph, Section, Spread, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, emphasis, joined, phrase
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary
+    from nsys_analyzer.experiments.model import AnyRow, Results, Settings, Times
 
 _ENDINGS = {"oom": "Out of memory", "timeout": "Out of time", "failed": "Failed", "unsupported": "Not supported here"}
 _MOST_NAMED = 4

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import IDLE
-from nsys_analyzer.experiments.compile.pairs import Pair
 from nsys_analyzer.experiments.section import bars
 from nsys_analyzer.report.model import Block, Details, Paragraph, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+    from nsys_analyzer.experiments.compile.pairs import Pair
 
 _PHASES = ("forward", "loss", "backward", "optimizer", "step")
 #: Phases that torch.compile changes: differences elsewhere are chance.
