@@ -64,7 +64,7 @@ class Scrubber:
         self._wanted = [(value.lower(), re.compile(pattern, re.I)) for value, pattern in patterns.items()]
         self._keep = keep
         self._known: dict[str, str] = {}
-        self._given: set[str] = set()
+        self._used: set[str] = set()
         self._times: Counter[str] = Counter()
         self.changed: set[str] = set()
         self.renamed: list[Renamed] = []
@@ -99,18 +99,18 @@ class Scrubber:
             if public != head:
                 self.changed.add(head)
             return self._distinct(public)
-        before, told = _meaning(head)
-        alias = self._distinct(before + told.text(len(self.renamed) + 1))
+        before, alias_kind = _meaning(head)
+        alias = self._distinct(before + alias_kind.text(len(self.renamed) + 1))
         self.renamed.append(Renamed(public, alias))
         return alias
 
     def _distinct(self, clean: str) -> str:
         """The clean text, numbered in the export's order where another text became the same: ``…_step (2)``."""
         alias = clean
-        while alias in self._given:
+        while alias in self._used:
             self._times[clean] += 1
             alias = f"{clean} ({self._times[clean] + 1})"
-        self._given.add(alias)
+        self._used.add(alias)
         return alias
 
     def _without_private(self, text: str) -> str:
@@ -144,7 +144,7 @@ def shown_command(words: Sequence[str]) -> str:
     shown = [] if _VARIABLE.match(words[0]) else [PurePath(words[0]).name]
     for before, word in pairwise(words if shown else ("", *words)):
         name, is_set, value = word.partition("=")
-        telling = before.startswith("-") and "=" not in before and _is_told(before, word)
+        telling = before.startswith("-") and "=" not in before and _gives_private_value(before, word)
         if _VARIABLE.match(word) and not is_ordinary(value):
             shown.append(f"{name}={MARK}" if is_harmless_word(name) else MARK)
         elif telling and not (word.isdigit() if _SHORT_OPTION.fullmatch(before) else is_ordinary(word)):
@@ -166,7 +166,7 @@ _SHORT_OPTION = re.compile(r"-[puUP]|--?server")
 _JOINED_OPTION = re.compile(r"(-[puUP])(.+)", re.DOTALL)
 
 
-def _is_told(option: str, value: str) -> bool:
+def _gives_private_value(option: str, value: str) -> bool:
     """Whether an option gives a person, a machine or a secret; ``python -u train.py`` gives a script."""
     return is_telling(option) or bool(
         _SHORT_OPTION.fullmatch(option) and not value.endswith(".py") and value[:1] != "-"

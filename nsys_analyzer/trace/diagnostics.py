@@ -63,13 +63,13 @@ def touches_no_figure(text: str) -> bool:
 
 def first_sentence(text: str) -> str:
     """A message on one line, without its advice."""
-    said = " ".join(text.split()).split(". To make sure")[0].rstrip(".")
-    return said if said.endswith(("?", "!")) else f"{said}."
+    sentence = " ".join(text.split()).split(". To make sure")[0].rstrip(".")
+    return sentence if sentence.endswith(("?", "!")) else f"{sentence}."
 
 
 def meaning(text: str) -> Words:
     """The meaning of a message about a missing CUDA trace, empty for any other message."""
-    return next((says for pattern, says in _NO_CUDA if pattern.search(text)), "")
+    return next((explanation for pattern, explanation in _NO_CUDA if pattern.search(text)), "")
 
 
 def why_no_cuda(messages: Iterable[Diagnostic]) -> Diagnostic | None:

@@ -28,8 +28,8 @@ _VARIABLES = (
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
 _VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
 
-MAKES_COMMUNICATOR = "ncclCommInit"
-"""How the names of NCCL's functions begin that make a communicator, and note the rank in it beside their range."""
+INIT_COMMUNICATOR = "ncclCommInit"
+"""The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
 
 _WHOLE = re.compile(r"[0-9]{1,9}")
 _RANK, _RANKS = "rank", "no. of ranks"
@@ -88,15 +88,15 @@ def _of_communicators(reader: Reader) -> dict[int, Rank]:
             found[thread & PROCESS_MASK].add((fields[_RANKS], fields[_RANK]))
     largest = {process: max(size for size, _ in pairs) for process, pairs in found.items()}
     ranks = {process: {rank for size, rank in found[process] if size == largest[process]} for process in found}
-    return {process: Rank(min(told), largest[process]) for process, told in ranks.items() if len(told) == 1}
+    return {process: Rank(min(numbers), largest[process]) for process, numbers in ranks.items() if len(numbers) == 1}
 
 
 def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
     """The thread and the numbers beside each range in which NCCL makes a communicator, as JSON or binary."""
     events, strings = reader.name_of(schema.NVTX), reader.name_of(schema.STRINGS)
     columns = reader.columns_of[events] if events else ()
-    made = f"""SELECT id FROM "{strings}" WHERE value GLOB '{MAKES_COMMUNICATOR}*'"""
-    if not strings or "textId" not in columns or not reader.rows(f"{made} LIMIT 1"):
+    named = f"""SELECT id FROM "{strings}" WHERE value GLOB '{INIT_COMMUNICATOR}*'"""
+    if not strings or "textId" not in columns or not reader.rows(f"{named} LIMIT 1"):
         return
     readable = {
         "jsonText": "jsonText",
@@ -105,7 +105,7 @@ def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
     }
     selected = ", ".join(("globalTid", *(readable[column] for column in readable if column in columns)))
     fields = _integer_fields(reader)
-    for thread, *payloads in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({made})'):
+    for thread, *payloads in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({named})'):
         for payload in payloads:
             yield thread, _decoded(payload, fields) if isinstance(payload, bytes) else _numbers(payload or "")
 
@@ -148,8 +148,8 @@ def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[
     What is told of the launched process is told of the only one.
     """
     processes = list(processes)
-    told = {process: ranks[process] for process in processes if process in ranks}
+    known = {process: ranks[process] for process in processes if process in ranks}
     if len(processes) == 1 and 0 in ranks:
         return {processes[0]: ranks[0]}
-    times = Counter(rank.number for rank in told.values())
-    return {process: rank for process, rank in told.items() if times[rank.number] == 1}
+    times = Counter(rank.number for rank in known.values())
+    return {process: rank for process, rank in known.items() if times[rank.number] == 1}

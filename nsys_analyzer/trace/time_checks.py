@@ -138,10 +138,10 @@ def left_out_rows(rows: TimedRows, why: str, wrong: Bools) -> Iterator[LeftOut]:
     """The rows with one fault (``wrong``, shape (rows,)), for each process."""
     index = np.flatnonzero(wrong)
     for process in distinct(rows.process[index]).tolist():
-        mine = index[rows.process[index] == process]
-        first = int(mine[0])
+        indices = index[rows.process[index] == process]
+        first = int(indices[0])
         example = phrase("{}, {} to {} ns", rows.describe(first), _time(rows.start[first]), _time(rows.end[first]))
-        yield LeftOut(process, rows.table.aliases[0], len(mine), why, example)
+        yield LeftOut(process, rows.table.aliases[0], len(indices), why, example)
 
 
 def _time(time: Any) -> str:

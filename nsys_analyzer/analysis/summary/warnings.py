@@ -15,7 +15,7 @@ from nsys_analyzer.text import Words, code, joined, phrase, plural
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
 from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
-from nsys_analyzer.trace.ranks import MAKES_COMMUNICATOR
+from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
 _HOW_TO = "Wrap the parts of the step, as in `with {}: ...`, or name the ranges there are with `--phase forward=NAME`."
@@ -218,7 +218,7 @@ class _Checks:
         if len(devices) > 1:
             numbers = ", ".join(map(str, devices))
             yield f"The process uses {len(devices)} GPUs (devices {numbers}): GPU busy is the time of any of them."
-        if self.summary.rank is None and any(name.startswith(MAKES_COMMUNICATOR) for name in self.trace.ranges.names):
+        if self.summary.rank is None and any(name.startswith(INIT_COMMUNICATOR) for name in self.trace.ranges.names):
             yield phrase("The export lacks the rank: repeat `nsys export` with `--type sqlite --include-blobs=true`.")
         wanted = self.summary.configuration.precision if self.summary.configuration else None
         tf32 = self.summary.precisions.get("tf32", 0.0)

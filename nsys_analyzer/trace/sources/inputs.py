@@ -26,10 +26,10 @@ def check_no_input(output: Path, inputs: Iterable[Path]) -> None:
     """
     if not output.exists():
         return
-    for given in inputs:
-        for one in _with_sidecars(_files_in(given) if given.is_dir() else _files_behind(given)):
+    for source in inputs:
+        for one in _with_sidecars(_files_in(source) if source.is_dir() else _files_behind(source)):
             if _is_same(output, one):
-                named = "the input itself" if one == given else f"{one}, which is read"
+                named = "the input itself" if one == source else f"{one}, which is read"
                 raise NsysAnalyzerError(f"{output} is {named}", "Name another file with -o")
 
 
@@ -59,14 +59,14 @@ def _with_sidecars(files: Iterable[Path]) -> Iterator[Path]:
         yield from (file.with_name(file.name + ending) for ending in SQLITE_SIDECARS)
 
 
-def _files_behind(given: Path) -> Iterator[Path]:
+def _files_behind(source: Path) -> Iterator[Path]:
     """A file, its manifests, and the other forms of the same capture: report, trace, export, beside it or cached."""
-    yield given
-    for one in dict.fromkeys((given, Path(os.path.realpath(given)))):
+    yield source
+    for one in dict.fromkeys((source, Path(os.path.realpath(source)))):
         stem = trace_stem(one)
         yield from (one.with_name(name) for name in (_MANIFEST, f"{stem}.{_MANIFEST}"))
-        yield from (one.with_name(f"{stem}{suffix}") for source in SOURCES for suffix in source.suffixes)
+        yield from (one.with_name(f"{stem}{suffix}") for kind in SOURCES for suffix in kind.suffixes)
         export, cached = places(one, stem)
         yield cached
-        named = (one.with_name(f"{stem}{suffix}") for source in SOURCES for suffix in source.ambiguous_suffixes)
+        named = (one.with_name(f"{stem}{suffix}") for kind in SOURCES for suffix in kind.ambiguous_suffixes)
         yield from (capture for capture in named if is_made_from(export, capture))

@@ -49,9 +49,9 @@ class Threads:
 def folded(ids: Iterable[Name]) -> dict[Name, int]:
     """A number below 2^24 for each ID: itself where it is one, else the next that is free."""
     known = set(ids)
-    own = {one for one in known if isinstance(one, int) and 0 <= one < _LIMIT}
-    free = (number for number in count(1) if number not in own)
-    return {one: one if one in own else next(free) for one in sorted(known, key=lambda one: (str(type(one)), one))}
+    fitting = {one for one in known if isinstance(one, int) and 0 <= one < _LIMIT}
+    free = (number for number in count(1) if number not in fitting)
+    return {one: one if one in fitting else next(free) for one in sorted(known, key=lambda one: (str(type(one)), one))}
 
 
 def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Name, int]:

@@ -128,25 +128,25 @@ class _Tables:
 
     def _environment(self) -> Iterator[tuple[str, str]]:
         """The platform, versions, CPU and system, from Kineto's properties and those that our recorder adds."""
-        platform, told = platform_of(self._trace), self._trace.properties
+        platform, properties = platform_of(self._trace), self._trace.properties
         if not self._trace.on_cpu and platform != CUDA:
             yield "DevicePlatform", platform
         for name, value in (
-            ("CudaDriverVersion", told.cuda_driver_version),
-            ("HipDriverVersion", told.hip_driver_version),
-            ("HipRuntimeVersion", told.hip_runtime_version),
-            ("NvDriverVersion", told.driver_version),
-            ("CpuDescription", told.cpu),
-            ("OsDescription", told.os),
+            ("CudaDriverVersion", properties.cuda_driver_version),
+            ("HipDriverVersion", properties.hip_driver_version),
+            ("HipRuntimeVersion", properties.hip_runtime_version),
+            ("NvDriverVersion", properties.driver_version),
+            ("CpuDescription", properties.cpu),
+            ("OsDescription", properties.os),
         ):
             if value:
                 yield name, str(value)
 
     def _ranks(self) -> Iterator[tuple[int, int, int]]:
         """The rank and the world size of ``distributedInfo``; of several processes it does not say whose."""
-        told, processes = self._trace.properties.distributed, self._threads.processes
-        if told and told.rank is not None and len(processes) == 1:
-            yield processes[0], told.rank, told.world_size or 0
+        group, processes = self._trace.properties.distributed, self._threads.processes
+        if group and group.rank is not None and len(processes) == 1:
+            yield processes[0], group.rank, group.world_size or 0
 
     def _export(self) -> list[tuple[str, str]]:
         """The profiler, and the origin of the file."""
@@ -161,7 +161,7 @@ class _Tables:
 
 
 def _copy_kind(name: str) -> int:
-    """Nsys's ENUM_CUDA_MEMCPY_OPER of a copy by its name, "Memcpy HtoD (Pageable -> Device)"."""
+    """The ENUM_CUDA_MEMCPY_OPER of a copy by its name, "Memcpy HtoD (Pageable -> Device)"."""
     return next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
 
 
@@ -169,11 +169,11 @@ def platform_of(trace: KinetoTrace) -> str:
     """The platform of the trace's device: "CUDA", "HIP", "XPU" or "MTIA"."""
     if trace.on_mtia:
         return MTIA
-    told = trace.properties
-    versions = (told.hip_runtime_version, told.hip_driver_version, told.roctracer_version)
+    properties = trace.properties
+    versions = (properties.hip_runtime_version, properties.hip_driver_version, properties.roctracer_version)
     if any(version is not None for version in versions) or any(call.name.startswith("hip") for call in trace.calls):
         return HIP
-    makers = (re.split(r"[ (]", gpu.name or "")[0] for gpu in told.device_properties)
+    makers = (re.split(r"[ (]", gpu.name or "")[0] for gpu in properties.device_properties)
     return next((_MAKERS[maker] for maker in makers if maker in _MAKERS), CUDA)
 
 

@@ -220,22 +220,22 @@ class Events:
             end += _nanoseconds(written.dur, "duration")
         if end < start:
             raise BadEventError("a negative duration")
-        told = written.args or _NO_ARGUMENTS
+        args = written.args or _NO_ARGUMENTS
         if kind == "thread":
-            return ThreadName(kind, name, pid, tid, start, end, told.name)
+            return ThreadName(kind, name, pid, tid, start, end, args.name)
         if kind == "memory":
-            device = told.memory_device if told.device_type else None
-            return Allocation(kind, name, pid, tid, start, end, told.size, device, told.allocated)
+            device = args.memory_device if args.device_type else None
+            return Allocation(kind, name, pid, tid, start, end, args.size, device, args.allocated)
         if kind == ARROW:
             return Call(kind, name, pid, tid, start, end, _number(written.id) + 1)  # 0 is no correlation
         if kind == "runtime":
-            return Call(kind, name, pid, tid, start, end, told.correlation or 0)
+            return Call(kind, name, pid, tid, start, end, args.correlation or 0)
         if kind in _ON_A_GPU:
             if kind == _ON_MTIA:
-                kind = "kernel" if told.direction is None else "memcpy"
-            stream = told.stream if isinstance(told.stream, int) else _number(tid)
-            place = (told.correlation or 0, _device(told, pid), stream)
-            return GpuOperation(kind, name, pid, tid, start, end, *place, told.graph_node or None, told.bytes or 0)
+                kind = "kernel" if args.direction is None else "memcpy"
+            stream = args.stream if isinstance(args.stream, int) else _number(tid)
+            place = (args.correlation or 0, _device(args, pid), stream)
+            return GpuOperation(kind, name, pid, tid, start, end, *place, args.graph_node or None, args.bytes or 0)
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
             _number(tid)  # a stream, or a device
         return Event(kind, name, pid, tid, start, end)
@@ -264,12 +264,12 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     return ARROW if is_arrow(phase, category) else None
 
 
-def _device(told: _Arguments, process: Name) -> int:
+def _device(args: _Arguments, process: Name) -> int:
     """The device of a GPU operation; where no argument says it, the number in the process's place, 0 for a text."""
-    if told.device is not None:
-        return told.device
-    if told.in_device is not None:
-        return told.in_device
+    if args.device is not None:
+        return args.device
+    if args.in_device is not None:
+        return args.in_device
     if isinstance(process, str):
         return 0
     if not 0 <= process < 2**31:
