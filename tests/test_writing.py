@@ -221,7 +221,7 @@ def test_a_full_disk_while_figures_are_drawn(here: Path, monkeypatch: pytest.Mon
     error = report("small_ctx256.sqlite").exception
     assert isinstance(error, NoSpaceError)
     assert str(error).startswith("report_figures/")
-    assert ".png cannot be written (No space left on device): it needs more than " in str(error)
+    assert ".png cannot be written (No space left on device): " in str(error)
     assert {path: path.read_bytes() for path in (here / "report_figures").iterdir()} == before
 
 

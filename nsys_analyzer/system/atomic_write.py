@@ -58,7 +58,7 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
         yield unfinished
         _move_into_place(unfinished, place, permitted)
     except Exception as error:
-        if full := _no_space_error(error, target, needed_bytes, _bytes_in(folder)):
+        if full := _no_space_error(error, target, needed_bytes):
             raise full from error
         raise
     finally:
@@ -179,29 +179,21 @@ def is_disk_full(folder: Path) -> bool:
     return shutil.disk_usage(folder).free < _FULL_DISK_BYTES
 
 
-def _no_space_error(
-    error: Exception, target: Path, needed_bytes: int | None, written_bytes: int = 0
-) -> NoSpaceError | None:
+def _no_space_error(error: Exception, target: Path, needed_bytes: int | None) -> NoSpaceError | None:
     """The error that names the file and its need where a disk is full, None where that is not why it failed."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, sqlite3.Error) and "disk is full" in str(error):
         number = errno.ENOSPC
     folder = link_target(target).parent
-    free = shutil.disk_usage(folder).free
     known = isinstance(error, (OSError, RuntimeError, sqlite3.Error, NsysAnalyzerError))
     if isinstance(error, NoSpaceError) or not (number in _FULL or (known and is_disk_full(folder))):
         return None
-    limit = number if number in _FULL else errno.ENOSPC
-    room = written_bytes + (0 if limit == errno.EFBIG else free)
-    needs = f"more than {_size(room)}" if needed_bytes is None else _size(needed_bytes)
+    reason = os.strerror(number if number in _FULL else errno.ENOSPC)
+    needs = "" if needed_bytes is None else f"it needs {_size(needed_bytes)}, and "
     return NoSpaceError(
-        f"{target} cannot be written ({os.strerror(limit)}): it needs {needs}, and {_size(free)} are free",
+        f"{target} cannot be written ({reason}): {needs}{_size(shutil.disk_usage(folder).free)} are free",
         f"Make room there, or name another place: df -h {target.parent}",
     )
-
-
-def _bytes_in(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*"))
 
 
 def _size(size: int) -> str:
