@@ -36,42 +36,6 @@ class LeftOut:
 
 
 @dataclass(frozen=True)
-class Bounds:
-    """The earliest and latest times that rows of a trace can have, ns.
-
-    Attributes:
-        opened: the earliest start of a range, which may be open long before anything is recorded.
-        first, last: the earliest start of anything else, and the latest end.
-    """
-
-    opened: int
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, duration: int | None, *moments: Ints, start: int = 0) -> Bounds:
-        """The bounds from the duration of the session (ns, None if unknown), else from moments of which most are true.
-
-        ``moments`` are the starts of operations, API calls and ranges; ``start`` is that of the session, ns.
-        """
-        known = np.concatenate(moments)
-        known = known[known != NO_TIME]
-        if duration is not None:
-            inside = np.count_nonzero((known > start - FAR) & (known <= start + duration))
-            if inside >= _LEAST_INSIDE * len(known):
-                return cls(start - FAR, start - _SLACK, start + duration + _SLACK)
-        if not len(known):
-            return cls(start - FAR, start - FAR, start + FAR)
-        # Not the rows are wrong, but what is known of the session: times may count from 1970.
-        middle = int(np.partition(known, len(known) // 2)[len(known) // 2])  # one of them, unlike the mean of two
-        likely = known[(known > middle - FAR) & (known < middle + FAR)]
-        edge = min(1 + len(likely) // _ROWS_PER_BROKEN, (len(likely) - 1) // 2)
-        first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
-        reach = _MOST_EXTENTS * (last - first) + _MARGIN
-        return cls(middle - FAR, first - reach, last + reach)
-
-
-@dataclass(frozen=True)
 class TimedRows:
     """The rows of a table: times in ns, ``NO_TIME`` where the file holds none, and global process IDs.
 
@@ -89,10 +53,16 @@ class TimeCheck:
     """Finds the rows of one trace whose times can be true, and keeps account of the others.
 
     Other traces than CUPTI's own, of nsys, may begin with an event at 0, and round durations to microseconds.
+
+    Args:
+        duration: of the session, ns; None if unknown.
+        moments: the starts of operations, API calls and ranges, ns.
+        start: of the session, ns.
     """
 
-    def __init__(self, bounds: Bounds, *, by_cupti: bool) -> None:
-        self._bounds, self._by_cupti = bounds, by_cupti
+    def __init__(self, duration: int | None, *moments: Ints, start: int, by_cupti: bool) -> None:
+        self._by_cupti = by_cupti
+        self._opened, self._first, self._last = _bounds(duration, np.concatenate(moments), start)
         self.left_out: list[LeftOut] = []
 
     def valid(self, rows: TimedRows, *, of_cuda: bool = False, lasting: bool = False) -> Bools:
@@ -110,8 +80,8 @@ class TimeCheck:
 
     def _faults(self, rows: TimedRows, *, of_cuda: bool, lasting: bool) -> Iterator[tuple[str, Bools]]:
         """The faults of rows, in words, and the mask of the rows that have each: a row has one at most."""
-        start, end, last = rows.start, rows.end, self._bounds.last
-        first = self._bounds.first if of_cuda else self._bounds.opened
+        start, end, last = rows.start, rows.end, self._last
+        first = self._first if of_cuda else self._opened
         zero_is_unknown = of_cuda and self._by_cupti  # CUPTI writes 0 for times that it could not collect
         least = max(first, 1 if zero_is_unknown else NO_TIME + 1)
         if not len(start) or (
@@ -132,6 +102,24 @@ class TimeCheck:
         ):
             if wrong.any():
                 yield why, wrong
+
+
+def _bounds(duration: int | None, known: Ints, start: int) -> tuple[int, int, int]:
+    """The earliest start of a range, which may be open long before the session; of anything else; the latest end."""
+    known = known[known != NO_TIME]
+    if duration is not None:
+        inside = np.count_nonzero((known > start - FAR) & (known <= start + duration))
+        if inside >= _LEAST_INSIDE * len(known):
+            return start - FAR, start - _SLACK, start + duration + _SLACK
+    if not len(known):
+        return start - FAR, start - FAR, start + FAR
+    # Not the rows are wrong, but what is known of the session: times may count from 1970.
+    middle = int(np.partition(known, len(known) // 2)[len(known) // 2])  # one of them, unlike the mean of two
+    likely = known[(known > middle - FAR) & (known < middle + FAR)]
+    edge = min(1 + len(likely) // _ROWS_PER_BROKEN, (len(likely) - 1) // 2)
+    first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
+    reach = _MOST_EXTENTS * (last - first) + _MARGIN
+    return middle - FAR, first - reach, last + reach
 
 
 def left_out_rows(rows: TimedRows, why: str, wrong: Bools) -> Iterator[LeftOut]:

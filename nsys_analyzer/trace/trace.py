@@ -35,7 +35,7 @@ from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metada
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import sqlite_of
-from nsys_analyzer.trace.time_checks import FAR, Bounds, LeftOut, TimeCheck, TimedRows, left_out_rows
+from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -112,10 +112,10 @@ class Trace:
         metadata = read_metadata(frames, strings)
         duration = int(join(frames["session"]["duration"]).max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
-        bounds = Bounds.of(duration, *moments, start=metadata.time_shift_ns)
-        check = TimeCheck(bounds, by_cupti=metadata.profiler == "nsys")
+        by_nsys = metadata.profiler == "nsys"
+        check = TimeCheck(duration, *moments, start=metadata.time_shift_ns, by_cupti=by_nsys)
         timed, called = _timed(check, operations), _called(check, launches)
-        once = _once(check, operations) if metadata.profiler == "nsys" else timed
+        once = _once(check, operations) if by_nsys else timed
         valid, ended = _valid(check, schema.NVTX, ranges), ranges.end != schema.NO_TIME
         nodes = frames["graph_nodes"]
         return cls(
