@@ -244,6 +244,7 @@ def test_a_version_that_is_no_number(tmp_path: Path, version: str) -> None:
 def test_a_rank_that_is_no_number(tmp_path: Path, text: str) -> None:
     path = training_step(Export().gpu().range("ncclCommInitRank", 1, 2, by_id=True)).write(tmp_path / "t.sqlite")
     with sqlite3.connect(path) as connection:
+        connection.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText TEXT")
         connection.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE textId NOTNULL", [text])
     connection.close()
     assert read_ranks(Reader(path)) == {}
