@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.classes import CLASSES, RULES, classify
+from nsys_analyzer.analysis.kernels.class_rules import RULES
+from nsys_analyzer.analysis.kernels.classes import CLASSES, classify
 from tests.class_accuracy import Accuracy, Pair, accuracy, hold_out, read_pairs, signature
 
 LEAST = 0.99

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.kernels.classes import RULES
+from nsys_analyzer.analysis.kernels.class_rules import RULES
 from nsys_analyzer.analysis.kernels.labels import short_labels
 
 _VECTORIZED = "void at::native::vectorized_elementwise_kernel<(int)4, "

@@ -13,8 +13,6 @@ from nsys_analyzer.analysis.kernels.aliases import read_alias
 from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
 from nsys_analyzer.trace.columns import UNNAMED
 
-__all__ = ["CLASSES", "OTHER", "RULES", "UNKNOWN", "Rule", "classify", "first_rule", "open_classes", "readable"]
-
 OTHER = "other"
 #: A share of any class is known to this one's only.
 UNKNOWN = "unknown"

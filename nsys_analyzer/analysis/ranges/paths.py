@@ -33,10 +33,8 @@ def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]
     combined, codes = np.unique(of_moment.reshape(3, len(attribution.launch)), axis=1, return_inverse=True)
     # Different combinations may read the same; a categorical's categories must not.
     texts = [SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in combined.T.tolist()]
-    paths = ["", *sorted(set(texts) - {""})]
-    position = {text: i for i, text in enumerate(paths)}
-    recode = np.array([position[text] for text in texts], np.int64)
-    return recode[codes.ravel()] if len(texts) else np.zeros(0, np.int64), paths
+    paths, recode = np.unique(np.array(["", *texts], np.object_), return_inverse=True)
+    return recode[1:][codes.ravel()], paths.tolist()
 
 
 def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
@@ -47,24 +45,21 @@ def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[St
         stack that is too deep to be read holds its two ends, with ``NONE`` between them.
     """
     # A range without a moment in it need not be opened: most operators launch nothing.
-    holds = holds_any(thread, time, ranges.thread, ranges.start, ranges.end)
-    index = np.flatnonzero(holds)
-    start, end, group = ranges.start[index], ranges.end[index], ranges.thread[index]
-    axis = Axis(group, start, end)
-    opened, closed = axis.place(group, start), axis.place(group, end)
+    index = np.flatnonzero(holds_any(thread, time, ranges.thread, ranges.start, ranges.end))
+    held = ranges.select(index)
+    axis = Axis(held.thread, held.start, held.end)
+    opened, closed = axis.place(held.thread, held.start), axis.place(held.thread, held.end)
     boundaries = np.unique(np.concatenate([opened, closed]))
     place = axis.place(thread, time)
     # What is open is the same from one boundary to the next.
     segment = np.where(place == OFF_AXIS, NONE, np.searchsorted(boundaries, place, side="right") - 1)
     used, codes = np.unique(segment, return_inverse=True)
-    stacks: dict[Stack, int] = {(): 0}
-    found = np.zeros(len(used), np.int64)
+    at = boundaries[used[used != NONE]].tolist()
     order = np.lexsort((index, -closed, opened))
-    at = [int(one) for one in used if one != NONE]
-    sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), boundaries[at].tolist())
-    for position, stack in enumerate(sweep, len(used) - len(at)):
-        found[position] = stacks.setdefault(stack, len(stacks))
-    return found[codes.ravel()], list(stacks)
+    stacks: dict[Stack, int] = {(): 0}
+    sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), at)
+    found = [*[0] * (len(used) - len(at)), *(stacks.setdefault(stack, len(stacks)) for stack in sweep)]
+    return np.array(found, np.int64)[codes.ravel()], list(stacks)
 
 
 def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: list[int]) -> Iterator[Stack]:

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.intervals.timeline import unions
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.kernels import Kernels
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import GRAPH, KERNEL, KINDS, Operations
+from nsys_analyzer.trace.columns import GRAPH, KINDS, Operations
 
 _NS_PER_MS = 1e6
 #: A share that is shown as 0.0 %.
@@ -115,7 +115,7 @@ def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClo
         kernel_time=np.bincount(group[kernels], duration, groups).astype(np.int64)[1:],
         last_end=last[1:],
         kernels=np.bincount(group[kernels], minlength=groups)[1:],
-        opaque=np.bincount(group[operations.kind == GRAPH], minlength=groups)[1:],
+        opaque=np.bincount(group[operations.of_kind(GRAPH)], minlength=groups)[1:],
     )
 
 
@@ -125,14 +125,14 @@ class Totals:
 
     Attributes:
         kernels, kernel_ns: shape (groups, distinct kernels).
-        operations, operation_ns: shape (groups, kinds of operation).
+        others, other_ns: shape (groups, kinds of operation), of all but kernels.
         threads: shape (groups, threads), kernels by the thread that launched them; the last column has no launch.
     """
 
     kernels: Ints
     kernel_ns: Ints
-    operations: Ints
-    operation_ns: Ints
+    others: Ints
+    other_ns: Ints
     threads: Ints
 
 
@@ -146,13 +146,13 @@ def totals(operations: Operations, kernel: Ints, thread: Ints, group: Ints, size
     """
     distinct, threads, groups = sizes
     duration, kernels = operations.end - operations.start, operations.kernels
-    group_of_kernel, kernel = group[kernels], kernel[kernels]
+    others = slice(kernels.stop, None)  # kernels come first
     return Totals(
-        _sums(group_of_kernel, kernel, (groups, distinct)),
-        _sums(group_of_kernel, kernel, (groups, distinct), duration[kernels]),
-        _sums(group, operations.kind, (groups, len(KINDS))),
-        _sums(group, operations.kind, (groups, len(KINDS)), duration),
-        _sums(group_of_kernel, thread[kernels], (groups, threads + 1)),
+        _sums(group[kernels], kernel[kernels], (groups, distinct)),
+        _sums(group[kernels], kernel[kernels], (groups, distinct), duration[kernels]),
+        _sums(group[others], operations.kind[others], (groups, len(KINDS))),
+        _sums(group[others], operations.kind[others], (groups, len(KINDS)), duration[others]),
+        _sums(group[kernels], thread[kernels], (groups, threads + 1)),
     )
 
 
@@ -223,5 +223,5 @@ def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:
     return tuple(
         MemoryRow(kind, int(count[code]) / instances, int(ns[code]) / instances / _NS_PER_MS)
         for code, kind in enumerate(KINDS)
-        if code != KERNEL and count[code]
+        if count[code]
     )

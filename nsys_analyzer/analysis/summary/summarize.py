@@ -183,7 +183,7 @@ class _ProcessView:
             kernel_time_ms=Stats.of_ns([] if clocks.opaque[measured].any() else clocks.kernel_time[measured]),
             classes=class_rows(kernels),
             kernels=kernels,
-            memory=memory_rows(sums.operations[code], sums.operation_ns[code], n),
+            memory=memory_rows(sums.others[code], sums.other_ns[code], n),
         )
 
     def _threads(self, kernels: Ints, instances: int) -> tuple[ThreadShare, ...]:
