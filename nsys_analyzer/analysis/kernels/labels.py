@@ -157,7 +157,7 @@ def _differing(group: Sequence[_Kernel]) -> list[str]:
     """The first words of each kernel's name that not every kernel of its group has."""
     words = [re.findall(r"\w+", readable(kernel.name)) for kernel in group]
     common = set.intersection(*map(set, words))
-    return [" ".join(dict.fromkeys([word for word in own if word not in common][:3])) for own in words]
+    return [" ".join(dict.fromkeys([word for word in one if word not in common][:3])) for one in words]
 
 
 def _build(kernel: _Kernel) -> str:

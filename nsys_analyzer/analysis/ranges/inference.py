@@ -144,7 +144,7 @@ class _Inference:
     # --- autograd's operators
 
     def _of_operators(self) -> _Found | None:
-        """The phases by the engine's operators; ``own``: when the step's thread launches outside the engine, sorted."""
+        """The phases by the engine's operators and by the launches ``outside`` it of the step's thread."""
         engine = self.operators.select(_named(self.operators, _ENGINE.match))
         if is_early := not len(engine):
             engine = self.operators.select(_named(self.operators, _EARLY_ENGINE.fullmatch))
@@ -155,12 +155,12 @@ class _Inference:
         if is_early and len(here):
             return None  # nothing separates one backward from the next
         launched = np.sort(self.launches.start[self.launches.thread == thread])
-        own = launched[~any_open(here.thread, here.start, here.end, np.full(len(launched), thread), launched)]
-        backward = self._backward(engine, thread, own)
+        outside = launched[~any_open(here.thread, here.start, here.end, np.full(len(launched), thread), launched)]
+        backward = self._backward(engine, thread, outside)
         if not backward:
             return None
         optimizer, replaced = self._optimizer(backward)
-        forward = list(self._forward(thread, own, backward, optimizer))
+        forward = list(self._forward(thread, outside, backward, optimizer))
         spans = {"forward": forward, "backward": backward, **({"optimizer": optimizer} if replaced else {})}
         return _Found(thread, _OPERATORS, spans, replaced)
 
@@ -171,7 +171,7 @@ class _Inference:
         choices = (_by_frequency(threads) for threads in (self._called(_OPTIMIZER).thread, others, engine.thread))
         return next(threads[0] for threads in choices if threads)
 
-    def _backward(self, engine: Ranges, thread: int, own: Ints) -> _Spans:
+    def _backward(self, engine: Ranges, thread: int, outside: Ints) -> _Spans:
         """The stretches in which the engine or its threads work, parted by the step's launches and by bounds.
 
         A backward that began before the capture is left out.
@@ -179,14 +179,14 @@ class _Inference:
         _, starts, ends = self._stretches(engine, thread)
         operators = self.operators
         gradients = operators.select(_named(operators, _FIRST_GRADIENT.__eq__) & (operators.thread == thread))
-        parting = np.sort(np.concatenate([own, np.array(self.bounds, np.int64)]))
+        parting = np.sort(np.concatenate([outside, np.array(self.bounds, np.int64)]))
         parted = np.searchsorted(parting, starts[1:]) > np.searchsorted(parting, ends[:-1])
         firsts = np.flatnonzero(np.concatenate([[True], parted]))
         spans = [
-            (_with_first_gradient(int(starts[i]), gradients, own), int(ends[following - 1]))
+            (_with_first_gradient(int(starts[i]), gradients, outside), int(ends[following - 1]))
             for i, following in zip(firsts, [*firsts[1:], len(starts)], strict=True)
         ]
-        return spans[1:] if len(own) and own[0] > spans[0][0] else spans
+        return spans[1:] if len(outside) and outside[0] > spans[0][0] else spans
 
     def _stretches(self, engine: Ranges, thread: int) -> tuple[Ints, Ints, Ints]:
         """The engine's operators, and all that runs on threads of its own, joined where they overlap."""
@@ -209,21 +209,21 @@ class _Inference:
             return spans, ()
         return behind, tuple({optimizers.names[i] for i in optimizers.name})
 
-    def _forward(self, thread: int, own: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
+    def _forward(self, thread: int, outside: Ints, backward: _Spans, optimizer: _Spans) -> Iterator[tuple[int, int]]:
         """From the first operator that launches before each backward, behind what came last, to the backward.
 
         Gradients that are set to zero are no forward.
         """
         zeroing = self._called(_ZERO_GRAD)
-        group = np.full(len(own), thread)
-        own = own[~any_open(zeroing.thread, zeroing.start, zeroing.end, group, own)]
+        group = np.full(len(outside), thread)
+        outside = outside[~any_open(zeroing.thread, zeroing.start, zeroing.end, group, outside)]
         bounds = np.sort(np.array([*(end for _, end in (*backward, *optimizer)), *self.bounds], np.int64))
         operators = self.operators.select(self.operators.thread == thread)
         opened = Timeline(operators.thread, operators.start, operators.end, latest=False)
         for start, _ in backward:
             before = np.searchsorted(bounds, start, side="right")
             bound = int(bounds[before - 1]) if before else LONG_AGO
-            launched = own[np.searchsorted(own, bound) : np.searchsorted(own, start)]
+            launched = outside[np.searchsorted(outside, bound) : np.searchsorted(outside, start)]
             if len(launched):
                 outermost = int(opened.at(np.array([thread]), launched[:1])[0])
                 yield (int(launched[0]) if outermost == NONE else max(int(operators.start[outermost]), bound)), start
@@ -258,13 +258,13 @@ def _behind(span: tuple[int, int], backward: _Spans) -> tuple[int, int]:
     return max([span[0], *(end for start, end in backward if span[0] <= start and end <= span[1])]), span[1]
 
 
-def _with_first_gradient(start: int, gradients: Ranges, own: Ints) -> int:
+def _with_first_gradient(start: int, gradients: Ranges, outside: Ints) -> int:
     """When a backward begins: where its first gradient is made, if nothing else is launched in between."""
     made = np.flatnonzero(gradients.end <= start)
     if not len(made):
         return start
     last = made[np.argmax(gradients.end[made])]
-    launched = own[(own >= gradients.end[last]) & (own < start)]
+    launched = outside[(outside >= gradients.end[last]) & (outside < start)]
     return start if len(launched) else int(gradients.start[last])
 
 
@@ -276,8 +276,8 @@ def _added(trace: Trace, found: Sequence[_Found]) -> tuple[Trace, Mapping[str, s
     by_name = [(one, code[_name(phase, one)], spans) for one in found for phase, spans in one.spans.items()]
     rows = [(start, end, one.thread, name) for one, name, spans in by_name for start, end in spans]
     added = np.array(rows, np.int64).reshape(len(rows), 4).T
-    own = (ranges.start, ranges.end, ranges.thread, ranges.name)
-    start, end, thread, name = (np.concatenate(pair) for pair in zip(own, added, strict=True))
+    recorded = (ranges.start, ranges.end, ranges.thread, ranges.name)
+    start, end, thread, name = (np.concatenate(pair) for pair in zip(recorded, added, strict=True))
     replaced = {name: "" for one in found for name in one.replaced}
     return replace(trace, ranges=Ranges(start, end, thread, name, (*ranges.names, *phases))), {**phases, **replaced}
 

@@ -135,10 +135,10 @@ class AttributedTrace:
         instance = family.copy()
         instance[index] = ~contained(ranges.thread[index], ranges.start[index], ranges.end[index])
         # A phase that autograd's thread opens while another thread is in one (a recomputed forward) is part of it.
-        own = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
-        process, start = process_of(ranges.thread[own]), ranges.start[own]
-        waiting = waiting_range(self.trace, self.roles, process, start, np.zeros(len(own), np.bool_))
-        instance[own] &= ~np.append(family, False)[waiting]
+        autograd = np.flatnonzero(np.isin(ranges.thread, autograd_threads(self.trace)) & family)
+        process, start = process_of(ranges.thread[autograd]), ranges.start[autograd]
+        waiting = waiting_range(self.trace, self.roles, process, start, np.zeros(len(autograd), np.bool_))
+        instance[autograd] &= ~np.append(family, False)[waiting]
         return instance
 
     @cached_property

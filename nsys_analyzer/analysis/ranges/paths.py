@@ -8,7 +8,7 @@ from itertools import chain, islice
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import Attribution
-from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
+from nsys_analyzer.analysis.intervals.axis import Axis
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import Ranges
@@ -50,9 +50,8 @@ def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[St
     axis = Axis(held.thread, held.start, held.end)
     opened, closed = axis.place(held.thread, held.start), axis.place(held.thread, held.end)
     boundaries = np.unique(np.concatenate([opened, closed]))
-    place = axis.place(thread, time)
-    # What is open is the same from one boundary to the next.
-    segment = np.where(place == OFF_AXIS, NONE, np.searchsorted(boundaries, place, side="right") - 1)
+    # What is open is the same from one boundary to the next; before the first one, and off the axis: NONE.
+    segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
     used, codes = np.unique(segment, return_inverse=True)
     at = boundaries[used[used != NONE]].tolist()
     order = np.lexsort((index, -closed, opened))
@@ -84,12 +83,12 @@ def _ends(stack: dict[int, None]) -> Stack:
     return (*islice(stack, _NAMED_AT_AN_END), NONE, *reversed(innermost))
 
 
-def _path(ranges: Ranges, outer: Stack, own: Stack, captured: Stack) -> list[str]:
-    """The names of a combination of inherited, own and captured stack.
+def _path(ranges: Ranges, outer: Stack, launching: Stack, captured: Stack) -> list[str]:
+    """The names of a combination of the inherited, the launching and the captured stack.
 
     A capture's stack repeats names of the replay's (step, forward): what it adds stands below their last one.
     """
-    stack = [_name(ranges, one) for one in chain(outer, own)]
+    stack = [_name(ranges, one) for one in chain(outer, launching)]
     seen, added = set(stack), [_name(ranges, one) for one in captured]
     last = max((i for i, name in enumerate(added) if name in seen), default=-1)
     return [*stack, *added[last + 1 :]]

@@ -56,12 +56,12 @@ class PhaseNames:
     @property
     def leaf_phases(self) -> tuple[str, ...]:
         """The phases that partition a step, in order; the user's own come last."""
-        own = [p for p in self.extra if p not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
-        return (*LEAF_PHASES, *own)
+        added = [p for p in self.extra if p not in (*LEAF_PHASES, STEP, WARMUP, *ATTENTION_PARTS)]
+        return (*LEAF_PHASES, *added)
 
     def key_of(self, name: str) -> str | None:
         """The phase or attention part that a range of this name is, or None."""
         normal = normalized_name(name)
-        own = (key for key, names in self.extra.items() if name in names)
+        named = (key for key, names in self.extra.items() if name in names)
         default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
-        return next(chain(own, default), None)
+        return next(chain(named, default), None)

@@ -30,15 +30,15 @@ def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | N
     mine = instances.measured & (instances.process == process)
     if uses is None or not mine.any():
         return None
-    own = uses.select(uses.process == process)
-    own = own.select(np.argsort(own.start, kind="stable"))
+    events = uses.select(uses.process == process)
+    events = events.select(np.argsort(events.start, kind="stable"))
     # Bytes in use after each event, as its pool says or as they add up, and before the first one.
-    level = np.where(own.alive >= 0, own.alive, own.bytes.cumsum())
-    alive = np.concatenate([level[:1] - own.bytes[:1] if len(own) else [0], level])
+    level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
+    alive = np.concatenate([level[:1] - events.bytes[:1] if len(events) else [0], level])
     start, end = instances.start[mine].min(), instances.end[mine].max()
-    inside = (own.start >= start) & (own.start <= end)
-    before = alive[np.searchsorted(own.start, start)]
-    handed_out = own.bytes[inside & (own.bytes > 0)]
+    inside = (events.start >= start) & (events.start <= end)
+    before = alive[np.searchsorted(events.start, start)]
+    handed_out = events.bytes[inside & (events.bytes > 0)]
     return DeviceMemory(
         attributed.trace.metadata.profiler == "torch",
         int(before),

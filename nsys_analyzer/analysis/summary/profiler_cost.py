@@ -86,5 +86,5 @@ class RecordedEvents:
 
 def _starts(start: Ints, thread: Ints, process: int) -> Ints:
     mine = process_of(thread) == process
-    own = start if mine.all() else start[mine]
-    return own if (own[1:] >= own[:-1]).all() else np.sort(own)
+    found = start if mine.all() else start[mine]
+    return found if (found[1:] >= found[:-1]).all() else np.sort(found)

@@ -75,8 +75,8 @@ class _ProcessView:
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
         trace = self.attributed.trace
         phases = self.phases()
-        contradicted = _contradiction(configuration, phases)
-        configuration = replace(configuration, model=None) if configuration and contradicted else configuration
+        contradiction = _contradiction(configuration, phases)
+        configuration = replace(configuration, model=None) if configuration and contradiction else configuration
         whole = self.whole() if len(self.operations) else None
         coverage = self.coverage()
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
@@ -99,7 +99,7 @@ class _ProcessView:
         )
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
-        return replace(summary, warnings=(*warnings, contradicted) if contradicted else warnings)
+        return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)
 
     def status(self) -> str:
         """No kernels, out of memory, partial, or ok."""
