@@ -161,17 +161,9 @@ def _move_into_place(unfinished: Path, place: Path, permitted: int) -> None:
             unfinished.chmod(stat.S_IMODE(before.st_mode))
     if (mode := stat.S_IMODE(unfinished.stat().st_mode)) & ~permitted:
         unfinished.chmod(mode & permitted)
-    flush_to_disk(unfinished)
+    with unfinished.open("rb") as file:
+        os.fsync(file.fileno())  # otherwise a power cut may leave an empty file
     unfinished.replace(place)
-
-
-def flush_to_disk(path: Path) -> None:
-    """Waits until a file's content is on the disk: otherwise a power cut may leave an empty file."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def is_disk_full(folder: Path) -> bool:

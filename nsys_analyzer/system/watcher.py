@@ -79,7 +79,7 @@ def end_all(
         for pid in found:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        left = {pid for pid in found | left if _state(pid) not in ("", "Z", "X")}
+        left = {pid for pid in found | left if (_status(pid) or ["X"])[0] not in ("Z", "X")}
         quiet = 0 if left else quiet + 1
         time.sleep(_TICK_S)
     return left
@@ -105,12 +105,6 @@ def _self_and_ancestors() -> set[int]:
         status = _status(pid)
         pid = int(status[1]) if status else 0
     return line
-
-
-def _state(pid: int) -> str:
-    """``R``, ``S``, ``D``, ``Z`` …; empty where there is no such process."""
-    status = _status(pid)
-    return status[0] if status else ""
 
 
 def _status(pid: int) -> list[str]:
