@@ -192,13 +192,7 @@ class FinishedBench:
 
 @dataclass(frozen=True)
 class Report:
-    """A title and sections in order, and the data that they are written from.
-
-    Attributes:
-        captures: one entry for each process of each capture.
-        labels: a short label of every kernel name.
-        benches: the experiments whose sections the report takes in.
-    """
+    """A title and sections in order, and the data behind them, with a short label of every kernel name."""
 
     title: str
     sections: tuple[Section, ...]

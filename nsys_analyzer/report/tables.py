@@ -27,10 +27,7 @@ def table(
 ) -> Table:
     """The rows that have a figure, under the fields that any of them fills.
 
-    Args:
-        fields, rows: the columns, and what their cells are made of.
-        caption, capture: as of a ``Table``.
-        names: how many of the fields, the first ones, name the row: they stay, and are no figures.
+    So many ``names``, the first fields, name the row: they stay, and are no figures.
     """
     every = [tuple(field.cell(row) for field in fields) for row in rows]
     filled = [cells for cells in every if any(cell is not None for cell in cells[names:])]

@@ -88,17 +88,11 @@ def _spans_a_decade(drawn: Sequence[Curves]) -> bool:
 
 def _drawable(curves: Curves, *, log_x: bool, log_y: bool) -> list[_Curve]:
     """The curves, NaN where they break, without points that their axes have no place for."""
-    return [
-        (
-            name,
-            [
-                (x, math.nan if y is None or not _has_place(y, log=log_y) else y)
-                for x, y in points
-                if _has_place(x, log=log_x)
-            ],
-        )
-        for name, points in curves
-    ]
+
+    def drawable(y: float | None) -> float:
+        return y if y is not None and _has_place(y, log=log_y) else math.nan
+
+    return [(name, [(x, drawable(y)) for x, y in points if _has_place(x, log=log_x)]) for name, points in curves]
 
 
 def _has_place(value: float, *, log: bool) -> bool:

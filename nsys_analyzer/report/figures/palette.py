@@ -97,19 +97,14 @@ def colors_of(names: Sequence[str]) -> dict[str, str]:
     """
     chosen: dict[str, str] = dict.fromkeys(names, "")
     for name in chosen:
-        own = next((_KNOWN[part] for part in _parts(name) if part in _KNOWN), "")
+        parts = (name.lower(), *name.lower().split(", "))
+        own = next((_KNOWN[part] for part in parts if part in _KNOWN), "")
         if own not in chosen.values():
             chosen[name] = own
     for number, name in enumerate(chosen):
         free = [color for color in CYCLE if color not in chosen.values()]
         chosen[name] = chosen[name] or (free[0] if free else CYCLE[number % len(CYCLE)])
     return chosen
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """The name and the parts between its commas, in lower case."""
-    whole = name.lower()
-    return (whole, *whole.split(", "))
 
 
 def text_color(background: str) -> str:

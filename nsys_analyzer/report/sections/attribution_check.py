@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.summary.summary import Coverage
-from nsys_analyzer.report.model import Block, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import FEW, Evidence
+from nsys_analyzer.report.model import Paragraph, Section
+from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import phrase
 
@@ -33,10 +33,6 @@ _TEXT = (
 def answer(evidence: Evidence) -> Section:
     """Attributed + unattributed = all, in count and in time."""
     covered = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
-    blocks: list[Block] = []
-    if len(covered) > FEW:
-        whole = sum(not coverage.unattributed for _, coverage in covered)
-        blocks.append(Paragraph(f"In {whole} of {len(covered)} captures every {evidence.kernel} belongs to a range."))
-    if covered:
-        blocks += [table(_COUNTS, covered), Paragraph(phrase(_TEXT.replace("kernel", evidence.kernel)))]
-    return Section("attribution_check", "Kernel attribution check", tuple(blocks))
+    text = Paragraph(phrase(_TEXT.replace("kernel", evidence.kernel)))
+    blocks = (table(_COUNTS, covered), text) if covered else ()
+    return Section("attribution_check", "Kernel attribution check", blocks)

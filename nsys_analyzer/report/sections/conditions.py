@@ -9,7 +9,6 @@ from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import percent
 from nsys_analyzer.text import phrase
-from nsys_analyzer.trace.metadata import Gpu
 
 _PRECISION = phrase(
     "*Matmul precision* is what ran, not what was asked for: it is read from the names of the matmul and fused "
@@ -39,8 +38,8 @@ def _device(evidence: Evidence) -> tuple[Field[CaptureSummary], ...]:
     platforms = " / ".join(dict.fromkeys(metadata.platform for metadata in traced))
     return (
         Field("GPU", "text", _device_name),
-        Field("memory", "bytes", lambda c: gpu.memory_bytes or None if (gpu := _gpu(c)) else None),
-        Field(units, "count", lambda c: gpu.sm_count or None if (gpu := _gpu(c)) else None),
+        Field("memory", "bytes", lambda c: c.gpu.memory_bytes or None if c.gpu else None),
+        Field(units, "count", lambda c: c.gpu.sm_count or None if c.gpu else None),
         Field("driver", "text", lambda c: c.metadata.driver if c.metadata else None),
         Field(platforms, "text", lambda c: c.metadata.runtime if c.metadata else None),
     )
@@ -51,10 +50,6 @@ def _device_name(capture: CaptureSummary) -> str | None:
     if capture.gpu:
         return "none (CPU)" if capture.on_cpu else capture.gpu.name
     return capture.run.gpu if capture.run else None
-
-
-def _gpu(capture: CaptureSummary) -> Gpu | None:
-    return None if capture.on_cpu else capture.gpu
 
 
 def _precision(capture: CaptureSummary) -> str | None:

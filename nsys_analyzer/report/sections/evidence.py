@@ -17,6 +17,8 @@ from nsys_analyzer.text import Words
 FEW = 6
 #: The class that a message of Python's starts with, which is longer than a cell is wide.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
+#: What stands where no capture can answer a question.
+NOTHING_MEASURED = Paragraph("No capture of this report has the ranges or kernels to answer this.")
 #: Letters of a message that a table's cell has room for.
 _MESSAGE = 60
 
@@ -103,8 +105,3 @@ def shortened(message: str) -> str:
 def model_of(capture: CaptureSummary) -> str:
     """The model's name, else the capture's."""
     return capture.configuration.model.name if capture.configuration and capture.configuration.model else capture.title
-
-
-def nothing_measured() -> Paragraph:
-    """What stands where no capture can answer a question."""
-    return Paragraph("No capture of this report has the ranges or kernels to answer this.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nsys_analyzer.analysis.summary.compared import FUSED, MATMUL, ClassShares, MatmulShare, matmul_share, step_shares
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
-from nsys_analyzer.report.sections.evidence import Evidence, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.report.sections.evidence import NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
@@ -26,7 +26,7 @@ def answer(evidence: Evidence) -> Section:
         if shares[capture.title].phases:
             blocks += [_answer(capture, shares[capture.title]), *_tables(capture, shares[capture.title])]
     blocks += figures_of(evidence, lambda capture: _figure(capture, shares[capture.title].scopes))
-    return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (nothing_measured(),), "matmul")
+    return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (NOTHING_MEASURED,), "matmul")
 
 
 def _share_of_forward(capture: CaptureSummary) -> float | None:
@@ -95,9 +95,14 @@ def _tables(capture: CaptureSummary, share: MatmulShare) -> tuple[Table, ...]:
 
 
 def _table(scopes: tuple[ClassShares, ...], caption: str, capture: CaptureSummary) -> Table:
-    rows = sorted((row for one in scopes for row in one.classes), key=lambda row: -row.ms_per_instance)
     fields: tuple[Field[str], ...] = (Field("class", "text", lambda name: name), *map(_share_in, scopes))
-    return table(fields, dict.fromkeys(row.kernel_class for row in rows), caption, capture=capture.title)
+    return table(fields, _classes(scopes), caption, capture=capture.title)
+
+
+def _classes(scopes: tuple[ClassShares, ...]) -> dict[str, None]:
+    """The names of all classes, longest first."""
+    rows = sorted((row for one in scopes for row in one.classes), key=lambda row: -row.ms_per_instance)
+    return dict.fromkeys(row.kernel_class for row in rows)
 
 
 def _share_in(shares: ClassShares) -> Field[str]:
@@ -106,11 +111,7 @@ def _share_in(shares: ClassShares) -> Field[str]:
 
 def _figure(capture: CaptureSummary, scopes: tuple[ClassShares, ...]) -> Bars:
     kernel = kernel_word(capture)
-    classes = sorted(
-        {row.kernel_class for one in scopes for row in one.classes},
-        key=lambda name: -sum(one.of(name) for one in scopes),
-    )
-    series = tuple((name, tuple(one.of(name) * 100 for one in scopes)) for name in classes)
+    series = tuple((name, tuple(one.of(name) * 100 for one in scopes)) for name in _classes(scopes))
     return Bars(
         f"{capture.title}-class-shares",
         f"{capture.title}: classes of {kernel}s, share of each phase's total {kernel} time",

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.summary.compared import (
 from nsys_analyzer.analysis.summary.statistics import merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, figures_of, kernel_word, nothing_measured
+from nsys_analyzer.report.sections.evidence import FEW, NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, milliseconds, percent
@@ -42,7 +42,7 @@ def answer(evidence: Evidence) -> Section:
         blocks += [_table(capture, phases, evidence.labels) for phases in parts_and_enclosing(capture) if phases]
     blocks += figures_of(evidence, lambda capture: _figure(capture, evidence.labels))
     title = f"(c) Which other {evidence.kernel}s and classes matter?"
-    return Section("other_kernels", title, tuple(blocks) or (nothing_measured(),), "others")
+    return Section("other_kernels", title, tuple(blocks) or (NOTHING_MEASURED,), "others")
 
 
 def _of_sweep(evidence: Evidence, known: Sequence[_Known]) -> Iterator[Block]:

@@ -7,7 +7,7 @@ from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import Evidence, figures_of, nothing_measured, spread, typical
+from nsys_analyzer.report.sections.evidence import NOTHING_MEASURED, Evidence, figures_of, spread, typical
 from nsys_analyzer.report.sections.overhead import overhead
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.sections.verdicts import busy_of, how_costs_are_estimated, verdicts
@@ -52,7 +52,7 @@ def answer(evidence: Evidence) -> Section:
         blocks += [Listing((*_LEGEND, *clocks)), *map(Paragraph, how_costs_are_estimated(captures))]
     blocks += figures_of(evidence, _figure)
     title = "(a) How long do forward, backward and optimizer take?"
-    return Section("phase_times", title, tuple(blocks) or (nothing_measured(),), "time")
+    return Section("phase_times", title, tuple(blocks) or (NOTHING_MEASURED,), "time")
 
 
 def _shown(capture: CaptureSummary) -> list[PhaseSummary]:

@@ -6,7 +6,7 @@ from nsys_analyzer.analysis.summary.compared import BOTH, Leader, leaders
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Answer, Block, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, nothing_measured
+from nsys_analyzer.report.sections.evidence import FEW, NOTHING_MEASURED, Evidence
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import percent
@@ -30,7 +30,7 @@ def answer(evidence: Evidence) -> Section:
         blocks += [_answer(capture, found, evidence), _table(capture, found, evidence)]
     time = "GPU time" if evidence.kernel == "kernel" else "time"
     title = f"(b) Which {evidence.kernel} takes the most {time}?"
-    return Section("top_kernel", title, tuple(blocks) or (nothing_measured(),), f"top {evidence.kernel}")
+    return Section("top_kernel", title, tuple(blocks) or (NOTHING_MEASURED,), f"top {evidence.kernel}")
 
 
 def _fields(evidence: Evidence) -> tuple[Field[_Led], ...]:

@@ -74,11 +74,8 @@ def _figures(share: BusyShare) -> str:
 
 
 def _events(cost: ProfilerCost) -> str:
-    events = (
-        (API_CALL.event, cost.api_calls), (NVTX_RANGE.event, cost.nvtx_ranges), (OPERATOR.event, cost.operators),
-    )  # fmt: skip
-    named = [counted(number, event) for event, number in events if number]
-    return " and ".join((", ".join(named[:-1]), named[-1])) if len(named) > 1 else "".join(named)
+    numbers = ((API_CALL, cost.api_calls), (NVTX_RANGE, cost.nvtx_ranges), (OPERATOR, cost.operators))
+    return ", ".join(counted(number, recorded.event) for recorded, number in numbers if number)
 
 
 def how_costs_are_estimated(captures: Iterable[CaptureSummary]) -> tuple[Words, ...]:
