@@ -218,10 +218,10 @@ def test_nothing_recorded(said: str, run: Path, tmp_path: Path) -> None:
 
 def test_no_report_for_another_reason(run: Path, tmp_path: Path) -> None:
     (run / "capture.nsys-rep").touch()
-    with pytest.raises(CaptureError, match=r"nsys wrote no report: step 1 \| step 2\. Read all it said: .*target\.log"):
+    with pytest.raises(CaptureError, match=r"nsys wrote no report: step 1 \| step 2\. Read its output: .*target\.log"):
         finished(make_nsys(tmp_path), run)
     (run / "target.log").unlink()
-    with pytest.raises(CaptureError, match="it said nothing"):
+    with pytest.raises(CaptureError, match="it printed nothing"):
         finished(make_nsys(tmp_path), run)
 
 

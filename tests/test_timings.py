@@ -58,7 +58,7 @@ def test_our_own_columns(tmp_path: Path) -> None:
             status="ok",
             line=2,
             file=str(tmp_path / "timings.csv"),
-            said=(
+            condition_cells=(
                 ("model", "small"),
                 ("context_length", "256"),
                 ("batch_size", "4"),

@@ -129,8 +129,8 @@ def _torch(gpus: int) -> Check:
     if "No module named 'torch'" in done.stderr:
         return Check("torch", "missing", f"not installed for {sys.executable}", "pip install torch")
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        return Check("torch", "broken", f"does not import: {said}", "pip install --force-reinstall torch")
+        message = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        return Check("torch", "broken", f"does not import: {message}", "pip install --force-reinstall torch")
     torch = json.loads(done.stdout.splitlines()[-1])
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else "no CUDA"
     found = f"{torch['version']} (built with {build}), sees {torch['gpus']} GPUs"

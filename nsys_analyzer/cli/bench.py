@@ -64,9 +64,9 @@ def _own_option(option: Option) -> Any:
     from nsys_analyzer.experiments.model import spelled
 
     cuda, cpu = (",".join(str(spelled(value)) for value in values) for values in (option.cuda, option.cpu))
-    says = f"{option.help} Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
+    text = f"{option.help} Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
     flag, unit = f"--{option.name.replace('_', '-')}", _UNITS.get(option.kind, "NAME")
-    return valued(flag, option.name, option.kind, unit, says, least=option.least, in_list=option.several)
+    return valued(flag, option.name, option.kind, unit, text, least=option.least, in_list=option.several)
 
 
 _UNITS: dict[Any, str] = {int: "N", float: "NUMBER"}

@@ -14,15 +14,20 @@ from nsys_analyzer.errors import ConfigurationError, MissingTableError
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+    from nsys_analyzer.report.model import Unit
+
+#: The title and the unit of each figure of a row.
+_FIGURES: dict[str, tuple[str, Unit]] = {
+    "launches": ("launches", "count"),
+    "ms": ("ms", "ms"),
+    "avg_us": ("avg µs", "us"),
+    "share": ("share", "percent"),
+}
 
 
 @click.command(epilog="Example: nsys-analyze kernels capture.sqlite --phase forward --class matmul --top 10")
 @trace_argument
-@click.option(
-    "--phase",
-    metavar="PHASE",
-    help="Only this phase: per measured instance, as in the report. To name a phase's range: --phase-name.",
-)
+@click.option("--phase", metavar="PHASE", help="Only this phase, per measured instance. --phase-name names its range.")
 @click.option("--class", "kernel_class", metavar="CLASS", help="Only kernels of this class, such as matmul.")
 @click.option("--top", type=click.IntRange(1), metavar="N", help="Only the N kernels with the most time.")
 @click.option(
@@ -113,15 +118,10 @@ def _print_table(rows: list[dict[str, Any]], several: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for title in (["process"] if several else []) + ["kernel", "class"]:
         table.add_column(title, overflow="fold")
-    for title in ("launches", "ms", "avg µs", "share"):
+    for title, _ in _FIGURES.values():
         table.add_column(title, justify="right", no_wrap=True)
     for row in rows:
-        figures = (
-            format_number(row["launches"], "count"),
-            format_number(row["ms"], "ms"),
-            format_number(row["avg_us"], "us"),
-            format_number(row["share"], "percent"),
-        )
+        figures = [format_number(row[key], unit) for key, (_, unit) in _FIGURES.items()]
         table.add_row(*([row["process"]] if several else []), labels[row["name"]], row["class"], *figures)
     console().print(table)
 

@@ -90,8 +90,8 @@ def _target_option(name: str, one: Option) -> Callable[[Command], Command]:
     if one.kind is bool:
         return click.option(one.flag, name, is_flag=True, default=None, help=one.help)
     lighter = f", {one.default_on_cpu} on a CPU" if one.default_on_cpu is not None else ""
-    says = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
-    return valued(one.flag, name, one.choices or one.kind, one.unit, says, least=one.least, in_list=one.several)
+    text = one.help if one.default is None else f"{one.help} Default: {one.default}{lighter}."
+    return valued(one.flag, name, one.choices or one.kind, one.unit, text, least=one.least, in_list=one.several)
 
 
 def valued(

@@ -6,21 +6,14 @@ from pathlib import Path
 
 import click
 
+from nsys_analyzer.analysis.transformer.models import model_names
 from nsys_analyzer.cli.options import SIZE, command_line, phase_names_option
 from nsys_analyzer.report.renderers import RENDERERS
 
 
-@click.command(
-    epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite --csv timings.csv -o report.md"
-)
+@click.command(epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite -o report.md")
 @click.argument("traces", nargs=-1, type=click.Path(path_type=Path), metavar="[TRACE|FOLDER]...")
-@click.option(
-    "-o",
-    "--output",
-    default=None,
-    metavar="FILE",
-    help="The file to write; folders are made as needed; - prints. Default: report.md.",
-)
+@click.option("-o", "--output", metavar="FILE", help="The file to write, or - to print. Default: report.md.")
 @click.option(
     "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
@@ -46,10 +39,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @phase_names_option("--phase", "--phase-name")
 @click.option(
-    "--model",
-    metavar="NAME",
-    help="The model of the captures, for FLOPs, and of timings that name none: small, medium, large, xl, 2.7B, "
-    "xl-2026, 10B.",
+    "--model", metavar="NAME", help=f"The model of the captures, and of timings that name none: {model_names()}."
 )
 @click.option("--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures.")
 @click.option("--batch-size", type=SIZE, metavar="N", help="The batch size of the captures.")
@@ -116,8 +106,8 @@ def report(
     if not RENDERERS[output_format].is_data:
         print_answers(built)
         warnings = sum(len(capture.warnings) for capture in evidence.captures)
-        said = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
-        click.echo(f"\n{target}{said}")
+        count = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
+        click.echo(f"\n{target}{count}")
 
 
 def _tell(line: str) -> None:

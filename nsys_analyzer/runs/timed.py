@@ -27,14 +27,14 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings) -> list[C
     names = {capture.name for capture in captures}
     found = [_timings_of(capture, timings, names - {capture.name}) for capture in captures]
     timed = [
-        _with(capture, list(own.values())) if own else _undecided(capture, timings, names - {capture.name})
-        for capture, own in zip(captures, found, strict=True)
+        _with(capture, list(phases.values())) if phases else _undecided(capture, timings, names - {capture.name})
+        for capture, phases in zip(captures, found, strict=True)
     ]
-    used = {timing for own in found for timing in own.values()}
+    used = {timing for phases in found for timing in phases.values()}
     rest = [timing for timing in timings.rows if timing not in used and timing.capture not in names]
     known = [capture.configuration for capture in captures if capture.configuration]
-    lone = [one for one in rest if one.capture or not any(_may_be(one.configuration, other) for other in known)]
-    return [*timed, *_only_timed(lone, timings.source)]
+    alone = [one for one in rest if one.capture or not any(_may_be(one.configuration, other) for other in known)]
+    return [*timed, *_only_timed(alone, timings.source)]
 
 
 def _timings_of(capture: CaptureSummary, timings: Timings, others: set[str]) -> dict[str, Timing]:

@@ -144,10 +144,10 @@ def _no_report(report: Path, log: Path) -> CaptureError:
         if is_disk_full(folder):  # nsys dies there with other words, or none
             problem = f"The disk of {folder} is full"
             return CaptureError(problem, f"Free some space, or choose another folder: df -h {folder}")
-    said = last_lines(log) if log.is_file() else ""
-    if "No reports were generated" in said or said.endswith("Generated:"):  # the latter until 2023
+    output = last_lines(log) if log.is_file() else ""
+    if "No reports were generated" in output or output.endswith("Generated:"):  # the latter until 2023
         return CaptureError(
-            f"nsys recorded nothing, for no capture range was opened: {_NO_IMPORT.sub('', said)}",
+            f"nsys recorded nothing, for no capture range was opened: {_NO_IMPORT.sub('', output)}",
             "Call torch.cuda.profiler.start() and stop() around what to record, or record all with --whole-program",
         )
-    return CaptureError(f"nsys wrote no report: {said or 'it said nothing'}", f"Read all it said: {log}")
+    return CaptureError(f"nsys wrote no report: {output or 'it printed nothing'}", f"Read its output: {log}")

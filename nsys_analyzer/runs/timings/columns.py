@@ -20,16 +20,16 @@ _DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[_T -]?\d\d[-:]?\d\d.*)?")
 class Group(NamedTuple):
     """The columns of one phase's times; ``phase`` is ``None`` where the row says it.
 
-    ``says`` are the conditions that the headers name: ``(("compile", "true"),)`` for ``Compiled forward (ms)``.
+    ``conditions`` are the conditions that the headers name: ``(("compile", "true"),)`` for ``Compiled forward (ms)``.
     """
 
     phase: str | None
-    says: tuple[tuple[str, str], ...] = ()
+    conditions: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class TimeColumn:
-    """A column of times: ``statistic`` is mean, std, min, max or median; ``unit`` is ``None`` where none is said."""
+    """A column of times: ``statistic`` is mean, std, min, max or median; without a ``unit`` it is in seconds."""
 
     place: int
     header: str
@@ -47,8 +47,8 @@ class TimeColumn:
 class Columns:
     """The meaning of a table's columns, by their places.
 
-    A field that only headers of times say has its name in place of a place. ``others`` have no meaning here, and may be
-    a condition of the run.
+    A field that only headers of times name has its own name in place of a place. ``others`` have no meaning here, and
+    may be a condition of the run.
     """
 
     headers: tuple[str, ...]
@@ -101,15 +101,15 @@ def understand(table: Table, model: str | None = None) -> Columns:
     names_the_model = "model" in fields or fields.keys() >= set(DIMENSIONS)
     if model and not names_the_model:
         times = [_under(time, ("model", model)) for time in times]
-    said = {kind: kind for time in times for kind, _ in time.group.says}
-    columns = Columns(table.headers, {**said, **fields}, tuple(times), tuple(others), notes)
+    in_headers = {kind: kind for time in times for kind, _ in time.group.conditions}
+    columns = Columns(table.headers, {**in_headers, **fields}, tuple(times), tuple(others), notes)
     place = f"{table.path}, line {table.header_line}"
     if not columns.groups():
         hint = "Add mean_ms beside a phase column, or forward_ms and backward_ms"
         if any(re.fullmatch(r"\d+\.\d+", header) for header in table.headers):
             hint = "Its first line is data: put a header line above it, such as model,mode,mean,std"
         raise TimingsError(f"{place}: no column of times among {listed(table.headers)}", hint)
-    if not names_the_model and "model" not in said:
+    if not names_the_model and "model" not in in_headers:
         hint = f"Add a column model, or the columns {', '.join(DIMENSIONS)}, or give --model"
         raise TimingsError(f"{place}: no column names the model among {listed(table.headers)}", hint)
     return columns
@@ -117,8 +117,8 @@ def understand(table: Table, model: str | None = None) -> Columns:
 
 def _under(time: TimeColumn, condition: tuple[str, str]) -> TimeColumn:
     """The column as one whose header says this, unless it says something else."""
-    says = dict([condition]) | dict(time.group.says)
-    return replace(time, group=time.group._replace(says=tuple(says.items())))
+    conditions = dict([condition]) | dict(time.group.conditions)
+    return replace(time, group=time.group._replace(conditions=tuple(conditions.items())))
 
 
 def _fields(headers: tuple[str, ...], texts: list[list[str]], free: list[int]) -> dict[str, int | str]:
@@ -179,33 +179,33 @@ def _notes(texts: list[list[str]], found: list[TimeColumn], used: list[TimeColum
 def _time_column(place: int, header: str, texts: list[str]) -> TimeColumn | None:
     """The column as one of times; ``None`` where its header has another word than those of ``words.TIME_WORDS``."""
     parts = word(re.sub(r"(?:[\s_]per[\s_]|/)(?:step|iter|iteration)(?![a-z])", " ", header.lower())).split("_")
-    said: dict[str, list[str]] = {}
+    meanings: dict[str, list[str]] = {}
     for part in parts:
         kind, value = WORD_OF.get(part, (None, part))
         if kind is None:
             return None
-        if value not in said.setdefault(kind, []):
-            said[kind].append(value)
-    phase = words.single_phase(said.get("phase", []))
-    once = all(len(values) == 1 for kind, values in said.items() if kind not in ("phase", "word"))
-    if not once or (phase is None and "phase" in said):
+        if value not in meanings.setdefault(kind, []):
+            meanings[kind].append(value)
+    phase = words.single_phase(meanings.get("phase", []))
+    once = all(len(values) == 1 for kind, values in meanings.items() if kind not in ("phase", "word"))
+    if not once or (phase is None and "phase" in meanings):
         return None
-    if not _is_time(said, parts) and not _carry_a_unit(texts):
+    if not _is_time(meanings, parts) and not _carry_a_unit(texts):
         return None
-    if "unit" not in said and _are_flags([text.lower() for text in texts]):
+    if "unit" not in meanings and _are_flags([text.lower() for text in texts]):
         return None
-    conditions = tuple((kind, said[kind][0]) for kind in words.CONDITIONS_OF_A_HEADER if kind in said)
-    statistic, unit = said.get("statistic", ["mean"])[0], said.get("unit", [None])[0]
+    conditions = tuple((kind, meanings[kind][0]) for kind in words.CONDITIONS_OF_A_HEADER if kind in meanings)
+    statistic, unit = meanings.get("statistic", ["mean"])[0], meanings.get("unit", [None])[0]
     return TimeColumn(place, header, Group(phase, conditions), statistic, unit)
 
 
-def _is_time(said: dict[str, list[str]], parts: list[str]) -> bool:
+def _is_time(meanings: dict[str, list[str]], parts: list[str]) -> bool:
     """Whether the words say "time": ``loss_mean`` and ``max_step`` do not, ``loss_ms`` and ``small/fwd`` do."""
     if parts == ["s"]:
         return False
-    ordinary = not {"loss", "step"}.isdisjoint(said.get("phase", []))
-    is_statistic_or_model = ("statistic" in said and not ordinary) or ("model" in said and "phase" in said)
-    return is_statistic_or_model or "unit" in said or "time" in said.get("word", [])
+    ordinary = not {"loss", "step"}.isdisjoint(meanings.get("phase", []))
+    is_statistic_or_model = ("statistic" in meanings and not ordinary) or ("model" in meanings and "phase" in meanings)
+    return is_statistic_or_model or "unit" in meanings or "time" in meanings.get("word", [])
 
 
 def _carry_a_unit(texts: list[str]) -> bool:

@@ -56,12 +56,12 @@ def describe(cells: Mapping[str, Any], group: Group, groups: Iterable[Group], **
     Raises:
         CellError: no model or precision can be made of the row.
     """
-    beside = {other.phase for other in groups if other.says == group.says}
-    said, mode = _laid_out(cells.get("phase"), _ran(cells), cells.get("mode"), wide=None not in beside)
+    beside = {other.phase for other in groups if other.conditions == group.conditions}
+    timed, mode = _laid_out(cells.get("phase"), _ran(cells), cells.get("mode"), wide=None not in beside)
     if group.phase is None:
-        phase = None if said is None and len(beside) > 1 else said or UNKNOWN_PHASE
+        phase = None if timed is None and len(beside) > 1 else timed or UNKNOWN_PHASE
     else:
-        phase = None if said == group.phase and None in beside else group.phase
+        phase = None if timed == group.phase and None in beside else group.phase
     if phase is None:
         return None
     model, name = _model(*(cells.get(field) for field in ("model", *DIMENSIONS, "vocab_size", "capture")))
@@ -156,12 +156,12 @@ def _laid_out(phase: str | None, ran: str | None, mode: str | None, *, wide: boo
         "mode": phase_from_text(mode or ""),
     }
     layout = next(layout for layout in ONE_TIME if layout.phase is None or phases[layout.phase])
-    said = phases[layout.phase] if layout.phase else None
+    timed = phases[layout.phase] if layout.phase else None
     named = mode or ran if wide else mode if layout.mode else None  # of wide rows headers say the phase
     if named is None:
-        return said, None
+        return timed, None
     known = phase_from_text(named)
-    return said, _MODE_OF.get(known, "train") if known else mode_from_text(named)
+    return timed, _MODE_OF.get(known, "train") if known else mode_from_text(named)
 
 
 def _device(device: str | None, gpu: str | None) -> tuple[str | None, str | None]:

@@ -56,7 +56,7 @@ class Timings:
         if len({row.setup for row in fitting}) < 2:
             return {}
         values: dict[str, dict[str, None]] = {}
-        for header, value in (pair for row in fitting for pair in row.said):
+        for header, value in (pair for row in fitting for pair in row.condition_cells):
             values.setdefault(header, {})[value] = None
         return {header: tuple(own) for header, own in values.items() if len(own) > 1}
 

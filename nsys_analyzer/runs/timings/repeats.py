@@ -43,7 +43,7 @@ def split_by_conditions(runs: Sequence[Timing], figures: pd.DataFrame) -> list[T
     headers = set(kept.index[kept])
     told = [tuple(pair for pair in run.conditions if pair[0] in headers) for run in runs]
     return [
-        msgspec.structs.replace(run, conditions=own, said=(*run.said, *own))
+        msgspec.structs.replace(run, conditions=own, condition_cells=(*run.condition_cells, *own))
         for run, own in zip(runs, told, strict=True)
     ]
 

@@ -28,15 +28,15 @@ _Floats = npt.NDArray[np.float64]
 def rows_of(table: Table, columns: Columns) -> pd.DataFrame:
     """The table's rows, each once for each group of columns of times.
 
-    ``row`` and ``group``, from 0, are columns, too, and each condition that headers of times say.
+    ``row`` and ``group``, from 0, are columns, too, and each condition that headers of times name.
     """
     import pandas as pd
 
     groups, count = columns.groups(), len(table.frame)
     rows = table.frame.iloc[np.repeat(np.arange(count), len(groups))]
     rows = rows.assign(row=np.repeat(np.arange(count), len(groups)), group=np.tile(np.arange(len(groups)), count))
-    for condition in dict.fromkeys(kind for group in groups for kind, _ in group.says):
-        codes, texts = pd.factorize(np.array([dict(group.says).get(condition, "") for group in groups], object))
+    for condition in dict.fromkeys(kind for group in groups for kind, _ in group.conditions):
+        codes, texts = pd.factorize(np.array([dict(group.conditions).get(condition, "") for group in groups], object))
         rows[condition] = pd.Categorical.from_codes(np.tile(codes, count), pd.Index(texts, dtype=object))
     return rows
 
@@ -85,8 +85,8 @@ def _runs_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[Ints, li
     codes = _distinct(rows, [*fields.values(), *columns.others])
     first, group_of = np.unique(codes, return_index=True)[1], rows["group"].to_numpy()
     values = {field: _values(path, columns, rows, field)[first].tolist() for field in fields}
-    told = [field for field in CONDITIONS if field in fields and not (field in DIMENSIONS and "model" in fields)]
-    said = _pairs(rows.iloc[first], {columns.header(field): fields[field] for field in told})
+    stated = [field for field in CONDITIONS if field in fields and not (field in DIMENSIONS and "model" in fields)]
+    condition_cells = _pairs(rows.iloc[first], {columns.header(field): fields[field] for field in stated})
     conditions = _pairs(rows.iloc[first], {columns.headers[place]: place for place in columns.others})
     groups = columns.groups()
     runs: list[Timing] = []
@@ -94,9 +94,9 @@ def _runs_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[Ints, li
     cells_of = [dict(zip(values, cells, strict=True)) for cells in zip(*values.values(), strict=True)]
     for number, (row, cells) in enumerate(zip(first.tolist(), cells_of, strict=True)):
         status, has_failed = ended(cells)
-        more = {"said": said[number], "conditions": conditions[number], "status": status, "file": str(path)}
+        more = {"condition_cells": condition_cells[number], "conditions": conditions[number]}
         try:
-            run = describe(cells, groups[group_of[row]], groups, **more)
+            run = describe(cells, groups[group_of[row]], groups, status=status, file=str(path), **more)
         except CellError as error:
             raise error_at(path, rows.index[row], columns.header(error.field), error) from error
         numbers.append(len(runs) if run else -1)

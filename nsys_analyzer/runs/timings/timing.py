@@ -15,8 +15,8 @@ class Timing(msgspec.Struct, frozen=True):  # there may be one for each of very 
 
     ``phase`` is one of ours, such as ``forward+backward``, a word of the file's own, or ``UNKNOWN_PHASE``. ``status``
     is ``ok``, ``oom``, ``failed``, ``timeout``, ``missing`` (no time and no reason given) or a word of the file's own;
-    only with ``ok`` there are times. ``capture`` is the name of a capture of this run. ``said`` are header and cell of
-    every column that says a condition; ``conditions`` those of columns without a meaning here.
+    only with ``ok`` there are times. ``capture`` is the name of a capture of this run. ``condition_cells`` are header
+    and cell of every column that says a condition; ``conditions`` those of columns without a meaning here.
     """
 
     model: ModelSize | None
@@ -47,7 +47,7 @@ class Timing(msgspec.Struct, frozen=True):  # there may be one for each of very 
     gpu: str | None = None
     message: str | None = None
     iteration: int | None = None
-    said: tuple[tuple[str, str], ...] = ()
+    condition_cells: tuple[tuple[str, str], ...] = ()
     conditions: tuple[tuple[str, str], ...] = ()
 
     @property

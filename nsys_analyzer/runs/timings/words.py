@@ -185,8 +185,9 @@ def phase_from_text(text: str) -> str | None:
 
 def phase_in_name(stem: str) -> str | None:
     """The phase that a file's name says among other words: ``forward_times``, ``timings_bwd``; ``None`` without."""
-    said = [value for part in word(stem).split("_") for kind, value in [WORD_OF.get(part, ("", ""))] if kind == "phase"]
-    return single_phase(said) if {"forward", "backward", "optimizer"} & set(said) else None  # "train_times" is any
+    meanings = [WORD_OF.get(part, ("", "")) for part in word(stem).split("_")]
+    phases = [value for kind, value in meanings if kind == "phase"]
+    return single_phase(phases) if {"forward", "backward", "optimizer"} & set(phases) else None  # "train_times" is any
 
 
 @lru_cache(SPELLINGS)
