@@ -203,7 +203,7 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
         (("--autograd-ranges",), "Error: --autograd-ranges is for nsys, and torch.profiler records here"),
         (("--nsys-option=-b none",), "Error: --nsys-option is for nsys, and torch.profiler records here"),
         (("--trace", "cuda"), "Error: --trace is for nsys, and torch.profiler records here"),
-        (("--profiler", "none", "--memory"), "Error: --memory is for a profiler, and --profiler none is none"),
+        (("--profiler", "none", "--memory"), "Error: --memory is for a profiler"),
         (("--profiler", "none", "--", "python", "a.py"), "Error: --profiler none leaves nothing to do: "),
         (("--steps", "3", "--", "python", "a.py"), "Error: --steps is for our transformer. Give the program its own"),
         (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),

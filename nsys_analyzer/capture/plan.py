@@ -146,8 +146,8 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
     """
     if asked.profiler == "none":
-        own = [one.name for one in fields(Recording) if one.name != "profiler"]
-        _refuse(_given(asked, own), "for a profiler, and --profiler none is none")
+        names = [one.name for one in fields(Recording) if one.name != "profiler"]
+        _refuse(_given(asked, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"
     nsys, lack = _usable_nsys() if asked.profiler != "torch" else (None, "")
@@ -157,8 +157,7 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         return _nsys(asked, nsys, on_gpu=on_gpu)
     if torch_version() is None:
         raise CaptureError("Neither nsys with a GPU nor PyTorch is here to record with", INSTALL_TORCH)
-    own = ["trace", "autograd_ranges", "nsys_option"]
-    _refuse(_given(asked, own), "for nsys, and torch.profiler records here")
+    _refuse(_given(asked, ["trace", "autograd_ranges", "nsys_option"]), "for nsys, and torch.profiler records here")
     recorder = TorchProfiler(memory=asked.memory, whole_program=asked.whole_program)
     if asked.profiler == "torch":
         return recorder, ()
@@ -170,8 +169,8 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
 
 
 def _usable_nsys() -> tuple[Nsys | None, str]:
-    """The nsys of this machine, and what keeps it from being used, empty where nothing does."""
-    path = find_nsys()  # it raises where NSYS names no command: who set it wants no other
+    """The nsys of this machine, and the reason why it cannot be used, empty where it can."""
+    path = find_nsys()  # it raises where NSYS names no command: nobody who sets it wants another
     if path is None:
         return None, "There is no nsys here"
     try:

@@ -21,6 +21,8 @@ from nsys_analyzer.runs.timings.timing import UNKNOWN_PHASE, Timing
 from nsys_analyzer.runs.timings.words import DIMENSIONS, SPELLINGS, phase_from_text, status_from_text, word
 
 _MODE_OF = {"forward": "forward", "backward": "forward+backward", "forward+backward": "forward+backward"}
+_OF_THE_MODEL = ("model", *DIMENSIONS, "vocab_size", "capture")
+_OF_THE_PRECISION = ("precision", "mixed_precision", "bf16", "fp16", "tf32")
 #: Fields that are what their cells say, whatever else the row says.
 _AS_THEY_ARE = (
     "context_length", "batch_size", "warmup_steps", "steps", "capture", "attention", "compile", "cuda_graph",
@@ -64,9 +66,9 @@ def describe(cells: Mapping[str, Any], group: Group, groups: Iterable[Group], **
         phase = None if timed == group.phase and None in beside else group.phase
     if phase is None:
         return None
-    model, name = _model(*(cells.get(field) for field in ("model", *DIMENSIONS, "vocab_size", "capture")))
+    model, name = _model(*map(cells.get, _OF_THE_MODEL))
     device, gpu = _device(cells.get("device"), cells.get("gpu"))
-    precision = _precision(*(cells.get(field) for field in ("precision", "mixed_precision", "bf16", "fp16", "tf32")))
+    precision = _precision(*map(cells.get, _OF_THE_PRECISION))
     known = {field: cells[field] for field in _AS_THEY_ARE if field in cells}
     return Timing(model, name, phase=phase, mode=mode, precision=precision, device=device, gpu=gpu, **known, **more)
 

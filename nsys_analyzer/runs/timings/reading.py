@@ -14,7 +14,7 @@ from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timings.columns import Columns, understand
 from nsys_analyzer.runs.timings.layouts import is_unknown, model_notes
 from nsys_analyzer.runs.timings.matching import Timings
-from nsys_analyzer.runs.timings.repeats import pool_iterations, split_by_conditions, without_repeats
+from nsys_analyzer.runs.timings.repeats import numbered, pool_iterations, split_by_conditions, without_repeats
 from nsys_analyzer.runs.timings.rows import FIGURES, figures_of, rows_of
 from nsys_analyzer.runs.timings.table import lines_listed, listed, read_table
 from nsys_analyzer.runs.timings.timing import UNKNOWN_PHASE, Timing
@@ -82,6 +82,7 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
         notes += own if len(paths) == 1 else [f"{path.name}: {note}" for note in own]
     figures = pd.concat(read, ignore_index=True)
     runs = split_by_conditions(runs, figures)
+    figures["timing"] = numbered(runs)[figures["run"]]
     figures, pooled = pool_iterations(runs, figures, selection.skip)
     figures, choices = without_repeats(runs, figures)
     return Timings(", ".join(path.name for path in paths), _timings(runs, figures), (*notes, *pooled, *choices))
@@ -90,7 +91,7 @@ def read_timings(*paths: Path, selection: Selection | None = None) -> Timings:
 def _timings(runs: Sequence[Timing], figures: pd.DataFrame) -> tuple[Timing, ...]:
     """The runs with their figures."""
     columns: dict[str, list[Any]] = {"status": figures["status"].tolist()}
-    for name in ("line", "steps", *FIGURES):
+    for name in figures.columns[figures.notna().any()].intersection(["line", "steps", *FIGURES]):
         kind = int if name in _WHOLE else float
         columns[name] = [None if value != value else kind(value) for value in figures[name].tolist()]  # NaN
     rows = zip(figures["run"].tolist(), zip(*columns.values(), strict=True), strict=True)

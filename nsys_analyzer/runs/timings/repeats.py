@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,7 +35,7 @@ def split_by_conditions(runs: Sequence[Timing], figures: pd.DataFrame) -> list[T
     if conditions.empty:
         return list(runs)
     used = figures["run"].unique()
-    setups = _numbers(_key(run, with_conditions=False) for run in runs)
+    setups = numbered([msgspec.structs.replace(run, conditions=()) for run in runs])
     kept = conditions.iloc[used].groupby(setups[used]).nunique(dropna=False).gt(1).any()
     if len({runs[number].known_setup for number in used}) > 1:
         of_rows = conditions.iloc[figures.drop_duplicates("row")["run"]]
@@ -60,7 +60,7 @@ def pool_iterations(runs: Sequence[Timing], figures: pd.DataFrame, skip: int | N
     """
     import pandas as pd
 
-    key = _numbers((_key(run), run.warmup_steps) for run in runs)[figures["run"]]
+    key = figures.groupby(["timing", "warmup_steps"], dropna=False, sort=False).ngroup()
     rows = figures.assign(key=key, ms=figures["mean_ms"].fillna(figures["median_ms"]))
     rows = rows[rows["key"].duplicated(keep=False)].sort_values(["key", "iteration", "line"])
     rows["distance"] = rows.groupby("key")["iteration"].diff()
@@ -80,7 +80,7 @@ def pool_iterations(runs: Sequence[Timing], figures: pd.DataFrame, skip: int | N
     pooled = kept.loc[kept["ms"].isna().sort_values(kind="stable").index].drop_duplicates("key").set_index("key")
     pooled.update(_pooled(kept[kept["ms"].notna()]))
     pooled["row"] = runs_of["first"]
-    single = figures[~np.isin(key, pooled.index)]
+    single = figures[~key.isin(pooled.index)]
     left_out = f", the first {skip} of each left out" if skip else ""
     counts = kept.groupby("key").size().value_counts(sort=False)
     notes = [f"{runs} timings are each the mean of {n} rows, its iterations{left_out}" for n, runs in counts.items()]
@@ -133,15 +133,16 @@ def without_repeats(runs: Sequence[Timing], figures: pd.DataFrame) -> tuple[pd.D
     Raises:
         TimingsError: two rows for one of these that nothing tells apart.
     """
-    rows = figures.assign(key=_numbers(map(_key, runs))[figures["run"]])
     choices: dict[str, list[str]] = defaultdict(list)
-    for _, own in rows[rows["key"].duplicated(keep=False)].groupby("key"):
-        chosen, reason = _choose(runs, own)
-        figures = figures.drop(index=own.index.difference([chosen]))
-        others = listed(map(str, own["line"].drop(chosen)), str)
-        choices[reason].append(f"line {own['line'][chosen]} ({runs[own['run'][chosen]].phase}), not {others}")
-    return figures, [
-        f"rows for the same run, the one with {reason} used: {_shortened(own)}" for reason, own in choices.items()
+    left_out: list[int] = []
+    for _, rows in figures[figures["timing"].duplicated(keep=False)].groupby("timing"):
+        chosen, reason = _choose(runs, rows)
+        others = rows["line"].drop(chosen)
+        left_out += others.index.tolist()
+        line, phase = rows["line"][chosen], runs[rows["run"][chosen]].phase
+        choices[reason].append(f"line {line} ({phase}), not {listed(map(str, others), str)}")
+    return figures.drop(index=left_out), [
+        f"rows for the same run, the one with {reason} used: {_shortened(lines)}" for reason, lines in choices.items()
     ]
 
 
@@ -163,15 +164,11 @@ def _choose(runs: Sequence[Timing], rows: pd.DataFrame) -> tuple[int, str]:
     raise TimingsError(problem, f"Remove one, {remedy}")
 
 
-def _numbers(keys: Iterable[Hashable]) -> Ints:
-    """The same number for equal keys, in the order in which they appear."""
+def numbered(runs: Sequence[Timing]) -> Ints:
+    """A number for each of these, the same for one phase of one run."""
     numbers: dict[Hashable, int] = {}
+    keys = ((run.capture, run.setup, run.mode, run.phase) for run in runs)
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
-
-
-def _key(run: Timing, *, with_conditions: bool = True) -> Hashable:
-    """Equal for timings of one run and phase."""
-    return run.capture, *run.known_setup, run.conditions if with_conditions else (), run.mode, run.phase
 
 
 def _lines(runs: Sequence[Timing], two: pd.DataFrame) -> str:
