@@ -63,10 +63,8 @@ def _launched(reader: Reader) -> Rank | None:
     found: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(_environment(reader))):
         found[name].add(int(value))
-    for rank, size in _VARIABLES:
-        if len(found[rank]) == 1:
-            return Rank(min(found[rank]), min(found[size], default=0))
-    return None
+    known = (Rank(min(found[rank]), min(found[size], default=0)) for rank, size in _VARIABLES if len(found[rank]) == 1)
+    return next(known, None)
 
 
 def _environment(reader: Reader) -> Iterator[str]:

@@ -232,11 +232,10 @@ def _empty(column: Column) -> Any:
 
 def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
     """The columns as they are kept; raises ArrowInvalid where a column holds what it should not."""
-    frame: Frame = {}
-    for index, column in enumerate(columns):
-        values, default = table.column(index), column.default
-        frame[column.name] = _texts(values) if isinstance(default, str) else _chunks(values, default)
-    return frame
+    return {
+        column.name: _texts(values) if isinstance(column.default, str) else _chunks(values, column.default)
+        for column, values in zip(columns, table.columns, strict=True)
+    }
 
 
 def _texts(values: pa.ChunkedArray) -> pa.Array:
