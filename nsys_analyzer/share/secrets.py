@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import pairwise
 
-from nsys_analyzer.share.vocabulary import field_words, layer_operators
+from nsys_analyzer.share.vocabulary import CAMEL, field_words, layer_operators
 
 #: Bits that a letter of a name costs at most, on average. A letter drawn from 62 costs 6 and its surroundings more.
 _BITS_OF_NAME = 4.3
@@ -32,7 +32,6 @@ _SHORTEST_PART = 4
 _SHORTEST_HEX = 12
 _LONGEST_NUMBER = 10
 
-_PIECE = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _RUN = re.compile(r"[A-Za-z0-9]+")
 #: Sizes, types and architectures, which stand for one number: ``64x64x32``, ``bf16``, ``E4m3``, ``sm100a``.
 _SIZES = re.compile(
@@ -177,7 +176,7 @@ def _bits(run: str) -> Iterator[float]:
     """Bits above a name's cost, for each piece of a run of letters and digits."""
     words, cost = _known_words(), _costs()
     before = "^"
-    for piece in _PIECE.findall(run):
+    for piece in CAMEL.findall(run):
         kind = _kind(piece)
         turn, before = cost["turn", before, kind], kind
         if kind == "0":
@@ -205,7 +204,7 @@ def _known_runs() -> list[str]:
 
 @cache
 def _known_words() -> frozenset[str]:
-    return frozenset(piece.lower() for run in _known_runs() for piece in _PIECE.findall(run))
+    return frozenset(piece.lower() for run in _known_runs() for piece in CAMEL.findall(run))
 
 
 @cache
@@ -214,7 +213,7 @@ def _costs() -> dict[tuple[str, str, str], float]:
     counts: Counter[tuple[str, str, str]] = Counter()
     for run in _known_runs():
         kinds = ["^"]
-        for piece in _PIECE.findall(run):
+        for piece in CAMEL.findall(run):
             kinds.append(_kind(piece))
             if kinds[-1] != "0":
                 word = piece.lower()

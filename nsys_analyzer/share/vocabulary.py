@@ -15,7 +15,7 @@ _FIELD = "field.txt"
 _OPERATORS = "onnx_operators.txt"
 
 #: The words of a name in CamelCase, and its numbers.
-_CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _WORD = re.compile(r"[A-Za-z0-9]+")
 _ORDINARY_MARKS = re.compile(r"[A-Za-z0-9\s_.,:;+/()-]*")
 #: A number, a letter, or the short name of a GPU, an architecture or a type: ``9.0a``, ``sm90``, ``H200``.
@@ -52,7 +52,7 @@ def _is_ordinary_word(word: str) -> bool:
 @cache
 def field_words() -> frozenset[str]:
     """The words that names of ranges, kernels and layers are made of, in small letters."""
-    operators = (part.lower() for name in layer_operators() for part in _CAMEL.findall(name))
+    operators = (part.lower() for name in layer_operators() for part in CAMEL.findall(name))
     return ordinary_words().union(_listed(_FIELD), operators)
 
 
@@ -70,7 +70,7 @@ def is_field_word(word: str) -> bool:
     """Whether a word, or each word of a name in CamelCase, is of this field: ``matmuls``, ``LayerNorm``, ``conv1``."""
     if not word.isalnum():
         return False
-    parts = _CAMEL.findall(word)
+    parts = CAMEL.findall(word)
     in_camel_case = len(parts) > 1 and len(parts[0]) > 1 and parts[0].isalpha() and all(map(_is_known_part, parts))
     return _is_known(word.lower()) or in_camel_case
 

@@ -25,7 +25,10 @@ Name = int | str
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event: its name, process and thread (device and stream on a GPU) as written, start and end in ns."""
+    """One event: its name, process and thread (device and stream on a GPU) as written, start and end in ns.
+
+    A thread's name is an event of that name, without a time.
+    """
 
     kind: str
     name: str
@@ -56,12 +59,6 @@ class Allocation(Event, gc=False):
     size: int = 0
     device: int | None = None
     allocated: int | None = None
-
-
-class ThreadName(Event, gc=False):
-    """The name of a thread, which has no time."""
-
-    thread_name: str = ""
 
 
 class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"}):

@@ -121,7 +121,7 @@ class _Tables:
 
     def _thread_names(self) -> Iterator[tuple[Any, ...]]:
         """The names of the threads on which anything happened; Kineto writes each more than once."""
-        named = {(event.pid, event.tid): event.thread_name for event in self._trace.of("thread")}
+        named = {(event.pid, event.tid): event.name for event in self._trace.of("thread")}
         for (pid, tid), name in named.items():
             if self._threads.knows(pid, tid):
                 yield self._strings[_THREAD_NAME.sub(r"\1", name)], self._threads.thread(pid, tid)

@@ -20,7 +20,6 @@ from nsys_analyzer.trace.sources.kineto.events import (
     Name,
     Properties,
     Size,
-    ThreadName,
 )
 from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_GPU, is_arrow, legacy_kind
 
@@ -222,7 +221,7 @@ class Events:
             raise BadEventError("a negative duration")
         args = written.args or _NO_ARGUMENTS
         if kind == "thread":
-            return ThreadName(kind, name, pid, tid, start, end, args.name)
+            return Event(kind, args.name, pid, tid, start, end)
         if kind == "memory":
             device = args.memory_device if args.device_type else None
             return Allocation(kind, name, pid, tid, start, end, args.size, device, args.allocated)
