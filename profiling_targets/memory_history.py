@@ -18,7 +18,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from nsys_analyzer.analysis.transformer.saved_tensors import residual_bytes, saved_by_layer
+from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.capture.cases import FOLDER
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
@@ -41,8 +41,8 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
     figures.logits_bytes = _FP32 // (2 if case.precision == "bf16" else 1) * shape[0] * shape[1] * size.vocab_size
     figures.residual_bytes = residual_bytes(size, *shape)
     if case.trains:
-        saved = saved_by_layer(size, *shape, case.precision, case.device == "cuda")
-        figures.layer_saves_by_shapes_bytes = sum(one.bytes for one in saved)
+        by_shapes = layer_saved_bytes(size, *shape, case.precision, case.device == "cuda")
+        figures.layer_saves_by_shapes_bytes = by_shapes
     training = Training(_config(case))
     phases = training.phases()
     for _ in range(case.warmup_steps):

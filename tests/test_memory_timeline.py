@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.transformer.models import ModelSize
-from nsys_analyzer.analysis.transformer.saved_tensors import residual_bytes, saved_by_layer
+from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.experiments.memory.case import Holder, Point
 from nsys_analyzer.experiments.memory.slopes import Slope, slope_of_thirds
 from nsys_analyzer.trace.trace import Trace
@@ -169,8 +169,8 @@ def test_what_a_layer_keeps_in_fp32() -> None:
     # B 3, S 5: 15 tokens; (B, S, d) 120, (B, S, d_ff) 240, scores 3 · 2 · 5 · 5 = 150, rows of scores 30.
     # 10 of (B, S, d), 4 of (B, S, d_ff), 3 of scores, 2 of rows, 2 of (B, S, 1), 4 bytes each.
     expected = 4 * (10 * 120 + 4 * 240 + 3 * 150 + 2 * 30 + 2 * 15)
-    assert sum(one.bytes for one in saved_by_layer(TINY, 3, 5, "fp32")) == expected
-    assert saved_by_layer(TINY, 3, 5, "tf32") == saved_by_layer(TINY, 3, 5, "fp32")
+    assert layer_saved_bytes(TINY, 3, 5, "fp32") == expected
+    assert layer_saved_bytes(TINY, 3, 5, "tf32") == layer_saved_bytes(TINY, 3, 5, "fp32")
     assert residual_bytes(TINY, 3, 5) == 4 * 120
 
 
@@ -179,8 +179,8 @@ def test_what_a_layer_keeps_under_autocast() -> None:
     # (B, S, d), 4 of (B, S, d_ff), 2 of scores, their maxima, the weights' casts 4 · 8 · 8 + 3 · 8 · 16 = 640.
     common = 4 * (4 * 120 + 2 * 15) + 2 * (9 * 120 + 4 * 240 + 2 * 150 + 30 + 640)
     exponentials = 150 + 30  # with the sums of their rows
-    assert sum(one.bytes for one in saved_by_layer(TINY, 3, 5, "bf16")) == common + 4 * exponentials
-    assert sum(one.bytes for one in saved_by_layer(TINY, 3, 5, "bf16", on_gpu=False)) == common + 2 * exponentials
+    assert layer_saved_bytes(TINY, 3, 5, "bf16") == common + 4 * exponentials
+    assert layer_saved_bytes(TINY, 3, 5, "bf16", on_gpu=False) == common + 2 * exponentials
 
 
 _COLUMNS = "start, globalPid, bytes, memKind, memoryOperationType, localMemoryPoolUtilizedSize"

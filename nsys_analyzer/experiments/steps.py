@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
-from nsys_analyzer.analysis.transformer.saved_tensors import saved_by_layer
+from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_found
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import CaseTarget, Option, Results, Row, Settings, Times, option, single
@@ -215,8 +215,8 @@ def _held_bytes(row: StepRow) -> dict[str, int]:
     # After a single step there were no gradients beside what its layers saved.
     if case.warmup_steps + case.steps > 1 and case.attention == "unfused":
         on_gpu = case.device == "cuda"
-        layer = saved_by_layer(case.size, case.batch_size, case.context_length, case.precision, on_gpu)
-        sizes["activations"] = case.size.num_layers * sum(saved.bytes for saved in layer)
+        layer = layer_saved_bytes(case.size, case.batch_size, case.context_length, case.precision, on_gpu)
+        sizes["activations"] = case.size.num_layers * layer
     return sizes
 
 
