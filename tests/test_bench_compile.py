@@ -22,7 +22,7 @@ from nsys_analyzer.report.model import Bars, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.gather import gather
 from nsys_analyzer.runs.rows import NAME, read_file
-from tests.support.rows import default_settings, typed_row
+from tests.support.rows import default_settings, typed_row, unpadded
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
@@ -54,7 +54,7 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
 
 def said(*rows: StepRow, captures: tuple[CaptureSummary, ...] = ()) -> str:
     text = render(Report("x", (BENCH.section(Results(rows, captures=captures)),)), {})
-    return text.replace("\N{NO-BREAK SPACE}", " ").replace("\N{MINUS SIGN}", "-")
+    return unpadded(text).replace("\N{MINUS SIGN}", "-")
 
 
 @pytest.fixture(scope="module")

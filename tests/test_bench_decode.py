@@ -29,7 +29,7 @@ from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.report.model import Bars, Lines, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import NAME, Row, Times, read_file
-from tests.support.rows import default_settings, typed_row
+from tests.support.rows import default_settings, typed_row, unpadded
 
 SHARED = {
     "device": "cuda", "num_layers": 0, "batch_size": 16, "prompt_length": 1024, "cache_length": 2048, "tokens": 100,
@@ -75,7 +75,7 @@ def ceilings(bytes_per_s: float = 4e12) -> dict[str, Row[CeilingsCase, CeilingsF
 
 def said(*rows: DecodeRow) -> str:
     text = render(Report("x", (BENCH.section(Results(rows, ceilings())),)), {})
-    return text.replace("\N{NO-BREAK SPACE}", " ")
+    return unpadded(text)
 
 
 def test_cases() -> None:

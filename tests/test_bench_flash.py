@@ -29,6 +29,7 @@ from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
 from profiling_targets import flash  # noqa: E402
 from profiling_targets.attention_passes import Attend  # noqa: E402
 from profiling_targets.cases import NotHereError, measured  # noqa: E402
+from tests.support.rows import unpadded  # noqa: E402
 
 SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
 CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3", "warmup_ms": 25,
@@ -109,7 +110,7 @@ def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) 
 
 def text(*rows: FlashRow) -> str:
     said = render(Report("x", (BENCH.section(Results(rows)),)), {})
-    return said.replace("\N{NO-BREAK SPACE}", " ")
+    return unpadded(said)
 
 
 def test_cases() -> None:

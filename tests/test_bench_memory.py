@@ -17,7 +17,7 @@ from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.report.model import Lines, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from profiling_targets import memory_history
-from tests.support.rows import default_settings, typed_row
+from tests.support.rows import default_settings, typed_row, unpadded
 
 GIB = 2**30
 
@@ -59,10 +59,13 @@ def row(mode: str = "train", context_length: int = 256, model: str = "small", **
     return typed_row(TARGET, case, {**known, **figures})
 
 
-def text(*rows: MemoryRow, **more: Any) -> str:
+def page(*rows: MemoryRow, **more: Any) -> str:
     section = BENCH.section(Results(rows, **more))
-    said = render(Report("x", (section,)), {one.key: one.key for one in Report("x", (section,)).figures})
-    return said.replace("\N{NO-BREAK SPACE}", " ")
+    return render(Report("x", (section,)), {one.key: one.key for one in Report("x", (section,)).figures})
+
+
+def text(*rows: MemoryRow, **more: Any) -> str:
+    return unpadded(page(*rows, **more))
 
 
 def test_cases_on_a_gpu() -> None:
@@ -243,7 +246,7 @@ def test_the_profilers_view_of_device_memory() -> None:
 def test_tables_in_sight_fit_a_page() -> None:
     rows = [row(mode, length, model) for model in ("small", "large") for length in (128, 512) for mode in MODES]
     folded, widest = False, 0
-    for line in text(*rows).splitlines():
+    for line in page(*rows).splitlines():
         folded = (folded or line.startswith("<details>")) and not line.startswith("</details>")
         if line.startswith("|") and not folded:
             widest = max(widest, len(line))

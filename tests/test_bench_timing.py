@@ -14,7 +14,7 @@ from nsys_analyzer.experiments.timing import warmup
 from nsys_analyzer.experiments.timing.section import BENCH
 from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from tests.support.rows import default_settings, typed_row
+from tests.support.rows import default_settings, typed_row, unpadded
 
 GIB = 2**30
 CASE = {
@@ -48,7 +48,7 @@ def studied(warmup_steps: int, times: list[float]) -> StepRow:
 
 
 def text(*rows: StepRow) -> str:
-    return render(Report("x", (BENCH.section(Results(rows)),)), {}).replace("\N{NO-BREAK SPACE}", " ")
+    return unpadded(render(Report("x", (BENCH.section(Results(rows)),)), {}))
 
 
 def tables(*rows: StepRow) -> list[Table]:

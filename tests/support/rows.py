@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +12,11 @@ from nsys_analyzer.runs.rows import typed
 C = TypeVar("C")
 F = TypeVar("F")
 H200 = {"gpu": "NVIDIA H200", "torch": "2.11.0"}
+
+
+def unpadded(page: str) -> str:
+    """A page with plain spaces, and without those that align the cells of its tables."""
+    return re.sub(" {2,}", " ", page.replace("\N{NO-BREAK SPACE}", " "))
 
 
 def typed_row(
