@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -50,15 +50,15 @@ ONE_TIME = (
 )
 
 
-def describe(cells: Mapping[str, Any], group: Group, groups: Iterable[Group], **more: Any) -> Timing | None:
+def describe(cells: Mapping[str, Any], group: Group, beside: Set[str | None], **more: Any) -> Timing | None:
     """The run of a row, without figures; ``None`` where the times of this group of columns are not of its run.
 
-    ``cells`` are the values of its fields, ``groups`` all groups of the table, ``more`` further fields of the timing.
+    ``cells`` are the values of its fields, ``beside`` the phases of all groups under the same conditions, ``more``
+    further fields of the timing.
 
     Raises:
         CellError: no model or precision can be made of the row.
     """
-    beside = {other.phase for other in groups if other.conditions == group.conditions}
     timed, mode = _laid_out(cells.get("phase"), _ran(cells), cells.get("mode"), wide=None not in beside)
     if group.phase is None:
         phase = None if timed is None and len(beside) > 1 else timed or UNKNOWN_PHASE

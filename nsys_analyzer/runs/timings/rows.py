@@ -89,6 +89,7 @@ def _runs_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[Ints, li
     condition_cells = _pairs(rows.iloc[first], {columns.header(field): fields[field] for field in stated})
     conditions = _pairs(rows.iloc[first], {columns.headers[place]: place for place in columns.others})
     groups = columns.groups()
+    beside = [{other.phase for other in groups if other.conditions == group.conditions} for group in groups]
     runs: list[Timing] = []
     failed, numbers = [], []
     cells_of = [dict(zip(values, cells, strict=True)) for cells in zip(*values.values(), strict=True)]
@@ -96,7 +97,7 @@ def _runs_of(path: Path, columns: Columns, rows: pd.DataFrame) -> tuple[Ints, li
         status, has_failed = ended(cells)
         more = {"condition_cells": condition_cells[number], "conditions": conditions[number]}
         try:
-            run = describe(cells, groups[group_of[row]], groups, status=status, file=str(path), **more)
+            run = describe(cells, groups[group_of[row]], beside[group_of[row]], status=status, file=str(path), **more)
         except CellError as error:
             raise error_at(path, rows.index[row], columns.header(error.field), error) from error
         numbers.append(len(runs) if run else -1)

@@ -10,7 +10,7 @@ UNKNOWN_PHASE = "unknown"
 """The phase of a time where no column says what was timed; it matches no phase of a capture."""
 
 
-class Timing(msgspec.Struct, frozen=True):  # there may be one for each of very many rows
+class Timing(msgspec.Struct, frozen=True, gc=False):  # there may be one for each of very many rows
     """One phase of one unprofiled configuration, times in milliseconds; ``None`` is unknown.
 
     ``phase`` is one of ours, such as ``forward+backward``, a word of the file's own, or ``UNKNOWN_PHASE``. ``status``
