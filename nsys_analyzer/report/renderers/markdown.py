@@ -11,7 +11,7 @@ from nsys_analyzer.report.renderers.inline import alternative, cell, fence, head
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import phrase
 
-#: A table with a longer cell or more rows is not padded: nobody reads it unrendered, and padding would double it.
+#: A table with a longer cell or more rows, or a folded one, is not padded, which would double it.
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
 
 
@@ -40,19 +40,20 @@ def render_block(block: Block, figures: Mapping[str, str]) -> str:
         case Table():
             return _table(block)
         case Details(title, blocks):
-            inner = "\n\n".join(render_block(one, figures) for one in blocks)
+            shown = (_table(one, most=0) if isinstance(one, Table) else render_block(one, figures) for one in blocks)
+            inner = "\n\n".join(shown)
             return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>"
         case _:
             path = figures.get(block.key)
             return f"![{alternative(block.title)}]({target(path)})" if path else ""
 
 
-def _table(block: Table) -> str:
+def _table(block: Table, most: int = _LONGEST_PADDED) -> str:
     units = [column.unit for column in block.columns]
     rows = [[cell(format_cell(value, unit)) for value, unit in zip(row, units, strict=True)] for row in block.rows]
     alignment = ["left" if unit in TEXT_UNITS else "right" for unit in units]
     headers = [cell(column.title) for column in block.columns]
-    padded = len(rows) <= _LONGEST_PADDED and all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
+    padded = len(rows) <= most and all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
     text = (_padded_table if padded else _plain_table)(headers, rows, alignment)
     return f"{line(block.caption)}\n\n{text}" if block.caption else text
 

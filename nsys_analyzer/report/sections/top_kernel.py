@@ -25,7 +25,8 @@ def answer(evidence: Evidence) -> Section:
         phase, name, _, launches, _, share = _fields(evidence)
         capture_field: Field[_Led] = Field("capture", "text", lambda row: row[0])
         rows = [(capture.title, found[-1].scope, found[-1].kernel) for capture, found in known]
-        blocks.append(table((capture_field, phase, name, launches, share), rows))
+        caption = f"The top {evidence.kernel} of forward and backward together, or of the longest part captured:"
+        blocks.append(table((capture_field, phase, name, launches, share), rows, caption))
     for capture, found in known:
         blocks += [_answer(capture, found, evidence), _table(capture, found, evidence)]
     time = "GPU time" if evidence.kernel == "kernel" else "time"
