@@ -9,7 +9,7 @@ from nsys_analyzer.report.model import Answer, Block, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, NOTHING_MEASURED, Evidence
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number, percent
+from nsys_analyzer.report.units import counted, percent
 from nsys_analyzer.text import joined, phrase
 
 #: A capture, a part of it, and the kernel that leads there.
@@ -64,9 +64,9 @@ def _answer(capture: CaptureSummary, found: tuple[Leader, ...], evidence: Eviden
     parts, short_parts = [], []
     for one in found:
         label, share = evidence.labels[one.kernel.name], percent(one.kernel.share)
-        launches = format_number(one.kernel.launches_per_instance, "count")
+        launches = counted(one.kernel.launches_per_instance, "launch")
         short_parts.append(phrase("{} `{}` {}", one.scope, label, share))
-        parts.append(phrase("{} `{}`, {} launches, {}", one.scope, label, launches, share))
+        parts.append(phrase("{} `{}`, {}, {}", one.scope, label, launches, share))
     names = {one.scope: one.kernel.name for one in found}
     verdict = f" {_verdict(names, evidence.kernel)}" if BOTH in names else ""
     return Answer(capture.title, phrase("{}.{}", joined("; ", parts), verdict), joined("; ", short_parts))
