@@ -1,5 +1,7 @@
 """One block of each kind, and the whole text it becomes."""
 
+import re
+
 from nsys_analyzer.report.model import (
     Answer,
     Bars,
@@ -50,6 +52,13 @@ GOLDEN = """\
 A sentence.
 
 **small:** it takes 21 ms.
+
+**Contents**
+
+- [First](#first)
+- [Table](#table)
+- [Lists](#lists)
+- [Nothing](#nothing)
 
 ## Table
 
@@ -119,3 +128,11 @@ def test_a_long_cell_widens_no_other() -> None:
     name = "k" * 61
     lines = render_block(Table((Column("a"), Column("name", "code")), (("x", name), ("y", "short"))), {}).splitlines()
     assert lines == ["| a | name |", "|:--|:--|", f"| x | `{name}` |", "| y | `short` |"]
+
+
+def test_the_contents_name_headings_as_github_does() -> None:
+    titles = ("(a) How long, and why?", "Same title", "Same title", "Kernel attribution check")
+    page = render(Report("t", tuple(Section(str(i), title, ()) for i, title in enumerate(titles))), {})
+    assert re.findall(r"\]\((#.*)\)", page) == [
+        "#a-how-long-and-why", "#same-title", "#same-title-1", "#kernel-attribution-check",
+    ]  # fmt: skip

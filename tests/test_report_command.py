@@ -362,7 +362,7 @@ def test_a_trace_without_phases_still_reports(here: Path) -> None:
     text = report("trace.sqlite", "-o", "-").replace("\N{NO-BREAK SPACE}", " ")
     assert 'torch.cuda.nvtx.range("forward")' in section(text, "Warnings")
     assert "`my work`" in section(text, "Warnings")
-    assert f"whole capture `{GEMM}` 100.0 %." in section(text, "(b)")
+    assert f"whole capture `{GEMM}`, 1 launch, 100.0 %." in section(text, "(b)")
 
 
 def test_a_phase_by_name(here: Path) -> None:

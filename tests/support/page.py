@@ -9,7 +9,7 @@ from markdown_it.token import Token
 
 from nsys_analyzer.report.model import Answer, Bars, Block, Details, Lines, Listing, Panels, Paragraph, Report, Table
 from nsys_analyzer.report.units import ABSENT, format_cell
-from nsys_analyzer.text import Span, Words, phrase, plain, spans, visible
+from nsys_analyzer.text import Span, Words, link, phrase, plain, spans, visible
 
 #: What stands in a line: kind of the span and its letters; neighbours that are plain are one.
 Inline = tuple[tuple[str, str], ...]
@@ -66,9 +66,18 @@ def _joined(parts: Iterator[tuple[str, str]]) -> Inline:
 def tree_of(report: Report, drawn: dict[str, str]) -> list[Node]:
     """The nodes that the page of a report must have; ``drawn`` are the figures that it shows."""
     nodes: list[Node] = [("heading_open", "h1"), _line(report.title)]
-    for section in report.sections:
+    for i, section in enumerate(report.sections):
+        if i == 1 and len(report.sections) > 3:
+            nodes += _contents(report)
         nodes += [("heading_open", "h2"), _line(section.title)]
         nodes += [node for block in section.blocks for node in _block(block, drawn)]
+    return nodes
+
+
+def _contents(report: Report) -> list[Node]:
+    nodes: list[Node] = [("paragraph_open", "p"), ("inline", (("strong", "Contents"),)), ("bullet_list_open", "ul")]
+    for section in report.sections:
+        nodes += [("list_item_open", "li"), *_paragraph(link(section.title, "#"))]
     return nodes
 
 

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
 from nsys_analyzer.report.model import TEXT_UNITS, Answer, Block, Details, Listing, Paragraph, Report, Section, Table
 from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
-from nsys_analyzer.report.units import format_cell
-from nsys_analyzer.text import phrase
+from nsys_analyzer.report.units import ABSENT, format_cell
+from nsys_analyzer.text import phrase, visible
 
 #: A table with a longer cell or more rows, or a folded one, is not padded, which would double it.
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
+#: A report of more sections has a list of them behind the first one, the summary.
+_FEW_SECTIONS = 3
+#: What GitHub leaves out of a heading's name.
+_NO_ANCHOR = re.compile(r"[^\w\- ]")
 
 
 def render(report: Report, figures: Mapping[str, str]) -> str:
     """The report as one markdown text; ``figures`` are key to path as the file sees it, others are left out."""
-    parts = [f"# {heading(report.title)}", *(_section(section, figures) for section in report.sections)]
-    return "\n\n".join(parts) + "\n"
+    sections = [_section(section, figures) for section in report.sections]
+    if len(sections) > _FEW_SECTIONS:
+        sections.insert(1, _contents(report.sections))
+    return "\n\n".join([f"# {heading(report.title)}", *sections]) + "\n"
+
+
+def _contents(sections: Sequence[Section]) -> str:
+    """A list of links to the sections, each by the name that GitHub gives its heading."""
+    taken: Counter[str] = Counter()
+    lines = ["**Contents**", ""]
+    for section in sections:
+        title = visible(section.title).strip()
+        anchor = _NO_ANCHOR.sub("", title.lower()).replace(" ", "-")
+        number = f"-{taken[anchor]}" if taken[anchor] else ""
+        taken[anchor] += 1
+        label = alternative(title)
+        lines.append(f"- [{label}](#{target(anchor + number)})" if label else f"- {ABSENT}")
+    return "\n".join(lines)
 
 
 def _section(section: Section, figures: Mapping[str, str]) -> str:

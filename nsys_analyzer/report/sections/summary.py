@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.compared import shares_of_all
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.compared import compared_phases, shares_of_all, step_shares
+from nsys_analyzer.analysis.summary.statistics import KernelRow
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, status_of
 from nsys_analyzer.report.sections.folding import fold_table
 from nsys_analyzer.report.sections.sweep import over_sweep, speed_ups
+from nsys_analyzer.report.sections.timings import unprofiled_ms
 from nsys_analyzer.report.sections.verdicts import busy_of
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import Words, phrase, plural, strong
@@ -22,10 +25,10 @@ _LEGEND = (
 
 
 def summarize_answers(evidence: Evidence, sections: tuple[Section, ...]) -> Section:
-    """Figures of each capture in a row; then every answer in a few words, of many captures tables over all instead."""
+    """The phases of each capture and every answer in a few words; of many captures tables over all instead."""
     rows = table(_OF_CAPTURE, evidence.captures)
-    blocks = _of_all(evidence, rows) if len(evidence.captures) > FEW else _of_each(rows, sections)
-    if len(rows.columns) > 1:
+    blocks = _of_all(evidence, rows) if len(evidence.captures) > FEW else _of_each(evidence, rows, sections)
+    if len(evidence.captures) > 1 and len(rows.columns) > 1:
         device = "CPU" if evidence.kernel == "operator" else "GPU"
         blocks.append(Paragraph(phrase(_LEGEND, device, evidence.kernel)))
     for section in sections:
@@ -35,16 +38,51 @@ def summarize_answers(evidence: Evidence, sections: tuple[Section, ...]) -> Sect
     return Section("summary", "Summary", tuple(blocks))
 
 
-def _of_each(rows: Table, sections: tuple[Section, ...]) -> list[Block]:
+def _of_each(evidence: Evidence, rows: Table, sections: tuple[Section, ...]) -> list[Block]:
+    """The rows of several captures, then the phases of each in a table, and its answers in a line each."""
     said: dict[str, list[Words]] = {}
     for section in sections:
         for answer in section.answers:
             said.setdefault(answer.capture, []).append(phrase("{}: {}", section.topic, answer.short))
-    blocks: list[Block] = [rows] if rows.rows else []
+    blocks: list[Block] = [rows] if len(rows.rows) > 1 else []
     blocks += [] if said else [Paragraph("No capture could be measured.")]
+    captures = {capture.title: capture for capture in evidence.captures}
     for title, lines in said.items():
-        blocks += [Paragraph(strong(title)), Listing(tuple(lines))]
+        figures = table(_fields(evidence), [(captures[title], phase) for phase in _phases(captures[title])])
+        blocks += [Paragraph(strong(title)), *([figures] if figures.rows else []), Listing(tuple(lines))]
     return blocks
+
+
+def _phases(capture: CaptureSummary) -> list[PhaseSummary]:
+    """The phases that are compared, and the step."""
+    compared, step = compared_phases(capture), capture.phase(STEP)
+    return [*compared, *([step] if compared and step and step.instances and step not in compared else [])]
+
+
+#: A phase of a capture.
+_Part = tuple[CaptureSummary, PhaseSummary]
+
+
+def _fields(evidence: Evidence) -> tuple[Field[_Part], ...]:
+    def top(part: _Part) -> KernelRow | None:
+        return next((row for row in part[1].kernels if row.kernel_class != COMMUNICATION), None)
+
+    busy = "GPU busy ms" if evidence.kernel == "kernel" else "operators busy ms"
+    return (
+        Field("phase", "text", lambda part: part[1].label),
+        Field("ms, no profiler", "ms", lambda part: unprofiled_ms(part[1].phase, part[0])),
+        Field("ms, profiled", "ms", lambda part: part[1].wall_ms.median),
+        Field(busy, "ms", lambda part: part[1].gpu_busy_ms.median),
+        Field("matmul", "percent", _matmul_of_phase),
+        Field(f"top {evidence.kernel}", "code", lambda part: evidence.labels[row.name] if (row := top(part)) else None),
+        Field("launches", "count", lambda part: row.launches_per_instance if (row := top(part)) else None),
+    )
+
+
+def _matmul_of_phase(part: _Part) -> float | None:
+    capture, phase = part
+    shares = step_shares(capture) if phase.phase == STEP else None
+    return shares.matmul if shares else phase.share_of("matmul")
 
 
 def _of_all(evidence: Evidence, rows: Table) -> list[Block]:
