@@ -353,7 +353,9 @@ def test_a_full_disk(said: str, report: Path, fake_nsys: Callable[..., Path], mo
     fake_nsys(f"sys.exit({said!r} or 1)")
     usage = type("Usage", (), {"free": 1000})
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: usage)
-    with pytest.raises(NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): it needs more"):
+    with pytest.raises(
+        NoSpaceError, match=r"run\.sqlite cannot be written \(No space left on device\): 1\.0 kB are free"
+    ):
         sqlite_of(report)
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
 

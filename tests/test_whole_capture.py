@@ -45,7 +45,7 @@ def test_an_optimizer_alone_does_not_hide_the_rest(tmp_path: Path) -> None:
     text = answers(optimizer_alone(), tmp_path)
     assert "matmul is 0.0 % of optimizer, 90.0 % of the whole capture" in text
     assert "hold 10.0 % of the GPU time (kernels, copies and fills), and no forward is among them" in text
-    assert f"whole capture `{GEMM}` 90.0 %." in text
+    assert f"whole capture `{GEMM}`, 1 launch, 90.0 %." in text
     assert "the whole capture: GPU busy 10.00 ms in 11.00 ms" in text
 
 

@@ -127,8 +127,8 @@ def read_table(path: Path) -> Table:
         if len(cells) > width and any(map(str.strip, cells[width:])):
             problem = f"{path}, line {line}: {len(cells)} cells under a header of {width}"
             raise TimingsError(problem, "Correct the row, or quote the value that holds the separator")
-    frame = pd.DataFrame([cells for _, cells in rows], index=[line for line, _ in rows], dtype=object)
-    frame = frame.reindex(columns=range(width)).apply(_categories)
+    even = ([*cells[:width], *[""] * (width - len(cells))] for _, cells in rows)
+    frame = pd.DataFrame(even, index=[line for line, _ in rows], columns=range(width), dtype=object).apply(_categories)
     is_given = np.logical_or.reduce([frame[place] != "" for place in frame])
     if not is_given.any():
         raise TimingsError(f"{path}: a header and no rows", "Run the timings again: the file holds none")
