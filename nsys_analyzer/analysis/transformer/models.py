@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from nsys_analyzer.errors import ConfigurationError
 
@@ -36,7 +37,7 @@ class ModelSize:
                 "Give a num_heads that divides d_model",
             )
 
-    @property
+    @cached_property  # asked for at each of very many timings
     def dimensions(self) -> tuple[int, int, int, int]:
         """``(d_model, d_ff, num_layers, num_heads)``: the same for the same model, whatever its name."""
         return self.d_model, self.d_ff, self.num_layers, self.num_heads

@@ -127,7 +127,8 @@ def read_table(path: Path) -> Table:
         if len(cells) > width and any(map(str.strip, cells[width:])):
             problem = f"{path}, line {line}: {len(cells)} cells under a header of {width}"
             raise TimingsError(problem, "Correct the row, or quote the value that holds the separator")
-    even = ([*cells[:width], *[""] * (width - len(cells))] for _, cells in rows)
+    missing = [""] * width  # a row may be shorter than the header, or have empty cells behind it
+    even = [cells if len(cells) == width else [*cells, *missing][:width] for _, cells in rows]
     frame = pd.DataFrame(even, index=[line for line, _ in rows], columns=range(width), dtype=object).apply(_categories)
     is_given = np.logical_or.reduce([frame[place] != "" for place in frame])
     if not is_given.any():
