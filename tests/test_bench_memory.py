@@ -15,6 +15,7 @@ from nsys_analyzer.experiments.memory.case import TARGET, MemoryFigures, MemoryR
 from nsys_analyzer.experiments.memory.section import BENCH
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.report.model import Lines, Report, unfolded
+from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.renderers.markdown import render
 from profiling_targets import memory_history
 from tests.support.rows import default_settings, typed_row, unpadded
@@ -57,6 +58,12 @@ def row(mode: str = "train", context_length: int = 256, model: str = "small", **
         kept = {"layer_saves_bytes": 64 * 2**20, "layer_saves_by_shapes_bytes": 64 * 2**20, "kept_bytes": GIB}
         known |= {**kept, "layer_saves": [{**line, "tensors": 1, "bytes": 64 * 2**20}]}
     return typed_row(TARGET, case, {**known, **figures})
+
+
+@pytest.fixture(autouse=True)
+def _a_wide_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables here are looked at whole."""
+    monkeypatch.setattr(markdown, "PAGE", 10_000)
 
 
 def page(*rows: MemoryRow, **more: Any) -> str:

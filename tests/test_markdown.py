@@ -2,6 +2,9 @@
 
 import re
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from nsys_analyzer.report.model import (
     Answer,
     Bars,
@@ -14,7 +17,7 @@ from nsys_analyzer.report.model import (
     Spread,
     Table,
 )
-from nsys_analyzer.report.renderers.markdown import render, render_block
+from nsys_analyzer.report.renderers.markdown import fitting, render, render_block
 from nsys_analyzer.text import phrase
 
 FIGURE = Bars("one", "Time by phase", ("forward",), (("wall", (1.0,)),), "ms")
@@ -136,3 +139,24 @@ def test_the_contents_name_headings_as_github_does() -> None:
     assert re.findall(r"\]\((#.*)\)", page) == [
         "#a-how-long-and-why", "#same-title", "#same-title-1", "#kernel-attribution-check",
     ]  # fmt: skip
+
+
+@given(
+    st.lists(st.lists(st.text("ab <wbr>", max_size=120), min_size=2, max_size=2), min_size=1, max_size=9),
+    st.integers(0, 3),
+)
+def test_a_table_that_is_wider_than_a_page_becomes_several(columns: list[list[str]], names: int) -> None:
+    """Each has the columns that name a row; every other column stands in one of them, in order."""
+    parts = fitting(columns, names)
+    first = list(range(min(names, len(columns))))
+    assert all(part[: len(first)] == first for part in parts)
+    assert [i for part in parts for i in part[len(first) :]] == list(range(len(first), len(columns)))
+    for part in parts:
+        letters = [max(len(word) for text in columns[i] for word in re.split(" |<wbr>", text)) for i in part]
+        assert sum(letters) * 8.6 + 27 * len(part) <= 821 or len(part) <= len(first) + 1
+
+
+def test_the_parts_of_a_wide_table() -> None:
+    """A column of 40 letters is 40 * 8.6 + 27 = 371 px wide, the name 1 * 8.6 + 27 = 36: two fit into 821 px."""
+    columns = [["n", "1"], *([letter * 40, "1"] for letter in "abc")]
+    assert fitting(columns, 1) == [[0, 1, 2], [0, 3]]

@@ -51,12 +51,18 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table; a cell of None is a figure that does not exist. ``capture``, below whose answer it stands, or empty."""
+    """A table; a cell of None is a figure that does not exist.
+
+    Attributes:
+        capture: the one below whose answer it stands, or empty.
+        names: how many of the columns, the first ones, name the row.
+    """
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     caption: Words = ""
     capture: str = ""
+    names: int = 1
 
 
 @dataclass(frozen=True)

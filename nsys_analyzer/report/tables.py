@@ -33,4 +33,4 @@ def table(
     filled = [cells for cells in every if any(cell is not None for cell in cells[names:])]
     kept = [i for i, field in enumerate(fields) if i < names or any(field.fills(cells[i]) for cells in filled)]
     columns = tuple(Column(fields[i].title, fields[i].unit) for i in kept)
-    return Table(columns, tuple(tuple(cells[i] for i in kept) for cells in filled), caption, capture)
+    return Table(columns, tuple(tuple(cells[i] for i in kept) for cells in filled), caption, capture, names)

@@ -8,6 +8,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from nsys_analyzer.report.model import Answer, Bars, Block, Details, Lines, Listing, Panels, Paragraph, Report, Table
+from nsys_analyzer.report.renderers.inline import cell
+from nsys_analyzer.report.renderers.markdown import fitting
 from nsys_analyzer.report.units import ABSENT, format_cell
 from nsys_analyzer.text import Span, Words, link, phrase, plain, spans, visible
 
@@ -105,18 +107,24 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
 
 
 def _table(table: Table) -> Iterator[Node]:
+    """The nodes of a table: of one wider than a page, those of several."""
     if table.caption:
         yield from _paragraph(table.caption)
-    units = [column.unit for column in table.columns]
-    yield from (("table_open", "table"), ("thead_open", "thead"), ("tr_open", "tr"))
-    for column in table.columns:
-        yield from (("th_open", "th"), _line(column.title))
-    if table.rows:
-        yield ("tbody_open", "tbody")
-    for row in table.rows:
-        yield ("tr_open", "tr")
-        for cell, unit in zip(row, units, strict=True):
-            yield from (("td_open", "td"), _line(format_cell(cell, unit)))
+    columns = [
+        (column.title, *(format_cell(row[i], column.unit) for row in table.rows))
+        for i, column in enumerate(table.columns)
+    ]
+    for chosen in fitting([list(map(cell, column)) for column in columns], table.names):
+        yield from (("table_open", "table"), ("thead_open", "thead"), ("tr_open", "tr"))
+        header, *rows = zip(*(columns[i] for i in chosen), strict=True)
+        for title in header:
+            yield from (("th_open", "th"), _line(title))
+        if rows:
+            yield ("tbody_open", "tbody")
+        for row in rows:
+            yield ("tr_open", "tr")
+            for text in row:
+                yield from (("td_open", "td"), _line(text))
 
 
 def _paragraph(text: Words) -> tuple[Node, Node]:

@@ -17,6 +17,10 @@ from nsys_analyzer.text import phrase, visible
 _WIDEST_PADDED, _LONGEST_PADDED = 60, 20
 #: A report of more sections has a list of them behind the first one, the summary.
 _FEW_SECTIONS = 3
+#: The width of a page of GitHub, of a letter and of a cell's padding and border, in pixels.
+PAGE, _LETTER, _PADDING = 821, 8.6, 27
+#: Where a cell may break.
+_BREAK = re.compile(r"[ \n]|<wbr>")
 #: What GitHub leaves out of a heading's name.
 _NO_ANCHOR = re.compile(r"[^\w\- ]")
 
@@ -71,13 +75,36 @@ def render_block(block: Block, figures: Mapping[str, str]) -> str:
 
 
 def _table(block: Table, most: int = _LONGEST_PADDED) -> str:
-    units = [column.unit for column in block.columns]
-    rows = [[cell(format_cell(value, unit)) for value, unit in zip(row, units, strict=True)] for row in block.rows]
-    alignment = ["left" if unit in TEXT_UNITS else "right" for unit in units]
-    headers = [cell(column.title) for column in block.columns]
+    cells = [
+        [cell(column.title), *(cell(format_cell(row[i], column.unit)) for row in block.rows)]
+        for i, column in enumerate(block.columns)
+    ]
+    parts = "\n\n".join(_part(block, cells, chosen, most) for chosen in fitting(cells, block.names))
+    return f"{line(block.caption)}\n\n{parts}" if block.caption else parts
+
+
+def fitting(columns: Sequence[Sequence[str]], names: int) -> list[list[int]]:
+    """The columns of each table that a page has room for: the first ones, which name the rows, with some of the others.
+
+    Args:
+        columns: the cells of each column, its title among them, as they are written.
+        names: how many of the columns name the rows.
+    """
+    widths = [max(len(part) for text in cells for part in _BREAK.split(text)) * _LETTER + _PADDING for cells in columns]
+    first = list(range(min(names, len(widths))))
+    parts: list[list[int]] = [[]]
+    for i in range(len(first), len(widths)):
+        if parts[-1] and sum(widths[k] for k in (*first, *parts[-1], i)) > PAGE:
+            parts.append([])
+        parts[-1].append(i)
+    return [first + part for part in parts]
+
+
+def _part(block: Table, cells: Sequence[Sequence[str]], chosen: Sequence[int], most: int) -> str:
+    alignment = ["left" if block.columns[i].unit in TEXT_UNITS else "right" for i in chosen]
+    headers, *rows = ([cells[i][row] for i in chosen] for row in range(1 + len(block.rows)))
     padded = len(rows) <= most and all(len(one) <= _WIDEST_PADDED for row in rows for one in row)
-    text = (_padded_table if padded else _plain_table)(headers, rows, alignment)
-    return f"{line(block.caption)}\n\n{text}" if block.caption else text
+    return (_padded_table if padded else _plain_table)(headers, rows, alignment)
 
 
 def _padded_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:
