@@ -1,4 +1,4 @@
-"""What people use from Python: what the command line does, step by step."""
+"""The steps of the command line, for use from Python."""
 
 from __future__ import annotations
 
@@ -63,13 +63,13 @@ def summarize(
         NsysAnalyzerError: nothing could be read.
     """
     from nsys_analyzer.configuration import Run
-    from nsys_analyzer.runs.gather import gather
+    from nsys_analyzer.runs.captures import load_captures
     from nsys_analyzer.runs.timings import read_timings
 
     files = [Path(one) for one in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    return gather([Path(path) for path in paths], names, given, read_timings(*files) if files else None)
+    return load_captures([Path(path) for path in paths], names, given, read_timings(*files) if files else None)
 
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:

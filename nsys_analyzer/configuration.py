@@ -86,7 +86,7 @@ def option(default: Value | None, help: str, choices: tuple[str, ...] = (), **mo
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Generic[Unknown]):
-    """What the transformer target is asked to do: each field is an option of ``nsys-analyze run`` and of the target.
+    """The options of the transformer target: each field is an option of ``nsys-analyze run`` and of the target.
 
     ``Options[None]`` is what is known of a run, ``Options[NoReturn]`` is complete. A new option is a new field here
     and the line of the target that uses it. Their order is that of words on the command line, in names and in tables.
@@ -131,7 +131,7 @@ OPTIONS: dict[str, Option] = {one.name: replace(one.metadata["option"], name=one
 
 @dataclass(frozen=True, kw_only=True)
 class Run(Options[None]):
-    """What a run says of itself in its manifest, flat JSON of these keys: each is optional, None is unknown.
+    """The manifest of a run, flat JSON of these keys: each is optional, None is unknown.
 
     Attributes:
         model: its name, which its dimensions outrank.
@@ -178,5 +178,5 @@ DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
 
 def as_json(run: Run) -> dict[str, Any]:
-    """What a manifest holds of a run: the keys that are known."""
+    """The known keys of a manifest, with their values."""
     return {one.name: value for one in fields(run) if (value := getattr(run, one.name)) is not None}

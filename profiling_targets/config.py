@@ -1,4 +1,4 @@
-"""What the transformer can be told to run, and its command line."""
+"""The options of the transformer target, and its command line."""
 
 from __future__ import annotations
 

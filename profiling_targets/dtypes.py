@@ -1,4 +1,4 @@
-"""What autocast computes in, tensor by tensor, and what the precision of an accumulator does to a sum.
+"""The dtypes that autocast computes in, tensor by tensor, and the error that an accumulator adds to a sum.
 
 ``python -m profiling_targets.dtypes --experiment dtypes --model toy --precision bf16`` prints the dtypes of a small
 model; the experiment ``sums`` adds a small number many times, ``products`` makes a matmul of long rows and columns.

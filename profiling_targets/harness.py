@@ -72,7 +72,7 @@ def _range_functions() -> tuple[Callable[[str], Any], Callable[[], Any]]:
 
 
 class Workload(Protocol):
-    """What a target makes of its configuration."""
+    """The parts that a target makes from its configuration."""
 
     def phases(self) -> Phases:
         """The phases of a step, in order."""

@@ -1,4 +1,4 @@
-"""A transformer to profile: pre-norm, RMSNorm, RoPE, SwiGLU, attention written out or PyTorch's own.
+"""A transformer to profile: pre-norm, RMSNorm, RoPE, SwiGLU, naive attention or PyTorch's own.
 
 Run it alone (``python -m profiling_targets.transformer --model small``), or let ``nsys-analyze run`` do it. It reads
 from top to bottom; its options are in ``config.py``, how phases are timed, annotated and captured in ``harness.py``.

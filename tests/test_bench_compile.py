@@ -20,7 +20,7 @@ from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
 from nsys_analyzer.report.model import Bars, Report, unfolded
 from nsys_analyzer.report.renderers.markdown import render
-from nsys_analyzer.runs.gather import gather
+from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.rows import NAME, read_file
 from tests.support.rows import default_settings, typed_row, unpadded
 
@@ -59,7 +59,7 @@ def said(*rows: StepRow, captures: tuple[CaptureSummary, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def example_captures() -> dict[str, CaptureSummary]:
-    found = gather([EXAMPLES])
+    found = load_captures([EXAMPLES])
     return {capture.name: capture for capture in found}
 
 

@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.runs.gather import find_traces
+from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.trace.sources import convert, made, sqlite_of
 from nsys_analyzer.trace.sources.kineto.ids import folded
 from nsys_analyzer.trace.sources.kineto.operators import is_operator, stretches

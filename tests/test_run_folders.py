@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.experiments.gathering import gather_evidence
+from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.model import Panels, Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.generate import _wrapped
@@ -31,7 +31,7 @@ MANIFEST = {"model": "small", "context_length": 256, "batch_size": 4, "precision
 
 def write_report(paths: list[Path], csv: Path | None, output: Path, command: str) -> Report:
     timed = [csv] if csv and has_rows(csv) else []
-    built = build_report(gather_evidence(paths, timed, command, beside=output.parent))
+    built = build_report(load_evidence(paths, timed, command, beside=output.parent))
     write_as("markdown", built, output)
     return built
 

@@ -11,7 +11,7 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.errors import ExportError, NsysAnalyzerError
-from nsys_analyzer.runs.gather import find_traces
+from nsys_analyzer.runs.captures import find_traces
 from nsys_analyzer.trace import sources
 from nsys_analyzer.trace.sources.inputs import check_no_input
 from nsys_analyzer.trace.sources.made import origin_rows

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.experiments.gathering import gather_evidence
+from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.model import Bars, Panels, Report
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
@@ -52,7 +52,7 @@ def text_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv"
 
 def report_of(folder: Path, command: str = "nsys-analyze report --csv timings.csv") -> Report:
     csv = folder / "timings.csv"
-    return build_report(gather_evidence([folder], [csv] if csv.is_file() else [], command))
+    return build_report(load_evidence([folder], [csv] if csv.is_file() else [], command))
 
 
 def test_the_step_by_model_and_context(sweep: Path) -> None:

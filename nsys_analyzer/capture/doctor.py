@@ -1,4 +1,4 @@
-"""What this machine has for a capture: each thing that ``run`` relies on, checked, with the command that fixes it.
+"""Checks this machine for captures: each thing that ``run`` relies on, checked, with the command that fixes it.
 
 Sampling the CPU would need ``perf_event_paranoid`` and, in containers, more capabilities; GPU counters would need the
 driver's leave. A trace of ``cuda,nvtx`` with ``--sample=none`` needs none of them, so none is checked.
@@ -158,7 +158,7 @@ def _folder(name: str, folder: Path, setting: str) -> Check:
 
 
 def run_check(seen: Collection[Check]) -> Check:
-    """What ``nsys-analyze run`` does here, and which of the checks keep it from running."""
+    """Says how ``nsys-analyze run`` records here, and which of the checks keep it from running."""
     try:
         plan = make_plan()
     except NsysAnalyzerError as error:

@@ -1,4 +1,4 @@
-"""What ``nsys-analyze run`` is going to do, from its options and what this machine has."""
+"""The plan of ``nsys-analyze run``, made from its options and what this machine has."""
 
 from __future__ import annotations
 

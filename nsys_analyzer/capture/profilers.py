@@ -25,7 +25,7 @@ class NsysProfiler:
     name: str = "nsys"
 
     def described(self) -> dict[str, str]:
-        """What a manifest says of it: the version of nsys."""
+        """Its keys in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:
@@ -54,7 +54,7 @@ class TorchProfiler:
     name: str = "torch"
 
     def described(self) -> dict[str, str]:
-        """What a manifest says of it: nothing, the target states the version of PyTorch."""
+        """Its keys in a manifest: none, the target states the version of PyTorch."""
         return {}
 
     def command(self, program: Sequence[str], folder: Path) -> list[str]:

@@ -76,7 +76,7 @@ def report(
         raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
-    from nsys_analyzer.experiments.gathering import gather_evidence
+    from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import build_report
@@ -94,7 +94,7 @@ def report(
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     beside = target.parent if target else None
     names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
-    evidence = gather_evidence(traces, csv_paths, command_line(), _tell, names, given, beside, selection)
+    evidence = load_evidence(traces, csv_paths, command_line(), _tell, names, given, beside, selection)
     if target:  # reading has made exports
         check_target(target, sources, force=force)
     built = build_report(evidence)

@@ -67,7 +67,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.capture.runner import locked
     from nsys_analyzer.capture.sweep import remaining, run_sweep
     from nsys_analyzer.cli.run_progress import interruptible, shown
-    from nsys_analyzer.experiments.gathering import gather_evidence
+    from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
     from nsys_analyzer.report.sections import build_report
     from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
@@ -81,7 +81,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
                 ended = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
             timed = [folder / TIMINGS] if has_rows(folder / TIMINGS) else []  # programs may time nothing
-            built = build_report(gather_evidence([folder], timed, command_line(), beside=folder))
+            built = build_report(load_evidence([folder], timed, command_line(), beside=folder))
             write_as("markdown", built, folder / "report.md")
     except BrokenPipeError:
         raise  # the reader of the output has gone: no fault of the folder

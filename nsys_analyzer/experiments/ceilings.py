@@ -1,4 +1,4 @@
-"""What a device reaches: a large matmul and a large copy, measured before every experiment."""
+"""The ceilings of a device: a large matmul and a large copy, measured before every experiment."""
 
 from __future__ import annotations
 

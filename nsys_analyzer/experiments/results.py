@@ -14,7 +14,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import ceilings
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
-from nsys_analyzer.runs.gather import gather, holds_captures
+from nsys_analyzer.runs.captures import holds_captures, load_captures
 from nsys_analyzer.runs.rows import NAME, read_file, typed, written
 from nsys_analyzer.system.atomic_write import check_regular, write_text
 from nsys_analyzer.text import phrase
@@ -56,7 +56,7 @@ def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
     """The bench that was run into a folder, and all that its section is made from; raises as ``read_finished``."""
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
-    summaries = gather([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
+    summaries = load_captures([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
     limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
     return bench, Results(own_rows(rows), limits, summaries, tuple(header["runs"]), seen_as)
 

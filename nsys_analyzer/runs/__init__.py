@@ -1,1 +1,1 @@
-"""What was run: configuration, manifests, timings, and the captures of a folder."""
+"""The files of runs: configuration, manifests, timings, and the captures of a folder."""

@@ -1,4 +1,4 @@
-"""What this machine is, asked cheaply: GPUs, driver, CPU, torch, and the state of the git checkout."""
+"""Facts of this machine, asked cheaply: GPUs, driver, CPU, torch, and the state of the git checkout."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def cpu_model() -> str | None:
 
 
 def driver_module() -> str | None:
-    """What the kernel module of NVIDIA's driver says of its version; None where it is not loaded."""
+    """The version of NVIDIA's driver, as its kernel module says; None where it is not loaded."""
     return _value_in(Path("/proc/driver/nvidia/version"), "NVRM version")
 
 

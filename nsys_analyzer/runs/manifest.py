@@ -130,7 +130,7 @@ def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
 
 
 def _manifests_in(folder: Path) -> list[Path]:
-    """What is called like a manifest in a folder; nothing where it cannot be read."""
+    """The files of a folder that are called like a manifest; none where it cannot be read."""
     try:
         found = sorted(path for path in folder.iterdir() if path.name.endswith(MANIFEST) and not path.is_fifo())
     except OSError:  # its captures' row says it

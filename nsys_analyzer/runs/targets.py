@@ -1,4 +1,4 @@
-"""What a sweep runs: one target for each configuration, or a program of the user's."""
+"""The targets of a sweep: one for each configuration, or a program of the user's."""
 
 from __future__ import annotations
 

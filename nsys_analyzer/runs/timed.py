@@ -77,7 +77,7 @@ def _values(values: Sequence[str]) -> str:
 
 
 def _mode(summary: CaptureSummary) -> str | None:
-    """What a capture ran, from the phases it has."""
+    """The mode of a capture, from the phases it has."""
     if summary.phase("optimizer"):
         return "train"
     return "forward+backward" if summary.phase("backward") else "forward" if summary.phase("forward") else None
@@ -173,7 +173,7 @@ def _name(configuration: Configuration, timing: Timing, differing: Sequence[str]
 
 
 def _run(timing: Timing) -> Run | None:
-    """What the file says of a run beside its configuration, None where it says nothing."""
+    """The conditions of a run that the file names beside its configuration, None where it names none."""
     run = Run(
         compile=timing.compile, cuda_graph=timing.cuda_graph, attention=timing.attention, optimizer=timing.optimizer,
         device=timing.device, gpu=timing.gpu,

@@ -1,4 +1,4 @@
-"""What an installation of Nsight Systems needs beside ``nsys``: its importer, and the importer's libraries."""
+"""The parts of Nsight Systems beside ``nsys``: its importer, and the importer's libraries."""
 
 from __future__ import annotations
 

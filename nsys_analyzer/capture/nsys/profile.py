@@ -30,7 +30,7 @@ _WITHOUT = {"--pytorch": "Install Nsight Systems 2025.3 or newer, or leave the a
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """What ``nsys profile`` is asked to record; an option in ``extra`` replaces the one that stands for a field.
+    """The options of ``nsys profile``; an option in ``extra`` replaces the one that stands for a field.
 
     ``capture_range`` records from ``cudaProfilerStart`` to ``cudaProfilerStop`` alone.
     """

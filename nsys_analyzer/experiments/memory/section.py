@@ -269,7 +269,7 @@ def _source(results: Results, rows: Sequence[MemoryRow]) -> Words:
 
 BENCH = Bench(
     "memory",
-    "The memory of a forward pass and of a full step over time: peaks, what holds them, what a layer keeps.",
+    "Memory of a forward pass and of a full step over time: peaks, what holds them, what a layer saves for backward.",
     _OPTIONS,
     _cases,
     _section,

@@ -7,7 +7,7 @@ import textwrap
 from nsys_analyzer.text import visible
 
 TITLE, NAME = 160, 60
-#: Values below this are written out.
+#: Values below this are written with all their digits.
 _WRITTEN_OUT = 1e9
 
 

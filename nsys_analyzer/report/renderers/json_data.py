@@ -28,7 +28,7 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
 
 
 def report_data(report: Report) -> dict[str, Any]:
-    """What a report says as plain data for ``json.dumps``; times are those of one instance, shares are fractions."""
+    """A report as plain data for ``json.dumps``; times are those of one instance, shares are fractions."""
     return {
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,

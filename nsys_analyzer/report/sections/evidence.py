@@ -1,4 +1,4 @@
-"""What the questions are answered from."""
+"""The evidence: the captures that the questions are answered from."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Evidence:
 
     @property
     def kernel(self) -> str:
-        """What its kernels are called: operators, where every capture is of the CPU."""
+        """The word for its kernels: operator, where every capture is of the CPU."""
         return kernel_word(*self.measured)
 
     @property

@@ -9,7 +9,7 @@ from nsys_analyzer.report.sections.evidence import Evidence
 
 
 def answer(evidence: Evidence) -> Section:
-    """What each class seen means, with the one that took the most time."""
+    """The meaning of each class seen, with its kernel of the most time."""
     longest: dict[str, KernelRow] = {}
     for row in evidence.kernel_rows:
         known = longest.setdefault(row.kernel_class, row)

@@ -1,4 +1,4 @@
-"""What the profiler adds to each phase, and where it shows."""
+"""The time that the profiler adds to each phase, and where it shows."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def _table(capture: CaptureSummary, unprofiled: Unprofiled) -> Table:
 
 
 def _conditions(timed: list[Unprofiled]) -> Words:
-    """What the times are of, from what the timings say of themselves."""
+    """How the times were taken, as the timings say."""
     warmup = sorted({one.warmup_steps for one in timed if one.warmup_steps is not None})
     steps = sorted({stats.n for one in timed for stats in one.phases.values() if stats.n is not None})
     devices = sorted({one.device for one in timed if one.device})

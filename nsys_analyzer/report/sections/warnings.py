@@ -1,4 +1,4 @@
-"""What to know before believing the figures."""
+"""The warnings: read them before believing the figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each row of a timings table says of its run, by the layouts that tables of timings have."""
+"""The run of each row of a timings table, by the layouts that such tables have."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Table:
 def read_texts(
     path: Path, column: pd.Series[Any], header: str, read: Callable[[str], Any], needed: Bools | None = None
 ) -> npt.NDArray[np.object_]:
-    """What ``read`` makes of each distinct text of a column, ``None`` where that is missing.
+    """The value that ``read`` makes of each distinct text of a column, ``None`` where the text is missing.
 
     Raises:
         TimingsError: a cell cannot be read, and its row is ``needed``.

@@ -80,7 +80,7 @@ def _timing(capture: str, values: Any) -> _Timing:
 
 
 class _Timing(msgspec.Struct):
-    """What a manifest says of the run without a profiler: how it ended, and the times of each phase's steps in ms."""
+    """The run without a profiler, from a manifest: how it ended, and the times of each phase's steps in ms."""
 
     status: str
     times_ms: dict[str, Annotated[list[float], msgspec.Meta(min_length=1)]]

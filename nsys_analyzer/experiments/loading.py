@@ -12,12 +12,12 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments.results import bench_folders, read_finished
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence
-from nsys_analyzer.runs.gather import gather, holds_captures, timings_beside
+from nsys_analyzer.runs.captures import holds_captures, load_captures, timings_beside
 from nsys_analyzer.runs.timings import Selection, read_timings
 from nsys_analyzer.text import Words, phrase
 
 
-def gather_evidence(
+def load_evidence(
     paths: Sequence[Path],
     csv_paths: Sequence[Path],
     command: str,
@@ -49,7 +49,7 @@ def gather_evidence(
     with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
-    captures = gather(with_traces, names, given, timings) if with_traces or timings or not benches else ()
+    captures = load_captures(with_traces, names, given, timings) if with_traces or timings or not benches else ()
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
         notes = (*notes, phrase("Found in the captures' folder and used; `--csv` names another."))

@@ -84,7 +84,7 @@ def _is_trace(path: Path) -> bool:
     return is_capture(path.name) and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
-def gather(
+def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
     *, beside_others: bool = False,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
@@ -211,7 +211,7 @@ def _overridden(known: Configuration | None, given: Run) -> Configuration | None
 
 
 def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
-    """What the run says of itself outranks what the trace shows."""
+    """The manifest outranks the trace."""
     if run is None:
         return summary
     peak = run.peak_memory_bytes
@@ -228,7 +228,7 @@ def _without_trace(path: Path, run: Run) -> CaptureSummary:
 
 
 def _name_by(manifest: Path) -> str:
-    """What a run is called that has left a manifest alone."""
+    """The name of a run that has left only a manifest."""
     own = manifest.name.removesuffix(".json").removesuffix(".manifest")
     return Path(os.path.realpath(manifest)).parent.name if own == "manifest" else own
 
