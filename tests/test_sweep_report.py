@@ -184,7 +184,7 @@ def test_what_tracing_costs_where_the_gpu_waits(tmp_path: Path) -> None:
     row = "a,small,256,4,fp32,train,forward,5,10,3.2,0.1,3,3.2,4,,ok,\n"
     (tmp_path / "timings.csv").write_text(HEADER + row, encoding="utf-8")
     text = section(text_of(tmp_path), "(a)")
-    assert "forward +25.0 %; tracing adds a cost to every API call and range, which a busy GPU hides" in text
+    assert "forward +25.0 %; tracing adds a cost to every API call and range; a GPU with queued work hides it" in text
     assert "idle for 30 % or more of the unprofiled time: forward (46.9 % busy of 3.200 ms, 1.700 ms idle)." in text
     said = "idle for 30 % or more of the time, under the profiler and also without its estimated cost: backward "
     assert f"{said}(50.0 % to 50.1 % busy, at most 3.000 ms idle)" in text

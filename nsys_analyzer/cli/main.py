@@ -36,7 +36,7 @@ def cli() -> None:
 
 #: The commands, each with its line in the list of them.
 _COMMANDS = {
-    run: "Time and profile a sweep of transformers, or any program.",
+    run: "Time and profile transformers, or profile any program.",
     bench: "Run a standard experiment.",
     report: "Answer where the time of captures goes.",
     kernels: "Print the kernel table of a capture.",

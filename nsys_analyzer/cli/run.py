@@ -36,7 +36,7 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:
-    """Time and profile transformers, or a program of your own after --, and write the report.
+    """Time and profile transformers, or profile a program of your own after --, and write the report.
 
     A sweep runs every combination of --model, --context-length, --mode and --precision, each in processes of its
     own: once without a profiler, for its times, and once with a profiler. A configuration that runs out of memory,

@@ -136,7 +136,7 @@ def _highest_rates(results: Results, peaks: Peaks | None, rates: Sequence[Rate])
 
 _RATES: tuple[Field[_Highest], ...] = (
     Field("highest rate in", "text", lambda one: one.label),
-    Field("of", "text", lambda one: one.precision),
+    Field("precision", "text", lambda one: one.precision),
     Field("reached", "text", lambda one: one.written(one.rate)),
     Field("measured ceiling", "text", lambda one: one.written(one.ceiling)),
     Field("peak", "text", lambda one: one.written(one.peak)),

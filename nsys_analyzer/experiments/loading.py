@@ -52,7 +52,7 @@ def load_evidence(
     captures = load_captures(with_traces, names, given, timings) if with_traces or timings or not benches else ()
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
-        notes = (*notes, phrase("Found in the captures' folder and used; `--csv` names another."))
+        notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))
     return Evidence(captures, command, timings.source if timings else "", notes, benches)
 
 

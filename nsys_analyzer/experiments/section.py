@@ -91,7 +91,12 @@ def unsteady(what: str, variations: Mapping[str, float]) -> Iterator[Words]:
     far = {name: value for name, value in variations.items() if value > UNSTEADY}
     if far:
         which = named(f"{name}: {percent(value)}" for name, value in far.items())
-        yield phrase("**Unsteady {}**, CV above {}: {}. Was the machine busy?", what, percent(UNSTEADY), which)
+        yield phrase(
+            "**Unsteady {}**, CV above {}: {}. Short passes vary more; a busy machine adds to it.",
+            what,
+            percent(UNSTEADY),
+            which,
+        )
 
 
 def named(names: Iterable[str]) -> str:

@@ -181,7 +181,8 @@ def memory() -> Iterator[str]:
     one = row("memory", "memory_history", model="large", context_length=512, mode="train", precision="fp32")
     first, last = _paces(one, "forward")
     yield (
-        f"{first:.0f} GB/s in the first third of forward, until the launch queue is full, and then at the GPU's, "
+        f"{first:.0f} GB/s in the first third of the time in which forward is issued, "
+        f"until the launch queue is full, and then at the GPU's, "
         f"{last:.0f} GB/s"
     )
     names = ("forward", "backward")
@@ -227,7 +228,7 @@ def compiling() -> Iterator[str]:
         f"launches to {fused[1]:,.0f}"
     )
     shares = [matmul / total for total, _, matmul in (kernels(name, False) for name in ("fp32", "bf16"))]
-    yield f"{percent(shares[0])} of the fp32 step's kernel time and {percent(shares[1])} of the bf16 step's"
+    yield f"{percent(shares[0])} of the eager fp32 step's kernel time and {percent(shares[1])} of the eager bf16 step's"
     bf16 = [kernels("bf16", compiled) for compiled in (False, True)]
     filled = [kernel[0] / pair["step_median_ms"] for kernel, pair in zip(bf16, pairs["bf16"], strict=True)]
     assert percent(filled[0]) == percent(filled[1])

@@ -104,7 +104,7 @@ def _section(results: Results) -> Section:
         warnings=_warnings(rows),
         blocks=(
             table(_TIMES, timed, "Time of one pass, mean ± standard deviation:", names=3),
-            table(_MEMORY, timed, "Memory above the inputs:", names=3),
+            table(_MEMORY, timed, "Memory: the inputs, and what is allocated beside them:", names=3),
             *_figures(rows),
         ),
         definitions=_DEFINITIONS,
@@ -128,7 +128,9 @@ def _answers(timed: Sequence[_Timed]) -> Iterator[Words]:
         yield f"Memory saved for backward grows with the context length to the power {written} (eager, for each d)."
     gains = [gain for both in timed for one in PASSES if both.is_steady(one) and (gain := both.speed_up(one))]
     if gains:
-        yield phrase("`torch.compile` makes a pass {} as fast (steady passes only).", span(gains, "factor"))
+        yield phrase(
+            "`torch.compile` makes a pass {} as fast (passes with a CV of 10 % or less).", span(gains, "factor")
+        )
     yield from endings([one.row for one in timed], _name, "No shape ran out of memory.")
 
 

@@ -118,16 +118,16 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
     if gains:
         _, cached, without = max(gains, key=lambda gain: gain[0])
         yield (
-            f"The cache makes tokens after the first {span([gain for gain, *_ in gains], 'factor')} as fast: "
+            f"With the cache inter-token latency is {span([gain for gain, *_ in gains], 'factor')} shorter: "
             f"{model_of(cached)} with {cached.case.attention} attention needs {milliseconds(work.next_ms(cached))} a "
             f"token with it, {milliseconds(work.next_ms(without))} without."
         )
     parts = []
-    for words, ms in (("prefill", work.first_ms), ("later tokens", work.next_ms)):
+    for words, ms in (("prefill", work.first_ms), ("inter-token latency", work.next_ms)):
         if known := [gain for group in groups if (gain := _sdpa_speed_up(ms, True, group))]:
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
-        yield f"With the cache PyTorch's SDPA makes {' and '.join(parts)} as fast as the unfused one."
+        yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(parts)}."
     if made := [(tokens, name_of(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
         tokens, name = max(made)
         yield f"The highest throughput is {tokens:,.0f} tokens/s ({name})."
@@ -141,8 +141,8 @@ def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
         if medians := work.cold_lengths(row):
             yield phrase(
                 "**Lengths seen for the first time**, {}: a token takes {} at a length that the warm-up of {} tokens "
-                "had seen, {} at another. Its inter-token latency and speed-ups are left out; as many "
-                "`--warmup-tokens` as `--tokens` make all lengths warm.",
+                "had seen, {} at another. Its median and speed-ups are left out, its 95th percentile and tokens/s hold "
+                "both; as many `--warmup-tokens` as `--tokens` make all lengths warm.",
                 name_of(row), milliseconds(medians[0]), row.case.warmup_tokens, milliseconds(medians[1]),
             )  # fmt: skip
 
@@ -201,7 +201,7 @@ def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
         series = tuple((name, tuple(enumerate(values, 1))) for name, values in times.items())
         yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
     throughput = {bar: one.tokens_per_s for bar, one in measured.items()}
-    yield from bars("decode-throughput", "Tokens after the first", throughput, "tokens/s")
+    yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
 
 
 BENCH = Bench(

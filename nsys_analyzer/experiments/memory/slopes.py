@@ -91,8 +91,8 @@ def _per_second(one: Slope, per_ms: float | None) -> float | None:
 _SLOPES: tuple[Field[Slope], ...] = (
     Field("run", "text", lambda one: run_name(one.row)),
     Field("phase", "text", lambda one: one.phase.name),
-    Field("first third", "bytes/s", lambda one: one.third(0)),
-    Field("last third", "bytes/s", lambda one: one.third(-1)),
+    Field("first third of issue", "bytes/s", lambda one: one.third(0)),
+    Field("last third of issue", "bytes/s", lambda one: one.third(-1)),
     Field("rises", "bytes/s", lambda one: _per_second(one, one.phase.rise_bytes_per_ms)),
     Field("falls", "bytes/s", lambda one: _per_second(one, one.phase.fall_bytes_per_ms)),
     Field("number of falls", "count", lambda one: None if one.row.case.trains else one.phase.teeth),

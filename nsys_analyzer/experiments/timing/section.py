@@ -64,7 +64,7 @@ def _answers(rows: Sequence[StepRow]) -> Iterator[str]:
     for mode in _modes(measured)[-1:]:
         steps = [(step.ms, title(row)) for row in measured if row.case.mode == mode and (step := row.figures.step)]
         yield f"Of {len(rows)} configurations {len(measured)} were measured."
-        yield f"A step takes {extremes(steps, milliseconds)}."
+        yield f"A step ({mode}) takes {extremes(steps, milliseconds)}."
     both = [(row.figures.forward, row.figures.backward) for row in rows]
     if ratios := [backward.ms / forward.ms for forward, backward in both if forward and backward]:
         yield f"Backward takes {span(ratios, 'factor')} the forward pass."

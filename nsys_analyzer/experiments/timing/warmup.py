@@ -113,7 +113,7 @@ def answer(rows: Sequence[StepRow]) -> Iterator[str]:
     excess = [max(ms - least.steady_ms, 0) for ms in least.times_ms]
     if sum(excess):
         share, first = percent(excess[0] / sum(excess)), milliseconds(least.times_ms[0])
-        yield f"With the shorter one, the first measured step ({first}) makes {share} of the excess."
+        yield f"With a warm-up of {least.warmup_steps}, the first measured step ({first}) makes {share} of the excess."
 
 
 def _slow_steps(measured: Sequence[_Process]) -> str:

@@ -109,6 +109,12 @@ def _name(row: VariantsRow) -> str:
     return case_name(row.case)
 
 
+def _failed_name(row: VariantsRow) -> str:
+    """The case, and where its forward pass was measured, that only backward failed."""
+    forward = row.figures.forward
+    return f"{_name(row)}, backward only" if forward and forward.ms else _name(row)
+
+
 def _answers(variants: Variants) -> Iterator[str]:
     """Gains over naive, errors, growth, and what ran out of memory."""
     # On a GPU naive makes its causal mask in each call, and a gain over it would be one over the mask.
@@ -128,8 +134,8 @@ def _answers(variants: Variants) -> Iterator[str]:
             yield f"The largest error of any variant in {precision} is {worst:.1e} (tolerance {tolerance:.0e})."
     for _, family in list(growths(variants))[:1]:
         powers = ", ".join(f"{one.variant} {one.peak:.2f}" for one in family if one.peak is not None)
-        yield f"Peak memory of forward grows with the tokens to the power: {powers}."
-    yield from endings(variants.rows, _name, "No variant ran out of memory.")
+        yield f"Beyond a fixed part, peak memory of forward grows with the tokens to the power: {powers}."
+    yield from endings(variants.rows, _failed_name, "No variant ran out of memory.")
 
 
 def _rates(row: VariantsRow) -> Iterator[Rate]:

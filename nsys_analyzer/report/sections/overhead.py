@@ -48,7 +48,7 @@ def _reason(capture: CaptureSummary, phases: Sequence[PhaseSummary], costs: dict
         return "tracing adds a cost to every operator"
     if max(costs.values()) <= _COSTLY:
         return "the GPU's work hides most of what tracing adds on the CPU"
-    return "tracing adds a cost to every API call and range, which a busy GPU hides and an idle one shows"
+    return "tracing adds a cost to every API call and range; a GPU with queued work hides it"
 
 
 def _exceeds_spread(phase: PhaseSummary) -> bool:

@@ -113,6 +113,9 @@ def _answer(capture: CaptureSummary, timed: bool) -> Answer:
 def _times(phase: PhaseSummary, on_cpu: bool) -> str:
     """Wall time and busy time of a phase, and how long its GPU work outlasts it, in a sentence's part."""
     takes = f"{phase.label} takes {milliseconds(phase.wall_ms.typical)} of wall time"
+    if phase.python_ms and phase.python_ms.mean is not None:
+        without, profiled = milliseconds(phase.python_ms.typical), milliseconds(phase.wall_ms.typical)
+        takes = f"{phase.label} takes {without} without the profiler, {profiled} of wall time under it"
     if not phase.gpu_ms:
         return f"{takes} and {'runs no operator' if on_cpu else 'puts no work on a GPU'}"
     busy = f"{'operators compute for' if on_cpu else 'GPU busy'} {milliseconds(phase.gpu_busy_ms.typical)}"

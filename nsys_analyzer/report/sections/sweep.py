@@ -17,7 +17,7 @@ _LEAST = 2
 _MOST_BARS = 24
 #: The unit of a drawn axis, and what a figure is multiplied by.
 _AXES: dict[Unit, tuple[str, float]] = {
-    "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("number", 1.0), "factor": ("ratio", 1.0),
+    "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("launches", 1.0), "factor": ("ratio", 1.0),
 }  # fmt: skip
 _Value = Callable[[CaptureSummary], Cell]
 
