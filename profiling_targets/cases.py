@@ -96,6 +96,8 @@ def _add_option(parser: argparse.ArgumentParser, one: Field[Any], kind: Any) -> 
 
 
 def _whole_number(least: int, text: str) -> int:
+    if not text.lstrip("-").isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
     if int(text) < least:
         raise argparse.ArgumentTypeError(f"{text} is below {least}")
     return int(text)

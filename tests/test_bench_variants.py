@@ -141,7 +141,9 @@ def test_each_pass_has_its_own_status() -> None:
     rows = (lost, early, row("flash", 1, figures={"forward_backward_ms": 4.0}))
     assert [cells["status"] for cells in by_column("Forward:", *rows)] == ["ok", "oom", "ok"]
     assert [cells["status"] for cells in by_column("Forward and backward:", *rows)] == ["oom", "oom", "ok"]
-    assert "Out of memory: naive at 1×4×1,024×32 fp32, backward only; naive at 1×4×1,024×32 fp32, causal." in text(*rows)
+    assert "Out of memory: naive at 1×4×1,024×32 fp32, backward only; naive at 1×4×1,024×32 fp32, causal." in text(
+        *rows
+    )
 
 
 def test_out_of_memory_keeps_its_row_and_what_was_measured() -> None:

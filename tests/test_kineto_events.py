@@ -40,9 +40,9 @@ def remarks(found: dict[str, list[tuple[Any, ...]]]) -> list[str]:
     return [text for _, text, _ in found.get("DIAGNOSTIC_EVENT", [])]
 
 
-def added(event: str) -> str:
-    """The step with one more event, given as JSON."""
-    return step().text().replace('"traceEvents": [', f'"traceEvents": [{event}, ')
+def added(event: str, trace: Kineto | None = None) -> str:
+    """The step, or another trace, with one more event, given as JSON."""
+    return (trace or step()).text().replace('"traceEvents": [', f'"traceEvents": [{event}, ')
 
 
 KERNEL = '{"ph": "X", "cat": "kernel", "name": "bad", "pid": 0, "tid": 7, "ts": 125, "dur": 3, "args": %s}'
@@ -219,7 +219,7 @@ def test_an_event_years_from_the_others_is_in_no_figure(time: str, tmp_path: Pat
     path = tmp_path / "t.json"
     path.write_text(added((KERNEL % "{}").replace("125", time)))
     loaded = Trace.load(path)
-    assert [(one.table, one.rows) for one in loaded.left_out] == [("CUPTI_ACTIVITY_KIND_KERNEL", 1)]
+    assert any("a time more than a day from the others (1)" in one.text for one in loaded.metadata.diagnostics)
     assert (loaded.operations.start - loaded.ranges.start[0]).tolist() == [20_000]  # forward at 100, the GEMM at 120
 
 
@@ -272,3 +272,22 @@ def test_an_impossible_property_is_ignored_and_told(properties: dict[str, Any], 
     del found["DIAGNOSTIC_EVENT"]
     trace.properties = {}
     assert found == tables(trace.text(), tmp_path)
+
+
+def test_a_few_events_of_another_clock_are_left_out_and_counted(tmp_path: Path) -> None:
+    """The machine has run for 5 days, which its clock counts; one range has no time, which is 0."""
+    trace = step()
+    for event in trace.events:
+        if "ts" in event:
+            event["ts"] += 5 * 86_400e6
+    path, clean = tmp_path / "t.json", tmp_path / "clean.json"
+    clean.write_text(trace.text())
+    path.write_text(added(RANGE % '"ts": 0, "dur": 5', trace))
+    stray, whole = Trace.load(path), Trace.load(clean)
+    assert len(stray.ranges) == len(whole.ranges)
+    assert any("a time more than a day from the others (1)" in one.text for one in stray.metadata.diagnostics)
+
+
+@pytest.mark.parametrize("argument", ['"name": null', '"Device Id": "a"', '"Bytes": "many"'])
+def test_an_argument_of_another_kind_of_event_is_not_read(argument: str, tmp_path: Path) -> None:
+    assert tables(added(KERNEL % f"{{{argument}}}"), tmp_path) == tables(added(KERNEL % "{}"), tmp_path)

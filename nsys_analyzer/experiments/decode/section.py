@@ -128,7 +128,7 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
             parts.append(f"{words} {span(known, 'factor')}")
     if parts:
         yield f"With the cache, unfused attention ÷ PyTorch's SDPA, in time: {', '.join(parts)}."
-    if made := [(tokens, name_of(row)) for row in rows if row.ok and (tokens := row.figures.tokens_per_s)]:
+    if made := [(tokens, name_of(row)) for row in rows if row.ok and (tokens := work.tokens_per_s(row))]:
         tokens, name = max(made)
         yield f"The highest throughput is {tokens:,.0f} tokens/s ({name})."
 
@@ -141,8 +141,8 @@ def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
         if medians := work.cold_lengths(row):
             yield phrase(
                 "**Lengths seen for the first time**, {}: a token takes {} at a length that the warm-up of {} tokens "
-                "had seen, {} at another. Its median and speed-ups are left out, its 95th percentile and tokens/s hold "
-                "both; as many `--warmup-tokens` as `--tokens` make all lengths warm.",
+                "had seen, {} at another. Its inter-token latency, tokens/s and speed-ups are left "
+                "out; as many `--warmup-tokens` as `--tokens` make all lengths warm.",
                 name_of(row), milliseconds(medians[0]), row.case.warmup_tokens, milliseconds(medians[1]),
             )  # fmt: skip
 
@@ -160,8 +160,8 @@ _TIMES: tuple[Field[DecodeRow], ...] = (
     *_NAMES,
     Field("TTFT ms", "ms", lambda row: spread(row.figures.first_token)),
     Field("inter-token ms", "ms", work.next_ms),
-    Field("p95", "ms", lambda row: row.figures.between_tokens_p95_ms),
-    Field("tokens/s", "count", lambda row: row.figures.tokens_per_s),
+    Field("p95", "ms", lambda row: None if work.cold_lengths(row) else row.figures.between_tokens_p95_ms),
+    Field("tokens/s", "count", work.tokens_per_s),
     Field("status", "text", lambda row: row.status),
 )
 _TIMES_CAPTION = "Time to first token (mean ± standard deviation), and inter-token latency (median, 95th percentile):"
@@ -190,17 +190,17 @@ _SPEED_UPS: tuple[Field[Group], ...] = (
 def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
     """Each token's time of the model with the most measured rows, the largest of those; and tokens/s of all."""
     measured = {
-        (group.name, f"{row.case.attention}, {'with' if row.case.cache else 'no'} cache"): row.figures
+        (group.name, f"{row.case.attention}, {'with' if row.case.cache else 'no'} cache"): row
         for group in groups
         for row in group.rows.values()
         if row.figures.token_times_ms
     }
     counts = Counter(model for model, _ in measured)
     for shown in [model for model, count in counts.items() if count == max(counts.values())][-1:]:
-        times = {name: one.token_times_ms or [] for (model, name), one in measured.items() if model == shown}
+        times = {name: one.figures.token_times_ms or [] for (model, name), one in measured.items() if model == shown}
         series = tuple((name, tuple(enumerate(values, 1))) for name, values in times.items())
         yield Lines("decode-token-times", f"Time of each token, {shown}", series, "token", "ms", log_y=True)
-    throughput = {bar: one.tokens_per_s for bar, one in measured.items()}
+    throughput = {bar: work.tokens_per_s(one) for bar, one in measured.items()}
     yield from bars("decode-throughput", "Throughput after prefill", throughput, "tokens/s")
 
 

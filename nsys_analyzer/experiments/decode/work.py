@@ -123,6 +123,11 @@ def next_ms(row: DecodeRow) -> float | None:
     return row.figures.between_tokens.median_ms if row.figures.between_tokens and not cold_lengths(row) else None
 
 
+def tokens_per_s(row: DecodeRow) -> float | None:
+    """Tokens after the first in a second, of all sequences; None where lengths were cold."""
+    return None if cold_lengths(row) else row.figures.tokens_per_s
+
+
 def pass_flops(row: DecodeRow, new: int, before: int) -> float:
     """FLOPs of one pass over ``new`` tokens behind ``before`` others, the head at the last token alone.
 

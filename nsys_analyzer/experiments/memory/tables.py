@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
-_LONGEST_CODE = 60
+_LONGEST_CODE = 52
 
 
 def _figure(name: str) -> Callable[[MemoryRow], Cell]:

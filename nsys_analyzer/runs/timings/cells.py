@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from nsys_analyzer.runs.timings.words import COMPILED, FLAGS, MS_PER_UNIT, Cells, status_from_text
@@ -16,6 +17,9 @@ _TIME = re.compile(
     rf"(?:(?:±|\+/?-|\\pm) ?(?P<spread>{NUMBER}) ?(?P<last>[muµμ]?s\b)?)? ?\$?"
 )
 SHORTEST_MS, LONGEST_MS = 1e-9, 365 * 86_400e3
+
+
+_DATE = re.compile(r"(\d{4})-?(\d\d)-?(\d\d)(?:[_T -]?(\d\d)[-:]?(\d\d)[-:]?(\d\d)?)?")
 
 
 class CellError(Exception):
@@ -77,10 +81,13 @@ def seconds_since_epoch(text: str) -> float | None:
     """A date, with or without its time, or a number of seconds, in seconds since 1970; ``None`` for other texts."""
     if re.fullmatch(r"\d{9,11}(\.\d+)?", text):
         return float(text)
-    import pandas as pd
-
-    moment = pd.to_datetime(re.sub(r"^(\d{8})[_-](\d{6})$", r"\1T\2", text), errors="coerce", utc=True)
-    return None if pd.isna(moment) else float(moment.timestamp())
+    if date := _DATE.fullmatch(text):
+        text = "{}-{}-{}T{}:{}:{}".format(*(part or "00" for part in date.groups()))
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:  # of 02/03/2025 nobody knows which is the month
+        return None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 READERS: dict[Cells, Callable[[str], Any]] = {

@@ -78,7 +78,8 @@ def pool_iterations(runs: Sequence[Timing], figures: pd.DataFrame, skip: int | N
         return figures, []
     kept = rows[rows.groupby("key").cumcount() >= (skip or 0)]
     pooled = kept.loc[kept["ms"].isna().sort_values(kind="stable").index].drop_duplicates("key").set_index("key")
-    pooled.update(_pooled(kept[kept["ms"].notna()]))
+    whole = _pooled(kept[kept["ms"].notna()])
+    pooled.loc[whole.index, whole.columns] = whole
     pooled["row"] = runs_of["first"]
     single = figures[~key.isin(pooled.index)]
     left_out = f", the first {skip} of each left out" if skip else ""

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ _EXPECTED = "a header line, then one row per run, such as: model,context_length,
 _JSON = json.JSONDecoder()
 _BETWEEN_OBJECTS = re.compile(r"[ \t\r\n,]*")
 _DEEPEST, _TOO_DEEP = 32, "nested too deep"  # objects in objects
-_MOST_COLUMNS = 1_000
+_MOST_CELLS_PER_GIVEN, _FEW_CELLS = 10, 1_000_000
 _LETTERS_OF_A_CELL = 100
 _MOST_LISTED, _LETTERS = 12, 30
 _Lines = list[tuple[int, tuple[str, ...]]]
@@ -120,8 +120,9 @@ def read_table(path: Path) -> Table:
     else:
         lines = _markdown_lines(path, text) if start == "|" or path.suffix.lower() == ".md" else _csv_lines(path, text)
     (header_line, header), *rows = lines
-    again = [line for line, cells in rows if cells == header]
-    rows = [row for row in rows if row[1] != header] if again else rows
+    titles = [cell.strip().lower() for cell in header]
+    again = {line for line, cells in rows if cells[0].strip().lower() == titles[0] and _same(cells, titles)}
+    rows = [row for row in rows if row[0] not in again] if again else rows
     width = len(header)
     for line, cells in rows:
         if len(cells) > width and any(map(str.strip, cells[width:])):
@@ -133,7 +134,7 @@ def read_table(path: Path) -> Table:
     is_given = np.logical_or.reduce([frame[place] != "" for place in frame])
     if not is_given.any():
         raise TimingsError(f"{path}: a header and no rows", "Run the timings again: the file holds none")
-    notes = (f"{lines_listed(again)}: the header again, left out",) if again else ()
+    notes = (f"{lines_listed(sorted(again))}: the header again, left out",) if again else ()
     return Table(path, tuple(map(str.strip, header)), header_line, frame[is_given], notes)
 
 
@@ -145,6 +146,10 @@ def _categories(cells: pd.Series[Any]) -> pd.Series[Any]:
     stripped = [text.strip() for text in found]
     same, texts = pd.factorize(np.array(["" if text.lower() in MISSING else text for text in stripped], object))
     return pd.Series(pd.Categorical.from_codes(same[codes], pd.Index(texts, dtype=object)), cells.index)
+
+
+def _same(cells: Sequence[str], titles: Sequence[str]) -> bool:
+    return [cell.strip().lower() for cell in cells] == titles
 
 
 def _read_text(path: Path) -> str:
@@ -208,8 +213,10 @@ def _json_lines(path: Path, text: str) -> _Lines:
     """
     objects = list(_objects(path, text))
     keys = tuple(dict.fromkeys(key for _, values in objects for key in values))
-    if len(keys) > _MOST_COLUMNS:
-        raise TimingsError(f"{path}: {len(keys):,} different keys", "Give a file with one table of timings")
+    given = sum(len(values) for _, values in objects)
+    if len(keys) * len(objects) > _MOST_CELLS_PER_GIVEN * given + _FEW_CELLS:
+        problem = f"{path}: {len(keys):,} different keys in {len(objects):,} rows, and most of the cells are missing"
+        raise TimingsError(problem, "Give a file with one table of timings")
     return [(1, keys), *((line, tuple(values.get(key, "") for key in keys)) for line, values in objects)]
 
 

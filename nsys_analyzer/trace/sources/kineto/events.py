@@ -66,8 +66,8 @@ class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"
 
     id: Int32
     name: str | None = None
-    memory: Size = 0
-    sms: Size = 0
+    memory: Size | None = None
+    sms: Size | None = None
 
 
 class Distributed(msgspec.Struct):

@@ -10,12 +10,20 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.sources.kineto.events import Event, KinetoTrace, Properties
+from nsys_analyzer.trace.sources.kineto.events import KinetoTrace, Properties
 from nsys_analyzer.trace.sources.kineto.json_text import RECORD, JsonText, opened
 from nsys_analyzer.trace.sources.kineto.legacy import sort_legacy
 from nsys_analyzer.trace.sources.kineto.operators import make_kernels
 from nsys_analyzer.trace.sources.kineto.written import GPU_RANGE, Events, read_properties
+
+#: Events that start so far apart are of two clocks, or of a clock that was set.
+_APART_NS = 24 * 3600 * 10**9
+#: Those of a clock that has fewer events than this share of the other's are strays.
+_OF_THE_MOST = 0.25
+_STRAY = "a time more than a day from the others"
 
 
 def read_kineto(path: Path) -> KinetoTrace:
@@ -30,7 +38,9 @@ def read_kineto(path: Path) -> KinetoTrace:
     with opened(path) as file:
         status = os.fstat(file.fileno())
         properties, ignored = read_properties(_read(JsonText(path, file), read))
-    events, refused = read.found, read.remarks()
+    events = read.found
+    _leave_out_strays(read)
+    refused = read.remarks()
     remarks = [*ignored, *refused, *sort_legacy(events)]
     if "range" in events or "operator" in events:
         events.pop(GPU_RANGE, None)  # it repeats the CPU's
@@ -99,16 +109,31 @@ def _read_events(text: JsonText, events: Events, ends: tuple[str, ...]) -> None:
         if several and events.add_all(several):
             text.at += len(several)
         else:
-            one_by_one_until = max(one_by_one_until, text.position + len(several))
+            one_by_one_until = max(one_by_one_until, text.position + (len(several) or len(text.buffer) - text.at))
             events.add(text.value())
         if not text.take(",") and text.next() not in ends:
             raise text.broken("neither a comma nor a closing bracket")
     text.take("]")
 
 
-def _count_from_the_first(events: dict[str, list[Event]]) -> None:
-    """Makes the start of the first event 0, in place; a thread's name has no time."""
-    timed = [event for kind, found in events.items() if kind != "thread" for event in found]
+def _leave_out_strays(read: Events) -> None:
+    """Takes out the events that start a day and more from all but a few others, in place."""
+    starts = np.sort(np.array([event.start for event in _timed(read.found)], np.int64))
+    groups = np.split(starts, np.flatnonzero(np.diff(starts) >= _APART_NS) + 1)
+    largest = max(map(len, groups))
+    strays = [(int(group[0]), int(group[-1])) for group in groups if len(group) < _OF_THE_MOST * largest]
+    if strays:
+        read.leave_out(lambda event: any(low <= event.start <= high for low, high in strays), _STRAY)
+
+
+def _timed(events: dict[str, list[Any]]) -> list[Any]:
+    """The events that have a time, which a thread's name has not."""
+    return [event for kind, found in events.items() if kind != "thread" for event in found]
+
+
+def _count_from_the_first(events: dict[str, list[Any]]) -> None:
+    """Makes the start of the first event 0, in place."""
+    timed = _timed(events)
     origin = min(event.start for event in timed)
     for event in timed:
         event.start -= origin

@@ -186,7 +186,7 @@ def _devices(trace: KinetoTrace, used: Iterable[int]) -> Iterator[tuple[int, str
     if not listed and platform != CUDA:
         yield from ((device, _UNNAMED[platform], 0, 0) for device in sorted(set(used)))
     for gpu in listed:
-        yield gpu.id, _device_name(gpu, platform), gpu.memory, gpu.sms
+        yield gpu.id, _device_name(gpu, platform), gpu.memory or 0, gpu.sms or 0
 
 
 def _device_name(gpu: Device, platform: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -84,11 +85,15 @@ class _Arguments(
     name: str = ""
 
 
-_ARGUMENTS = _Arguments.__struct_encode_fields__
-#: What an event can do without: where it cannot be read, it is as if it were not there.
+#: The arguments that an event can do without: where one cannot be read, it is as if it were not there.
 _OPTIONAL = ("device", "inDevice", "stream", "graph node id", "bytes", "direction", "Total Allocated")
-#: The arguments that calls and GPU operations have no use for.
-_UNUSED = {"runtime": _OPTIONAL, "thread": _OPTIONAL}
+#: The arguments that each kind of event uses.
+_USED = {
+    **dict.fromkeys(_ON_A_GPU, ("correlation", *_OPTIONAL[:-1])),
+    "runtime": ("correlation",),
+    "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated"),
+    "thread": ("name",),
+}
 
 
 class _Written(msgspec.Struct):
@@ -167,7 +172,7 @@ class Events:
 
     def _readable(self, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments that a kind of event uses, without the optional ones that cannot be read."""
-        used = {key: arguments[key] for key in _ARGUMENTS if key in arguments and key not in _UNUSED.get(kind, ())}
+        used = {key: arguments[key] for key in _USED.get(kind, ()) if arguments.get(key) is not None}
         for key in used.keys() & _OPTIONAL:
             try:
                 _arguments.decode(_encode({key: used[key]}))
@@ -175,6 +180,15 @@ class Events:
                 del used[key]
                 self._unread[kind, key] += 1
         return used
+
+    def leave_out(self, is_bad: Callable[[Event], bool], why: str) -> None:
+        """Takes out the events for which ``is_bad`` holds, and counts them."""
+        for kind in [kind for kind in self.found if kind != "thread"]:
+            for event in filter(is_bad, self.found[kind]):
+                self._refuse(kind, why, event.name)
+            self.found[kind] = [event for event in self.found[kind] if not is_bad(event)]
+            if not self.found[kind]:
+                del self.found[kind]
 
     def remarks(self) -> list[str]:
         """A warning for each kind of which events were left out, and for each argument that could not be read."""
@@ -232,12 +246,18 @@ class Events:
         if kind in _ON_A_GPU:
             if kind == _ON_MTIA:
                 kind = "kernel" if args.direction is None else "memcpy"
-            stream = args.stream if isinstance(args.stream, int) else _number(tid)
-            place = (args.correlation or 0, _device(args, pid), stream)
+            place = (args.correlation or 0, _device(args, pid), self._stream(kind, args.stream, tid))
             return GpuOperation(kind, name, pid, tid, start, end, *place, args.graph_node or None, args.bytes or 0)
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
             _number(tid)  # a stream, or a device
         return Event(kind, name, pid, tid, start, end)
+
+    def _stream(self, kind: str, told: int | str | None, tid: Name) -> int:
+        """The stream of a GPU operation; where no argument says it, the number in the thread's place."""
+        if isinstance(told, str) and not told.isdecimal():
+            self._unread[kind, "stream"] += 1
+            told = None
+        return _number(tid) if told is None else int(told)
 
     def _place(self, written: _Written) -> tuple[str, Name, Name]:
         """The name, process and thread of an event."""
@@ -312,7 +332,7 @@ def read_properties(written: dict[str, Any]) -> tuple[Properties, list[str]]:
     """The properties of a trace, and a warning for each that cannot be what it should."""
     properties, remarks = Properties(), []
     for name, key in zip(Properties.__struct_fields__, Properties.__struct_encode_fields__, strict=True):
-        if key in written:
+        if written.get(key) is not None:
             try:
                 one = msgspec.json.decode(msgspec.json.encode({key: written[key]}), type=Properties)
             except _UNREADABLE as error:
