@@ -152,6 +152,16 @@ def test_speed_ups_are_of_medians() -> None:
     assert pairs_of([row(False, 100), row(True, 90, step_median_ms=80)])[0].speed_up("step") == 1.25
 
 
+def test_steps_that_are_not_warm_are_flagged() -> None:
+    # thirds of three: medians 16.8 and 14.6, 16.8 ÷ 14.6 = 1.15
+    times = [17.2, 16.8, 16.7, 14.7, 14.5, 14.6, 14.7, 14.6, 14.3]
+    text = said(row(False, 28), row(True, 15, times_ms=times))
+    assert "train, compiled, is slower than the last: 16.80 ms, then 14.60 ms" in text
+    steady = said(row(False, 28), row(True, 15, times_ms=[15.7, 15.7, 15.7, 15.0, 15.0, 15.0, 15.0, 15.0, 15.0]))
+    assert "**Not warm yet**" not in steady  # 15.7 ÷ 15 = 1.047
+    assert "**Not warm yet**" not in said(row(False, 28), row(True, 15, times_ms=[30.0, 15.0]))  # no third of two
+
+
 def test_unsteady_phases_are_flagged() -> None:
     text = said(row(False, 28), row(True, 15, forward_cv=0.2, loss_cv=0.1))
     assert "**Unsteady phases**, CV above 10.0 %: forward of small fp32, context 256, train, compiled: 20.0 %" in text

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.transformer.models import model_from_dimensions
@@ -12,6 +13,7 @@ from nsys_analyzer.experiments.section import bars, extremes, factor, ratio, spa
 from nsys_analyzer.experiments.steps import PHASES, StepRow, model_names
 from nsys_analyzer.report.model import Bars, Details, Table
 from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import milliseconds
 from nsys_analyzer.runs.rows import Times
 from nsys_analyzer.text import Words, phrase
 
@@ -19,6 +21,8 @@ from nsys_analyzer.text import Words, phrase
 PARTS = ("forward", "backward + optimizer", "step")
 #: In less than so many seconds nothing was compiled.
 _TOO_FAST_S = 0.3
+#: The first third of warm steps is slower than the last by no more.
+_WARM = 0.05
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,15 @@ def warnings(pairs: Sequence[Pair]) -> Iterator[Words]:
         if (times := pair.times(word, phase))
     }
     yield from unsteady("phases", variations)
+    for pair in pairs:
+        for word, row in pair.rows.items():
+            steps = row.figures.times_ms or []
+            third = len(steps) // 3
+            if third and (first := median(steps[:third])) > (1 + _WARM) * (last := median(steps[-third:])):
+                yield phrase(
+                    "**Not warm yet**: the first third of the steps of {}, {}, is slower than the last: {}, then {}.",
+                    pair.title, word, milliseconds(first), milliseconds(last),
+                )  # fmt: skip
 
 
 _CONFIGURATION: tuple[Field[Pair], ...] = (

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from nsys_analyzer.errors import TimingsError
 from nsys_analyzer.runs.timings.table import listed
@@ -136,12 +137,16 @@ def without_repeats(runs: Sequence[Timing], figures: pd.DataFrame) -> tuple[pd.D
     """
     choices: dict[str, list[str]] = defaultdict(list)
     left_out: list[int] = []
-    for _, rows in figures[figures["timing"].duplicated(keep=False)].groupby("timing"):
-        chosen, reason = _choose(runs, rows)
-        others = rows["line"].drop(chosen)
-        left_out += others.index.tolist()
-        line, phase = rows["line"][chosen], runs[rows["run"][chosen]].phase
-        choices[reason].append(f"line {line} ({phase}), not {listed(map(str, others), str)}")
+    repeated = figures[figures["timing"].duplicated(keep=False)].sort_values("timing", kind="stable")
+    preferred = {reason: repeated[name].to_numpy(np.float64) for name, reason in _PREFERRED.items()}
+    index, line, run = (column.to_numpy() for column in (repeated.index, repeated["line"], repeated["run"]))
+    for rows in np.split(np.arange(len(repeated)), np.flatnonzero(np.diff(repeated["timing"])) + 1):
+        if len(rows):
+            chosen, reason = _choose(runs, rows, preferred, repeated)
+            others = rows[rows != chosen]
+            left_out += index[others].tolist()
+            phase, lost = runs[run[chosen]].phase, listed(map(str, line[others]), str)
+            choices[reason].append(f"line {line[chosen]} ({phase}), not {lost}")
     return figures.drop(index=left_out), [
         f"rows for the same run, the one with {reason} used: {_shortened(lines)}" for reason, lines in choices.items()
     ]
@@ -152,15 +157,18 @@ def _shortened(choices: list[str]) -> str:
     return "; ".join(choices[:_FEW]) + (f"; and {more} more" if more > 0 else "")
 
 
-def _choose(runs: Sequence[Timing], rows: pd.DataFrame) -> tuple[int, str]:
-    """The index of the row to use of those for one configuration and phase, and what it was chosen for."""
-    for name, reason in _PREFERRED.items():
-        if rows[name].notna().all():
-            rows = rows[rows[name] == rows[name].max()]
+def _choose(
+    runs: Sequence[Timing], rows: Ints, preferred: Mapping[str, npt.NDArray[np.float64]], repeated: pd.DataFrame
+) -> tuple[int, str]:
+    """The row to use of those for one configuration and phase, and what it was chosen for."""
+    for reason, column in preferred.items():
+        values = column[rows]
+        if not np.isnan(values).any():
+            rows = rows[values == values.max()]
         if len(rows) == 1:
-            return rows.index[0], reason
-    run = runs[rows["run"].to_numpy()[0]]
-    problem = f"{_lines(runs, rows.iloc[:2])}: both time the {run.phase} of {_label(run)}"
+            return int(rows[0]), reason
+    run = runs[repeated["run"].to_numpy()[rows[0]]]
+    problem = f"{_lines(runs, repeated.iloc[rows[:2]])}: both time the {run.phase} of {_label(run)}"
     remedy = "tell them apart by a column warmup_steps or timestamp, or take them for iterations: --csv-skip 0"
     raise TimingsError(problem, f"Remove one, {remedy}")
 
