@@ -244,7 +244,7 @@ def test_the_timings_of_a_folder_are_used_and_named(here: Path) -> None:
     found = report("sweep", "-o", "-")
     assert "forward +25.0 %" in found.stdout.replace("\N{NO-BREAK SPACE}", " ")
     assert found.stderr == "Unprofiled times: sweep/timings.csv; --csv names others.\n"
-    assert "**timings.csv:** Found in the captures' folder and used; `--csv` names another." in found.stdout
+    assert "**timings.csv:** Read from the captures' folder" in found.stdout
     named = report("sweep", "--csv", "other/timings.csv", "-o", "-")
     assert "forward +100.0 %" in named.stdout.replace("\N{NO-BREAK SPACE}", " ")
     assert named.stderr == ""
