@@ -49,7 +49,6 @@ _UNKNOWN = "any"
 """The kind of an event whose kind cannot be read."""
 
 _ON_A_GPU = ("kernel", "memcpy", "memset", _ON_MTIA)
-_WITH_ARGUMENTS = (*_ON_A_GPU, "runtime", "memory", "thread")
 _WITHOUT_DURATION = ("memory", "thread", ARROW)
 _FARTHEST_US = Decimal(2**61) / 1000  # the difference of two such times, and a duration more, fit into 64 bits
 
@@ -157,7 +156,7 @@ class Events:
             self.any_phase = self.any_phase or value.get("ph") is not None
             return
         used = {key: value[key] for key in _Written.__struct_fields__ if key in value}
-        if kind not in _WITH_ARGUMENTS:
+        if kind not in _USED:
             used.pop("args", None)
         elif isinstance(used.get("args"), dict):
             used["args"] = self._readable(kind, used["args"])
@@ -172,7 +171,7 @@ class Events:
 
     def _readable(self, kind: str, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments that a kind of event uses, without the optional ones that cannot be read."""
-        used = {key: arguments[key] for key in _USED.get(kind, ()) if arguments.get(key) is not None}
+        used = {key: arguments[key] for key in _USED[kind] if arguments.get(key) is not None}
         for key in used.keys() & _OPTIONAL:
             try:
                 _arguments.decode(_encode({key: used[key]}))
