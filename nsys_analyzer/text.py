@@ -168,4 +168,6 @@ def plural(number: float, noun: str) -> str:
     """The noun as it stands behind a number."""
     if number == 1:
         return noun
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return f"{noun[:-1]}ies"
     return f"{noun}es" if noun.endswith(("ch", "s", "x")) else f"{noun}s"

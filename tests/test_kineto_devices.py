@@ -12,7 +12,15 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.share.copy import share
-from nsys_analyzer.trace.columns import ALLOCATE, BEGIN_CAPTURE, END_CAPTURE, LAUNCH, OTHER_CALL
+from nsys_analyzer.trace.columns import (
+    ALLOCATE,
+    BEGIN_CAPTURE,
+    COPY,
+    END_CAPTURE,
+    LAUNCH,
+    LAUNCH_GRAPH,
+    SYNCHRONIZE,
+)
 from tests.support.kineto import MAIN, PID, Kineto
 
 GEMM = "Cijk_Ailk_Bljk_BBS_BH_MT128x128x32"
@@ -131,9 +139,9 @@ def test_an_nvidia_gpu_without_a_name_has_one_too(tmp_path: Path) -> None:
         ("hipStreamEndCapture", END_CAPTURE),
         ("hipMalloc", ALLOCATE),
         ("hipHostMalloc", ALLOCATE),
-        ("hipGraphLaunch", OTHER_CALL),
-        ("hipMemcpyWithStream", OTHER_CALL),
-        ("hipStreamSynchronize", OTHER_CALL),
+        ("hipGraphLaunch", LAUNCH_GRAPH),
+        ("hipMemcpyWithStream", COPY),
+        ("hipStreamSynchronize", SYNCHRONIZE),
     ],
 )
 def test_hips_calls_mean_what_cudas_do(api: str, call: int, tmp_path: Path) -> None:

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
 KINDS = ("kernel", "memcpy", "memset", "graph")
 KERNEL, MEMCPY, MEMSET, GRAPH = range(4)
 
-OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE = range(5)
+#: The kinds of copy, in the order of ``Operations.copy``'s codes: which way, and whether the host's memory is pageable.
+COPIES = ("other", "pageable to device", "pinned to device", "device to pageable", "device to pinned", "on the device")
+OTHER_COPY, PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE, DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, ON_DEVICE = range(6)
+
+OTHER_CALL, LAUNCH, BEGIN_CAPTURE, END_CAPTURE, ALLOCATE, FREE, SYNCHRONIZE, COPY, FILL, LAUNCH_GRAPH = range(10)
 #: What an API call does, by the starts of its name.
 CALLS = {
     LAUNCH: (
@@ -32,6 +36,18 @@ CALLS = {
         "cudaMalloc", "cuMemAlloc", "cuMemCreate", "cudaHostAlloc", "cuMemHostAlloc",
         "hipMalloc", "hipExtMalloc", "hipMemAlloc", "hipMemCreate", "hipHostMalloc", "hipHostAlloc",
     ),
+    FREE: (
+        "cudaFree", "cuMemFree", "cuMemRelease", "cuMemUnmap", "hipFree", "hipMemRelease", "hipMemUnmap",
+        "hipHostFree",
+    ),
+    SYNCHRONIZE: (
+        "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaThreadSynchronize",
+        "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize", "hipDeviceSynchronize",
+        "hipStreamSynchronize", "hipEventSynchronize", "hipCtxSynchronize",
+    ),
+    COPY: ("cudaMemcpy", "cuMemcpy", "hipMemcpy"),
+    FILL: ("cudaMemset", "cuMemset", "hipMemset"),
+    LAUNCH_GRAPH: ("cudaGraphLaunch", "cuGraphLaunch", "hipGraphLaunch"),
 }  # fmt: skip
 
 #: How a kernel is called whose name the file does not hold, with its string ID behind it: no symbol reads like this.
@@ -91,6 +107,8 @@ class Operations(Columns):
         process: global process ID.
         name: code into ``names``; -1 for an operation that is not a kernel.
         graph_node: 0 outside graph replays.
+        size: thread blocks of a kernel, bytes of a copy or a fill; 0 where the file does not say.
+        copy: code into ``COPIES``, 0 for an operation that is no copy.
     """
 
     kind: SmallInts
@@ -102,6 +120,8 @@ class Operations(Columns):
     process: Ints
     name: SmallInts
     graph_node: Ints
+    size: Ints
+    copy: SmallInts
     names: tuple[str, ...]
 
     @property
@@ -121,12 +141,23 @@ class Operations(Columns):
 
 @dataclass(frozen=True)
 class Launches(Columns):
-    """API calls: start in ns, global thread ID, correlation ID, and what the call does, a key of ``CALLS`` or 0."""
+    """API calls, those that only ask for something left out.
+
+    Attributes:
+        start, end: ns; the end is the start where the file has none that can be true.
+        thread: global thread ID.
+        correlation: unique within a process.
+        call: what the call does, a key of ``CALLS`` or 0.
+        name: code into ``names``.
+    """
 
     start: Ints
+    end: Ints
     thread: Ints
     correlation: Ints
     call: SmallInts
+    name: SmallInts
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)

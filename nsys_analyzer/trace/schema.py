@@ -36,7 +36,6 @@ class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
     A name behind the first counts only with the required columns: some names were given to another table later.
-    ``limit`` is how many of its rows are read; 0 for all.
     """
 
     key: str
@@ -44,7 +43,6 @@ class Table:
     columns: tuple[Column, ...]
     required: tuple[str, ...] = ()
     filter: Filter | None = None
-    limit: int = 0
     trace_option: str = "cuda"
 
 
@@ -68,11 +66,29 @@ _PROPERTIES = (_column("name", default="", doc="property"), _column("value", def
 KERNEL = Table(
     "kernel",
     ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL"),
-    (*_GPU, _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name")),
+    (
+        *_GPU,
+        _column("name", "demangledName", "shortName", doc="StringIds ID of the kernel's name"),
+        _column("grid_x", "gridX", doc="thread blocks along x, 0 where they are not known"),
+        _column("grid_y", "gridY", doc="thread blocks along y"),
+        _column("grid_z", "gridZ", doc="thread blocks along z"),
+    ),
     ("start", "end", "name"),
 )
-MEMCPY = Table("memcpy", ("CUPTI_ACTIVITY_KIND_MEMCPY",), _GPU, ("start", "end"))
-MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), _GPU, ("start", "end"))
+_BYTES = _column("bytes", doc="bytes copied or filled")
+MEMCPY = Table(
+    "memcpy",
+    ("CUPTI_ACTIVITY_KIND_MEMCPY",),
+    (
+        *_GPU,
+        _BYTES,
+        _column("direction", "copyKind", doc="1 from host to device, 2 from device to host, 8 inside a device"),
+        _column("source", "srcKind", default=7, doc="memory it is read from: 0 pageable, 1 pinned; 7 unknown"),
+        _column("target", "dstKind", default=7, doc="memory it is written to, as the source"),
+    ),
+    ("start", "end"),
+)
+MEMSET = Table("memset", ("CUPTI_ACTIVITY_KIND_MEMSET",), (*_GPU, _BYTES), ("start", "end"))
 GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "end"))
 #: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
@@ -80,22 +96,20 @@ OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 _NO_LOOK_UPS = Filter(
     "nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*' OR value GLOB 'hip*Get*')", "StringIds"
 )
-_CALL = _column("name", "nameId", doc="StringIds ID of the API function")
 RUNTIME = Table(
     "runtime",
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
     (
         _START,
+        _END,
         _column("thread", "globalTid", doc="global thread ID"),
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
-        _CALL,
+        _column("name", "nameId", doc="StringIds ID of the API function"),
         _column("result", "returnValue", doc="what the call returned, 0 for success"),
     ),
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
 )
-#: The first API calls with their ends: enough for a median, where the ends of all cost a fifth of the time to load.
-FIRST_CALLS = Table("first_calls", RUNTIME.aliases, (_START, _END, _CALL), filter=_NO_LOOK_UPS, limit=20_000)
 NVTX = Table(
     "nvtx",
     ("NVTX_EVENTS",),
@@ -272,6 +286,6 @@ SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 TABLES = {
     name: table
     for table in tuple(globals().values())
-    if isinstance(table, Table) and not table.limit
+    if isinstance(table, Table)
     for name in table.aliases
 }

@@ -17,10 +17,16 @@ from nsys_analyzer.trace.arrays import Bools, Frame, Ints, SmallInts, dense_code
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
+    DEVICE_TO_PAGEABLE,
+    DEVICE_TO_PINNED,
     KERNEL,
     KINDS,
     LAUNCH,
+    MEMCPY,
+    ON_DEVICE,
     OTHER_CALL,
+    PAGEABLE_TO_DEVICE,
+    PINNED_TO_DEVICE,
     UNNAMED,
     GraphNodes,
     Launches,
@@ -42,6 +48,12 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
+#: API calls that are enough for a median.
+_FIRST_CALLS = 20_000
+#: The largest grid that CUDA allows along y and z is 65,535, along x 2³¹ − 1; blocks of all three fit 64 bits then.
+_LARGEST_GRID = 2**21 - 1
+#: By the host's memory: pageable, pinned.
+_TO_DEVICE, _TO_HOST = (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE), (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED)
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
@@ -105,7 +117,7 @@ class Trace:
     def read(cls, reader: Reader, path: Path) -> Self:
         """Reads everything the analysis needs from an open export."""
         check_recorded(reader, path)
-        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.FIRST_CALLS))
+        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
         strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, is_operator = _ranges(frames["nvtx"], strings)
@@ -136,7 +148,7 @@ class Trace:
             _memory(check, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             costly_tables(reader),
             read_ranks(reader),
-            _launch_ns(frames["first_calls"], strings),
+            _launch_ns(launches),
         )
 
 
@@ -182,8 +194,37 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         process=_known_process(column("process"), frames["runtime"]),
         name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
         graph_node=column("graph_node"),
+        size=_sizes(parts),
+        copy=_copies(parts),
         names=tuple(_name(strings.get(i, ""), i) for i in ids.tolist()),
     )
+
+
+def _sizes(parts: list[Frame]) -> Ints:
+    """Shape (operations,): thread blocks, or bytes."""
+    kernel = parts[KERNEL]
+    x, y, z = (_dimension(join(kernel[f"grid_{axis}"])) for axis in "xyz")
+    sizes = [join(part["bytes"]) if "bytes" in part else np.zeros_like(join(part["start"])) for part in parts[1:]]
+    return np.concatenate([np.multiply(np.multiply(x, y, out=x), z, out=x), *sizes])
+
+
+def _dimension(blocks: Ints) -> Ints:
+    """The blocks along one axis, none that overflows a product of three."""
+    within = not len(blocks) or (blocks.min() >= 0 and blocks.max() <= _LARGEST_GRID)
+    return blocks if within else blocks.clip(0, _LARGEST_GRID)
+
+
+def _copies(parts: list[Frame]) -> SmallInts:
+    """Shape (operations,): the kind of each copy."""
+    direction, source, target = (join(parts[MEMCPY][column]) for column in ("direction", "source", "target"))
+    kinds = np.select(
+        [direction == 1, direction == 2, direction == 8],
+        [np.select([source == 0, source == 1], _TO_DEVICE), np.select([target == 0, target == 1], _TO_HOST), ON_DEVICE],
+    )
+    lengths = [sum(map(len, part["start"])) for part in parts]
+    others = [np.zeros(length, np.int32) for length in lengths]
+    others[MEMCPY] = kinds.astype(np.int32)
+    return np.concatenate(others)
 
 
 def _known_process(process: Ints, runtime: Frame) -> Ints:
@@ -196,26 +237,26 @@ def _known_process(process: Ints, runtime: Frame) -> Ints:
 
 def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     """The API calls, and which of them are allocations for which there was no memory."""
-    call = _calls(frame, strings)
+    ids, codes = dense_codes(join(frame["name"]))
+    names = tuple(strings.get(i, "") for i in ids.tolist())
+    kinds = [next((kind for kind, starts in CALLS.items() if name.startswith(starts)), OTHER_CALL) for name in names]
+    call = np.array([*kinds, OTHER_CALL], np.int32)[codes]
     result = join(frame["result"], dtype=np.int32)
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
-    launches = Launches(join(frame["start"]), join(frame["thread"]), join(frame["correlation"]), call)
+    start, end = join(frame["start"]), join(frame["end"])
+    end = np.where((end >= start) & (end // 2 - start // 2 < FAR), end, start)  # halves: no difference overflows
+    launches = Launches(
+        start, end, join(frame["thread"]), join(frame["correlation"]), call, codes.astype(np.int32), names
+    )
     return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
 
 
-def _launch_ns(frame: Frame, strings: dict[int, str]) -> float | None:
+def _launch_ns(launches: Launches) -> float | None:
     """The median duration of the kernel launches among the first API calls, ns; None without any."""
-    durations = join(frame["end"]) - join(frame["start"])
-    durations = durations[(_calls(frame, strings) == LAUNCH) & (durations > 0) & (durations < FAR)]
+    first = launches.select(slice(_FIRST_CALLS))
+    durations = (first.end - first.start)[first.call == LAUNCH]
+    durations = durations[durations > 0]
     return float(np.median(durations)) if len(durations) else None
-
-
-def _calls(frame: Frame, strings: dict[int, str]) -> SmallInts:
-    """Shape (API calls,): what each does."""
-    names, codes = dense_codes(join(frame["name"]))
-    apis = [strings.get(i, "") for i in names.tolist()]
-    kinds = [next((kind for kind, starts in CALLS.items() if api.startswith(starts)), OTHER_CALL) for api in apis]
-    return np.array([*kinds, OTHER_CALL], np.int32)[codes]
 
 
 def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:

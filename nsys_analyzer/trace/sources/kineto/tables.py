@@ -22,6 +22,8 @@ _PUSH_POP = 59
 _WARNING = 2
 _HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
 _COPY_KINDS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+#: ENUM_CUDA_MEM_KIND by the words of the same names.
+_MEMORY_KINDS, _UNKNOWN_MEMORY = {"Pageable": 0, "Pinned": 1, "Device": 2, "Array": 3, "Managed": 4}, 7
 #: Kineto's "thread 28683 (pt_autograd_0)".
 _THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
 
@@ -57,12 +59,12 @@ class _Tables:
         messages = [(_WARNING, text, process) for text in self._trace.remarks]
         pids = ((event.device, pid_of(self._process_of_gpu[event.pid])) for event in self._trace.operations)
         devices = sorted(set(pids))
-        copies = ((*self._on_gpu(event), event.size, _copy_kind(event.name)) for event in of("memcpy"))
+        copies = ((*self._on_gpu(event), event.size, *_copy_kinds(event.name)) for event in of("memcpy"))
         fills = ((*self._on_gpu(event), event.size) for event in of("memset"))
         kernels = ((*self._on_gpu(event), self._strings[event.name]) for event in of("kernel"))
         return {
             "CUPTI_ACTIVITY_KIND_KERNEL": Rows(f"{_ON_GPU} demangledName", kernels),
-            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(f"{_ON_GPU} bytes copyKind", copies),
+            "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(f"{_ON_GPU} bytes copyKind srcKind dstKind", copies),
             "CUPTI_ACTIVITY_KIND_MEMSET": Rows(f"{_ON_GPU} bytes", fills),
             "CUPTI_ACTIVITY_KIND_RUNTIME": Rows("start end globalTid correlationId nameId returnValue", self._calls()),
             "TARGET_INFO_GPU": Rows(
@@ -160,9 +162,15 @@ class _Tables:
         ]
 
 
-def _copy_kind(name: str) -> int:
-    """The ENUM_CUDA_MEMCPY_OPER of a copy by its name, "Memcpy HtoD (Pageable -> Device)"."""
-    return next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
+def _copy_kinds(name: str) -> tuple[int, int, int]:
+    """The ENUM_CUDA_MEMCPY_OPER of a copy and the ENUM_CUDA_MEM_KIND of its ends, by its name.
+
+    "Memcpy HtoD (Pageable -> Device)"; 0 for an unknown kind of copy, 7 for an unknown kind of memory.
+    """
+    direction = next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
+    ends = re.search(r"\((\w+) -> (\w+)\)", name)
+    source, target = (_MEMORY_KINDS.get(end, _UNKNOWN_MEMORY) for end in (ends.groups() if ends else ("", "")))
+    return direction, source, target
 
 
 def platform_of(trace: KinetoTrace) -> str:
