@@ -64,8 +64,7 @@ class RecordedEvents:
             _starts(events.start, events.thread, process) if events is not None else np.empty(0, np.int64)
             for events in (launches, ranges, operators)
         )
-        slower = trace.launch_ns / 1e3 / _LAUNCH_US if trace.launch_ns else 1.0
-        self._slower = min(max(slower, 1.0), _SLOWEST)
+        self._slower = slowness(trace)
         self._known = bool(len(launches.start)) and not trace.costly_tables
 
     def cost(self, start: Ints, end: Ints) -> ProfilerCost | None:
@@ -82,6 +81,12 @@ class RecordedEvents:
         low = calls * API_CALL.low_us * self._slower + ranges * NVTX_RANGE.low_us + operators * OPERATOR.low_us
         high = calls * API_CALL.high_us * self._slower + ranges * NVTX_RANGE.high_us + operators * OPERATOR.high_us
         return ProfilerCost(calls, ranges, operators, low / 1e3, high / 1e3)
+
+
+def slowness(trace: Trace) -> float:
+    """How much longer than where the costs were measured the recording of an API call takes, by that of a launch."""
+    slower = trace.launch_ns / 1e3 / _LAUNCH_US if trace.launch_ns else 1.0
+    return min(max(slower, 1.0), _SLOWEST)
 
 
 def _starts(start: Ints, thread: Ints, process: int) -> Ints:

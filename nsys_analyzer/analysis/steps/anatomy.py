@@ -1,0 +1,170 @@
+"""What fills each step on one device: compute by class, exposed copies, exposed communication, idle.
+
+The four parts of a step add up to it exactly, in nanoseconds. Work is clipped to the step on the GPU's timeline. Where
+several streams work at once, compute comes before copies, and these before communication; of compute that overlaps,
+a moment belongs to what began first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import Operations
+
+#: What an operation does, in the order in which one hides the other.
+COMPUTE, COPYING, COMMUNICATING = range(3)
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """The operations of one device cut at the bounds of the steps, in the order of their starts.
+
+    Attributes:
+        operation: index into the operations.
+        window: the step that each lies in.
+        fresh: ns in which it works and nothing that comes before it does: in its rank, or in one that hides it.
+    """
+
+    operation: Ints
+    window: Ints
+    start: Ints
+    end: Ints
+    rank: Ints
+    fresh: Ints
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The stretches of the steps in which a device has nothing to do, in order; ``next`` is the operation behind each.
+
+    ``next`` is -1 where nothing follows on the device.
+    """
+
+    start: Ints
+    end: Ints
+    window: Ints
+    next: Ints
+
+    @property
+    def length(self) -> Ints:
+        """Shape (gaps,), ns."""
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The parts of each step on one device, ns: shape (steps,), and their laws hold exactly."""
+
+    wall: Ints
+    compute: Ints
+    exposed_copy: Ints
+    exposed_communication: Ints
+    idle: Ints
+    fragments: Fragments
+    gaps: Gaps
+
+    @property
+    def parts(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The four parts, which add up to the steps."""
+        return self.compute, self.exposed_copy, self.exposed_communication, self.idle
+
+
+def dissect(windows: Windows, operations: Operations, chosen: Ints, rank: Ints) -> Anatomy:
+    """The anatomy of the steps on one device.
+
+    Args:
+        windows: the steps.
+        operations: those of the trace.
+        chosen: the indices of the device's operations, in the order of their starts.
+        rank: shape (operations,), ``COMPUTE``, ``COPYING`` or ``COMMUNICATING`` for each of all operations.
+    """
+    fragments = _fragments(windows, operations, chosen, rank)
+    wall = windows.end - windows.start
+    parts = [
+        np.bincount(fragments.window, np.where(fragments.rank == one, fragments.fresh, 0), len(windows))
+        for one in (COMPUTE, COPYING, COMMUNICATING)
+    ]
+    compute, copies, communication = (part.astype(np.int64) for part in parts)
+    idle = wall - compute - copies - communication
+    return Anatomy(wall, compute, copies, communication, idle, fragments, _gaps(windows, fragments, operations, chosen))
+
+
+def _fragments(windows: Windows, operations: Operations, chosen: Ints, rank: Ints) -> Fragments:
+    start, end = operations.start[chosen], operations.end[chosen]
+    first = np.searchsorted(windows.end, start, side="right")  # the first step that ends behind its start
+    last = np.searchsorted(windows.start, end, side="left") - 1  # the last one that begins before its end
+    count = np.maximum(last - first + 1, 0)
+    index = np.repeat(np.arange(len(chosen)), count)
+    window = first[index] + np.arange(len(index)) - np.repeat(np.cumsum(count) - count, count)
+    begin = np.maximum(start[index], windows.start[window])
+    finish = np.minimum(end[index], windows.end[window])
+    kept = np.flatnonzero(finish > begin)
+    kept = kept[np.argsort(begin[kept], kind="stable")]  # the later parts of what spans several steps
+    operation, begin, finish = chosen[index[kept]], begin[kept], finish[kept]
+    return Fragments(operation, window[kept], begin, finish, rank[operation], _fresh(begin, finish, rank[operation]))
+
+
+def _fresh(start: Ints, end: Ints, rank: Ints) -> Ints:
+    """Shape (fragments,): the time of each that nothing before it covers, ns; the starts are in order."""
+    fresh = np.zeros(len(start), np.int64)
+    hiding = np.zeros(len(start), np.bool_)
+    for one in (COMPUTE, COPYING, COMMUNICATING):
+        index = np.flatnonzero(rank == one)
+        if len(index):
+            begin = np.maximum(start[index], reached_before(end[index]))
+            finish = np.maximum(end[index], begin)
+            hidden = Cover.of(start[hiding], end[hiding]).within(begin, finish) if hiding.any() else 0
+            fresh[index] = finish - begin - hidden
+            hiding[index] = True
+    return fresh
+
+
+def reached_before(end: Ints) -> Ints:
+    """The latest end of the intervals before each; far in the past for the first."""
+    return np.append(np.int64(-(2**62)), np.maximum.accumulate(end))[:-1]
+
+
+def _gaps(windows: Windows, fragments: Fragments, operations: Operations, chosen: Ints) -> Gaps:
+    """Every gap of every step: before its first work, between work, and behind its last."""
+    steps = np.arange(len(windows))
+    # Each step opens with an empty interval at its start and closes with one at its end.
+    start = np.concatenate([windows.start, fragments.start, windows.end])
+    end = np.concatenate([windows.start, fragments.end, windows.end])
+    window = np.concatenate([steps, fragments.window, steps])
+    place = np.concatenate([np.full(len(windows), 0), np.full(len(fragments.start), 1), np.full(len(windows), 2)])
+    owner = np.concatenate([np.full(len(windows), -1), fragments.operation, np.full(len(windows), -1)])
+    order = np.lexsort((place, start, window))
+    start, end, window, owner, place = start[order], end[order], window[order], owner[order], place[order]
+    reached = np.maximum.accumulate(end) if len(end) else end
+    gap = np.flatnonzero((start[1:] > reached[:-1]) & (window[1:] == window[:-1])) + 1
+    following = owner[gap]
+    behind = following == -1  # the gap ends with its step: what comes next on the device is behind it
+    following[behind] = np.append(chosen, -1)[np.searchsorted(operations.start[chosen], start[gap][behind])]
+    return Gaps(reached[gap - 1], start[gap], window[gap], following)
+
+
+def pieces_of(operations: Operations, chosen: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
+    """What a device works on from moment to moment: (operation, start, end) of pieces that do not overlap, in order.
+
+    Of an operation that others hide in part, each part that nothing hides is a piece.
+    """
+    chosen = chosen[operations.end[chosen] > operations.start[chosen]]
+    chosen = chosen[np.argsort(operations.start[chosen], kind="stable")]
+    start, end, ranks = operations.start[chosen], operations.end[chosen], rank[chosen]
+    found: list[tuple[Ints, Ints, Ints]] = []
+    hiding = np.zeros(len(chosen), np.bool_)
+    for one in (COMPUTE, COPYING, COMMUNICATING):
+        index = np.flatnonzero(ranks == one)
+        begin = np.maximum(start[index], reached_before(end[index])) if len(index) else start[index]
+        finish = np.maximum(end[index], begin)
+        owner, begin, finish = Cover.of(start[hiding], end[hiding]).without(begin, finish)
+        found.append((chosen[index[owner]], begin, finish))
+        hiding[index] = True
+    operation, begin, finish = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    order = np.argsort(begin, kind="stable")
+    return operation[order], begin[order], finish[order]

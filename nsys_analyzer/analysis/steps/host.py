@@ -1,0 +1,133 @@
+"""What the program did on the CPU: the API calls of the threads that give the GPU work, and the time between them.
+
+Python holds one lock, and autograd's thread works while the main thread waits for it: the calls of a process's
+launching threads are looked at as one sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.attribution import autograd_threads
+from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.columns import (
+    ALLOCATE,
+    COPY,
+    FREE,
+    SYNCHRONIZE,
+    Launches,
+    Ranges,
+    process_of,
+)
+from nsys_analyzer.trace.phase_names import normalized_name
+
+#: From this on, a stretch without an API call is the program's own work, and no pause between two launches, ns.
+PAUSE_NS = 100_000
+#: From this on a copy's call blocks, ns: an asynchronous one returns at once.
+_BLOCKS_NS = 15_000
+
+_LOADING = frozenset({
+    "data", "dataset", "dataloader", "dataloading", "loader", "loading", "load", "batch", "batches", "fetch",
+    "fetching", "prefetch", "input", "inputs", "minibatch", "iterator",
+})  # fmt: skip
+#: Starts of words that name a part of the model: ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj``.
+_OF_THE_MODEL = ("norm", "parallel", "embed", "proj", "layer", "forward", "backward", "loss")
+
+
+@dataclass(frozen=True)
+class Host:
+    """The calls of the launching threads of a process in order, and the pauses between them.
+
+    Attributes:
+        index: shape (calls,), index of each call into the trace's launches.
+        waiting: the positions of the calls that wait: synchronizations, blocking copies.
+        allocating: the positions of those that allocate or free the device's memory; ``allocations`` is their union.
+        pauses: the stretches without any call.
+        range: shape (pauses,), index of the innermost range around the middle of each pause; -1 in none but a step's.
+        loading: shape (pauses,), True where the program loads a batch: in a range that says so, or in none and with a
+            copy to the device behind it.
+    """
+
+    calls: Launches
+    index: Ints
+    waiting: Ints
+    allocating: Ints
+    allocations: Cover
+    pauses: Cover
+    range: Ints
+    loading: Bools
+    ranges: Ranges
+    lines: Timeline
+    listed: Ints
+    process: int
+
+    def innermost(self, time: Ints) -> Ints:
+        """The innermost range that the program has open at some moments, or -1."""
+        return np.append(self.listed, NONE)[self.lines.at(np.full(len(time), self.process), time)]
+
+    def name(self, index: int) -> str:
+        """The name of a range, empty for -1."""
+        return self.ranges.names[self.ranges.name[index]] if index != NONE else ""
+
+
+def find_host(attributed: AttributedTrace, process: int) -> Host:
+    """The CPU's side of a process."""
+    trace = attributed.trace
+    launches = trace.launches
+    launched = attributed.attribution.launch
+    used = launched[(launched != NONE) & (trace.operations.process == process)]
+    threads = distinct(launches.thread[used])
+    chosen = np.zeros(len(launches), np.bool_)
+    for thread in threads[process_of(threads) == process]:
+        chosen |= launches.thread == thread
+    index = np.flatnonzero(chosen)
+    if (np.diff(launches.start[index]) <= 0).any():
+        index = index[np.lexsort((-launches.end[index], launches.start[index]))]
+    calls = launches.select(index)
+    inside = _inside_another(calls)
+    if inside.any():
+        index, calls = index[~inside], calls.select(~inside)
+    waiting = np.flatnonzero((calls.call == SYNCHRONIZE) | (calls.call == COPY))
+    lasting = (calls.end - calls.start)[waiting]
+    waiting = waiting[(calls.call[waiting] == SYNCHRONIZE) | (lasting > _BLOCKS_NS)]
+    allocating = np.flatnonzero((calls.call == ALLOCATE) | (calls.call == FREE))
+    reached = np.maximum.accumulate(calls.end) if len(calls) else calls.end
+    before = np.flatnonzero(calls.start[1:] - reached[:-1] >= PAUSE_NS)
+    pauses = Cover.of(reached[before], calls.start[before + 1])
+    ranges = trace.ranges
+    # The main thread's ranges tell what the program does; autograd's are operators.
+    listed = np.flatnonzero((process_of(ranges.thread) == process) & ~np.isin(ranges.thread, autograd_threads(trace)))
+    lines = Timeline(process_of(ranges.thread[listed]), ranges.start[listed], ranges.end[listed], latest=True)
+    allocations = Cover.of(calls.start[allocating], calls.end[allocating])
+    middle = (pauses.start + pauses.end) // 2
+    around = np.append(listed, NONE)[lines.at(np.full(len(middle), process), middle)]
+    around[np.append(attributed.roles.mask(STEP, OTHER_STEP), False)[around]] = NONE
+    loads = np.array([*(is_loading(name) for name in ranges.names), False])
+    copied = np.append(calls.call, NONE)[np.searchsorted(calls.start, pauses.end)] == COPY
+    loading = loads[np.append(ranges.name, NONE)[around]] | ((around == NONE) & copied)
+    return Host(calls, index, waiting, allocating, allocations, pauses, around, loading, ranges, lines, listed, process)
+
+
+def _inside_another(calls: Launches) -> Bools:
+    """True for the driver's calls inside a call of their thread; the calls are in order of start, the longer first."""
+    inside = np.zeros(len(calls), np.bool_)
+    if not len(calls) or (calls.start[1:] >= np.maximum.accumulate(calls.end)[:-1]).all():
+        return inside
+    for thread in distinct(calls.thread):
+        mine = np.flatnonzero(calls.thread == thread)
+        reached = np.maximum.accumulate(calls.end[mine])
+        inside[mine[1:]] = calls.end[mine[1:]] <= reached[:-1]
+        inside[mine[1:]] &= calls.start[mine[1:]] < reached[:-1]
+    return inside
+
+
+def is_loading(name: str) -> bool:
+    """True for the name of a range around the input pipeline."""
+    words = normalized_name(name).split()
+    return not _LOADING.isdisjoint(words) and not any(word.startswith(_OF_THE_MODEL) for word in words)

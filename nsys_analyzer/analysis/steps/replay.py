@@ -1,0 +1,141 @@
+"""Replays a few steps from what was measured, so that a change can be tried: less work, fewer waits, cheaper launches.
+
+The CPU's side is the sequence of API calls with the time between them; a blocking call ends when the GPU has done what
+it waits for. The GPU's side is the sequence of its work: each piece starts when the one before it has ended and its
+launch has reached the device. What a change does to the step then follows; nothing is added up that overlaps. (The
+idea is that of Daydream, Zhu et al., USENIX ATC 2020.)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from nsys_analyzer.trace.arrays import Bools, Ints
+
+Floats: TypeAlias = npt.NDArray[np.float64]
+_LONG_AGO = -(2.0**62)
+#: Steps of which the second and later ones show how long a step takes.
+_FEWEST = 3
+_COLUMNS = ("after", "own", "awaited", "lag", "launch", "latency", "spacing", "work", "events")
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The calls and the pieces of GPU work of some steps that follow each other; times in ns.
+
+    Attributes:
+        after: shape (calls,), from the start of each call (the end of one that waits) to the start of the next.
+        own: shape (calls,), the least that a waiting call takes.
+        awaited: shape (calls,), the last piece that each call waits for, -1 for one that does not wait.
+        lag: shape (calls,), from that piece's end to the call's.
+        launch: shape (pieces,), the call that launched each piece; pieces are in the order in which the GPU ran them.
+        latency: shape (pieces,), from the launch to the earliest start.
+        spacing: shape (pieces,), from the end of the piece before to the earliest start.
+        work: shape (pieces,), ns of GPU work that nothing else hides.
+        first_call: shape (steps + 1,), the first call of each step, and the one behind the last.
+        events: shape (calls,), how many events the profiler recorded from each call to the next.
+    """
+
+    after: Floats
+    own: Floats
+    awaited: Ints
+    lag: Floats
+    launch: Ints
+    latency: Floats
+    spacing: Floats
+    work: Floats
+    first_call: Ints
+    events: Floats
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return len(self.first_call) - 1
+
+    def with_events_costing(self, ns: float) -> Replay:
+        """The same steps without what the profiler adds: so much for each event, as far as there is time to take."""
+        return replace(self, after=self.after - np.minimum(self.events * ns, 0.9 * self.after))
+
+    def step_ns(self) -> float:
+        """How long a step takes, ns: from one's end to the next's, without the first, which begins with an idle GPU.
+
+        One or two steps are looked at as if they came again and again; both of two are then left out once.
+        """
+        several, left_out = (self, 1) if self.steps >= _FEWEST else (self._repeated(_FEWEST), self.steps)
+        calls, ends = several._run()
+        bounds = np.maximum(calls[several.first_call], ends)
+        return float(bounds[-1] - bounds[left_out]) / (several.steps - left_out)
+
+    def _repeated(self, times: int) -> Replay:
+        """The steps several times, one behind the other."""
+        calls, pieces, number = len(self.after), len(self.work), np.arange(times)
+        tiled = {name: np.tile(getattr(self, name), times) for name in _COLUMNS}
+        awaited = np.where(tiled["awaited"] < 0, -1, tiled["awaited"] + np.repeat(number * pieces, calls))
+        first_call = np.append(np.tile(self.first_call[:-1], times), 0) + np.repeat(
+            np.append(number, times) * calls, [self.steps] * times + [1]
+        )
+        launch = tiled["launch"] + np.repeat(number * calls, pieces)
+        return Replay(**{**tiled, "awaited": awaited, "launch": launch, "first_call": first_call})
+
+    def _run(self) -> tuple[Floats, Floats]:
+        """When each call starts (and one behind the last), and when the GPU has done what came before each step."""
+        count = len(self.after)
+        waits = np.flatnonzero(self.awaited >= 0)
+        starts = np.empty(count + 1)
+        done = np.empty(len(self.work) + 1)
+        done[-1] = _LONG_AGO
+        offsets = np.append(0.0, np.cumsum(self.after))
+        shift, begun, piece = 0.0, 0, 0
+        for call in [*waits.tolist(), count]:
+            starts[begun : call + 1] = offsets[begun : call + 1] + shift
+            upto = len(self.work) if call == count else int(self.awaited[call]) + 1
+            if upto > piece:
+                self._advance(done, starts, piece, upto, call)
+                piece = upto
+            if call < count:
+                end = max(starts[call] + self.own[call], done[int(self.awaited[call])] + self.lag[call])
+                shift += end - starts[call]
+                begun = call + 1
+        launched = np.maximum.accumulate(self.launch) if len(self.launch) else self.launch
+        before = np.searchsorted(launched, self.first_call) - 1
+        ends = np.where(before >= 0, done[before], _LONG_AGO)
+        return starts, ends
+
+    def _advance(self, done: Floats, starts: Floats, first: int, last: int, call: int) -> None:
+        """Runs the pieces from ``first`` to ``last``: each starts behind the one before it and behind its launch."""
+        some = slice(first, last)
+        ready = starts[np.minimum(self.launch[some], call)] + self.latency[some]
+        cost = np.cumsum(self.spacing[some] + self.work[some])
+        # end_i = max(end_{i-1} + spacing_i, ready_i) + work_i; both sides less the cumulated cost make one running max.
+        earliest = ready + self.work[some] - cost
+        earliest[0] = max(earliest[0], done[first - 1] if first else _LONG_AGO)
+        done[some] = np.maximum.accumulate(earliest) + cost
+
+    # --- changes
+
+    def without_waits(self, chosen: Bools) -> Replay:
+        """Calls that do not wait any more; each still takes its own time."""
+        chosen = chosen & (self.awaited >= 0)
+        after = np.where(chosen, self.own + self.after, self.after)
+        return replace(self, awaited=np.where(chosen, -1, self.awaited), after=after)
+
+    def without_calls(self, chosen: Bools) -> Replay:
+        """Calls that are gone, with the time to the next call."""
+        freed = self.without_waits(chosen)
+        return replace(freed, after=np.where(chosen, 0.0, freed.after))
+
+    def with_pauses(self, chosen: Bools, ns: float) -> Replay:
+        """Calls with at most so much time to the next one."""
+        return replace(self, after=np.where(chosen, np.minimum(self.after, ns), self.after))
+
+    def with_after(self, factor: Floats) -> Replay:
+        """The time behind each call times a factor, shape (calls,)."""
+        return replace(self, after=self.after * factor)
+
+    def with_work(self, factor: Floats) -> Replay:
+        """The work of each piece times a factor, shape (pieces,); a piece without work starts no gap either."""
+        return replace(self, work=self.work * factor, spacing=np.where(factor == 0, 0.0, self.spacing))

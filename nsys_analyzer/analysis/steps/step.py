@@ -1,0 +1,104 @@
+"""The figures of a capture's steps: what fills them, why the GPU idles, how far ahead of it the program runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.lanes import Lane
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.steps.windows import Source
+from nsys_analyzer.analysis.summary.statistics import Stats
+
+#: Phases of the GPU's time that no phase's range has launched.
+OUTSIDE = "outside the phases"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What fills a stretch of a device's time, mean ms of a step: the four parts add up to it."""
+
+    compute_ms: float
+    exposed_copy_ms: float
+    exposed_communication_ms: float
+    idle_ms: float
+
+    @property
+    def total_ms(self) -> float:
+        """The stretch itself."""
+        return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms + self.idle_ms
+
+
+@dataclass(frozen=True)
+class ClassTime:
+    """The compute of one kernel class in a step, mean ms; of kernels that overlap, a moment is that of the first."""
+
+    kernel_class: str
+    ms: float
+
+
+@dataclass(frozen=True)
+class PhaseParts:
+    """The device's time of one phase in a step; a gap is of the phase whose work ends it."""
+
+    phase: str
+    parts: Parts
+
+
+@dataclass(frozen=True)
+class IdleTime:
+    """The idle time of one cause in a step, mean: its range and API call where it has one, and its gaps."""
+
+    cause: Cause
+    range: str
+    api: str
+    ms: float
+    gaps: float
+
+
+@dataclass(frozen=True)
+class DeviceSteps:
+    """The steps on one device, which is numbered as CUDA does."""
+
+    device: int
+    parts: Parts
+    classes: tuple[ClassTime, ...]
+    phases: tuple[PhaseParts, ...]
+    idle: tuple[IdleTime, ...]
+
+
+@dataclass(frozen=True)
+class StepSummary:
+    """The steps of a process.
+
+    Attributes:
+        instances: how many steps.
+        source: what bounds them; ``unit`` says it in words.
+        wall_ms: their duration.
+        on_gpu: whether they are bounded by the GPU's work, which the program runs ahead of.
+        devices: every device that the process uses.
+        launch_latency_us: from a launch to the start of its operation, of median and 90th percentile.
+        queue: how many launches wait or run when another one is added, median and most.
+        lanes: one step of median duration as it passed.
+        study: some of the steps in detail, None where no launch is known.
+    """
+
+    instances: int
+    source: Source
+    unit: str
+    on_gpu: bool
+    wall_ms: Stats
+    devices: tuple[DeviceSteps, ...]
+    launch_latency_us: tuple[float, float] | None
+    queue: tuple[float, int] | None
+    lanes: tuple[Lane, ...]
+    study: Study | None
+
+    @property
+    def main(self) -> DeviceSteps:
+        """The device that computes most."""
+        return max(self.devices, key=lambda one: one.parts.compute_ms)
+
+    def idle_ms(self, *causes: Cause) -> float:
+        """The idle time of these causes in a step, mean ms."""
+        return sum(row.ms for row in self.main.idle if row.cause in causes)

@@ -1,0 +1,255 @@
+"""A few consecutive steps in full detail, on the device that does most: what findings are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.anatomy import pieces_of
+from nsys_analyzer.analysis.steps.host import Host
+from nsys_analyzer.analysis.steps.replay import Floats, Replay
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, EventCost, slowness
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
+from nsys_analyzer.trace.columns import (
+    COPY,
+    DEVICE_TO_PAGEABLE,
+    FREE,
+    PAGEABLE_TO_DEVICE,
+    SYNCHRONIZE,
+    Launches,
+    Ranges,
+    process_of,
+)
+from nsys_analyzer.trace.metadata import Gpu
+
+#: Steps that are studied, and the calls that they may have together.
+_MOST_STEPS, _MOST_CALLS = 10, 25_000
+#: A call may wait from this duration on, ns. The driver's queue holds 1,024 launches: near that one waits for room.
+_LONG_NS, _QUEUE = 20_000, 1_000
+#: The least that a synchronization takes, and the clocks' difference, ns.
+_SHORTEST_WAIT_NS, _SKEW_NS = 4_000, 3_000
+#: From a launch to its start on an idle GPU, and between two pieces that are queued, ns, where nothing was measured.
+_LATENCY_NS, _SPACING_NS = 6_000, 1_000
+
+
+@dataclass(frozen=True)
+class Study:
+    """Some steps: a replay of them, and what its pieces and its calls are.
+
+    Attributes:
+        kind, size, copy: shape (pieces,), as of the trace's operations.
+        kernel: code into ``kernels``, -1 for what is no kernel; each has its class in ``classes``.
+        phase: code into ``phases``, -1 outside.
+        part: shape (pieces,), True for the work launched in a range of attention.
+        duration: shape (pieces,), ns of the whole operation, whether or not something hides it.
+        first: shape (pieces,), True for the first piece of an operation.
+        call: shape (calls,), what each does; ``api`` is a code into ``apis``.
+        range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
+        pause_range: the same of the middle of the time to the next call.
+        measured_ns: how long these steps took under the profiler, each.
+        low_share: the least that the profiler may have cost, as a share of the most.
+    """
+
+    replay: Replay
+    kind: SmallInts
+    size: Ints
+    copy: SmallInts
+    kernel: Ints
+    kernels: tuple[str, ...]
+    classes: tuple[str, ...]
+    phase: Ints
+    phases: tuple[str, ...]
+    part: Bools
+    duration: Ints
+    first: Bools
+    call: SmallInts
+    api: SmallInts
+    apis: tuple[str, ...]
+    range: Ints
+    pause_range: Ints
+    ranges: tuple[str, ...]
+    phase_ranges: frozenset[str]
+    measured_ns: float
+    low_share: float
+    gpu: Gpu | None
+
+    @property
+    def steps(self) -> int:
+        """How many steps there are."""
+        return self.replay.steps
+
+    def of_class(self, *classes: str) -> Bools:
+        """True for the pieces whose kernel is of one of these classes."""
+        chosen = np.array([*(one in classes for one in self.classes), False])
+        of_class: Bools = chosen[self.kernel]
+        return of_class
+
+    def in_phase(self, *phases: str) -> Bools:
+        """True for the pieces of one of these phases."""
+        of_phase: Bools = np.array([*(one in phases for one in self.phases), False])[self.phase]
+        return of_phase
+
+    def ms(self, pieces: Bools) -> float:
+        """The work of some pieces in a step, ms."""
+        return float(self.replay.work[pieces].sum()) / self.steps / 1e6
+
+    def count(self, chosen: Bools) -> float:
+        """How many operations there are in a step, of some pieces."""
+        return float(np.count_nonzero(chosen & self.first)) / self.steps
+
+    def calls(self, chosen: Bools) -> float:
+        """How many calls there are in a step, of some."""
+        return float(np.count_nonzero(chosen)) / self.steps
+
+
+def study_steps(
+    attributed: AttributedTrace, windows: Windows, host: Host, chosen: Ints, rank: Ints, gpu: Gpu | None
+) -> Study | None:
+    """Studies the steps around the median one; None where no launch is known.
+
+    Args:
+        chosen: the indices of the device's operations.
+        rank: shape (operations,), as of ``anatomy``.
+    """
+    bounds = _bounds(windows, host)
+    if bounds is None:
+        return None
+    first_call = np.searchsorted(host.calls.start, bounds)
+    low, high = int(first_call[0]), int(first_call[-1])
+    calls = host.calls.select(slice(low, high))
+    if len(calls) < 2:
+        return None
+    following = np.append(calls.start[1:], host.calls.start[high] if high < len(host.calls) else calls.end[-1])
+    position = np.full(len(attributed.trace.launches) + 1, NONE)
+    position[host.index[low:high]] = np.arange(high - low)
+    launched = position[attributed.attribution.launch]
+    mine = chosen[launched[chosen] != NONE]
+    if not len(mine):
+        return None
+    operations = attributed.trace.operations
+    mine, begin, end = pieces_of(operations, mine, rank)
+    launch = launched[mine]
+    replayed = _gpu_side(begin, end, calls.start[launch])
+    awaited, own, lag = _waits(
+        calls, launch, end, np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
+    )
+    waits = awaited != NONE
+    after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
+    low_cost, high_cost = _profiler_costs(attributed, host.process, calls.start, following)
+    replay = Replay(
+        after, own, awaited, lag, launch, *replayed, (end - begin).astype(np.float64), first_call - low, high_cost
+    )
+    instance = attributed.instance_pair[0][mine]
+    instances, kernels, ranges = attributed.instances, attributed.kernels, attributed.trace.ranges
+    return Study(
+        replay,
+        operations.kind[mine], operations.size[mine], operations.copy[mine],
+        kernels.code[mine], kernels.names, kernels.classes,
+        np.append(instances.phase, NONE)[instance], instances.phases,
+        attributed.attention_part(mine) != NONE,
+        operations.end[mine] - operations.start[mine], _firsts(mine),
+        calls.call, calls.name, calls.names,
+        _named(attributed, host, calls.start),
+        _named(attributed, host, (np.maximum(calls.end, calls.start) + following) // 2),
+        ranges.names,
+        frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
+        float(np.mean(windows.end - windows.start) if windows.on_gpu else np.mean(np.diff(bounds))),
+        float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
+        gpu,
+    )  # fmt: skip
+
+
+def _firsts(operation: Ints) -> Bools:
+    """True for the first piece of each operation."""
+    first = np.zeros(len(operation), np.bool_)
+    first[np.unique(operation, return_index=True)[1]] = True
+    return first
+
+
+def _bounds(windows: Windows, host: Host) -> Ints | None:
+    """When the program began the steps that are studied, and what follows them: those around the median one."""
+    called = windows.called
+    # The last step's time up to the next one is not known: of several, it is left out.
+    steps = len(called) - 1 if len(called) <= 3 else len(called) - 2
+    counts = np.diff(np.searchsorted(host.calls.start, called[: steps + 1]))
+    if not len(counts) or not counts.any():
+        return None
+    many = int(np.clip(_MOST_CALLS // max(1, int(np.median(counts))), 1, min(_MOST_STEPS, steps)))
+    length = np.diff(called[: steps + 1])
+    middle = int(np.argsort(length, kind="stable")[(steps - 1) // 2])
+    first = int(np.clip(middle - many // 2, 0, steps - many))
+    return called[first : first + many + 1]
+
+
+def _named(attributed: AttributedTrace, host: Host, time: Ints) -> Ints:
+    """Shape (moments,): the code of the name of the innermost range, -1 in none but a step's."""
+    found = host.innermost(time)
+    ranges = attributed.trace.ranges
+    is_step = np.append(attributed.roles.mask("step"), False)
+    return np.where(is_step[found], NONE, np.append(ranges.name, NONE)[found])
+
+
+def _gpu_side(begin: Ints, end: Ints, called: Ints) -> tuple[Floats, Floats]:
+    """Latency and spacing of each piece, ns: what it waited for in the trace is what it waits for in a replay."""
+    before = np.append(begin[:1], np.maximum.accumulate(end)[:-1])
+    gap = np.maximum(begin - before, 0)
+    late = called > before  # launched when the GPU had already run dry
+    latency = np.median((begin - called)[late & (begin > called)]) if (late & (begin > called)).any() else _LATENCY_NS
+    by_launch = (gap > 0) & (called + latency > before)
+    queued = ~by_launch & (gap > 0)
+    spacing = np.median(gap[queued]) if queued.any() else _SPACING_NS
+    return (
+        np.where(by_launch, np.maximum(begin - called, 0), latency).astype(np.float64),
+        np.where(by_launch, np.minimum(gap, spacing), gap).astype(np.float64),
+    )
+
+
+def _waits(calls: Launches, launch: Ints, end: Ints, pageable: Bools) -> tuple[Ints, Floats, Floats]:
+    """The piece that each call waits for, the least that the call takes, and what it takes after that piece's end."""
+    lasting = calls.end - calls.start
+    count = len(calls)
+    position = np.arange(count)
+    newest = np.searchsorted(np.maximum.accumulate(launch), position, side="right") - 1  # launched before or by it
+    ended = np.searchsorted(np.maximum.accumulate(end), calls.end + _SKEW_NS, side="right") - 1
+    piece = np.minimum(newest, ended)
+    ended_at = np.append(end, 0)[piece]
+    waited = (piece >= 0) & (ended_at >= calls.start)
+    begun = np.searchsorted(np.maximum.accumulate(end), calls.start, side="right")
+    queue = newest + 1 - begun
+    sync = (calls.call == SYNCHRONIZE) & (piece >= 0)
+    blocking = np.isin(calls.call, (COPY, FREE)) & waited & (lasting > _LONG_NS)
+    # A copy through a buffer of the driver's: the call ends with it, a little before or after.
+    copied = np.full(count, NONE)
+    copied[launch[pageable]] = np.flatnonzero(pageable)
+    through = (calls.call == COPY) & (copied != NONE) & (lasting > _LONG_NS)
+    through &= np.append(end, 0)[copied] - calls.end < lasting // 2
+    piece = np.where(through, copied, piece)
+    ended_at, waited = np.append(end, 0)[piece], waited | through
+    full = ~through & waited & (lasting > _LONG_NS) & (queue >= _QUEUE)
+    waits = sync | blocking | full | through
+    behind = np.where(through, calls.end - ended_at, np.maximum(calls.end - ended_at, 0))
+    lag = np.where(waited, behind, np.minimum(lasting, _SHORTEST_WAIT_NS))
+    own = np.where(waited, np.minimum(lasting, _SHORTEST_WAIT_NS), lasting)
+    return np.where(waits, piece, NONE), own.astype(np.float64), lag.astype(np.float64)
+
+
+def _profiler_costs(attributed: AttributedTrace, process: int, start: Ints, end: Ints) -> tuple[Floats, Floats]:
+    """The least and the most that the profiler may have cost from each call to the next, ns."""
+    trace = attributed.as_recorded
+    low, high = np.zeros(len(start)), np.zeros(len(start))
+    slower = slowness(trace)
+    recorded: list[tuple[Launches | Ranges, EventCost, float]] = [
+        (trace.launches, API_CALL, slower),
+        (trace.ranges, NVTX_RANGE, 1.0),
+    ]
+    recorded += [(trace.operators, OPERATOR, 1.0)] if trace.metadata.profiler == "torch" else []
+    for events, cost, factor in recorded:
+        times = np.sort(events.start[process_of(events.thread) == process])
+        many = np.searchsorted(times, end) - np.searchsorted(times, start)
+        low += many * cost.low_us * factor * 1e3
+        high += many * cost.high_us * factor * 1e3
+    return low, high

@@ -1,0 +1,66 @@
+"""Tiny exports of programs whose API calls last, in µs: what the CPU did, and why the GPU idled meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from tests.support.export import GEMM, MAIN, PID, Export, global_tid
+
+US = 1_000
+LAUNCH, SYNC = "cudaLaunchKernel_v7000", "cudaStreamSynchronize_v3020"
+MALLOC, FREE = "cudaMalloc_v3020", "cudaFree_v3020"
+COPY = "cudaMemcpyAsync_v3020"
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+class Program(Export):
+    """An export under construction whose times are µs, from calls that last and from what they launch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gpu()
+        self._calls = 1_000_000  # correlation IDs behind those of the builder of exports
+
+    def api(self, name: str, start: float, end: float, tid: int = MAIN, pid: int = PID) -> int:
+        """An API call from start to end; returns its correlation ID."""
+        self._calls += 1
+        self.add(
+            "CUPTI_ACTIVITY_KIND_RUNTIME", start=_ns(start), end=_ns(end), globalTid=global_tid(tid, pid),
+            correlationId=self._calls, nameId=self.string(name), returnValue=0,
+        )  # fmt: skip
+        return self._calls
+
+    def work(
+        self, called: tuple[float, float], ran: tuple[float, float], tid: int = MAIN, pid: int = PID, *,
+        name: str = GEMM, api: str = LAUNCH, stream: int = 7,
+    ) -> Program:  # fmt: skip
+        """A kernel, and the call that launched it."""
+        correlation = self.api(api, *called, tid, pid)
+        self.kernel(name, None, _ns(ran[0]), _ns(ran[1]), tid, pid, correlation=correlation, stream=stream)
+        return self
+
+    def copy(self, called: tuple[float, float], ran: tuple[float, float], stream: int = 7) -> Program:
+        """A copy, and its call."""
+        correlation = self.api(COPY, *called)
+        self._gpu("MEMCPY", _ns(ran[0]), _ns(ran[1]), correlation, PID, stream, 0)
+        return self
+
+    def open(self, name: str, start: float, end: float, tid: int = MAIN, pid: int = PID) -> Program:
+        """An NVTX range."""
+        self.range(name, _ns(start), _ns(end), tid, pid)
+        return self
+
+    def step(self, start: float, end: float) -> Program:
+        """The range of a step."""
+        return self.open("step", start, end)
+
+
+def _ns(us: float) -> int:
+    return round(us * US)
+
+
+def attributed(export: Export, folder: Path) -> AttributedTrace:
+    """The trace of an export, each operation with its ranges."""
+    return AttributedTrace(Trace.load(export.write(folder / "t.sqlite")))

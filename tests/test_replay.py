@@ -1,0 +1,296 @@
+"""Replays of steps: what a change may do to a step, and that a replay without one gives the step that was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from nsys_analyzer.trace.columns import SYNCHRONIZE
+from tests.support.export import ADD, global_pid
+from tests.support.program import LAUNCH, SYNC, US, Program, attributed
+
+Chooser = list[bool]
+
+
+def floats(values: list[int]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    return np.array(values, np.float64)
+
+
+# --- steps that are all alike, of random calls and work
+
+
+@st.composite
+def replays(draw: st.DrawFn, least: int = 1, most: int = 4) -> Replay:
+    """Steps of one kind on one stream, as a program makes them: a call waits for what was launched before it.
+
+    Times are whole, so that sums are exact. As on a device, work that follows other work starts sooner behind it than
+    behind a launch, and a wait's end lies no further behind the work than the least that a wait takes.
+    """
+    steps, calls = draw(st.integers(least, most)), draw(st.integers(1, 6))
+    pieces = draw(st.lists(st.integers(0, calls - 1), max_size=6).map(sorted))  # the call that launched each
+    small, many = st.integers(0, 9), len(pieces)
+    spacing = draw(st.lists(small, min_size=many, max_size=many))
+    latency = [draw(st.integers(max(spacing), 20)) for _ in pieces]
+    work = draw(st.lists(st.integers(0, 30), min_size=many, max_size=many))
+    after = draw(st.lists(st.integers(0, 30), min_size=calls, max_size=calls))
+    own = draw(st.lists(small, min_size=calls, max_size=calls))
+    lag = [draw(st.integers(0, one)) for one in own]
+    newest = [sum(launch <= call for launch in pieces) - 1 for call in range(calls)]
+    awaited = [draw(st.integers(0, last)) if last >= 0 and draw(st.booleans()) else -1 for last in newest]
+    return Replay(
+        np.tile(floats(after), steps),
+        np.tile(floats(own), steps),
+        np.array([one + step * many if one >= 0 else -1 for step in range(steps) for one in awaited], np.int64),
+        np.tile(floats(lag), steps),
+        np.array([launch + step * calls for step in range(steps) for launch in pieces], np.int64),
+        np.tile(floats(latency), steps),
+        np.tile(floats(spacing), steps),
+        np.tile(floats(work), steps),
+        np.arange(steps + 1) * calls,
+        np.tile(floats(draw(st.lists(st.integers(0, 3), min_size=calls, max_size=calls))), steps),
+    )  # fmt: skip
+
+
+def by_loop(replay: Replay) -> float:
+    """How long all steps take, by the definition: call by call, and piece by piece."""
+    time, ended, done, next_piece = 0.0, -np.inf, [], 0
+    for call, after in enumerate(replay.after.tolist()):
+        start = time
+        while next_piece < len(replay.work) and replay.launch[next_piece] == call:
+            ready = start + replay.latency[next_piece]
+            ended = max(ended + replay.spacing[next_piece], ready) + replay.work[next_piece]
+            done.append(ended)
+            next_piece += 1
+        if replay.awaited[call] >= 0:
+            time = max(start + replay.own[call], done[replay.awaited[call]] + replay.lag[call])
+        time += after
+    return float(max([time, *done]))
+
+
+def total_ns(replay: Replay) -> float:
+    """From the first call to the end of all."""
+    starts, ends = replay._run()
+    return float(max(starts[-1], ends[-1]))
+
+
+@given(replays())
+def test_all_steps_take_what_a_plain_loop_takes(replay: Replay) -> None:
+    assert total_ns(replay) == by_loop(replay)
+
+
+@given(replays(), st.data())
+def test_the_closed_form_is_the_loop(replay: Replay, data: st.DataObject) -> None:
+    """``end = max(end before + spacing, ready) + work`` from any piece on, behind any work before it."""
+    count = len(replay.work)
+    first = data.draw(st.integers(0, count))
+    last = data.draw(st.integers(first, count))
+    if first == last:
+        return
+    starts, done = (
+        floats(data.draw(st.lists(st.integers(0, 99), min_size=size, max_size=size)))
+        for size in (len(replay.after) + 1, count + 1)
+    )
+    expected, ended = done.copy(), done[first - 1] if first else -np.inf
+    for i in range(first, last):
+        ended = max(ended + replay.spacing[i], starts[replay.launch[i]] + replay.latency[i]) + replay.work[i]
+        expected[i] = ended
+    replay._advance(done, starts, first, last, len(replay.after))
+    assert done.tolist() == expected.tolist()
+
+
+# --- what a change does
+
+
+def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
+    """Each kind of change that makes something shorter, the same one in every step."""
+    calls, pieces = len(replay.after) // replay.steps, len(replay.work) // replay.steps
+
+    def chosen(count: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        return np.tile(data.draw(st.lists(st.booleans(), min_size=count, max_size=count)), replay.steps).astype(bool)
+
+    return [
+        replay.without_waits(chosen(calls)),
+        replay.without_calls(chosen(calls)),
+        replay.with_pauses(chosen(calls), data.draw(st.integers(0, 20))),
+        replay.with_after(np.where(chosen(calls), 0.5, 1.0)),
+        replay.with_work(np.where(chosen(pieces), data.draw(st.sampled_from([0.0, 0.25, 0.5])), 1.0)),
+        replay.with_events_costing(data.draw(st.integers(0, 10))),
+    ]
+
+
+@given(replays(), st.data())
+def test_less_of_anything_never_takes_longer_in_all(replay: Replay, data: st.DataObject) -> None:
+    for changed in changes(replay, data):
+        assert total_ns(changed) <= total_ns(replay) + 1e-6
+
+
+@given(replays(least=3), st.data())
+def test_less_of_anything_never_makes_a_step_longer(replay: Replay, data: st.DataObject) -> None:
+    for changed in changes(replay, data):
+        assert changed.step_ns() <= replay.step_ns() + 1e-6
+
+
+@given(replays(least=3))
+def test_a_step_is_never_shorter_than_its_work(replay: Replay) -> None:
+    """Neither than the GPU's, nor than the CPU's time without waits."""
+    step = replay.step_ns()
+    assert step >= replay.work.sum() / replay.steps - 1e-6
+    assert step >= replay.after.sum() / replay.steps - 1e-6
+    unhindered = replay.without_waits(np.ones(len(replay.after), np.bool_))
+    assert step >= unhindered.after.sum() / replay.steps - 1e-6
+
+
+@given(replays())
+def test_steps_take_at_most_all_there_is_one_behind_the_other(replay: Replay) -> None:
+    everything = (replay.after, replay.own, replay.lag, replay.latency, replay.spacing, replay.work)
+    assert total_ns(replay) <= sum(float(part.sum()) for part in everything)
+
+
+@given(replays(least=6, most=6), st.sampled_from([1, 2]))
+def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
+    """Three times, of which the last two times count."""
+
+    def first(count: int) -> Replay:
+        calls, pieces = len(replay.after) // 6 * count, len(replay.work) // 6 * count
+        return Replay(
+            replay.after[:calls], replay.own[:calls], replay.awaited[:calls], replay.lag[:calls],
+            replay.launch[:pieces], replay.latency[:pieces], replay.spacing[:pieces], replay.work[:pieces],
+            replay.first_call[: count + 1], replay.events[:calls],
+        )  # fmt: skip
+
+    later = total_ns(first(3 * steps)) - total_ns(first(steps))
+    assert first(steps).step_ns() == later / (2 * steps)
+
+
+def test_steps_worked_out_by_hand() -> None:
+    """Three calls: two launches 10 apart, a wait. Work 30 and 40 behind a latency of 5.
+
+    The first runs [5, 35), the second, launched at 10, [36, 76); the wait ends at 76 + 2, and the step at 78 + 4.
+    """
+    replay = Replay(
+        floats([10, 6, 4]), floats([0, 0, 3]), np.array([-1, -1, 1]), floats([0, 0, 2]), np.array([0, 1]),
+        floats([5, 5]), floats([1, 1]), floats([30, 40]), np.array([0, 3]), floats([0, 0, 0]),
+    )  # fmt: skip
+    assert replay.step_ns() == 82
+    wait = np.array([False, False, True])
+    # Without the wait the CPU needs 10 + 6 + 3 + 4 = 23, and the GPU 31 + 41; without the call the same.
+    assert replay.without_waits(wait).step_ns() == 72
+    assert replay.without_calls(wait).step_ns() == 72
+    # Half the second piece's work: until 56, 58 with the wait, 62. Without the first: [15, 55), 57, 61.
+    assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns() == 62
+    assert replay.with_work(floats([0, 1])).step_ns() == 61
+    # At most 3 between calls: the second piece still ends at 76, the wait at 78; of the 4 behind it 3 are left.
+    assert replay.with_pauses(np.ones(3, np.bool_), 3).step_ns() == 81
+
+
+# --- programs whose timing is that of the model
+
+
+def study_of(program: Program, folder: Path) -> Study:
+    summary = summarize_steps(attributed(program, folder), global_pid())
+    assert summary is not None
+    assert summary.study is not None
+    return summary.study
+
+
+def launch_bound(steps: int) -> tuple[Program, float]:
+    """Four kernels of 3 µs, launched 10 µs apart, 6 µs before they start; a wait of 4 µs that ends 2 µs behind."""
+    program = Program()
+    for step in range(steps):
+        at = 50 * step + 1
+        program.step(at, at + 50)
+        for number in range(4):
+            called = at + 10 * number
+            program.work((called, called + 4), (called + 6, called + 9))
+        program.api(SYNC, at + 37, at + 41)
+    return program, 50
+
+
+def gpu_bound(steps: int) -> tuple[Program, float]:
+    """Four kernels of 40 µs one behind the other, 1 µs apart, launched 10 µs apart; the wait ends 2 µs behind them.
+
+    They run [6, 46), [47, 87), [88, 128), [129, 169); the wait ends at 171, the step at 180.
+    """
+    program = Program()
+    for step in range(steps):
+        at = 180 * step + 1
+        program.step(at, at + 180)
+        for number in range(4):
+            called, ran = at + 10 * number, at + 6 + 41 * number
+            program.work((called, called + 4), (ran, ran + 40))
+        program.api(SYNC, at + 38, at + 171)
+    return program, 180
+
+
+def run_ahead(steps: int) -> tuple[Program, float]:
+    """Two kernels of 40 µs, 1 µs apart, launched 10 µs apart, and the next step's at once: 82 µs for the GPU."""
+    program = Program()
+    for step in range(steps):
+        at = 20 * step + 1
+        program.step(at, at + 20)
+        for number in range(2):
+            called, ran = at + 10 * number, 7 + 82 * step + 41 * number
+            program.work((called, called + 4), (ran, ran + 40), name=ADD)
+    return program, 82
+
+
+@pytest.mark.parametrize("made", [launch_bound, gpu_bound, run_ahead])
+@pytest.mark.parametrize("steps", [4, 5, 20])
+def test_a_replay_gives_the_step_of_a_program(
+    tmp_path: Path, made: Callable[[int], tuple[Program, float]], steps: int
+) -> None:
+    program, expected = made(steps)
+    study = study_of(program, tmp_path)
+    assert study.steps >= 3
+    assert study.replay.step_ns() == expected * US
+
+
+def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
+    """Kernels of no length leave the launches: the wait ends at 41 as the least that it takes, nothing is gained.
+
+    With 5 µs from launch to launch, the last is launched at 15, runs [21, 24), and the wait ends 2 µs behind: 26.
+    """
+    study = study_of(launch_bound(6)[0], tmp_path)
+    waits = study.call == SYNCHRONIZE
+    assert study.replay.with_work(floats([0] * len(study.kind))).step_ns() == 50 * US
+    launches = np.array([study.apis[code] == LAUNCH for code in study.api])
+    faster = study.replay.with_pauses(launches, 5 * US)
+    # The last launch is 7 µs before the wait, and now 5; the step ends 9 µs behind the wait, as before.
+    assert faster.step_ns() == (26 + 9) * US
+    assert study.replay.without_waits(waits).step_ns() == 50 * US
+
+
+def test_what_a_gpu_bound_step_would_gain(tmp_path: Path) -> None:
+    """Without the wait the GPU is never idle but 1 µs between kernels: 4 × 41 instead of 180 µs."""
+    study = study_of(gpu_bound(6)[0], tmp_path)
+    assert study.replay.without_waits(study.call == SYNCHRONIZE).step_ns() == 164 * US
+    # Half of each kernel: [6, 26), [27, 47), [48, 68), [69, 89), the wait until 91, the step until 100.
+    assert study.replay.with_work(np.full(len(study.kind), 0.5)).step_ns() == 100 * US
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "train_small256", "full_small128", "mem_small256", "bf16_sdpa_small1024", "small_ctx1024_train_fp32",
+        "accumulate_tf32", "checkpoint_fp16", "compile_bf16", "llama_bf16", "graph_small256", "graphnode_small256",
+        "functions_trace_gpt2", "functions_autograd_gpt2", "ddp2_small256",
+    ],
+)  # fmt: skip
+def test_a_replay_gives_the_steps_of_a_real_capture(real_capture: Callable[[str], Path], name: str) -> None:
+    trace = AttributedTrace(Trace.load(real_capture(name)))
+    for process in processes_of(trace.trace):
+        summary = summarize_steps(trace, process.global_pid)
+        assert summary is not None
+        assert summary.study is not None
+        assert summary.study.replay.step_ns() == pytest.approx(summary.study.measured_ns, rel=0.02)

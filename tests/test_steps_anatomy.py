@@ -1,0 +1,205 @@
+"""What fills a step, against a plain count of its nanoseconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.steps.anatomy import (
+    COMMUNICATING,
+    COMPUTE,
+    COPYING,
+    Anatomy,
+    Fragments,
+    Gaps,
+    dissect,
+    pieces_of,
+)
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import Operations
+
+RANKS = (COMPUTE, COPYING, COMMUNICATING)
+IDLE = len(RANKS)
+BOUNDS = (-10, 70)  # operations may lie outside all steps, or span several
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A plain operation; ``mine`` is False for one of another device."""
+
+    start: int
+    end: int
+    rank: int
+    stream: int
+    mine: bool
+
+
+Case = tuple[list[tuple[int, int]], list[Operation]]
+
+operation = st.tuples(
+    st.integers(*BOUNDS), st.integers(0, 25), st.sampled_from(RANKS), st.integers(0, 3), st.integers(0, 5).map(bool)
+).map(lambda o: Operation(o[0], o[0] + o[1], *o[2:]))  # fmt: skip
+# Neighbours of the sorted bounds: steps of any length, some without a gap between them.
+steps = st.lists(st.integers(0, 60), min_size=2, max_size=6, unique=True).map(sorted).flatmap(
+    lambda bounds: st.lists(st.sampled_from(list(pairwise(bounds))), min_size=1, unique=True).map(sorted)
+)  # fmt: skip
+cases = st.tuples(steps, st.lists(operation, max_size=12))
+
+
+def windows_of(bounds: list[tuple[int, int]]) -> Windows:
+    start, end = (np.array(column, np.int64) for column in zip(*bounds, strict=True))
+    return Windows("range", "a range step", start, end, np.append(start, end[-1:]))
+
+
+def operations_of(rows: list[Operation]) -> tuple[Operations, Ints, Ints]:
+    """The operations, the indices of this device's in the order of their starts, and the ranks of all."""
+    count = len(rows)
+    start, end, rank, stream, mine = (
+        np.array([getattr(row, name) for row in rows], np.int64) for name in ("start", "end", "rank", "stream", "mine")
+    )
+    zeros = np.zeros(count, np.int64)
+    small = zeros.astype(np.int32)
+    of_device = (1 - mine).astype(np.int32)
+    names = ("kernel",)
+    operations = Operations(
+        start, small, end, of_device, stream.astype(np.int32), zeros, zeros, small, zeros, zeros, small, names
+    )
+    chosen = np.flatnonzero(mine)
+    return operations, chosen[np.argsort(start[chosen], kind="stable")], rank
+
+
+def rows_of(columns: Fragments | Gaps, *names: str) -> list[tuple[int, ...]]:
+    """Some columns as plain rows."""
+    return list(zip(*(getattr(columns, name).tolist() for name in names), strict=True))
+
+
+def dissected(case: Case) -> tuple[Anatomy, Ints]:
+    operations, chosen, rank = operations_of(case[1])
+    return dissect(windows_of(case[0]), operations, chosen, rank), chosen
+
+
+def owner(rows: list[Operation], chosen: list[int], time: int) -> int:
+    """By definition: of the operations at work in a nanosecond, the first of the least rank; -1 where none is."""
+    working = [i for i in chosen if rows[i].start <= time < rows[i].end]
+    return min(working, key=lambda i: rows[i].rank, default=NONE)  # the first of several: chosen is in order of start
+
+
+@given(cases)
+def test_each_part_is_the_count_of_its_nanoseconds(case: Case) -> None:
+    bounds, rows = case
+    anatomy, chosen = dissected(case)
+    for window, (start, end) in enumerate(bounds):
+        owners = [owner(rows, chosen.tolist(), time) for time in range(start, end)]
+        count = [sum(i != NONE and rows[i].rank == rank for i in owners) for rank in RANKS]
+        assert [int(part[window]) for part in anatomy.parts] == [*count, owners.count(NONE)]
+
+
+@given(cases)
+def test_the_parts_add_up_to_the_step(case: Case) -> None:
+    anatomy, _ = dissected(case)
+    assert sum(anatomy.parts).tolist() == anatomy.wall.tolist()  # type: ignore[union-attr]
+    assert all(part.dtype == np.int64 and (part >= 0).all() for part in anatomy.parts)
+
+
+@given(cases)
+def test_a_moment_belongs_to_one_operation(case: Case) -> None:
+    bounds, rows = case
+    anatomy, chosen = dissected(case)
+    fragments = anatomy.fragments
+    found: dict[tuple[int, int], int] = {}
+    for one, window, fresh in rows_of(fragments, "operation", "window", "fresh"):
+        found[window, one] = found.get((window, one), 0) + fresh
+    for window, (start, end) in enumerate(bounds):
+        owners = [owner(rows, chosen.tolist(), time) for time in range(start, end)]
+        for i in chosen.tolist():
+            assert found.get((window, i), 0) == owners.count(i)
+
+
+@given(cases)
+def test_fragments_are_the_operations_clipped_to_the_steps(case: Case) -> None:
+    bounds, rows = case
+    fragments = dissected(case)[0].fragments
+    found = rows_of(fragments, "operation", "window", "start", "end", "rank")
+    clipped = [
+        (i, window, max(row.start, start), min(row.end, end), row.rank)
+        for window, (start, end) in enumerate(bounds)
+        for i, row in enumerate(rows)
+        if row.mine and min(row.end, end) > max(row.start, start)
+    ]
+    assert sorted(found) == sorted(clipped)
+    assert (np.diff(fragments.start) >= 0).all()
+
+
+def idle_runs(case: Case, chosen: list[int]) -> Iterator[tuple[int, int, int, int]]:
+    """By definition: start, end, step and following operation of each stretch without work."""
+    bounds, rows = case
+    for window, (start, end) in enumerate(bounds):
+        moments = [(time, owner(rows, chosen, time) == NONE) for time in range(start, end)]
+        for idle, run in groupby(moments, key=lambda moment: moment[1]):
+            times = [time for time, _ in run]
+            if idle:
+                behind = times[-1] + 1
+                lasting = [i for i in chosen if rows[i].end > rows[i].start or behind == end]
+                yield times[0], behind, window, next((i for i in lasting if rows[i].start >= behind), NONE)
+
+
+@given(cases)
+def test_gaps_are_the_stretches_without_work(case: Case) -> None:
+    anatomy, chosen = dissected(case)
+    gaps = anatomy.gaps
+    assert rows_of(gaps, "start", "end", "window", "next") == list(idle_runs(case, chosen.tolist()))
+    assert np.bincount(gaps.window, gaps.length, len(case[0])).tolist() == anatomy.idle.tolist()
+
+
+@given(st.lists(operation, max_size=12))
+def test_pieces_are_what_a_device_works_on_from_moment_to_moment(rows: list[Operation]) -> None:
+    operations, ordered, rank = operations_of(rows)
+    moments = [(time, owner(rows, ordered.tolist(), time)) for time in range(BOUNDS[0], BOUNDS[1] + 25)]
+    runs = [(i, [time for time, _ in run]) for i, run in groupby(moments, key=lambda moment: moment[1])]
+    pieces = pieces_of(operations, np.sort(ordered), rank)  # of operations in any order
+    found = list(zip(*(column.tolist() for column in pieces), strict=True))
+    assert found == [(i, times[0], times[-1] + 1) for i, times in runs if i != NONE]
+
+
+def test_a_step_worked_out_by_hand() -> None:
+    """Compute [10, 30), a copy [20, 40) that shows for 10, a collective [35, 60) that shows for 20, idle 10 + 40."""
+    rows = [Operation(*one, 0, True) for one in ((10, 30, COMPUTE), (20, 40, COPYING), (35, 60, COMMUNICATING))]
+    anatomy, _ = dissected(([(0, 100)], rows))
+    assert [int(part[0]) for part in anatomy.parts] == [20, 10, 20, 50]
+    assert (anatomy.gaps.start.tolist(), anatomy.gaps.end.tolist()) == ([0, 60], [10, 100])
+    assert anatomy.gaps.next.tolist() == [0, NONE]
+
+
+def test_times_as_those_of_a_clock_stay_exact() -> None:
+    """Nanoseconds since 1970 need 61 bits, more than a float has: of 10 ns 7 are compute, 3 idle."""
+    epoch = 1_750_000_000_000_000_000
+    rows = [Operation(epoch + 1, epoch + 8, COMPUTE, 0, True)]
+    anatomy, _ = dissected(([(epoch, epoch + 10)], rows))
+    assert [int(part[0]) for part in anatomy.parts] == [7, 0, 0, 3]
+
+
+# --- covers
+
+intervals = st.lists(st.tuples(st.integers(-5, 30), st.integers(0, 8)).map(lambda i: (i[0], i[0] + i[1])), max_size=8)
+moments = st.lists(st.integers(-8, 45), min_size=1, max_size=8)
+
+
+@given(intervals, moments, moments)
+def test_a_cover_counts_every_covered_moment_once(rows: list[tuple[int, int]], one: list[int], two: list[int]) -> None:
+    start, end = np.array(sorted(rows), np.int64).reshape(-1, 2).T
+    cover = Cover.of(start, end)
+    covered = {time for first, last in rows for time in range(first, last)}
+    assert cover.until(np.array(one)).tolist() == [sum(time < bound for time in covered) for bound in one]
+    pairs = [(min(pair), max(pair)) for pair in zip(one, two, strict=False)]
+    low, high = np.array(pairs, np.int64).T
+    assert cover.within(low, high).tolist() == [sum(a <= time < b for time in covered) for a, b in pairs]
+    assert (cover.start[1:] > cover.end[:-1]).all()
+    assert int(cover.before[-1]) == len(covered)

@@ -1,0 +1,193 @@
+"""The summaries of steps: their parts add up, and a capture has the figures that are known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps import summarize as summarizing
+from nsys_analyzer.analysis.steps.step import OUTSIDE, DeviceSteps, StepSummary
+from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
+from tests.support.program import NCCL, Program, attributed
+
+CAPTURES = (
+    "accumulate_tf32", "bf16_sdpa_small1024", "checkpoint_fp16", "compile_bf16", "ddp2_small256", "full_small128",
+    "functions_autograd_gpt2", "functions_trace_gpt2", "graph_small256", "graphcapture_fp32", "graphnode_small256",
+    "jax_mlp", "llama_bf16", "mem_small256", "nccl_init", "small_ctx1024_train_fp32", "train_small256",
+)  # fmt: skip
+PARTS = ("compute_ms", "exposed_copy_ms", "exposed_communication_ms", "idle_ms")
+EXACT = 1e-6  # ms: a nanosecond
+
+
+def summaries(path: Path) -> list[StepSummary]:
+    """The steps of each process of a capture, by rank."""
+    trace = AttributedTrace(Trace.load(path))
+    found = [summarize_steps(trace, process.global_pid) for process in processes_of(trace.trace)]
+    return [one for one in found if one is not None]
+
+
+def check_sums(device: DeviceSteps, wall_ms: float | None) -> None:
+    """Parts, classes, phases and causes of idle time say the same time."""
+    parts = device.parts
+    assert parts.total_ms == pytest.approx(wall_ms, abs=EXACT)
+    assert sum(one.ms for one in device.classes) == pytest.approx(parts.compute_ms, abs=EXACT)
+    assert sum(one.ms for one in device.idle) == pytest.approx(parts.idle_ms, abs=EXACT)
+    for part in PARTS:
+        by_phase = sum(getattr(one.parts, part) for one in device.phases)
+        assert by_phase == pytest.approx(getattr(parts, part), abs=EXACT)
+    figures = [getattr(one.parts, part) for one in device.phases for part in PARTS]
+    figures += [*(one.ms for one in device.classes), *(one.ms for one in device.idle)]
+    assert min(figures, default=0) >= 0
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_parts_of_real_steps_add_up(real_capture: Callable[[str], Path], name: str) -> None:
+    found = summaries(real_capture(name))
+    assert found
+    for summary in found:
+        for device in summary.devices:
+            check_sums(device, summary.wall_ms.mean)
+
+
+@pytest.mark.parametrize("at_once", [1, 700])
+@pytest.mark.parametrize("name", ["ddp2_small256", "bf16_sdpa_small1024", "nccl_init"])
+def test_steps_in_chunks_are_the_same(
+    real_capture: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, name: str, at_once: int
+) -> None:
+    """However few operations are looked at together: at least those of a step."""
+    whole = summaries(real_capture(name))
+    monkeypatch.setattr(summarizing, "_AT_ONCE", at_once)
+    for one, other in zip(summaries(real_capture(name)), whole, strict=True):
+        assert [device.parts for device in one.devices] == [device.parts for device in other.devices]
+        assert [device.classes for device in one.devices] == [device.classes for device in other.devices]
+        assert [device.phases for device in one.devices] == [device.phases for device in other.devices]
+        times = [{(r.cause, r.range, r.api): r.ms for d in s.devices for r in d.idle} for s in (one, other)]
+        assert times[0] == pytest.approx(times[1])
+
+
+def test_the_collectives_of_two_ranks(real_capture: Callable[[str], Path]) -> None:
+    """The 19 collectives of a step take 2.4 and 79.6 ms, of which 2.2 and 55.3 are exposed: the second rank waits."""
+    fast, slow = summaries(real_capture("ddp2_small256"))
+    assert fast.main.parts.exposed_communication_ms == pytest.approx(2.2, abs=0.05)
+    assert slow.main.parts.exposed_communication_ms == pytest.approx(55.3, abs=0.05)
+    # Every rank does the same work, beside its collectives more slowly; who waits runs ahead of its GPU.
+    assert (fast.on_gpu, slow.on_gpu) == (False, True)
+    assert fast.wall_ms.mean == pytest.approx(slow.wall_ms.mean, rel=0.02)
+
+
+def test_a_small_model_leaves_the_gpu_idle(real_capture: Callable[[str], Path]) -> None:
+    """A forward pass keeps the GPU busy for 9.0 ms; 12 ms of the step's idle time are in front of its kernels."""
+    (summary,) = summaries(real_capture("train_small256"))
+    assert (summary.instances, summary.source, summary.on_gpu) == (3, "range", False)
+    phases = {one.phase: one.parts for one in summary.main.phases}
+    assert phases["forward"].compute_ms == pytest.approx(9.0, abs=0.1)
+    assert summary.idle_ms("launch") > 0.7 * summary.main.parts.idle_ms
+    assert summary.main.classes[0].kernel_class == "matmul"
+
+
+# --- small steps, worked out by hand
+
+
+def summary_of(export: Export, folder: Path) -> StepSummary:
+    summary = summarize_steps(attributed(export, folder), global_pid())
+    assert summary is not None
+    return summary
+
+
+def test_a_step_by_class_and_by_phase(tmp_path: Path) -> None:
+    """``training_step``: matmul 100 + 200 ns, elementwise 20 + 40 + 80, idle 560 of 1,000.
+
+    Gaps: [0, 30) forward's; [150, 360) backward's; [600, 720) the optimizer's; [800, 1000) in front of the next step,
+    whose forward ends it, and of the last of two in front of nothing.
+    """
+    export = Export().thread(AUTOGRAD, "pt_autograd_0")
+    summary = summary_of(training_step(training_step(export), 1000), tmp_path)
+    ns = 1e-6
+    assert {one.kernel_class: round(one.ms / ns) for one in summary.main.classes} == {"matmul": 300, "elementwise": 140}
+    phases = {
+        one.phase: (round(one.parts.compute_ms / ns), round(one.parts.idle_ms / ns)) for one in summary.main.phases
+    }
+    assert phases == {"forward": (120, 130), "backward": (240, 210), "optimizer": (80, 120), OUTSIDE: (0, 100)}
+    check_sums(summary.main, summary.wall_ms.mean)
+
+
+def test_devices_are_dissected_one_by_one(tmp_path: Path) -> None:
+    """Device 0 computes 30 of 100 ns, device 1 80: that one is the main device."""
+    export = Export().range("step", 10, 110).kernel(GEMM, 11, 20, 50).kernel(ADD, 12, 20, 100, device=1)
+    summary = summary_of(export, tmp_path)
+    assert [(one.device, round(one.parts.compute_ms * 1e6)) for one in summary.devices] == [(0, 30), (1, 80)]
+    assert summary.main.device == 1
+
+
+def test_latency_and_queue(tmp_path: Path) -> None:
+    """Launched 1 µs apart, each takes 10: 1, 10, 19, 28 µs from launch to start; when the fourth comes, three wait."""
+    program = Program().step(1, 50)
+    for number in range(4):
+        program.work((1 + number, 1.5 + number), (2 + 10 * number, 12 + 10 * number))
+    summary = summary_of(program, tmp_path)
+    assert summary.launch_latency_us is not None
+    # 1, 10, 19, 28: the median lies between the middle two, the 90th percentile at 0.9 × 3 = 2.7: 19 + 0.7 × 9.
+    assert summary.launch_latency_us == pytest.approx((14.5, 25.3))
+    assert summary.queue == (1.5, 3)
+
+
+# --- laws
+
+NAMES = (GEMM, ADD, NCCL, "copy")
+times = st.integers(1000, 3000)
+work = st.lists(
+    st.tuples(times, st.integers(0, 300), st.integers(1, 400), st.sampled_from(NAMES), st.integers(7, 9)),
+    min_size=1,
+    max_size=14,
+)
+phases = st.lists(
+    st.tuples(st.sampled_from(["forward", "backward", "optimizer", "data"]), times, st.integers(1, 400)), max_size=6
+)
+steps = st.lists(st.tuples(times, st.integers(1, 700)), min_size=1, max_size=5)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("summaries")
+
+
+@settings(max_examples=100)
+@given(steps, phases, work)
+def test_the_parts_of_any_steps_add_up(
+    folder: Path,
+    steps: list[tuple[int, int]],
+    phases: list[tuple[str, int, int]],
+    work: list[tuple[int, int, int, str, int]],
+) -> None:
+    program = Program()
+    for start, length in steps:
+        program.step(start, start + length)
+    for name, start, length in phases:
+        program.open(name, start, start + length)
+    for called, latency, length, name, stream in work:
+        ran = (called + latency, called + latency + length)
+        if name == "copy":
+            program.copy((called, called + 4), ran, stream)
+        else:
+            program.work((called, called + 4), ran, name=name, stream=stream)
+    trace = attributed(program, folder)
+    whole = summarize_steps(trace, global_pid())
+    assert whole is not None
+    check_sums(whole.main, whole.wall_ms.mean)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(summarizing, "_AT_ONCE", 2)
+        in_chunks = summarize_steps(trace, global_pid())
+    assert in_chunks is not None
+    assert in_chunks.main.parts == whole.main.parts
+    assert in_chunks.main.classes == whole.main.classes
+    assert in_chunks.main.phases == whole.main.phases
+    found = [{(r.cause, r.range, r.api): r.ms for r in one.main.idle} for one in (in_chunks, whole)]
+    assert found[0] == pytest.approx(found[1])
