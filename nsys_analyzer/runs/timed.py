@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
@@ -34,6 +35,8 @@ def with_timings(captures: Sequence[CaptureSummary], timings: Timings) -> list[C
     rest = [timing for timing in timings.rows if timing not in used and timing.capture not in names]
     known = [capture.configuration for capture in captures if capture.configuration]
     alone = [one for one in rest if one.capture or not any(_may_be(one.configuration, other) for other in known)]
+    # With the times without the profiler, it is known what the profiler cost.
+    timed = [replace(one, diagnosis=diagnose(one)) if one.unprofiled else one for one in timed]
     return [*timed, *_only_timed(alone, timings.source)]
 
 

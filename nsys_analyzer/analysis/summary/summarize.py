@@ -9,10 +9,12 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
+from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
+from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.device_memory import device_memory
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
@@ -48,7 +50,8 @@ def summarize(
     ``name`` is the capture's in tables, ``configuration`` the model and its shapes, where known.
     """
     attributed = AttributedTrace(trace, names)
-    return tuple(_ProcessView(attributed, process).summary(name, configuration) for process in processes_of(trace))
+    found = (_ProcessView(attributed, process).summary(name, configuration) for process in processes_of(trace))
+    return tuple(replace(summary, diagnosis=diagnose(summary)) for summary in found)
 
 
 class _ProcessView:
@@ -97,6 +100,8 @@ class _ProcessView:
             precisions=_precisions(whole.kernels) if whole else {},
             device_memory=device_memory(self.attributed, self.process.global_pid),
         )
+        if not summary.on_cpu:
+            summary = replace(summary, step=summarize_steps(self.attributed, self.process.global_pid))
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)

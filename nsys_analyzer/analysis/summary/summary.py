@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, MemoryRow, Stats, share_of
@@ -168,6 +170,8 @@ class CaptureSummary:
         status: one of ``STATUSES``; ``message`` says why it is not ok.
         phases: in the order of a step.
         whole: every operation of the process outside warm-up as one phase of one instance.
+        step: what fills its steps; None where it has none.
+        diagnosis: what slows them down; None where no launches are known.
     """
 
     name: str
@@ -189,6 +193,8 @@ class CaptureSummary:
     warnings: tuple[Words, ...] = ()
     device_memory: DeviceMemory | None = None
     rank: int | None = None
+    step: StepSummary | None = None
+    diagnosis: Diagnosis | None = None
 
     @property
     def title(self) -> str:

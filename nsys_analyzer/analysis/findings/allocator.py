@@ -1,0 +1,35 @@
+"""Memory is allocated or freed with CUDA inside the step, instead of taken from PyTorch's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, times
+from nsys_analyzer.trace.columns import ALLOCATE, FREE, SYNCHRONIZE
+
+
+def find(case: Case) -> Iterator[Candidate]:
+    """Calls of cudaMalloc, cudaFree and the like, and the synchronizations before they free."""
+    study = case.study
+    chosen = np.isin(study.call, (ALLOCATE, FREE))
+    if study.calls(chosen) < 1:
+        return
+    # PyTorch waits for the device before it frees.
+    waits = (study.call == SYNCHRONIZE) & np.append(chosen[1:], False) & (np.append(study.call[1:], 0) == FREE)
+    calls = chosen | waits
+    apis = listed([study.apis[code].partition("_v")[0] for code in study.api[chosen].tolist()])
+    yield Candidate(
+        "allocator",
+        "Memory is allocated and freed inside the step",
+        (lambda replay: replay.without_calls(calls),),
+        (f"Each step makes {times(study.calls(chosen), 'call')} of {apis}; cudaFree waits for all work on the GPU.",),
+        "The step is replayed without these calls.",
+        (
+            "# leave out: torch.cuda.empty_cache()",
+            "# where the cache is too small for the sizes in turn:",
+            "# PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
+        ),
+        "torch.cuda.memory_stats()['num_device_alloc'] stays the same over the steps afterwards.",
+    )

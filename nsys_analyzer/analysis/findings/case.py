@@ -1,0 +1,114 @@
+"""What findings are looked for in, and what is found before it is ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.text import Words, plural
+from nsys_analyzer.trace.arrays import Bools
+
+#: A change of the steps.
+Change = Callable[[Replay], Replay]
+
+
+@dataclass(frozen=True)
+class Case:
+    """The steps of a capture.
+
+    Attributes:
+        baselines: the steps without the profiler, by the least and by the most that it may have cost.
+        step_ms: what a step takes without the profiler, the middle of both.
+    """
+
+    step: StepSummary
+    study: Study
+    configuration: Configuration | None
+    baselines: tuple[Replay, ...]
+    step_ms: float
+
+    def ms(self, pieces: Bools) -> float:
+        """The work of some pieces in a step, ms."""
+        return self.study.ms(pieces)
+
+    @property
+    def idle_share(self) -> float:
+        """The share of a step without the profiler in which the GPU has nothing to do."""
+        busy_ms = float(self.study.replay.work.sum()) / self.study.steps / 1e6
+        return max(1 - busy_ms / self.step_ms, 0.0) if self.step_ms else 0.0
+
+    def calls_of(self, pieces: Bools) -> Bools:
+        """The calls that launched some pieces."""
+        calls = np.zeros(len(self.study.call), np.bool_)
+        calls[self.study.replay.launch[pieces]] = True
+        return calls
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Something that may slow a step down.
+
+    Attributes:
+        changes: the step without it, under the assumptions that save least and most; of one assumption, one change.
+        the rest: as of ``Finding``.
+    """
+
+    id: str
+    title: str
+    changes: tuple[Change, ...]
+    evidence: tuple[Words, ...]
+    derivation: Words
+    remedy: tuple[str, ...]
+    disproof: Words
+
+
+Rule = Callable[[Case], Iterator[Candidate]]
+
+
+def saved_work(share: npt.NDArray[np.floating[Any]]) -> Change:
+    """A change that saves a share of the work of each piece, shape (pieces,)."""
+    kept = (1 - share).astype(np.float64)
+    return lambda replay: replay.with_work(kept)
+
+
+def shorter_pauses(calls: Bools, ns: float) -> Change:
+    """A change that leaves at most so much time behind some calls."""
+    return lambda replay: replay.with_pauses(calls, ns)
+
+
+def less_of(pieces: Bools, saved: float, calls: Bools, kept: float) -> Change:
+    """A change that saves this share of the work of some pieces, and keeps that share of the time behind some calls."""
+    work, after = np.where(pieces, 1 - saved, 1.0), np.where(calls, kept, 1.0)
+    return lambda replay: replay.with_after(after).with_work(work)
+
+
+def both(*changes: Change) -> Change:
+    """Several changes at once."""
+
+    def change(replay: Replay) -> Replay:
+        for one in changes:
+            replay = one(replay)
+        return replay
+
+    return change
+
+
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """The distinct names, the first ones of many."""
+    distinct = list(dict.fromkeys(name for name in names if name))
+    more = f" and {len(distinct) - most} more" if len(distinct) > most else ""
+    return ", ".join(distinct[:most]) + more
+
+
+def times(number: float, noun: str) -> str:
+    """A number of things a step: 148 calls, 1 call, 0.5 calls."""
+    written = f"{number:,.0f}" if number >= 10 or number == round(number) else f"{number:,.1f}"
+    return f"{written} {plural(1 if written == '1' else number, noun)}"

@@ -1,0 +1,112 @@
+"""Looks for every finding in a capture and ranks them by the time that they would free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings import RULES
+from nsys_analyzer.analysis.findings.case import Candidate, Case
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+
+#: What saves less than this share of a step is not listed.
+LEAST = 0.03
+#: The CPU is faster without a profiler beside it, by more than the recording of events: what takes it 1 under the
+#: profiler takes 0.84 at least. Two runs of one program differ by some percent, too.
+_CPU, _RUNS = 0.84, 0.03
+#: From this share of a profiled step on, the profiler hides what the program does.
+_HIDES = 0.3
+#: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
+_ROUNDS, _MOST = 30, 4.0
+
+
+def diagnose(capture: CaptureSummary) -> Diagnosis | None:
+    """The findings of a capture; None where it has no steps, or no launches to replay them from."""
+    if capture.step is None or capture.step.study is None or capture.on_cpu:
+        return None
+    study = capture.step.study
+    unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
+    baselines = _timed(study, unprofiled * 1e6) if unprofiled else _estimated(study)
+    steps = [unprofiled] if unprofiled else [replay.step_ns() / 1e6 for replay in baselines]
+    low, high = min(steps), max(steps)
+    case = Case(capture.step, study, capture.configuration, baselines, (low + high) / 2)
+    found = [(candidate, _saves(case, candidate)) for rule in RULES for candidate in rule(case)]
+    found = [(one, saves) for one, saves in found if sum(saves) / 2 >= LEAST * case.step_ms]
+    profiled = study.measured_ns / 1e6
+    if profiled - high > _HIDES * profiled:
+        found.append((_overhead(profiled, profiled - high), (profiled - high, profiled - steps[len(steps) // 2])))
+    found.sort(key=lambda pair: -sum(pair[1]))
+    return Diagnosis(
+        low,
+        high,
+        profiled,
+        float(study.replay.work.sum()) / study.steps / 1e6,
+        study.replay.step_ns() / study.measured_ns - 1 if study.measured_ns else 0.0,
+        bool(unprofiled),
+        tuple(_ranked(case, found)),
+    )
+
+
+def _overhead(profiled_ms: float, overhead_ms: float) -> Candidate:
+    """The profiler as a finding of its own, where it takes so much of a step that it hides the program."""
+    return Candidate(
+        "profiler_overhead",
+        "The profiler slows the step down",
+        (),
+        (f"A step takes {profiled_ms:.3g} ms under the profiler; {overhead_ms:.3g} ms of that or more are its own.",),
+        "From the number of recorded API calls, ranges and operators, and what recording one costs; or from the step's "
+        "time without the profiler.",
+        (
+            "# nsys-analyze run times the program without the profiler, too; of your own loop:",
+            "torch.cuda.synchronize(); start = time.perf_counter()",
+            "for _ in range(20): step()",
+            "torch.cuda.synchronize(); print((time.perf_counter() - start) / 20)",
+        ),
+        "Time the steps without the profiler: they take as long as under it.",
+    )
+
+
+def _estimated(study: Study) -> tuple[Replay, ...]:
+    """The steps without the least and without the most that the profiler may have cost."""
+    least, most = study.replay.with_events_costing(study.low_share), study.replay.with_events_costing(1.0)
+    return least, most, most.with_after(np.full(len(most.after), _CPU))
+
+
+def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
+    """The steps with so much of the profiler's cost taken off that they take their unprofiled time."""
+    low, high = 0.0, _MOST
+    for _ in range(_ROUNDS):
+        middle = (low + high) / 2
+        if study.replay.with_events_costing(middle).step_ns() > step_ns:
+            low = middle
+        else:
+            high = middle
+    return (study.replay.with_events_costing(high),)
+
+
+def _saves(case: Case, candidate: Candidate) -> tuple[float, float]:
+    """The least and the most that a candidate's changes make a step shorter, ms, on any of the baselines."""
+    saved = [
+        (baseline.step_ns() - change(baseline).step_ns()) / 1e6
+        for baseline in case.baselines
+        for change in candidate.changes
+    ]
+    return max(min(saved), 0.0) * (1 - _RUNS), min(max(*saved, 0.0) * (1 + _RUNS), case.step_ms)
+
+
+def _ranked(case: Case, found: list[tuple[Candidate, tuple[float, float]]]) -> Iterator[Finding]:
+    """The findings, each with what is left of a step after it and those before it."""
+    left = list(case.baselines)
+    for one, (low, high) in found:
+        if one.changes:  # the first one saves least
+            left = [one.changes[0](replay) for replay in left]
+        left_ms = sum(replay.step_ns() for replay in left) / len(left) / 1e6
+        # The profiler's share is of the step that it slows down.
+        step_ms = case.step_ms if one.changes else case.study.measured_ns / 1e6
+        said = one.evidence, one.derivation, one.remedy, one.disproof
+        yield Finding(one.id, one.title, low, high, step_ms, left_ms, *said)

@@ -1,0 +1,71 @@
+"""A finding: what slows a step down, what removing it saves, what to type, and what would disprove it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsys_analyzer.text import Words
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that slows a step down.
+
+    Attributes:
+        id: its key in JSON.
+        title: what it is, in a few words.
+        saves_ms_low, saves_ms_high: what a step would be shorter by, ms, if this alone were changed and no profiler
+            ran: an interval, whose ends rest on the assumptions that ``derivation`` names.
+        step_ms: the step without the profiler.
+        left_ms: what a step takes after this finding and those before it in the list. Savings overlap: they are
+            replayed together, never added.
+        evidence: what was seen, a sentence each.
+        remedy: lines of PyTorch.
+        disproof: what would show that the finding is wrong.
+    """
+
+    id: str
+    title: str
+    saves_ms_low: float
+    saves_ms_high: float
+    step_ms: float
+    left_ms: float
+    evidence: tuple[Words, ...]
+    derivation: Words
+    remedy: tuple[str, ...]
+    disproof: Words
+
+    @property
+    def saves_ms(self) -> float:
+        """The middle of the interval."""
+        return (self.saves_ms_low + self.saves_ms_high) / 2
+
+    @property
+    def share_of_step(self) -> float:
+        """The middle as a share of a step."""
+        return self.saves_ms / self.step_ms if self.step_ms else 0.0
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What slows the steps of a capture down, the largest saving first.
+
+    Attributes:
+        step_ms_low, step_ms_high: what a step takes without the profiler; equal where that was timed.
+        profiled_ms: what the studied steps take under the profiler.
+        busy_ms: the GPU's work in a step, which no change of the program's own time makes shorter.
+        error: the replayed steps ÷ the recorded ones − 1.
+    """
+
+    step_ms_low: float
+    step_ms_high: float
+    profiled_ms: float
+    busy_ms: float
+    error: float
+    timed: bool
+    findings: tuple[Finding, ...]
+
+    @property
+    def step_ms(self) -> float:
+        """A step without the profiler: the middle."""
+        return (self.step_ms_low + self.step_ms_high) / 2

@@ -1,0 +1,50 @@
+"""Matmuls run in fp32 on the CUDA cores, where the GPU has tensor cores for TF32 and bf16."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_work, times
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.transformer.peaks import find_peaks
+
+#: How much faster TF32 is than fp32 in practice, of what the peaks say, at least.
+_LEAST_OF_PEAK = 0.5
+#: A shorter matmul is too small to be faster on other cores, ns.
+_LARGE_NS = 15_000
+
+
+def find(case: Case) -> Iterator[Candidate]:
+    """Matmuls whose kernels multiply in fp32, on a GPU whose TF32 peak is known."""
+    study = case.study
+    peaks = find_peaks(study.gpu.name if study.gpu else None)
+    if peaks is None:
+        return
+    speedup = peaks.flops_per_s["tf32"] / peaks.flops_per_s["fp32"]
+    in_fp32 = np.array([*(gemm_precision(name) == "fp32" for name in study.kernels), False])
+    chosen = in_fp32[study.kernel] & (study.duration >= _LARGE_NS)
+    if speedup < 1.5 or not chosen.any():
+        return
+    ms = case.ms(chosen)
+    slow, fast = 1 + (speedup - 1) * _LEAST_OF_PEAK, speedup
+    yield Candidate(
+        "fp32_matmul",
+        "Matmuls run in fp32, without tensor cores",
+        (saved_work(chosen * (1 - 1 / slow)), saved_work(chosen * (1 - 1 / fast))),
+        (
+            f"{times(study.count(chosen), 'matmul')} a step run in fp32 for {ms:.3g} ms "
+            f"({ms / case.step_ms:.0%} of the step).",
+            f"The {peaks.name} does {peaks.flops_per_s['fp32'] / 1e12:.3g} TFLOP/s in fp32, "
+            f"{peaks.flops_per_s['tf32'] / 1e12:.3g} in TF32 and {peaks.flops_per_s['bf16'] / 1e12:.3g} in bf16.",
+        ),
+        f"The step is replayed with these matmuls {slow:.2g} to {fast:.2g} times faster: half of what the peaks "
+        "differ by, and all of it.",
+        (
+            'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
+            "# or, with 8 bits: with torch.autocast('cuda', torch.bfloat16): ...",
+        ),
+        "The kernels' names hold tf32 or bf16 afterwards; if they do and the step is no shorter, it waits for "
+        "something else.",
+    )

@@ -1,0 +1,37 @@
+"""The program pauses: for a while it calls nothing of CUDA's, and the GPU runs out of work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, shorter_pauses, times
+from nsys_analyzer.analysis.findings.data_loading import loading_pauses
+
+#: A pause from here on is no part of launching work, and what is left of it when its cause is gone, ns.
+LONG_NS, _LEFT_NS = 1_000_000, (200_000, 20_000)
+
+
+def find(case: Case) -> Iterator[Candidate]:
+    """Pauses outside the input pipeline."""
+    study = case.study
+    chosen = (study.replay.after >= LONG_NS) & ~loading_pauses(case)
+    if not chosen.any():
+        return
+    ms = study.replay.after[chosen].sum() / study.steps / 1e6
+    names = listed([study.ranges[code] if code >= 0 else "" for code in study.pause_range[chosen].tolist()])
+    yield Candidate(
+        "host_stall",
+        "The program pauses",
+        tuple(shorter_pauses(chosen, ns) for ns in _LEFT_NS),
+        (
+            f"Each step holds {times(study.calls(chosen), 'pause')} of 1 ms or more, {ms:.3g} ms together, in which "
+            f"the program makes no CUDA call, in {f'the range {names}' if names else 'no range'}.",
+            f"The longest takes {study.replay.after[chosen].max() / 1e6:.3g} ms.",
+        ),
+        "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
+        (
+            "# py-spy dump --pid PID  # shows what Python does in the pause",
+            "import gc; gc.collect(); gc.freeze(); gc.disable()  # where it is Python's garbage collector",
+        ),
+        "Put a range around what you suspect: if the pause is not in it, it is something else.",
+    )

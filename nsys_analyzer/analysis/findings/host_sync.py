@@ -1,0 +1,78 @@
+"""The program waits for the GPU inside a step: it then launches from an empty queue."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, times
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.columns import COPY, DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED, SYNCHRONIZE
+
+#: A copy to the host of so many bytes at most is a value that Python asks for (.item(), a mask for nonzero()).
+_VALUE_BYTES = 4096
+
+
+def find(case: Case) -> Iterator[Candidate]:
+    """Synchronizations, and small copies to the host, which wait."""
+    study = case.study
+    values = small_copies(case)
+    reading = case.calls_of(values)
+    syncs = study.call == SYNCHRONIZE
+    # A copy of a value is followed by the synchronization that waits for it.
+    chosen = syncs & ~after_large_copies(case) | (reading & (study.call == COPY))
+    if not chosen.any():
+        return
+    waits = chosen & (study.replay.awaited >= 0)
+    apis = listed([study.apis[code].partition("_v")[0] for code in study.api[chosen].tolist()])
+    names = listed([study.ranges[code] if code >= 0 else "" for code in study.range[chosen].tolist()])
+    reads = study.count(values)
+    half, gone = np.where(chosen, 0.5, 1.0), np.where(values, 0.0, 1.0)
+
+    def without_waiting(replay: Replay) -> Replay:
+        return replay.without_waits(chosen).with_after(half)
+
+    def without(replay: Replay) -> Replay:
+        return replay.without_calls(chosen).with_work(gone)
+
+    remedy = (
+        "total = torch.stack([p.grad.norm() for p in model.parameters()]).norm()  # stays on the GPU",
+        "if step % 100 == 0: print(total.item())  # one wait in 100 steps",
+    )
+    yield Candidate(
+        "host_sync",
+        "The program waits for the GPU inside the step",
+        (without_waiting, without),
+        (
+            f"Each step waits in {times(study.calls(waits), 'call')}: {apis}"
+            f"{f', in the range {names}' if names else ''}.",
+            *(
+                [f"{times(reads, 'value')} a step are copied to the host, as .item() and .cpu() do."]
+                if reads >= 1
+                else []
+            ),
+        ),
+        "The step is replayed without the waits and half of what Python does for them, and without the calls and their "
+        "copies altogether.",
+        remedy,
+        "Comment the calls out for a run: if the step is no shorter, the GPU had work enough to bridge the wait.",
+    )
+
+
+def small_copies(case: Case) -> Bools:
+    """The copies of values to the host."""
+    to_host = np.isin(case.study.copy, (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED))
+    chosen: Bools = to_host & (case.study.size <= _VALUE_BYTES)
+    return chosen
+
+
+def after_large_copies(case: Case) -> Bools:
+    """The calls that come directly behind one that copies more than a value: they wait for the copy."""
+    study = case.study
+    large = np.isin(study.call, (COPY,))
+    copies = np.zeros(len(study.call), np.bool_)
+    copies[study.replay.launch[(study.copy > 0) & ~small_copies(case)]] = True
+    behind: Bools = np.append(False, (large & copies)[:-1])
+    return behind

@@ -1,0 +1,73 @@
+"""The GPU waits for launches: its kernels are shorter than what the CPU needs to launch the next one.
+
+A step is launch-bound where the GPU idles for 30 % of it or more, and launching is the largest cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.case import Candidate, Case, Change, times
+from nsys_analyzer.analysis.findings.data_loading import loading_pauses
+from nsys_analyzer.analysis.findings.host_stall import LONG_NS
+from nsys_analyzer.analysis.steps.host import PAUSE_NS
+from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import ALLOCATE, FREE
+
+#: The share of a step without the profiler in which the GPU has nothing to do, at least.
+IDLE = 0.3
+#: Waits with so many calls between them, or fewer, are looked at as one.
+_CLOSE = 20
+
+
+def find(case: Case) -> Iterator[Candidate]:
+    """A GPU that idles between launches, more than for any other cause."""
+    study = case.study
+    idle = {cause: case.step.idle_ms(cause) for cause in CAUSES}
+    if max(idle, key=lambda cause: idle[cause]) != "launch" or case.idle_share < IDLE:
+        return
+    after = study.replay.after
+    others = loading_pauses(case) | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
+    launching = ~others & (after < PAUSE_NS)
+    working = ~others & (after < LONG_NS)
+
+    work = float(study.replay.work.sum()) / study.steps / 1e6
+    launches = len(study.replay.work) / study.steps
+    yield Candidate(
+        "launch_bound",
+        "The GPU waits for launches",
+        (_without(launching), _without(working)),
+        (
+            f"{times(launches, 'operation')} a step take {work / max(launches, 1) * 1e3:.3g} µs on the GPU each, on "
+            f"average; without the profiler the program needs {case.step_ms / max(launches, 1) * 1e3:.3g} µs for one.",
+            f"The GPU idles for {case.step.idle_ms('launch'):.3g} ms of a profiled step because the next launch has "
+            "not come.",
+        ),
+        "The step is replayed with launches that cost nothing, as in a CUDA graph, and without the program's own "
+        "pauses between them, too.",
+        (
+            'model = torch.compile(model, mode="reduce-overhead")  # CUDA graphs',
+            "# or a larger batch: the same launches, more work in each",
+        ),
+        "Double the batch: if the step takes twice as long, launches are not what it waits for.",
+    )
+
+
+def _without(calls: Bools) -> Change:
+    """A change that takes the time behind some calls away."""
+    kept = np.where(calls, 0.0, 1.0)
+    return lambda replay: replay.with_after(kept)
+
+
+def _between_waits(awaited: Ints) -> Bools:
+    """The calls between two waits that follow each other closely: no graph holds a wait."""
+    waits = np.flatnonzero(awaited >= 0)
+    position = np.arange(len(awaited))
+    place = np.searchsorted(waits, position, side="right")
+    before = np.append(waits, -len(awaited))[place - 1]
+    behind = np.append(waits, 2 * len(awaited))[place]
+    close: Bools = behind - before <= _CLOSE
+    return close

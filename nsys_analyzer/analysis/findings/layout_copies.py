@@ -1,0 +1,60 @@
+"""Copies follow copies: casts and changes of layout that go forth and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, times
+from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.columns import ON_DEVICE
+
+#: So many copies in a row are a chain; the least and the most of their work that a better layout saves.
+_CHAIN, _SAVED = 3, (0.65, 1.0)
+#: Copies of one tensor differ by this factor in their thread blocks at most, for the sizes of their types.
+_ALIKE = 4
+
+
+def find(case: Case) -> Iterator[Candidate]:
+    """Runs of copies on the device, one directly behind the other."""
+    study = case.study
+    chosen = chains(case)
+    if not chosen.any():
+        return
+    ms = case.ms(chosen)
+    yield Candidate(
+        "layout_copies",
+        "Copies follow copies",
+        tuple(less_of(chosen, share, case.calls_of(chosen), 1 - share) for share in _SAVED),
+        (
+            f"{times(study.count(chosen), 'copy')} a step stand in chains of {_CHAIN} or more, one directly behind the "
+            f"other, and take {ms:.3g} ms ({ms / case.step_ms:.0%} of the step).",
+        ),
+        f"The step is replayed without {_SAVED[0]:.0%} to {_SAVED[1]:.0%} of them: a chain ends in one copy or none.",
+        (
+            "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
+            "x = x.to(torch.bfloat16)      # once, not to float32 and back",
+        ),
+        "Leave the chain out for a run: the loss stays the same.",
+    )
+
+
+def chains(case: Case) -> Bools:
+    """The copies on the device that stand in a chain, outside the optimizer.
+
+    A chain copies one tensor: of neighbours neither has many times the other's thread blocks. (Under autocast the
+    casts of a weight, its bias and an input stand side by side, and are no chain.)
+    """
+    study = case.study
+    copies = (study.of_class("copy/layout") | (study.copy == ON_DEVICE)) & ~study.in_phase("optimizer")
+    found = np.zeros(len(copies), np.bool_)
+    index = np.flatnonzero(copies)
+    if not len(index):
+        return found
+    size = np.maximum(study.size[index], 1)
+    unlike = np.maximum(size[1:], size[:-1]) > _ALIKE * np.minimum(size[1:], size[:-1])
+    starts = np.flatnonzero(np.append(True, (np.diff(index) > 1) | unlike))
+    lengths = np.diff(np.append(starts, len(index)))
+    found[index[np.repeat(lengths, lengths) >= _CHAIN]] = True
+    return found

@@ -1,0 +1,443 @@
+"""How far a capture is from what its GPU can do: the FLOPs of its model, and least bytes, against the peaks.
+
+MFU (model FLOPs utilization) is the FLOPs of the model ÷ time ÷ peak, https://arxiv.org/abs/2204.02311, appendix B.
+No rate is above a peak: a figure that would be is of another configuration or precision than the one assumed, and is
+left out with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.summary.compared import FUSED, MATMUL
+from nsys_analyzer.analysis.summary.statistics import KernelRow
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND
+from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
+from nsys_analyzer.analysis.transformer.least_bytes import (
+    ELEMENT_BYTES,
+    attention_matmul_elements,
+    fused_attention_elements,
+    linear_elements,
+)
+from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
+from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks, memory_bytes_per_s
+from nsys_analyzer.text import plural
+from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
+
+#: A rate above a peak by more than this is no measurement.
+TOLERANCE = 0.02
+#: A precision with less of the matmul time has no roof of its own.
+_LEAST_SHARE = 0.05
+#: The matmuls of unfused attention, which are among those of the class matmul.
+ATTENTION_MATMUL = "attention matmul"
+
+#: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
+TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
+
+#: GEMV, dot products and GEMMs for CUDA cores, whatever type they multiply in.
+_CUDA_CORES = re.compile(r"(?i)gemv|dot_kernel|simt|(?<![a-z\d])hgemm|_sgemm")
+#: Kernels of a forward pass that no backward pass of their own has.
+_FORWARD_ONLY = re.compile(r"(?i)exp_kernel_cuda|SoftMaxForward|softmax_warp_forward|flash_fwd|fprop|fmha_cutlassF")
+
+
+@dataclass(frozen=True)
+class PhaseRate:
+    """The FLOPs of the model in one instance of a phase against the time that it takes.
+
+    Attributes:
+        mfu: of the peak in the precision that ran; None where that is not known.
+        mfu_of_best: of the GPU's highest peak.
+    """
+
+    phase: str
+    model_flops: int
+    ms: float
+    time_of: TimeOf
+    mfu: float | None
+    mfu_of_best: float | None
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved."""
+        return self.model_flops / (self.ms / 1e3)
+
+
+@dataclass(frozen=True)
+class ClassRate:
+    """The work of a class of kernels in one instance of a phase, and its rate while these kernels run.
+
+    Attributes:
+        kernel_class: a class, ``ATTENTION_MATMUL`` or a kind of copy.
+        bytes: the least that were moved, counted and not measured; of copies, what they moved.
+        bytes_per_s: None, too, where it is above the memory's peak: a cache has served part of it.
+        peak_flops_per_s: in the precision of these kernels; None where that is not known, and for work without matmuls.
+    """
+
+    kernel_class: str
+    phase: str
+    ms: float
+    flops: float | None = None
+    bytes: float | None = None
+    bytes_per_s: float | None = None
+    precision: str | None = None
+    peak_flops_per_s: float | None = None
+
+    @property
+    def flops_per_s(self) -> float | None:
+        """Achieved."""
+        return None if self.flops is None else self.flops / (self.ms / 1e3)
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """Of the peak in the precision of these kernels."""
+        rate, peak = self.flops_per_s, self.peak_flops_per_s
+        return rate / peak if rate is not None and peak else None
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity, FLOP/byte, where neither rate is in doubt."""
+        return self.flops / self.bytes if self.flops and self.bytes and self.bytes_per_s else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process achieves of its GPU's peaks; None is unknown.
+
+    Attributes:
+        precision: the one that most of the matmul time ran in.
+        roofs: precision to peak FLOP/s, of those that ran.
+        tensor_core_share: of the matmul time, by the names of kernels; of ``tensor_core_unknown`` these say nothing.
+        missing: what would have to be known: "model", "context length", "batch size", "peaks".
+        notes: what the figures leave out, a sentence each.
+        doubt: why figures are left out, empty where none are.
+    """
+
+    gpu: str
+    precision: str | None
+    peak_flops_per_s: float | None
+    best_precision: str | None
+    best_peak_flops_per_s: float | None
+    peak_bytes_per_s: float | None
+    source: str
+    roofs: tuple[tuple[str, float], ...]
+    tensor_core_share: float | None
+    tensor_core_unknown: float
+    phases: tuple[PhaseRate, ...] = ()
+    classes: tuple[ClassRate, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    doubt: str = ""
+
+    def phase(self, name: str) -> PhaseRate | None:
+        """A phase by its name."""
+        return next((one for one in self.phases if one.phase == name), None)
+
+    @property
+    def chief(self) -> PhaseRate | None:
+        """The step, else the first of its phases."""
+        return self.phase(STEP) or next(iter(self.phases), None)
+
+
+def limits_of(capture: CaptureSummary) -> Limits | None:
+    """The rates of a capture against its GPU's peaks; None on a CPU, and without any work on a GPU."""
+    return None if capture.on_cpu or capture.whole is None else _View(capture).limits()
+
+
+class _Shapes(NamedTuple):
+    """All that FLOPs and bytes follow from."""
+
+    model: ModelSize
+    batch_size: int
+    context_length: int
+
+
+class _View:
+    """A capture with work on a GPU, what is known of its model, and its peaks."""
+
+    def __init__(self, capture: CaptureSummary) -> None:
+        self.capture = capture
+        self.peaks: Peaks | None = find_peaks(capture.gpu.name if capture.gpu else None)
+        self.memory = memory_bytes_per_s(capture.gpu)
+        known = capture.configuration or Configuration()
+        parts = {"model": known.model, "context length": known.context_length, "batch size": known.batch_size}
+        self.missing = [name for name, value in parts.items() if not value]
+        whole = known.model and known.batch_size and known.context_length
+        self.shapes = _Shapes(known.model, known.batch_size, known.context_length) if whole else None  # type: ignore[arg-type]
+        self.precision = next((one for one in capture.precisions if one != "unknown"), None)
+        if self.precision and capture.precisions[self.precision] < capture.precisions.get("unknown", 0.0):
+            self.precision = None
+        rates = dict(self.peaks.flops_per_s) if self.peaks else {}
+        self.rates = rates
+        self.best = max(rates, key=lambda one: (rates[one], one == "bf16")) if rates else None
+        self.notes: list[str] = []
+
+    def limits(self) -> Limits:
+        capture, rates, best = self.capture, self.rates, self.best
+        phases = tuple(self.phase_rates()) if self.shapes else ()
+        classes = tuple(self.class_rates()) if self.shapes else ()
+        doubt = self.doubt(phases, classes)
+        if doubt:
+            phases = classes = ()
+        tensor, unknown = tensor_core_share(capture.whole.kernels if capture.whole else ())
+        shares = capture.precisions.items()
+        return Limits(
+            gpu=capture.gpu.name if capture.gpu else "GPU",
+            precision=self.precision,
+            peak_flops_per_s=rates.get(self.precision or ""),
+            best_precision=best,
+            best_peak_flops_per_s=rates[best] if best else None,
+            peak_bytes_per_s=self.memory,
+            source=self.peaks.source if self.peaks else "",
+            roofs=tuple((one, rates[one]) for one, share in shares if one in rates and share >= _LEAST_SHARE),
+            tensor_core_share=tensor,
+            tensor_core_unknown=unknown,
+            phases=phases,
+            classes=(*classes, *self.copies()),
+            missing=(*self.missing, *(() if self.peaks else ("peaks",))),
+            notes=tuple(dict.fromkeys((*self.notes, *(self.general_notes() if phases else ())))),
+            doubt=doubt,
+        )
+
+    def phase_rates(self) -> Iterator[PhaseRate]:
+        """Forward, backward and step, those that are measured and whose FLOPs are known."""
+        forward = forward_flops(*self.shapes) if self.shapes else 0
+        flops = {"forward": forward, "backward": 2 * forward, STEP: self.step_flops(forward)}
+        for name, model_flops in flops.items():
+            found = self.time_of(name)
+            if found and model_flops:
+                rate = model_flops / (found[0] / 1e3)
+                peak, best = self.rates.get(self.precision or ""), self.rates.get(self.best or "")
+                yield PhaseRate(name, model_flops, *found, rate / peak if peak else None, rate / best if best else None)
+
+    def step_flops(self, forward: int) -> int | None:
+        """The model's FLOPs in a step: three times a forward pass for each backward pass in it.
+
+        A forward pass without a backward one, as of an evaluation, is counted where there is no backward pass at all.
+        """
+        capture = self.capture
+        first, backward, optimizer = (capture.phase(name) for name in ("forward", "backward", "optimizer"))
+        step = capture.phase(STEP) or capture.phase(OTHER_STEP)
+        passes, a_pass = (backward, 3 * forward) if backward else (first, forward)
+        steps = step or optimizer or (first if capture.step else None)
+        mode = capture.configuration.mode if capture.configuration else None
+        if passes is None or steps is None:
+            return None
+        if not backward and (optimizer or mode in ("train", "forward+backward")):
+            self.notes.append("No range names the backward pass, so the FLOPs of a step are not known.")
+            return None
+        many, rest = divmod(passes.instances, steps.instances)
+        if rest or not many:
+            self.notes.append(
+                f"{passes.instances} passes do not fit {steps.instances} steps, so the FLOPs of a step are not known."
+            )
+            return None
+        if many > 1:
+            batch = self.shapes.batch_size if self.shapes else 0
+            self.notes.append(f"A step holds {many} forward passes, each taken to be of batch size {batch}.")
+        return many * a_pass
+
+    def time_of(self, name: str) -> tuple[float, TimeOf] | None:
+        """The best known time of a phase, ms, and what it is.
+
+        Without an unprofiled time, a wall time counts where the GPU fills it, which hides what the profiler costs.
+        """
+        capture = self.capture
+        phase = capture.phase(name) or (capture.phase(OTHER_STEP) if name == STEP else None)
+        busy = phase.gpu_busy_ms.typical or 0.0 if phase else 0.0
+        unprofiled = capture.unprofiled.trusted_ms(name) if capture.unprofiled else None
+        if unprofiled and busy <= unprofiled * (1 + TOLERANCE):
+            return unprofiled, "unprofiled"
+        estimated = capture.diagnosis.step_ms if capture.diagnosis and name == STEP else None
+        if estimated and busy <= estimated * (1 + TOLERANCE):
+            return estimated, "estimated"
+        if phase is None or phase.uneven:
+            return None
+        wall = phase.wall_ms.typical if capture.is_timed(phase) else None
+        if wall and busy < GPU_BOUND * wall:
+            return (busy, "gpu_busy") if busy else (wall, "wall")
+        return (wall, "wall") if wall else (busy, "gpu_busy") if busy else None
+
+    def class_rates(self) -> Iterator[ClassRate]:
+        """The classes whose FLOPs are known, in forward and backward, and the parts of attention."""
+        if self.capture.coverage and self.capture.coverage.lost_launches:
+            self.notes.append("Kernels are missing from the capture, so rates of classes are not known.")
+            return
+        for name, times in (("forward", 1), ("backward", 2)):
+            phase = self.capture.phase(name)
+            if phase and not phase.uneven and not phase.opaque and phase.share_of(MATMUL) is not None:
+                yield from self.of_phase(phase, times)
+        yield from self.of_attention()
+
+    def of_phase(self, phase: PhaseSummary, times: int) -> Iterator[ClassRate]:
+        """Matmul and fused attention in a phase that does the forward pass's FLOPs so many times."""
+        if self.shapes is None:
+            return
+        rows = {row.kernel_class: row for row in phase.classes}
+        fused = rows[FUSED].launches_per_instance >= self.shapes.model.num_layers if FUSED in rows else False
+        if FUSED in rows and not fused:
+            self.notes.append("Fused attention runs in some layers only, so rates of classes are not known.")
+            return
+        attention = attention_matmul_flops(*self.shapes)
+        elements = linear_elements(*self.shapes) + (0 if fused else attention_matmul_elements(*self.shapes))
+        flops = forward_flops(*self.shapes) - (attention if fused else 0)
+        work = [(MATMUL, flops, elements)]
+        work += [(FUSED, attention, fused_attention_elements(*self.shapes))] if fused else []
+        for name, of_forward, moved in work:
+            if name in rows:
+                kernels = [row for row in phase.kernels if row.kernel_class == name]
+                ms = rows[name].ms_per_instance
+                one = self.rate(name, phase.phase, ms, times * of_forward, times * moved, _precision_of(kernels))
+                if name == FUSED and (one.share_of_peak or 0.0) > 1 + TOLERANCE:
+                    self.notes.append(
+                        f"Fused attention in {phase.phase} skips work: the whole square of scores would be above the "
+                        "GPU's peak, so its rate is left out."
+                    )
+                else:
+                    yield one
+
+    def of_attention(self) -> Iterator[ClassRate]:
+        """The matmuls and the softmax of unfused attention."""
+        attention, shapes = self.capture.attention, self.shapes
+        if attention is None or shapes is None:
+            return
+        if attention.matmul_flops and attention.matmul_ms:
+            # Of several forward passes: as many times the elements of one.
+            passes = attention.matmul_flops // attention_matmul_flops(*shapes)
+            moved = passes * attention_matmul_elements(*shapes)
+            flops, ms = attention.matmul_flops, attention.matmul_ms
+            yield self.rate(ATTENTION_MATMUL, attention.per, ms, flops, moved, self.precision)
+        traffic = attention.softmax_traffic
+        if attention.softmax_flops and attention.softmax_ms and traffic:
+            rate = self.below_peak("softmax", traffic.bytes_per_s)
+            flops, ms = attention.softmax_flops, attention.softmax_ms
+            yield ClassRate("softmax", attention.per, ms, flops, traffic.bytes, rate)
+
+    def rate(
+        self, kernel_class: str, phase: str, ms: float, flops: int, elements: int, precision: str | None
+    ) -> ClassRate:
+        """The rate of matmuls; of a name that does not say in which precision, in that of the capture."""
+        precision = precision or self.precision
+        size, peak = ELEMENT_BYTES.get(precision or ""), self.rates.get(precision or "")
+        moved = elements * size if size else None
+        rate = self.below_peak(kernel_class, moved / (ms / 1e3)) if moved else None
+        return ClassRate(kernel_class, phase, ms, flops, moved, rate, precision, peak)
+
+    def below_peak(self, what: str, bytes_per_s: float) -> float | None:
+        """A rate of bytes; None where it is above the memory's peak, which a cache explains."""
+        if self.memory and bytes_per_s > self.memory * (1 + TOLERANCE):
+            self.notes.append(
+                f"The least bytes of {what} would be above the memory's peak bandwidth: the L2 cache has served part "
+                "of them, so their rate is left out."
+            )
+            return None
+        return bytes_per_s
+
+    def copies(self) -> Iterator[ClassRate]:
+        """The copies of a step by kind; one on the device reads and writes each byte in its memory."""
+        study = self.capture.step.study if self.capture.step else None
+        if study is None:
+            return
+        for kind, name in enumerate(COPIES):
+            chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
+            ns = int(study.duration[chosen].sum())
+            if ns:
+                moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps
+                ms = ns / study.steps / 1e6
+                rate = self.below_peak("copies on the device", moved / (ms / 1e3))
+                yield ClassRate(f"copy, {name}" if kind else "copy", STEP, ms, None, moved, rate)
+
+    def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
+        """Why no rate can be right; empty where every one is possible."""
+        capture, shapes = self.capture, self.shapes
+        if shapes is None:
+            return ""
+        forward = capture.phase("forward")
+        launches = (
+            sum(row.launches_per_instance for row in forward.classes if row.kernel_class == MATMUL) if forward else 0
+        )
+        least = 4 * shapes.model.num_layers + 1  # QKV, output, gate and up, down of each layer, and the head
+        assumed = f"{shapes.model.name}, context length {shapes.context_length}, batch size {shapes.batch_size}"
+        if forward and 0 < launches < least and not forward.opaque:
+            return (
+                f"{shapes.model.name} needs {least} matmuls per forward or more, the capture launches {launches:,.0f}: "
+                f"it is not of {assumed}, so its FLOPs are not known."
+            )
+        rates = [(f"{one.phase}", one.mfu, self.precision) for one in phases]
+        rates += [(f"{one.phase}", one.mfu_of_best, self.best) for one in phases]
+        rates += [(f"{one.kernel_class} in {one.phase}", one.share_of_peak, one.precision) for one in classes]
+        what, share, precision = max(rates, key=lambda one: one[1] or 0.0, default=("", None, None))
+        if share is None or share <= 1 + TOLERANCE:
+            return ""
+        causal = (
+            "; or fused attention skips half of its square" if any(one.kernel_class == FUSED for one in classes) else ""
+        )
+        return (
+            f"{what} would run at {share:.3g} times the GPU's peak in {precision}, which cannot be: the configuration "
+            f"({assumed}) or the precision is not that of this capture{causal}. Rates are left out."
+        )
+
+    def general_notes(self) -> Iterator[str]:
+        """What the figures of this capture leave out."""
+        capture = self.capture
+        if capture.status in ("partial", "oom"):
+            yield "The run did not end well: figures are of the instances that are complete."
+        if capture.whole and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes):
+            yield (
+                "The whole model and the batch size are taken to be those of one GPU, as in data parallelism; where "
+                "GPUs share the layers (tensor or pipeline parallelism) the rates are too high."
+            )
+        if names := _recomputed(capture):
+            yield (
+                f"Backward runs {names} forward {plural(names, 'kernel')} again, as activation checkpointing does: MFU "
+                "counts the model's FLOPs once, and the rate of backward's classes is higher than it says."
+            )
+        devices = capture.step.devices if capture.step else ()
+        if sum(one.parts.compute_ms > 0 for one in devices) > 1:
+            yield "The process uses several GPUs; the peak is that of one."
+
+
+def tensor_core_share(kernels: Sequence[KernelRow]) -> tuple[float | None, float]:
+    """The shares of the matmul time on tensor cores, None without a matmul, and of kernels whose name does not say."""
+    ms = {True: 0.0, False: 0.0, None: 0.0}
+    for row in kernels:
+        if row.kernel_class == MATMUL:
+            ms[on_tensor_cores(row.name)] += row.ms_per_instance
+    total = sum(ms.values())
+    return (ms[True] / total, ms[None] / total) if total else (None, 0.0)
+
+
+def on_tensor_cores(name: str) -> bool | None:
+    """Whether a matmul's kernel runs on tensor cores, by its name; None where that does not say."""
+    precision = gemm_precision(name)
+    if precision is None:
+        return None
+    if precision == "fp32" or _CUDA_CORES.search(name):
+        return False
+    return None if precision == "fp64" else True
+
+
+def _precision_of(kernels: Sequence[KernelRow]) -> str | None:
+    """The precision with the most time of some kernels, None where no name says it."""
+    ms: dict[str, float] = {}
+    for row in kernels:
+        if precision := gemm_precision(row.name):
+            ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
+    return max(ms, key=lambda one: ms[one]) if ms else None
+
+
+def _recomputed(capture: CaptureSummary) -> int:
+    """How many kernels of a forward pass run in an instance of backward, too."""
+    forward, backward = capture.phase("forward"), capture.phase("backward")
+    if forward is None or backward is None:
+        return 0
+    names = {row.name for row in forward.kernels if _FORWARD_ONLY.search(row.name)}
+    return round(sum(row.launches_per_instance for row in backward.kernels if row.name in names))
