@@ -7,7 +7,9 @@ import pytest
 from numpy.typing import NDArray
 
 from nsys_analyzer.analysis.kernels import classes
+from nsys_analyzer.analysis.steps import idle
 from nsys_analyzer.report.figures.palette import (
+    CAUSES,
     CLASSES,
     CLOCKS,
     CYCLE,
@@ -102,8 +104,9 @@ def test_the_measure_itself(one: tuple[float, ...], other: tuple[float, ...], ex
         (tuple(CLASSES.values())[:9], 11.5),
         (tuple(dict.fromkeys(PHASES.values())), 11.5),
         (tuple(dict.fromkeys(CLOCKS.values())), 11.5),
+        (tuple(CAUSES.values()), 9.5),
     ],
-    ids=["cycle", "all classes", "main classes", "phases", "clocks"],
+    ids=["cycle", "all classes", "main classes", "phases", "clocks", "causes"],
 )
 def test_every_pair_is_told_apart(vision: str, colors: tuple[str, ...], least: float) -> None:
     seen = [lab(color, VISIONS[vision]) for color in colors]
@@ -111,7 +114,15 @@ def test_every_pair_is_told_apart(vision: str, colors: tuple[str, ...], least: f
     assert min(distances) > least
 
 
-@pytest.mark.parametrize("color", sorted({*CLASSES.values(), *CYCLE}))
+@pytest.mark.parametrize("vision", VISIONS)
+def test_a_cause_is_no_class(vision: str) -> None:
+    """A timeline has lanes of both, each with a legend of its own."""
+    main = [lab(color, VISIONS[vision]) for color in tuple(CLASSES.values())[:9]]
+    causes = [lab(color, VISIONS[vision]) for name, color in CAUSES.items() if name not in CLASSES]
+    assert min(ciede2000(one, other) for one in main for other in causes) > 7.5
+
+
+@pytest.mark.parametrize("color", sorted({*CLASSES.values(), *CYCLE, *CAUSES.values()}))
 def test_contrast_to_the_page_and_to_text(color: str) -> None:
     assert contrast(color, LIGHT) >= 3
     assert contrast(color, DARK) >= 2
@@ -123,8 +134,13 @@ def test_every_class_has_a_color_of_its_own() -> None:
     assert len(set(CLASSES.values())) == len(CLASSES)
 
 
+def test_every_cause_has_a_color_of_its_own() -> None:
+    assert set(CAUSES) == set(idle.CAUSES)
+    assert len(set(CAUSES.values())) == len(CAUSES)
+
+
 def test_a_name_has_one_color_in_every_table() -> None:
-    tables = (CLASSES, PHASES, CLOCKS, SERIES)
+    tables = (CLASSES, PHASES, CLOCKS, SERIES, CAUSES)
     named = {name: {table[name] for table in tables if name in table} for table in tables for name in table}
     assert {name for name, colors in named.items() if len(colors) > 1} == set()
 

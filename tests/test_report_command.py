@@ -92,7 +92,7 @@ def test_markdown_and_figures(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["capture.sqlite", "report.md", "report_figures"]
     text = (here / "report.md").read_text(encoding="utf-8")
     links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(links) == 3
+    assert len(links) == 4
     for link in links:
         assert (here / link).read_bytes().startswith(PNG)
     assert sorted(links) == sorted(f"report_figures/{path.name}" for path in (here / "report_figures").iterdir())
@@ -172,7 +172,7 @@ def test_no_two_figures_share_a_file(here: Path) -> None:
     text = (here / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("after/train", "ok"), ("before/train", "ok")]
     links = re.findall(r"\]\((report_figures/[^)]+)\)", text)
-    assert len(links) == len(set(links)) == 6
+    assert len(links) == len(set(links)) == 8
 
 
 # --- JSON ---
@@ -666,7 +666,7 @@ def test_a_report_in_a_subprocess(here: Path) -> None:
     assert done.stdout.endswith("report.md\n")
     text = (here / "report.md").read_text(encoding="utf-8")
     assert "nsys-analyze report train.sqlite" in text
-    assert len(list((here / "report_figures").glob("*.png"))) == 3
+    assert len(list((here / "report_figures").glob("*.png"))) == 4
 
 
 def test_a_terminal_without_utf_8(here: Path) -> None:

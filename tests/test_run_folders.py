@@ -363,7 +363,7 @@ def test_many_captures_are_rows_first_and_answers_folded(runs: Path) -> None:
     assert titles == ["capture", "step ms, no profiler", "step ms, profiled", "busy", "matmul"]
     assert first == ["run0", "10.00", "12.00", "55.0 %", "54.5 %"]
     assert "**run0:**" not in open_text
-    assert text.count("**run0:**") == 6
+    assert text.count("**run0:**") == 8
     assert "The same in every row: model small, context 256, batch 4, status ok" in section(text, "Captures")
     assert text.count("<details>") == text.count("</details>")
 

@@ -33,7 +33,10 @@ from tests.test_text import checked
 T = TypeVar("T")
 
 #: What is one of our own words, whatever a capture holds: no name from outside gets there.
-OURS = ("status", "kernel_class", "kind", "per", "profiler", "platform", "phase", "severity", "verdict", "graph_trace")
+OURS = (
+    "status", "kernel_class", "kind", "per", "profiler", "platform", "phase", "severity", "verdict", "graph_trace",
+    "cause",
+)  # fmt: skip
 
 
 def poisoned(value: T, poison: str, ours: tuple[str, ...] = OURS) -> T:

@@ -12,6 +12,7 @@ import click
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.bench import bench
 from nsys_analyzer.cli.doctor import doctor
+from nsys_analyzer.cli.explain import explain
 from nsys_analyzer.cli.info import info
 from nsys_analyzer.cli.kernels import kernels
 from nsys_analyzer.cli.report import report
@@ -38,6 +39,7 @@ def cli() -> None:
 _COMMANDS = {
     run: "Time and profile transformers, or profile any program.",
     bench: "Run a standard experiment.",
+    explain: "Say why a step is as long as it is, and what to do first.",
     report: "Answer where the time of captures goes.",
     kernels: "Print the kernel table of a capture.",
     info: "Print what a capture holds.",

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
+from nsys_analyzer.analysis.transformer.models import model_names
 from nsys_analyzer.configuration import OPTIONS, Option
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -35,6 +36,20 @@ def command_line() -> str:
 def phase_names_option(*names: str) -> Callable[[Command], Command]:
     """The option that gives range names a phase."""
     return click.option(*names, "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP)
+
+
+def configuration_options(function: Command) -> Command:
+    """The options that say what the captures do not: ``model``, ``context_length``, ``batch_size``, ``precision``."""
+    of_model = f"The model of the captures, and of timings that name none: {model_names()}."
+    precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
+    for option in (
+        click.option("--precision", type=precisions, help="The precision of the captures."),
+        click.option("--batch-size", type=SIZE, metavar="N", help="The batch size of the captures."),
+        click.option("--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures."),
+        click.option("--model", metavar="NAME", help=of_model),
+    ):
+        function = option(function)
+    return function
 
 
 def output_option(folder: Path) -> Callable[[Command], Command]:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsys_analyzer.analysis.transformer.models import model_names
-from nsys_analyzer.cli.options import SIZE, command_line, phase_names_option
+from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option
 from nsys_analyzer.report.renderers import RENDERERS
 
 
@@ -38,15 +37,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 @click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @phase_names_option("--phase", "--phase-name")
-@click.option(
-    "--model", metavar="NAME", help=f"The model of the captures, and of timings that name none: {model_names()}."
-)
-@click.option("--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures.")
-@click.option("--batch-size", type=SIZE, metavar="N", help="The batch size of the captures.")
-@click.option(
-    "--precision", type=click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False),
-    help="The precision of the captures.",
-)  # fmt: skip
+@configuration_options
 def report(
     traces: tuple[Path, ...],
     output: str | None,

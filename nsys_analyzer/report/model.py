@@ -38,7 +38,15 @@ class Typical:
     most: float
 
 
-Cell: TypeAlias = "Words | int | float | Spread | Typical | None"
+@dataclass(frozen=True)
+class Interval:
+    """A figure that lies between two bounds; equal where it is known."""
+
+    low: float
+    high: float
+
+
+Cell: TypeAlias = "Words | int | float | Spread | Typical | Interval | None"
 
 
 @dataclass(frozen=True)
@@ -67,34 +75,44 @@ class Table:
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A paragraph of text."""
+    """A paragraph of text; ``capture`` is the one that it tells of, or empty."""
 
     text: Words
+    capture: str = ""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a question for one configuration, computed: in a sentence or two, and in a few words."""
+    """The answer of a question for one configuration, computed: in a sentence or two, and in a few words.
+
+    ``more`` are lines that belong to the few words, such as what to do first.
+    """
 
     capture: str
     text: Words
     short: Words
+    more: tuple[Words, ...] = ()
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of text that stand together: commands, lines of Python, or warnings as bullets."""
+    """Lines of text that stand together: commands, lines of Python, or warnings as bullets.
+
+    ``capture`` is the one that they tell of, or empty.
+    """
 
     lines: tuple[Words, ...]
     kind: Literal["commands", "python", "bullets"] = "bullets"
+    capture: str = ""
 
 
 @dataclass(frozen=True)
 class Details:
-    """Blocks that are folded away under a title."""
+    """Blocks that are folded away under a title; ``capture`` is the one that they tell of, or empty."""
 
     title: str
     blocks: tuple[Block, ...]
+    capture: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +175,58 @@ class Panels:
     log_y: bool = False
 
 
-Figure: TypeAlias = "Bars | Lines | Panels"
+@dataclass(frozen=True)
+class Strip:
+    """A lane of a timeline: its title, and the name, start and end in ms of each of its blocks.
+
+    Attributes:
+        kind: "ranges" and "calls" are boxes with their names, "stream" is colored by kernel class, "idle" by cause.
+    """
+
+    title: str
+    kind: Literal["ranges", "calls", "stream", "idle"]
+    blocks: tuple[tuple[str, float, float], ...]
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Lanes below each other over one axis of time: what the CPU's threads and the GPU's streams did."""
+
+    key: str
+    title: str
+    lanes: tuple[Strip, ...]
+    x_axis: str = "ms since the step began"
+
+
+@dataclass(frozen=True)
+class WorkPoint:
+    """Work of a class of kernels: of arithmetic intensity in FLOP/byte, and the rate that it reaches in FLOP/s."""
+
+    kernel_class: str
+    phase: str
+    flops_per_byte: float
+    flops_per_s: float
+
+
+@dataclass(frozen=True)
+class Roofline:
+    """Rates over arithmetic intensity, both logarithmic, under the roofs of a device.
+
+    Attributes:
+        roofs: name and peak FLOP/s of each flat roof.
+        bytes_per_s: the peak memory bandwidth, which the sloped roof is.
+    """
+
+    key: str
+    title: str
+    points: tuple[WorkPoint, ...]
+    roofs: tuple[tuple[str, float], ...]
+    bytes_per_s: float
+    x_axis: str = "arithmetic intensity, FLOP per byte"
+    y_axis: str = "FLOP/s"
+
+
+Figure: TypeAlias = "Bars | Lines | Panels | Timeline | Roofline"
 Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Figure"
 
 
@@ -210,4 +279,4 @@ class Report:
     def figures(self) -> tuple[Figure, ...]:
         """Every figure of the report."""
         blocks = (block for section in self.sections for block in unfolded(section.blocks))
-        return tuple(block for block in blocks if isinstance(block, Bars | Lines | Panels))
+        return tuple(block for block in blocks if isinstance(block, Bars | Lines | Panels | Timeline | Roofline))

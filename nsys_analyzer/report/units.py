@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nsys_analyzer.report.model import Cell, Spread, Typical, Unit
+from nsys_analyzer.report.model import Cell, Interval, Spread, Typical, Unit
 from nsys_analyzer.text import Text, Words, code, plural
 
 ABSENT = "–"
@@ -27,6 +27,8 @@ def format_cell(value: Cell, unit: Unit) -> Words:
         return format_number(value.mean, unit) + std
     if isinstance(value, Typical):
         return _typical(value)
+    if isinstance(value, Interval):
+        return _between(value.low, value.high, f"{_SPACE}–{_SPACE}")
     return format_number(value, unit)
 
 
@@ -38,6 +40,15 @@ def _typical(value: Typical) -> str:
     median, least, most = (f"{one:,.{places}f}" for one in (value.median, value.least, value.most))
     # No-break spaces around the dash: a line may break behind a bare one.
     return median if least == most else f"{median}{_SPACE}({least}{_SPACE}–{_SPACE}{most})"
+
+
+def _between(low: float, high: float, dash: str) -> str:
+    """Both bounds in the digits in which they differ, two or three of the larger one; one number where they agree."""
+    first = math.floor(math.log10(high)) if high > 0 else 0
+    apart = -math.floor(math.log10(high - low)) if high > low else 2 - first
+    places = min(max(1 - first, apart, 0), max(2 - first, 0))
+    least, most = (f"{one:,.{places}f}" for one in (low, high))
+    return least if least == most else f"{least}{dash}{most}"
 
 
 def format_number(value: float, unit: Unit) -> str:
@@ -85,6 +96,23 @@ def counted(number: float, noun: str) -> str:
 def milliseconds(value: float | None) -> str:
     """A time with its unit, for sentences."""
     return "an unknown time" if value is None else f"{_digits(value)}{_SPACE}ms"
+
+
+def milliseconds_between(low: float, high: float) -> str:
+    """A time between two bounds with its unit, for sentences: 41–45 ms."""
+    return f"{_between(low, high, '–')}{_SPACE}ms"
+
+
+def about_milliseconds(value: float) -> str:
+    """An estimated time with its unit, for sentences: 88 ms, 9.37 ms."""
+    places = max(2 - math.floor(math.log10(value)), 0) if value > 0 else 0
+    written = f"{value:,.{places}f}"
+    return f"{written.rstrip('0').rstrip('.') if places else written}{_SPACE}ms"
+
+
+def about_percent(value: float) -> str:
+    """An estimated fraction as a percentage, for sentences: 48 %."""
+    return f"{value:.0%}".replace("%", f"{_SPACE}%").replace("-", _MINUS)
 
 
 def percent(value: float) -> str:

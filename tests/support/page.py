@@ -7,7 +7,20 @@ from collections.abc import Iterator, Sequence
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from nsys_analyzer.report.model import Answer, Bars, Block, Details, Lines, Listing, Panels, Paragraph, Report, Table
+from nsys_analyzer.report.model import (
+    Answer,
+    Bars,
+    Block,
+    Details,
+    Lines,
+    Listing,
+    Panels,
+    Paragraph,
+    Report,
+    Roofline,
+    Table,
+    Timeline,
+)
 from nsys_analyzer.report.renderers.inline import cell
 from nsys_analyzer.report.renderers.markdown import fitting
 from nsys_analyzer.report.units import ABSENT, format_cell
@@ -94,7 +107,7 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield ("html_block", "", f"<details><summary>{_as_html(block.title)}</summary>")
         yield from (node for one in block.blocks for node in _block(one, drawn))
         yield ("html_block", "", "</details>")
-    elif isinstance(block, Bars | Lines | Panels):
+    elif isinstance(block, Bars | Lines | Panels | Timeline | Roofline):
         if block.key in drawn:
             yield from (("paragraph_open", "p"), ("inline", (("image", visible(block.title)),)))
     elif isinstance(block, Listing) and block.kind == "bullets":

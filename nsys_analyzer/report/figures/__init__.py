@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.report.model import Bars, Figure, Lines
+from nsys_analyzer.report.model import Bars, Figure, Lines, Panels, Roofline
 
 #: What a PNG file says of the program that made it.
 SOFTWARE = "nsys-analyze"
@@ -42,6 +42,8 @@ def draw(figure: Figure, path: Path) -> None:
 
     from nsys_analyzer.report.figures.bars import draw_bars
     from nsys_analyzer.report.figures.curves import draw_lines, draw_panels
+    from nsys_analyzer.report.figures.roofline import draw_roofline
+    from nsys_analyzer.report.figures.timeline import draw_timeline
     from nsys_analyzer.report.figures.words import TITLE, wrapped
 
     with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
@@ -54,6 +56,10 @@ def draw(figure: Figure, path: Path) -> None:
             draw_bars(canvas, figure)
         elif isinstance(figure, Lines):
             draw_lines(canvas, figure)
-        else:
+        elif isinstance(figure, Panels):
             draw_panels(canvas, figure)
+        elif isinstance(figure, Roofline):
+            draw_roofline(canvas, figure)
+        else:
+            draw_timeline(canvas, figure)
         canvas.savefig(path, format="png", metadata={"Software": SOFTWARE})

@@ -56,6 +56,18 @@ CLOCKS = {
     **dict.fromkeys(("total kernel time", "total operator time"), FOREST),
 }
 
+#: By the cause of a GPU's idle time: beside classes of kernels in one figure, from which they differ, too.
+CAUSES = {
+    "launch": "#bb4477",
+    "host": "#3399ee",
+    "sync": "#aa88aa",
+    "allocator": "#dd1133",
+    "copy": "#cc7788",
+    "data": "#558855",
+    "communication": "#9955aa",
+    "unknown": "#554455",
+}
+
 #: Implementations, precisions, models, the memory over a step and the variants of a sweep.
 SERIES = {
     "eager": BLUE,

@@ -8,12 +8,14 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.summary.compared import FUSED, ClassShares, Leader, MatmulShare, leaders, matmul_share
+from nsys_analyzer.analysis.summary.limits import ClassRate, limits_of
 from nsys_analyzer.analysis.summary.statistics import KernelRow, without_communication
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.steps.step import DeviceSteps, Parts
     from nsys_analyzer.report.model import FinishedBench, Report
     from nsys_analyzer.trace.metadata import Gpu, Metadata
 
@@ -71,12 +73,99 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
         "top_kernels": [_leader(leader, labels) for leader in leaders(capture)],
         "matmul": _matmul(matmul_share(capture, captures)),
         "attention": _attention(capture),
+        "limits": _limits(capture),
+        "step": _step(capture),
+        "findings": _findings(capture),
         "device_memory": asdict(capture.device_memory) if capture.device_memory else None,
         "coverage": asdict(capture.coverage) if capture.coverage else None,
         "run": asdict(capture.run) if capture.run else None,
         "unprofiled": _unprofiled(capture),
         "warnings": [plain(warning, "`") for warning in capture.warnings],
     }
+
+
+def explained_data(capture: CaptureSummary) -> dict[str, Any]:
+    """Why the steps of a capture are as long as they are, each figure as in the report's data."""
+    return {
+        "name": capture.name,
+        "process": capture.process or None,
+        "pid": capture.pid,
+        "rank": capture.rank,
+        "source": capture.source,
+        "status": capture.status,
+        "message": plain(capture.message, "`") or None,
+        "gpu": capture.gpu.name if capture.gpu else None,
+        "step": _step(capture),
+        "findings": _findings(capture),
+        "warnings": [plain(warning, "`") for warning in capture.warnings],
+    }
+
+
+def _step(capture: CaptureSummary) -> dict[str, Any] | None:
+    """The steps: means of one, of the device that computes most and of each; None where there are none."""
+    step, diagnosis = capture.step, capture.diagnosis
+    if step is None:
+        return None
+    latency, queue = step.launch_latency_us, step.queue
+    return {
+        "instances": step.instances,
+        "source": step.source,
+        "unit": step.unit,
+        "wall_ms": asdict(step.wall_ms),
+        **_device(step.main),
+        "devices": [{"device": device.device, **_device(device)} for device in step.devices],
+        "launch_latency_us": {"median": latency[0], "p90": latency[1]} if latency else None,
+        "queue": {"median": queue[0], "max": queue[1]} if queue else None,
+        "on_gpu_timeline": step.on_gpu,
+        "unprofiled_ms": {"low": diagnosis.step_ms_low, "high": diagnosis.step_ms_high, "timed": diagnosis.timed}
+        if diagnosis
+        else None,
+    }
+
+
+def _device(device: DeviceSteps) -> dict[str, Any]:
+    """What fills a step on one device; the four parts add up to its mean duration."""
+    return {
+        **_parts(device.parts),
+        "classes": [{"class": one.kernel_class, "ms": one.ms} for one in device.classes],
+        "phases": [{"phase": one.phase, **_parts(one.parts)} for one in device.phases],
+        "idle_by_cause": [
+            {"cause": one.cause, "range": one.range or None, "api": one.api or None, "ms": one.ms, "gaps": one.gaps}
+            for one in device.idle
+        ],
+    }
+
+
+def _parts(parts: Parts) -> dict[str, float]:
+    return {
+        "compute_ms": parts.compute_ms,
+        "exposed_communication_ms": parts.exposed_communication_ms,
+        "exposed_copy_ms": parts.exposed_copy_ms,
+        "idle_ms": parts.idle_ms,
+    }
+
+
+def _findings(capture: CaptureSummary) -> list[dict[str, Any]] | None:
+    """The findings, the largest saving first; None where no launches are known."""
+    if capture.diagnosis is None:
+        return None
+    return [
+        {
+            "id": one.id,
+            "title": one.title,
+            "saves_ms": one.saves_ms,
+            "saves_ms_low": one.saves_ms_low,
+            "saves_ms_high": one.saves_ms_high,
+            "share_of_step": one.share_of_step,
+            "step_ms": one.step_ms,
+            "left_ms": one.left_ms,
+            "evidence": [plain(seen, "`") for seen in one.evidence],
+            "derivation": plain(one.derivation, "`"),
+            "remedy": list(one.remedy),
+            "disproof": plain(one.disproof, "`"),
+        }
+        for one in capture.diagnosis.findings
+    ]
 
 
 def _unprofiled(capture: CaptureSummary) -> dict[str, Any] | None:
@@ -187,4 +276,44 @@ def _attention(capture: CaptureSummary) -> dict[str, Any] | None:
         "matmul_flops_per_s": attention.matmul_flops_per_s,
         "fused_flops_per_s": attention.fused_flops_per_s,
         "ratio_of": "products / softmax",
+    }
+
+
+def _limits(capture: CaptureSummary) -> dict[str, Any] | None:
+    """What the capture achieves of its GPU's peaks; shares are fractions."""
+    limits = limits_of(capture)
+    if limits is None:
+        return None
+    return {
+        "mfu": {one.phase: one.mfu for one in limits.phases if one.mfu is not None},
+        "mfu_of_best": {one.phase: one.mfu_of_best for one in limits.phases if one.mfu_of_best is not None},
+        "time_of": {one.phase: one.time_of for one in limits.phases},
+        "ms": {one.phase: one.ms for one in limits.phases},
+        "model_flops": {one.phase: one.model_flops for one in limits.phases},
+        "precision": limits.precision,
+        "peak_flops": limits.peak_flops_per_s,
+        "best_precision": limits.best_precision,
+        "best_peak_flops": limits.best_peak_flops_per_s,
+        "peak_bytes_per_s": limits.peak_bytes_per_s,
+        "source": limits.source or None,
+        "tensor_core_share": limits.tensor_core_share,
+        "tensor_core_unknown": limits.tensor_core_unknown,
+        "classes": [_class_rate(one) for one in limits.classes],
+        "missing": list(limits.missing),
+        "notes": list(limits.notes),
+        "doubt": limits.doubt or None,
+    }
+
+
+def _class_rate(one: ClassRate) -> dict[str, Any]:
+    return {
+        "class": one.kernel_class,
+        "phase": one.phase,
+        "ms": one.ms,
+        "flops": one.flops,
+        "flops_per_s": one.flops_per_s,
+        "share_of_peak": one.share_of_peak,
+        "bytes": one.bytes,
+        "bytes_per_s": one.bytes_per_s,
+        "precision": one.precision,
     }

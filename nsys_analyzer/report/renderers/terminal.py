@@ -1,14 +1,30 @@
-"""The answers in short, for the terminal."""
+"""The report on the terminal: its answers in short, or a section with its tables."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.report.model import Paragraph, Report
+from nsys_analyzer.report.model import (
+    TEXT_UNITS,
+    Answer,
+    Block,
+    Details,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+)
 from nsys_analyzer.report.screen import console
+from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import Words, plain, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Captures whose every answer fits a screen.
 _FEW = 6
@@ -23,13 +39,67 @@ def print_answers(report: Report) -> None:
     captures: dict[str, list[tuple[str, Words]]] = {}
     for section in report.sections:
         for answer in section.answers:
-            captures.setdefault(answer.capture, []).append((section.topic, answer.short))
+            lines = captures.setdefault(answer.capture, [])
+            lines += [(section.topic, answer.short), *(("", line) for line in answer.more)]
     for capture, answers in captures.items():
         screen.print(Text(_shown(capture), "bold"))
-        lines = Table.grid(padding=(0, 2), pad_edge=True)
+        grid = Table.grid(padding=(0, 2), pad_edge=True)
         for topic, short in answers if len(captures) <= _FEW else answers[:1]:
-            lines.add_row(Text(_shown(topic), "cyan"), _shown(short))
-        screen.print(lines)
+            grid.add_row(Text(_shown(topic), "cyan"), _shown(short))
+        screen.print(grid)
+
+
+def print_section(section: Section) -> None:
+    """Prints a section: its text, tables and lines of code, what is folded in a report too; no figures."""
+    from rich.text import Text
+
+    screen = console()
+    screen.print(Text(_shown(section.title), "bold"))
+    _print_blocks(screen, section.blocks)
+
+
+def _print_blocks(screen: Console, blocks: Iterable[Block]) -> None:
+    """Prints blocks with an empty line before each."""
+    from rich import table
+    from rich.text import Text
+
+    for block in blocks:
+        match block:
+            case Paragraph(text):
+                screen.print("", Text(_shown(text)), sep="\n")
+            case Answer(capture, text):
+                screen.print("", Text.assemble((f"{_shown(capture)}: ", "bold"), _shown(text)), sep="\n")
+            case Listing(lines, "bullets"):
+                grid = table.Table.grid(padding=(0, 1))
+                for line in lines:
+                    grid.add_row("-", _shown(line))
+                screen.print("", grid, sep="\n")
+            case Listing(lines):  # to be copied: each on a line of its own, however long
+                screen.print()
+                for line in lines:
+                    screen.print(Text(f"    {_shown(line)}", "green"), soft_wrap=True)
+            case Table():
+                screen.print()
+                _print_table(screen, block)
+            case Details(title, inner):
+                screen.print("", Text(_shown(title), "bold"), sep="\n")
+                _print_blocks(screen, inner)
+
+
+def _print_table(screen: Console, block: Table) -> None:
+    from rich import table
+    from rich.text import Text
+
+    if block.caption:
+        screen.print(Text(_shown(block.caption)))
+    grid = table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in block.columns:
+        is_text = column.unit in TEXT_UNITS
+        grid.add_column(_shown(column.title), justify="left" if is_text else "right", overflow="fold")
+    for row in block.rows:
+        cells = (format_cell(cell, column.unit) for cell, column in zip(row, block.columns, strict=True))
+        grid.add_row(*map(_shown, cells))
+    screen.print(grid)
 
 
 def print_answer(report: Report) -> None:

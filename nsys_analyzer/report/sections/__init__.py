@@ -15,11 +15,13 @@ from nsys_analyzer.report.sections import (
     generate,
     glossary,
     kernel_names,
+    limits,
     matmul_share,
     models,
     other_kernels,
     phase_times,
     softmax,
+    steps,
     summary,
     timings,
     top_kernel,
@@ -29,11 +31,13 @@ from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.folding import fold
 
 QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
+    steps.answer,
     timings.answer,
     phase_times.answer,
     top_kernel.answer,
     other_kernels.answer,
     matmul_share.answer,
+    limits.answer,
     softmax.answer,
     captures.answer,
     conditions.answer,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import joined, phrase, plain
@@ -15,11 +15,11 @@ _SCREEN = 12
 
 
 def fold(section: Section) -> Section:
-    """The section with its answers and tables of one capture folded, capture by capture, and its long tables."""
+    """The section with what it says of one capture folded, capture by capture, and its long tables."""
     blocks: list[Block] = []
     by_capture: dict[str, list[Block]] = {}
     for block in section.blocks:
-        if isinstance(block, Answer | Table) and block.capture:
+        if isinstance(block, Answer | Details | Listing | Paragraph | Table) and block.capture:
             by_capture.setdefault(block.capture, []).append(block)
         else:
             blocks += fold_table(block)

@@ -43,7 +43,7 @@ def _of_each(evidence: Evidence, rows: Table, sections: tuple[Section, ...]) -> 
     said: dict[str, list[Words]] = {}
     for section in sections:
         for answer in section.answers:
-            said.setdefault(answer.capture, []).append(phrase("{}: {}", section.topic, answer.short))
+            said.setdefault(answer.capture, []).extend((phrase("{}: {}", section.topic, answer.short), *answer.more))
     blocks: list[Block] = [rows] if len(rows.rows) > 1 else []
     blocks += [] if said else [Paragraph("No capture could be measured.")]
     captures = {capture.title: capture for capture in evidence.captures}

@@ -1,0 +1,71 @@
+"""``nsys-analyze explain``: why a step is as long as it is, and what to do first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option, trace_argument
+
+
+@click.command(epilog="Example: nsys-analyze explain capture.sqlite")
+@trace_argument
+@click.option(
+    "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
+    help="Timings of unprofiled runs, as nsys-analyze report reads them. Repeatable.",
+)  # fmt: skip
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
+    help="json holds every figure, as the report's JSON does.",
+)  # fmt: skip
+@phase_names_option("--phase-name")
+@configuration_options
+def explain(
+    trace: Path,
+    csv_paths: tuple[Path, ...],
+    output_format: str,
+    phase_names: tuple[str, ...],
+    model: str | None,
+    context_length: int | None,
+    batch_size: int | None,
+    precision: str | None,
+) -> None:
+    """Print why a training step of TRACE is as long as it is, and what would make it shorter.
+
+    What the GPU does in a step, why it idles, and the findings, the largest saving first: what was seen, the lines of
+    code to try, and what would show that the finding is wrong. TRACE is a capture or a folder of captures.
+    """
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.report.model import Report
+    from nsys_analyzer.report.renderers import markdown
+    from nsys_analyzer.report.renderers.json_data import explained_data
+    from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.sections import steps
+    from nsys_analyzer.report.sections.evidence import FEW
+    from nsys_analyzer.report.sections.folding import fold
+    from nsys_analyzer.runs.timings import Selection
+
+    names, selection = PhaseNames.parse(phase_names), Selection.parse((), None, None, model)
+    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+    evidence = load_evidence((trace,), csv_paths, command_line(), _tell, names, given, selection=selection)
+    if output_format == "json":
+        data = [explained_data(capture) for capture in evidence.captures]
+        click.echo(json.dumps(data, indent=1, allow_nan=False), file=data_stream())
+        return
+    section = steps.answer(evidence)
+    if not section.blocks:
+        click.echo(f"{trace} holds no step that ran on a GPU: there is nothing to explain.")
+    elif output_format == "markdown":
+        shown = fold(section) if len(evidence.captures) > FEW else section
+        click.echo(markdown.render(Report(f"The steps of {trace.name}", (shown,)), {}), nl=False)
+    else:
+        print_section(section)
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)

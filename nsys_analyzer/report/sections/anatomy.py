@@ -1,0 +1,185 @@
+"""What fills a step, in words and tables: compute by class, what is exposed, and why the GPU idles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.step import DeviceSteps, PhaseParts, StepSummary
+from nsys_analyzer.report.model import Cell, Table
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import counted, format_number, milliseconds
+from nsys_analyzer.text import Words, phrase
+
+#: What follows "the GPU idles because".
+CAUSES: dict[Cause, str] = {
+    "launch": "launching takes time",
+    "sync": "the program waits for the GPU",
+    "copy": "the program waits for a copy",
+    "allocator": "the program allocates or frees memory",
+    "host": "the program does other work on the CPU",
+    "data": "the program loads a batch",
+    "communication": "a collective waits to start",
+    "unknown": "of something unknown",
+}
+_COMPUTE: Words = phrase("*compute*: a kernel that is no collective, or a fill, runs.")
+_EXPOSED: Words = phrase(
+    "*exposed copies*: a copy runs, and nothing computes. *exposed communication*: only collectives run."
+)
+_IDLE: Words = phrase("*idle*: nothing runs on the GPU. Idle time counts to the phase whose work ends it.")
+_CAUSES: tuple[tuple[Cause, Words], ...] = (
+    (
+        "launch",
+        phrase(
+            "*launching takes time*: the GPU has no work left, and the program needs some time to launch the next "
+            "operation. The pauses of about 1 µs between two operations that are both launched are counted here, too."
+        ),
+    ),
+    ("host", phrase("*the program does other work on the CPU*: it makes no CUDA call for 0.1 ms or longer.")),
+)
+#: Rows of idle time that are shown one by one, and the share of a step that a row has at least.
+_MOST_ROWS, _LEAST_SHARE = 8, 0.005
+_MANY = 10
+#: With fewer operations in its queue the GPU cannot bridge a delay.
+_QUEUED = 3
+_US_PER_MS = 1e3
+
+
+def legend_of_steps(steps: Iterable[StepSummary]) -> tuple[Words, ...]:
+    """What the parts and the causes are, those that some step has."""
+    devices = [device for step in steps for device in step.devices]
+    exposed = any(one.parts.exposed_copy_ms or one.parts.exposed_communication_ms for one in devices)
+    causes = {row.cause for device in devices for row in device.idle}
+    return (_COMPUTE, *([_EXPOSED] if exposed else []), _IDLE, *(said for cause, said in _CAUSES if cause in causes))
+
+
+def anatomy_tables(capture: str, step: StepSummary) -> Iterator[Table]:
+    """What fills a step, the same by phase, and the idle time by cause: of each device."""
+    several = len(step.devices) > 1
+    for caption, fields, rows in (
+        ("What fills a step, mean ms:", _PARTS, _parts),
+        ("The same by phase, mean ms of a step:", _PHASES, _phases),
+        ("Why the GPU idles, mean ms and gaps of a step:", _CAUSE, _idle),
+    ):
+        found = [row for device in step.devices for row in rows(device)]
+        if found:
+            kept = fields if several else fields[1:]
+            yield table(kept, found, caption, capture=capture, names=1 + several)
+
+
+#: A row of a device: its cells after the device's number.
+_Row = tuple[DeviceSteps, tuple[Cell, ...]]
+
+
+def _column(title: str, unit: str, place: int) -> Field[_Row]:
+    return Field(title, unit, lambda row: row[1][place], lambda cell: cell not in (None, 0.0))  # type: ignore[arg-type]
+
+
+def _fields(*columns: tuple[str, str]) -> tuple[Field[_Row], ...]:
+    """The device, then these columns."""
+    device: Field[_Row] = Field("GPU", "text", lambda row: str(row[0].device))
+    return (device, *(_column(title, unit, place) for place, (title, unit) in enumerate(columns)))
+
+
+_PARTS = _fields(("part", "text"), ("ms", "ms"), ("share of the step", "percent"))
+_PHASES = _fields(
+    ("phase", "text"),
+    ("compute", "ms"),
+    ("exposed copies", "ms"),
+    ("exposed communication", "ms"),
+    ("idle", "ms"),
+    ("sum", "ms"),
+)
+_CAUSE = _fields(
+    ("the GPU idles because", "text"),
+    ("range", "code"),
+    ("API call", "code"),
+    ("ms", "ms"),
+    ("share of the step", "percent"),
+    ("gaps", "count"),
+)
+
+
+def _parts(device: DeviceSteps) -> Iterator[_Row]:
+    """The parts of a step in order, and their sum."""
+    parts = device.parts
+    most = _shown([one.ms for one in device.classes], parts.total_ms)
+    others = [one.ms for one in device.classes[most:]]
+    named = [(f"compute: {one.kernel_class}", one.ms) for one in device.classes[:most]]
+    named += [(f"compute: {len(others)} other classes", sum(others))]
+    named += [("exposed copies", parts.exposed_copy_ms), ("exposed communication", parts.exposed_communication_ms)]
+    for name, ms in (*named, ("idle", parts.idle_ms), ("the step", parts.total_ms)):
+        if ms or name in ("idle", "the step"):
+            yield device, (name, ms, _share(ms, device))
+
+
+def _phases(device: DeviceSteps) -> Iterator[_Row]:
+    def cells(phase: PhaseParts) -> tuple[Cell, ...]:
+        parts = phase.parts
+        copies, communication = parts.exposed_copy_ms, parts.exposed_communication_ms
+        return phase.phase, parts.compute_ms, copies, communication, parts.idle_ms, parts.total_ms
+
+    return ((device, cells(phase)) for phase in device.phases)
+
+
+def _idle(device: DeviceSteps) -> Iterator[_Row]:
+    """The largest causes, and the sum of the others."""
+    most = _shown([one.ms for one in device.idle], device.parts.total_ms)
+    for one in device.idle[:most]:
+        gaps, share = _counted(one.gaps), _share(one.ms, device)
+        yield device, (words_of(one.cause), one.range or None, call_name(one.api) or None, one.ms, share, gaps)
+    if others := device.idle[most:]:
+        ms, gaps = sum(one.ms for one in others), _counted(sum(one.gaps for one in others))
+        yield device, (f"of other reasons ({len(others)})", None, None, ms, _share(ms, device), gaps)
+
+
+def _shown(longest_first: list[float], step_ms: float) -> int:
+    """How many rows are shown one by one: those that matter, and a last one that would be the only one left."""
+    most = max(1, min(sum(ms >= _LEAST_SHARE * step_ms for ms in longest_first), _MOST_ROWS))
+    return len(longest_first) if most + 1 >= len(longest_first) else most
+
+
+def _counted(gaps: float) -> float:
+    """Gaps of a step, of many whole ones."""
+    return round(gaps) if gaps >= _MANY else gaps
+
+
+def _share(ms: float, device: DeviceSteps) -> float | None:
+    return ms / device.parts.total_ms if device.parts.total_ms else None
+
+
+def words_of(cause: Cause) -> str:
+    """A cause as it follows "the GPU idles because"."""
+    return CAUSES[cause]
+
+
+def call_name(api: str) -> str:
+    """The name of an API call without the version that CUPTI puts behind it."""
+    return api.partition("_v")[0]
+
+
+def queue_in_words(step: StepSummary) -> str:
+    """How long operations wait, how many of them, and what that means; empty where no launch is known."""
+    if step.launch_latency_us is None or step.queue is None:
+        return ""
+    (median, p90), (waiting, most) = step.launch_latency_us, step.queue
+    most_of_all = format_number(most, "count")
+    if waiting < 1:
+        waits = f"At most launches no earlier operation waits or runs (the most at one launch: {most_of_all})"
+    else:
+        many = counted(round(waiting), "earlier operation")
+        verb = "waits or runs" if round(waiting) == 1 else "wait or run"
+        waits = f"At a launch, {many} {verb} (median; the most: {most_of_all})"
+    means = (
+        "the GPU has no work in reserve, so every delay of the program becomes idle time"
+        if waiting < _QUEUED
+        else "the program runs ahead of the GPU, which bridges short delays of the program"
+    )
+    return (
+        f"An operation starts {_duration(median)} after its launch (median; for the slowest tenth {_duration(p90)} or "
+        f"more). {waits}: {means}."
+    )
+
+
+def _duration(us: float) -> str:
+    return milliseconds(us / _US_PER_MS) if us >= _US_PER_MS else f"{us:.3g}\N{NO-BREAK SPACE}µs"

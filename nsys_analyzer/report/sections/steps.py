@@ -1,0 +1,208 @@
+"""Why a step is as long as it is: what fills it, why the GPU idles, and what to do first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import Answer, Block, Interval, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.sections.anatomy import anatomy_tables, legend_of_steps, queue_in_words, words_of
+from nsys_analyzer.report.sections.evidence import FEW, Evidence, typical
+from nsys_analyzer.report.sections.findings import (
+    findings_of,
+    first_to_fix,
+    in_lines,
+    legend_of_findings,
+    nothing_found,
+    remedies,
+    saves_in_words,
+    saving,
+)
+from nsys_analyzer.report.sections.step_timeline import timeline_of
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import format_cell, milliseconds, milliseconds_between
+from nsys_analyzer.text import Words, joined, phrase, plural
+
+#: What is below this share of a step is not in its answer.
+_MATTERS = 0.02
+#: The causes of idle time that an answer names.
+_CAUSES = 2
+_ON_GPU = (
+    "The program runs ahead of the GPU here, so a step is bounded by the GPU's work: from the end of the work of the "
+    "step before it to the end of its own."
+)
+
+#: A capture, and its steps.
+_Stepped = tuple[CaptureSummary, StepSummary]
+
+
+def answer(evidence: Evidence) -> Section:
+    """How long a step takes, what fills it, why the GPU idles, and what would make it shorter."""
+    stepped = [(capture, capture.step) for capture in evidence.captures if capture.step]
+    found = [capture for capture, _ in stepped if capture.diagnosis and capture.diagnosis.findings]
+    many = len(evidence.captures) > FEW
+    blocks: list[Block] = [_overview(stepped)] if len(stepped) > 1 else []
+    blocks += [Paragraph("What to do about each finding:"), *remedies(found)] if many and found else []
+    for capture, step in stepped:
+        blocks += _of_capture(capture, step, many=many)
+    if stepped:
+        blocks.append(Paragraph("What the words of this section mean:"))
+        blocks.append(Listing((*legend_of_steps(step for _, step in stepped), *legend_of_findings(found))))
+    blocks += _without_steps(evidence)
+    return Section("steps", "Why is a step as long as it is, and what to do first?", tuple(blocks), "step")
+
+
+def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> Iterator[Block]:
+    yield Answer(capture.title, _text(capture, step), _short(capture, step), in_lines(capture))
+    if not many and (figure := timeline_of(capture)):
+        yield figure
+    yield Paragraph(_windows(step), capture.title)
+    if not _works(step):
+        return
+    yield from anatomy_tables(capture.title, step)
+    if queue := queue_in_words(step):
+        yield Paragraph(queue, capture.title)
+    yield from findings_of(capture, explained=not many)
+
+
+def _works(step: StepSummary) -> bool:
+    """Whether anything runs on a GPU in the steps."""
+    return any(device.parts.total_ms > device.parts.idle_ms for device in step.devices)
+
+
+def _text(capture: CaptureSummary, step: StepSummary) -> str:
+    diagnosis = capture.diagnosis
+    said = [_takes(capture, step), _holds(capture, step)]
+    if diagnosis:
+        first = first_to_fix(diagnosis)
+        fix = f'What to fix first: "{first.title}", which {saves_in_words(first)}' if first else ""
+        said.append(f"{fix or nothing_found(diagnosis)}.")
+    return " ".join(said)
+
+
+def _without_profiler(capture: CaptureSummary) -> Interval | None:
+    """What a step takes without the profiler, ms: as it was timed, else as it is estimated."""
+    timed = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
+    if timed is not None:
+        return Interval(timed, timed)
+    diagnosis = capture.diagnosis
+    return Interval(diagnosis.step_ms_low, diagnosis.step_ms_high) if diagnosis else None
+
+
+def _takes(capture: CaptureSummary, step: StepSummary) -> str:
+    """How long a step takes, without the profiler where that is known."""
+    without, profiled = _without_profiler(capture), milliseconds(step.wall_ms.median)
+    if without is None:
+        return f"A step takes {profiled} under the profiler."
+    if capture.diagnosis and without.low < without.high:
+        profiled = milliseconds(capture.diagnosis.profiled_ms)  # of the steps that the estimate rests on
+        between = milliseconds_between(without.low, without.high)
+        return f"A step takes an estimated {between} without the profiler, and {profiled} under it."
+    return f"A step takes {milliseconds(without.low)} without the profiler, and {profiled} under it."
+
+
+def _holds(capture: CaptureSummary, step: StepSummary) -> str:
+    """What the GPU does in a step, and how long it idles."""
+    if not _works(step):
+        return "Nothing runs on the GPU in it."
+    parts = step.main.parts
+    others = [
+        (parts.exposed_copy_ms, "copies"),
+        (parts.exposed_communication_ms, "communicates"),
+    ]
+    said = [f"computes for {milliseconds(parts.compute_ms)}"]
+    said += [f"only {what} for {milliseconds(ms)}" for ms, what in others if ms > _MATTERS * parts.total_ms]
+    gpu = f"GPU {step.main.device}" if len(step.devices) > 1 else "The GPU"
+    idles, why = f"{gpu} {', '.join(said)}, and idles for {_idle_time(capture, step)}", _why(step)
+    if not why or _without_profiler(capture) is None:
+        return f"{idles}{why}."
+    return f"{idles}. Under the profiler it idles for {milliseconds(parts.idle_ms)}{why}."
+
+
+def _idle_time(capture: CaptureSummary, step: StepSummary) -> str:
+    """The idle time of a step: without the profiler what the GPU's work leaves of it, else as it was recorded."""
+    parts, without = step.main.parts, _without_profiler(capture)
+    if without is None:
+        return milliseconds(parts.idle_ms)
+    low, high = (max(ms + parts.idle_ms - parts.total_ms, 0.0) for ms in (without.low, without.high))
+    return milliseconds_between(low, high)
+
+
+def _why(step: StepSummary) -> str:
+    """Why the GPU idles under the profiler, where that is known and matters: the causes of most of it."""
+    least = _MATTERS * step.main.parts.total_ms
+    shown = [(cause, ms) for cause, ms in _causes(step)[:_CAUSES] if ms > least]
+    if all(cause == "unknown" for cause, _ in shown):
+        return ""
+    return f": {' and '.join(f'{milliseconds(ms)} because {words_of(cause)}' for cause, ms in shown)}"
+
+
+def _causes(step: StepSummary) -> list[tuple[Cause, float]]:
+    """The idle time of each cause, wherever it was, the longest first."""
+    causes = dict.fromkeys(row.cause for row in step.main.idle)
+    return sorted(((cause, step.idle_ms(cause)) for cause in causes), key=lambda pair: -pair[1])
+
+
+def _short(capture: CaptureSummary, step: StepSummary) -> str:
+    parts, without = step.main.parts, _without_profiler(capture)
+    if not _works(step):
+        return f"{milliseconds(step.wall_ms.median)} under the profiler: nothing runs on the GPU"
+    does = f"the GPU computes for {milliseconds(parts.compute_ms)}, idles for {_idle_time(capture, step)}"
+    if parts.idle_ms > _MATTERS * parts.total_ms and (causes := _causes(step)) and causes[0][0] != "unknown":
+        does += f", mostly because {words_of(causes[0][0])}"
+    if without is None:
+        return f"{milliseconds(step.wall_ms.median)} under the profiler: {does}"
+    estimated = " (estimated)" if without.low < without.high else ""
+    return f"{milliseconds_between(without.low, without.high)} without the profiler{estimated}: {does}"
+
+
+def _windows(step: StepSummary) -> Words:
+    """What bounds the steps."""
+    if step.instances == 1:
+        what = phrase("What counts as a step: {}. There is one, of {}.", step.unit, milliseconds(step.wall_ms.median))
+    else:
+        what = phrase(
+            "What counts as a step: {}. There are {:,}, of {} ms under the profiler (median, shortest and longest); "
+            "the tables hold means.",
+            step.unit,
+            step.instances,
+            format_cell(typical(step.wall_ms), "ms"),
+        )
+    return joined(" ", (what, _ON_GPU)) if step.on_gpu else what
+
+
+def _overview(stepped: list[_Stepped]) -> Table:
+    return table(_OF_CAPTURE, stepped, "The steps, and the largest saving in each:")
+
+
+def _first(row: _Stepped) -> Finding | None:
+    return first_to_fix(row[0].diagnosis) if row[0].diagnosis else None
+
+
+_OF_CAPTURE: tuple[Field[_Stepped], ...] = (
+    Field("capture", "text", lambda row: row[0].title),
+    Field("step ms, no profiler", "ms", lambda row: _without_profiler(row[0])),
+    Field("step ms, profiled", "ms", lambda row: row[1].wall_ms.median),
+    Field("GPU computes ms", "ms", lambda row: row[1].main.parts.compute_ms),
+    Field("what to fix first", "text", lambda row: one.title if (one := _first(row)) else None),
+    Field("saves ms", "ms", lambda row: saving(one) if (one := _first(row)) else None),
+)
+
+
+def _without_steps(evidence: Evidence) -> Iterator[Paragraph]:
+    """The captures of a GPU in which nothing repeats."""
+    names = [capture.title for capture in evidence.measured if capture.step is None and not capture.on_cpu]
+    if names:
+        yield Paragraph(
+            phrase(
+                "No steps were found in the {} {}. A step is a range called step, a step of PyTorch's profiler, or "
+                "what repeats: optimizer steps, forward passes, or a sequence of kernels. If a range of another name "
+                "is around each step, name it: `--phase-name step=RANGE`.",
+                plural(len(names), "capture"),
+                ", ".join(names),
+            )
+        )

@@ -1,0 +1,155 @@
+"""``nsys-analyze explain``, from the command line to what it prints."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import DATA, Main
+from tests.support.export import GEMM, Export
+from tests.test_report_command import MS, two_steps
+
+RealCapture = Callable[[str], Path]
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two steps of 12 ms, in each of which the GPU works for 5.5 ms."""
+    return two_steps().write(tmp_path / "train.sqlite")
+
+
+@pytest.fixture
+def explain(run_main: Main) -> Callable[..., str]:
+    """What the command prints, with single spaces on one line."""
+
+    def run(*arguments: object) -> str:
+        outcome = run_main("explain", *arguments)
+        assert outcome.code == 0, outcome.err
+        return re.sub(r"\s+", " ", outcome.out)
+
+    return run
+
+
+def test_the_answer_and_the_tables(trace: Path, explain: Callable[..., str]) -> None:
+    text = explain(trace)
+    assert text.startswith("Why is a step as long as it is, and what to do first? train: A step takes ")
+    assert "What counts as a step: a range step. There are 2, of 12.00 ms" in text
+    # a step: 100 × 0.01 + 2 ms of GEMM, 0.5 + 1 + 1 ms of ADD, 12 − 5.5 ms without work
+    assert "compute: matmul 3.000 25.0% compute: elementwise 2.500 20.8% idle 6.500 54.2% the step 12.00 100.0%" in text
+    assert "optimizer 1.000" in text
+    assert "What to fix, the largest saving first" in text
+
+
+def test_a_finding_has_lines_to_type(trace: Path, run_main: Main) -> None:
+    """Each on a line of its own, however long, so that it can be copied."""
+    printed = run_main("explain", trace).out
+    (first, *_) = json.loads(run_main("explain", trace, "--format", "json").out)[0]["findings"]
+    assert f"1. {first['title']}: saves " in printed.replace("\n", " ")
+    for line in first["remedy"]:
+        assert f"    {line}\n" in printed
+
+
+def test_json_is_that_of_the_report(trace: Path, run_main: Main) -> None:
+    (explained,) = json.loads(run_main("explain", trace, "--format", "json").out)
+    (reported,) = json.loads(run_main("report", trace, "--format", "json").out)["captures"]
+    assert {"name", "process", "step", "findings"} <= set(explained)
+    assert explained == {key: reported[key] for key in explained}
+
+
+def test_markdown_is_the_section_of_the_report(trace: Path, run_main: Main) -> None:
+    """Without the figure."""
+    markdown = run_main("explain", trace, "--format", "markdown").out
+    report = run_main("report", trace, "-o", "-").out
+    heading = "\n## Why is a step as long as it is, and what to do first?\n"
+    assert markdown.startswith("# The steps of train.sqlite\n")
+    section = markdown.partition(heading)[2]
+    assert section.strip() == report.partition(heading)[2].partition("\n## ")[0].strip()
+
+
+def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain: Callable[..., str]) -> None:
+    csv = tmp_path / "timings.csv"
+    csv.write_text("phase,mean_ms\nstep,10.5\n", encoding="utf-8")
+    words = (trace, "--csv", csv, "--model", "small", "--context-length", "256")
+    # 10.5 − 5.5 ms
+    said = (
+        "train: A step takes 10.50 ms without the profiler, and 12.00 ms under it. The GPU computes for 5.500 ms, and "
+    )
+    assert f"{said}idles for 5.00 ms." in explain(*words)
+    capture = next(one for one in json.loads(run_main("explain", *words, "--format", "json").out) if one["step"])
+    assert capture["step"]["unprofiled_ms"]["timed"] is True
+
+
+def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> None:
+    export = Export().gpu()
+    for at in (0, 10 * MS):
+        export.range("chunk", at, at + 8 * MS).kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS)
+    path = export.write(tmp_path / "t.sqlite")
+    text = explain(path)
+    assert "No steps were found in the capture t." in text
+    assert "--phase-name step=RANGE" in text
+    text = explain(path, "--phase-name", "step=chunk")
+    # 2 of 8 ms
+    assert "compute: matmul 2.000 25.0% idle 6.000 75.0% the step 8.000 100.0%" in text
+
+
+def test_without_api_calls(tmp_path: Path, run_main: Main, explain: Callable[..., str]) -> None:
+    """What fills a step is known, why it is so is not."""
+    path = two_steps(export=Export(("CUPTI_ACTIVITY_KIND_RUNTIME",)).gpu()).write(tmp_path / "t.sqlite")
+    text = explain(path)
+    assert "t: A step takes 12.00 ms under the profiler. The GPU computes for 5.500 ms, and idles for 6.500 ms." in text
+    assert "Findings: not known. They need the API calls" in text
+    assert "nsys profile --trace=cuda,nvtx" in text
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)
+    assert (capture["findings"], capture["step"]["unprofiled_ms"]) == (None, None)
+    assert capture["step"]["launch_latency_us"] is None
+
+
+def test_a_capture_of_a_cpu(tmp_path: Path, explain: Callable[..., str], run_main: Main) -> None:
+    path = tmp_path / "cpu.pt.trace.json.gz"
+    path.write_bytes((DATA / "cpu_train.pt.trace.json.gz").read_bytes())
+    assert "holds no step that ran on a GPU" in explain(path)
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)
+    assert (capture["step"], capture["findings"]) == (None, None)
+
+
+@pytest.mark.parametrize("style", ["text", "markdown", "json"])
+def test_bad_input_is_one_line(tmp_path: Path, run_main: Main, style: str) -> None:
+    (tmp_path / "bad.sqlite").write_bytes(b"no database")
+    for path in (tmp_path / "bad.sqlite", tmp_path / "absent.sqlite"):
+        outcome = run_main("explain", path, "--format", style)
+        assert (outcome.code, outcome.out) == (1, "")
+        (line,) = outcome.err.splitlines()
+        assert line.startswith("Error: ")
+
+
+def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
+    for name in ("train", "again"):
+        two_steps().write(tmp_path / f"{name}.sqlite")
+    text = explain(tmp_path)
+    assert "train: A step takes" in text
+    assert "again: A step takes" in text
+
+
+def test_a_real_capture(real_capture: RealCapture, run_main: Main) -> None:
+    (capture,) = json.loads(run_main("explain", real_capture("train_small256"), "--format", "json").out)
+    step: dict[str, Any] = capture["step"]
+    assert (step["instances"], step["source"], step["on_gpu_timeline"]) == (3, "range", False)
+    parts = ("compute_ms", "exposed_communication_ms", "exposed_copy_ms", "idle_ms")
+    assert sum(step[part] for part in parts) == pytest.approx(step["wall_ms"]["mean"])
+    assert sum(one["ms"] for one in step["classes"]) == pytest.approx(step["compute_ms"])
+    assert sum(one["ms"] for one in step["idle_by_cause"]) == pytest.approx(step["idle_ms"])
+    for part in parts:
+        assert sum(phase[part] for phase in step["phases"]) == pytest.approx(step[part])
+    (device,) = step["devices"]
+    assert device == {"device": 0, **{key: step[key] for key in device if key != "device"}}
+    # GPU busy of a step is 33.6 ms: MEASURING.md's small model leaves the GPU idle for most of it
+    assert step["compute_ms"] == pytest.approx(33.58, abs=0.01)
+    assert step["unprofiled_ms"]["low"] < step["wall_ms"]["median"]
+    savings = [one["saves_ms"] for one in capture["findings"]]
+    assert savings == sorted(savings, reverse=True)
+    first = next(one for one in capture["findings"] if one["id"] == "launch_bound")
+    assert first["saves_ms_low"] <= first["saves_ms"] <= first["saves_ms_high"]
+    assert first["share_of_step"] == pytest.approx(first["saves_ms"] / first["step_ms"])

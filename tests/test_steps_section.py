@@ -1,0 +1,295 @@
+"""The section on the steps, from figures that are made up."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, IdleTime, Parts, PhaseParts, StepSummary
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing, Table, Timeline, unfolded
+from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.report.renderers.terminal import print_answers
+from nsys_analyzer.report.sections import build_report, steps
+from nsys_analyzer.report.sections.anatomy import CAUSES
+from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.report.units import about_milliseconds, format_cell, milliseconds_between
+from nsys_analyzer.text import plain
+from tests.test_report_command import section, two_steps
+
+RealCapture = Callable[[str], Path]
+
+
+def device_of(number: int, compute: float, communication: float, idle: float) -> DeviceSteps:
+    """Steps that are all forward: two thirds of the compute are matmuls, two thirds of the idle time a loaded batch."""
+    parts = Parts(compute, 0.0, communication, idle)
+    return DeviceSteps(
+        number,
+        parts,
+        (ClassTime("matmul", compute * 2 / 3), ClassTime("elementwise", compute / 3)),
+        (PhaseParts("forward", parts),),
+        (
+            IdleTime("data", "next batch", "", idle * 2 / 3, 1),
+            IdleTime("sync", "", "cudaStreamSynchronize_v3020", idle / 3, 2),
+        ),
+    )
+
+
+def step_of(*devices: DeviceSteps, on_gpu: bool = False) -> StepSummary:
+    """Two steps of 90 ms."""
+    wall = Stats(2, 90.0, 0.0, 90.0, 90.0, 90.0)
+    return StepSummary(2, "range", "a range step", on_gpu, wall, devices, (8.0, 90.0), (1.0, 30), (), None)
+
+
+STEP = step_of(device_of(0, 30.0, 0.0, 60.0))
+
+
+def finding_of(title: str, low: float, high: float, left: float) -> Finding:
+    return Finding(
+        title.lower().replace(" ", "_"), title, low, high, 88.0, left, (f"Seen: {title}.",), "By replay.",
+        (f"fix({title!r})",), "Leave it out.",
+    )  # fmt: skip
+
+
+FINDINGS = (
+    finding_of("The GPU waits for the input pipeline", 40.6, 44.8, 46.0),
+    finding_of("Attention is not fused", 6.0, 9.0, 38.0),
+    finding_of("The optimizer is not fused", 3.1, 7.2, 34.0),
+    finding_of("Copies follow copies", 2.9, 3.1, 31.0),
+)
+DIAGNOSIS = Diagnosis(88.0, 88.0, 90.0, 30.0, 0.0, True, FINDINGS)
+
+
+@pytest.fixture(scope="module")
+def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
+    """A capture with a made up step of 88 ms, 58 of which its GPU idles."""
+    trace = Trace.load(two_steps().write(tmp_path_factory.mktemp("t") / "t.sqlite"))
+    (summary,) = summarize(trace, "train")
+    return replace(summary, step=STEP, diagnosis=DIAGNOSIS)
+
+
+def blocks_of(*captures: CaptureSummary) -> tuple[Block, ...]:
+    return steps.answer(Evidence(captures)).blocks
+
+
+def answer_of(capture: CaptureSummary) -> Answer:
+    (answer,) = (block for block in blocks_of(capture) if isinstance(block, Answer))
+    return answer
+
+
+def table_of(capture: CaptureSummary, caption: str) -> list[list[str]]:
+    """The rows of a table as they are read."""
+    tables = (block for block in blocks_of(capture) if isinstance(block, Table))
+    (found,) = (one for one in tables if plain(one.caption).startswith(caption))
+    return [
+        [plain(format_cell(cell, column.unit)) for cell, column in zip(row, found.columns, strict=True)]
+        for row in found.rows
+    ]
+
+
+def clear(text: str) -> str:
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_the_answer_says_how_long_why_and_what_first(capture: CaptureSummary) -> None:
+    estimated = replace(capture, diagnosis=replace(DIAGNOSIS, step_ms_low=80.0, step_ms_high=88.4, timed=False))
+    # 80 − 30 and 88.4 − 30 ms are idle; a third of 60 ms is 20
+    assert clear(plain(answer_of(estimated).text)) == (
+        "A step takes an estimated 80–88 ms without the profiler, and 90.00 ms under it. The GPU computes for 30.00 "
+        "ms, and idles for 50–58 ms. Under the profiler it idles for 60.00 ms: 40.00 ms because the program loads a "
+        'batch and 20.00 ms because the program waits for the GPU. What to fix first: "The GPU waits for the input '
+        'pipeline", which saves 41–45 ms of 88 ms (49 %).'
+    )
+
+
+def test_three_findings_in_a_line_each(capture: CaptureSummary) -> None:
+    """(40.6 + 44.8) ÷ 2 of 88 ms is 48.5 %, 7.5 is 8.5 %, 5.15 is 5.9 %."""
+    assert [clear(plain(line)) for line in answer_of(capture).more] == [
+        "1. The GPU waits for the input pipeline: saves 41–45 ms of 88 ms (49 %)",
+        "2. Attention is not fused: saves 6.0–9.0 ms of 88 ms (9 %)",
+        "3. The optimizer is not fused: saves 3.1–7.2 ms of 88 ms (6 %)",
+    ]
+
+
+def test_they_come_first_in_the_summary_and_on_the_terminal(
+    capture: CaptureSummary, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = build_report(Evidence((capture,)))
+    first, second, *_ = (block for block in report.sections[0].blocks if isinstance(block, Listing)).__next__().lines
+    assert plain(first).startswith("step: ")
+    assert plain(second).startswith("1. The GPU waits for the input pipeline: saves")
+    print_answers(report)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "train"
+    assert lines[1].split()[0] == "step"
+    assert report.sections[1].key == "steps"
+
+
+def test_the_parts_add_up(capture: CaptureSummary) -> None:
+    assert table_of(capture, "What fills a step") == [
+        ["compute: matmul", "20.00", "22.2\N{NO-BREAK SPACE}%"],
+        ["compute: elementwise", "10.00", "11.1\N{NO-BREAK SPACE}%"],
+        ["idle", "60.00", "66.7\N{NO-BREAK SPACE}%"],
+        ["the step", "90.00", "100.0\N{NO-BREAK SPACE}%"],
+    ]
+    assert table_of(capture, "The same by phase") == [["forward", "30.00", "60.00", "90.00"]]
+    assert table_of(capture, "Why the GPU idles") == [
+        ["the program loads a batch", "next batch", "–", "40.00", "44.4\N{NO-BREAK SPACE}%", "1"],
+        [
+            "the program waits for the GPU", "–", "cudaStreamSynchronize", "20.00", "22.2\N{NO-BREAK SPACE}%", "2",
+        ],
+    ]  # fmt: skip
+
+
+def test_a_row_for_each_device(capture: CaptureSummary) -> None:
+    both = replace(capture, step=step_of(device_of(0, 30.0, 0.0, 60.0), device_of(1, 60.0, 12.0, 18.0)))
+    rows = table_of(both, "What fills a step")
+    assert [row[0] for row in rows] == ["0", "0", "0", "0", "1", "1", "1", "1", "1"]
+    assert rows[-3][:3] == ["1", "exposed communication", "12.00"]
+    # the one that computes most; 60 + 12 ms of work leave 16 of 88 ms
+    said = "GPU 1 computes for 60.00 ms, only communicates for 12.00 ms, and idles for 16.0 ms."
+    assert said in clear(plain(answer_of(both).text))
+
+
+def test_small_rows_are_one(capture: CaptureSummary) -> None:
+    """Of 90 ms less than half a percent is less than 0.45 ms."""
+    device = device_of(0, 30.0, 0.0, 60.0)
+    few = tuple(IdleTime("host", f"part {i}", "", 0.1, 1) for i in range(5))
+    rows = table_of(replace(capture, step=step_of(replace(device, idle=(*device.idle, *few)))), "Why the GPU idles")
+    assert len(rows) == 3
+    assert [rows[-1][0], *rows[-1][3:]] == ["of other reasons (5)", "0.500", "0.6\N{NO-BREAK SPACE}%", "5"]
+
+
+def test_a_finding_is_explained(capture: CaptureSummary) -> None:
+    blocks = blocks_of(capture)
+    code = [block.lines for block in blocks if isinstance(block, Listing) and block.kind == "python"]
+    assert code == [one.remedy for one in FINDINGS[:3]]
+    (folded,) = (block for block in blocks if isinstance(block, Details))
+    assert folded.title.startswith("4. Copies follow copies: saves ")
+    text = clear(render(build_report(Evidence((capture,))), {}))
+    said = section(text, "Why is a step as long")
+    assert "What would disprove it: Leave it out." in said
+    assert "**1. The GPU waits for the input pipeline: saves 41–45 ms of 88 ms (49 %)**" in said
+    assert "| 2   | Attention is not fused" in said
+
+
+def test_the_profiler_is_nothing_to_fix(capture: CaptureSummary) -> None:
+    """Of the findings it may be the largest; what to fix first is in the program."""
+    overhead = replace(finding_of("The profiler slows the step down", 50.0, 60.0, 88.0), id="profiler_overhead")
+    slowed = replace(capture, diagnosis=replace(DIAGNOSIS, findings=(overhead, *FINDINGS)))
+    assert 'What to fix first: "The GPU waits for the input pipeline"' in plain(answer_of(slowed).text)
+    assert plain(answer_of(slowed).more[0]).startswith("1. The profiler slows the step down: ")
+    only = replace(capture, diagnosis=replace(DIAGNOSIS, findings=(overhead,)))
+    assert "Nothing stands out" in plain(answer_of(only).text)
+
+
+def test_nothing_stands_out(capture: CaptureSummary) -> None:
+    """86.24 of 88 ms are 98 %."""
+    calm = replace(capture, diagnosis=replace(DIAGNOSIS, busy_ms=86.24, findings=()))
+    answer = answer_of(calm)
+    (line,) = answer.more
+    assert clear(plain(line)) == (
+        "Nothing stands out: no change that is looked for saves 3 % of the step or more. The GPU's work fills 98 % of "
+        "the step"
+    )
+    assert plain(line) in plain(answer.text)
+    assert not [block for block in blocks_of(calm) if isinstance(block, Details)]
+
+
+def test_what_bounds_the_steps(capture: CaptureSummary) -> None:
+    def said(step: StepSummary) -> str:
+        return clear(" ".join(plain(b.text) for b in blocks_of(replace(capture, step=step)) if hasattr(b, "text")))
+
+    assert "The program runs ahead of the GPU here" not in said(STEP)
+    assert "The program runs ahead of the GPU here" in said(replace(STEP, on_gpu=True))
+    assert "What counts as a step: a range step. There are 2, of 90.00 ms" in said(STEP)
+    assert (
+        "An operation starts 8 µs after its launch (median; for the slowest tenth 90 µs or more). At a launch, 1"
+        in said(STEP)
+    )
+    assert "1 earlier operation waits or runs (median; the most: 30): the GPU has no work in reserve" in said(STEP)
+    assert "345 earlier operations wait or run" in said(replace(STEP, queue=(345.0, 700)))
+    assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
+
+
+def test_a_replay_that_misses_is_said(capture: CaptureSummary) -> None:
+    text = clear(render(build_report(Evidence((replace(capture, diagnosis=replace(DIAGNOSIS, error=0.27)),))), {}))
+    assert "The replayed steps are 27 % longer than the recorded ones" in text
+    assert "The replayed steps are" not in render(build_report(Evidence((capture,))), {})
+
+
+def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
+    device = DeviceSteps(0, Parts(0.0, 0.0, 0.0, 90.0), (), (), (IdleTime("unknown", "", "", 90.0, 1),))
+    idle = replace(capture, step=replace(step_of(device), launch_latency_us=None), diagnosis=None)
+    assert clear(plain(answer_of(idle).text)) == (
+        "A step takes 90.00 ms under the profiler. Nothing runs on the GPU in it."
+    )
+    assert not [block for block in blocks_of(idle) if isinstance(block, Table)]
+
+
+def test_many_captures_are_folded(capture: CaptureSummary) -> None:
+    """A table over all, each remedy once, and all else by capture."""
+    captures = tuple(replace(capture, name=f"train {i}") for i in range(7))
+    found = build_report(Evidence(captures)).sections[1]
+    # seven equal rows: what they share is said once, and no table is left
+    assert "The same in every row: " in plain(getattr(found.blocks[0], "text", ""))
+    folded = [block for block in found.blocks if isinstance(block, Details)]
+    assert [block.title for block in folded[:4]] == [f"{one.title} (7 captures)" for one in FINDINGS]
+    assert folded[-1].title == "Capture by capture: 7"
+    inside = set(map(id, _inside(folded)))
+    tables = [block for block in unfolded(found.blocks) if isinstance(block, Table) and block.capture]
+    assert len(tables) == 7 * 4
+    assert all(id(table) in inside for table in tables)
+    code = [one for one in unfolded(found.blocks) if isinstance(one, Listing) and one.kind == "python"]
+    assert len(code) == len(FINDINGS)
+    assert not [block for block in unfolded(found.blocks) if isinstance(block, Timeline)]
+
+
+def _inside(folded: list[Details]) -> Iterator[Block]:
+    for block in folded:
+        yield from unfolded(block.blocks)
+
+
+def test_every_cause_has_its_words() -> None:
+    from nsys_analyzer.analysis.steps import idle
+
+    assert set(CAUSES) == set(idle.CAUSES)
+
+
+def test_the_first_figure_is_the_step(real_capture: RealCapture) -> None:
+    (summary,) = summarize(Trace.load(real_capture("train_small256")), "train_small256")
+    report = build_report(Evidence((summary,)))
+    assert isinstance(report.figures[0], Timeline)
+    (answer,) = report.sections[1].answers
+    assert plain(answer.more[0]).startswith("1. ")
+    assert 'What to fix first: "The GPU waits for launches", which saves ' in plain(answer.text)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (40.6, 44.8, "41–45 ms"),
+        (12.05, 21.16, "12–21 ms"),
+        (3.43, 7.87, "3.4–7.9 ms"),
+        (44.91, 45.52, "44.9–45.5 ms"),
+        (9.357, 9.362, "9.36 ms"),  # they agree in three digits
+        (0.199, 0.207, "0.199–0.207 ms"),
+        (88.0, 88.0, "88.0 ms"),
+        (0.0, 0.0, "0.00 ms"),
+        (0.0, 5.0, "0.0–5.0 ms"),
+        (1041.2, 1302.9, "1,041–1,303 ms"),
+    ],
+)
+def test_times_between_two_bounds(low: float, high: float, said: str) -> None:
+    assert clear(milliseconds_between(low, high)) == said
+    assert clear(plain(format_cell(Interval(low, high), "ms"))) == said.removesuffix(" ms").replace("–", " – ")
+
+
+@pytest.mark.parametrize(("value", "said"), [(88.0, "88 ms"), (9.365, "9.37 ms"), (100.0, "100 ms"), (0.0, "0 ms")])
+def test_estimated_times(value: float, said: str) -> None:
+    assert clear(about_milliseconds(value)) == said
