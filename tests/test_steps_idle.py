@@ -73,10 +73,9 @@ def test_copy(tmp_path: Path) -> None:
 
 
 def test_an_asynchronous_copy_is_not_to_blame(tmp_path: Path) -> None:
-    """Its call takes 5 µs, inside which the gap [200, 230) begins."""
-    export = program().copy((196, 201), (230, 240)).work((203, 207), (240, 1000))
-    # The copy was launched 4 µs before the gap: it was queued, and nothing tells why it started late.
-    assert idle_us(export, tmp_path) == {("unknown", "", ""): 30}
+    """Its call takes 5 µs, inside which the gap [200, 230) begins; the kernel is launched at 205."""
+    export = program().copy((196, 201), (198, 200), stream=8).work((205, 209), (230, 1000))
+    assert idle_us(export, tmp_path) == {("launch", "", ""): 30}
 
 
 def test_launch(tmp_path: Path) -> None:
@@ -134,6 +133,13 @@ def test_a_collective_that_waits_in_the_queue(tmp_path: Path, name: str, cause: 
     """Launched at 30, started at 250: 50 µs in which the GPU has it, and nothing of the program's is missing."""
     export = program().work((30, 34), (250, 1000), name=name, stream=9)
     assert idle_us(export, tmp_path) == {(cause, "", ""): 50}
+
+
+def test_nothing_of_the_programs_keeps_a_queued_operation_waiting(tmp_path: Path) -> None:
+    """The program allocates meanwhile, [200, 240), and the collective starts at 250: it was launched at 30."""
+    export = program().work((30, 34), (250, 1000), name=NCCL, stream=9)
+    export.api(MALLOC, 150, 240)
+    assert idle_us(export, tmp_path) == {("communication", "", ""): 50}
 
 
 def test_what_nothing_follows_is_unknown(tmp_path: Path) -> None:

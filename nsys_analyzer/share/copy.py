@@ -29,7 +29,10 @@ _TABLES = (*_FIRST, *_LAST)
 
 #: Columns of numbers that are kept beside those that the package reads: what a look at one kernel or copy asks for.
 _MORE_COLUMNS = {
-    "kernel": ("blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory"),
+    "kernel": (
+        "gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory",
+        "dynamicSharedMemory",
+    ),
     "memory": ("deviceId", "address", "memKind"),
     "gpus": ("clockRate", "computeMajor", "computeMinor"),
 }  # fmt: skip

@@ -129,7 +129,8 @@ class Reader:
         wanted = self.filter_of(table, name)
         where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
-        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}", table.columns)
+        limit = f" LIMIT {table.limit}" if table.limit else ""
+        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns)
 
     def filter_of(self, table: Table, name: str) -> Filter | None:
         """The rows worth reading of a table with this name in the file; None for all."""

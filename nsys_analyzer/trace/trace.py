@@ -117,7 +117,7 @@ class Trace:
     def read(cls, reader: Reader, path: Path) -> Self:
         """Reads everything the analysis needs from an open export."""
         check_recorded(reader, path)
-        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES))
+        frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.GRIDS))
         strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, is_operator = _ranges(frames["nvtx"], strings)
@@ -194,18 +194,18 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         process=_known_process(column("process"), frames["runtime"]),
         name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
         graph_node=column("graph_node"),
-        size=_sizes(parts),
+        size=_sizes(parts, frames["grids"]),
         copy=_copies(parts),
         names=tuple(_name(strings.get(i, ""), i) for i in ids.tolist()),
     )
 
 
-def _sizes(parts: list[Frame]) -> Ints:
-    """Shape (operations,): thread blocks, or bytes."""
-    kernel = parts[KERNEL]
-    x, y, z = (_dimension(join(kernel[f"grid_{axis}"])) for axis in "xyz")
-    sizes = [join(part["bytes"]) if "bytes" in part else np.zeros_like(join(part["start"])) for part in parts[1:]]
-    return np.concatenate([np.multiply(np.multiply(x, y, out=x), z, out=x), *sizes])
+def _sizes(parts: list[Frame], grids: Frame) -> Ints:
+    """Shape (operations,): thread blocks of the first kernels, or bytes."""
+    x, y, z = (_dimension(join(grids[f"grid_{axis}"])) for axis in "xyz")
+    others = [np.zeros(sum(map(len, parts[KERNEL]["start"])) - len(x), np.int64)]
+    others += [join(part["bytes"]) if "bytes" in part else np.zeros_like(join(part["start"])) for part in parts[1:]]
+    return np.concatenate([x * y * z, *others])
 
 
 def _dimension(blocks: Ints) -> Ints:

@@ -84,6 +84,13 @@ def shorter_pauses(calls: Bools, ns: float) -> Change:
     return lambda replay: replay.with_pauses(calls, ns)
 
 
+def saved_launches(case: Case, share: npt.NDArray[np.floating[Any]]) -> Change:
+    """A change that saves a share of the work of each piece, shape (pieces,), and as much of the call before it."""
+    work, after = (1 - share).astype(np.float64), np.ones(len(case.study.call))
+    after[case.study.replay.launch] = work
+    return lambda replay: replay.with_after(after).with_work(work)
+
+
 def less_of(pieces: Bools, saved: float, calls: Bools, kept: float) -> Change:
     """A change that saves this share of the work of some pieces, and keeps that share of the time behind some calls."""
     work, after = np.where(pieces, 1 - saved, 1.0), np.where(calls, kept, 1.0)

@@ -32,8 +32,13 @@ def find(case: Case) -> Iterator[Candidate]:
     def gone(replay: Replay) -> Replay:
         return replay.without_calls(around).with_work(np.where(copies, 0.0, 1.0))
 
-    size, ms = study.size[copies & study.first].sum() / study.steps, study.duration[copies & study.first].sum() / study.steps / 1e6
-    pageable = study.size[copies & study.first & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(study.size[copies & study.first].sum(), 1)
+    size, ms = (
+        study.size[copies & study.first].sum() / study.steps,
+        study.duration[copies & study.first].sum() / study.steps / 1e6,
+    )
+    pageable = study.size[copies & study.first & (study.copy == DEVICE_TO_PAGEABLE)].sum() / max(
+        study.size[copies & study.first].sum(), 1
+    )
     yield Candidate(
         "device_to_host_copy",
         "Tensors are copied to the host inside the step",

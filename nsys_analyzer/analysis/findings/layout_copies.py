@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, times
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import ON_DEVICE
 
@@ -26,7 +26,7 @@ def find(case: Case) -> Iterator[Candidate]:
     yield Candidate(
         "layout_copies",
         "Copies follow copies",
-        tuple(less_of(chosen, share, case.calls_of(chosen), 1 - share) for share in _SAVED),
+        tuple(saved_launches(case, chosen * share) for share in _SAVED),
         (
             f"{times(study.count(chosen), 'copy')} a step stand in chains of {_CHAIN} or more, one directly behind the "
             f"other, and take {ms:.3g} ms ({ms / case.step_ms:.0%} of the step).",

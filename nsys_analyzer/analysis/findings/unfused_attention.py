@@ -13,6 +13,8 @@ from nsys_analyzer.trace.arrays import Bools
 _FUSED = (1.0, 0.4)
 #: Softmax kernels of one step, at least, and kernels from a matmul over the softmax to the next, at most.
 _FEWEST_LAYERS, _LONGEST_CHAIN = 2, 20
+#: Kernels of as many blocks outside of attention, of the time of those inside, at most.
+_SHARED = 0.5
 _CHAIN = ("elementwise", "reduction", "softmax", "copy/layout", "random")
 
 
@@ -45,18 +47,24 @@ def attention_work(case: Case) -> tuple[Bools, Bools]:
     """The pieces that are attention's matmuls, and those that work on its scores, forward and backward.
 
     The backward pass has no ranges of its own: there, kernels of as many thread blocks as those of the forward pass
-    work on the same scores, and the batched matmuls between them are attention's.
+    work on the same scores, and the batched matmuls between them are attention's. Where the forward pass has kernels of
+    as many blocks outside of attention, too, that says little of the backward pass, and nothing of its matmuls.
     """
     study = case.study
     chain_class, matmul = study.of_class(*_CHAIN), study.of_class("matmul")
     part = study.part if study.part.any() else _around_softmax(case)
     chain = part & chain_class
-    grids = np.unique(study.size[chain & (study.duration >= 5_000)])
-    backward = study.in_phase("backward") & ~part
-    on_scores = backward & chain_class & np.isin(study.size, grids[grids > 0])
-    near = np.flatnonzero(on_scores)
+    outside = study.in_phase("forward", "loss") & ~part & chain_class
+    backward = study.in_phase("backward") & ~part & chain_class
+    grids = np.unique(study.size[chain & (study.duration >= 5_000) & (study.size > 0)])
+    inside_ms, outside_ms = (
+        np.array([case.ms(some & (study.size == grid)) for grid in grids.tolist()]) for some in (chain, outside)
+    )
+    mostly, only = grids[outside_ms <= _SHARED * inside_ms], grids[outside_ms == 0]
+    on_scores = backward & np.isin(study.size, mostly)
+    near = np.flatnonzero(backward & np.isin(study.size, only))
     batched = np.zeros(len(study.size), np.bool_)
-    candidates = np.flatnonzero(backward & matmul)
+    candidates = np.flatnonzero(study.in_phase("backward") & ~part & matmul)
     if len(near) and len(candidates):
         place = np.searchsorted(near, candidates)
         before = candidates - near[np.maximum(place - 1, 0)]

@@ -1,4 +1,8 @@
-"""Chains of elementwise kernels, reductions and casts read and write what one compiled kernel would keep."""
+"""Chains of elementwise kernels and casts read and write what one compiled kernel would keep.
+
+A compiler makes one kernel of a chain of k that follow each other: between 1/k and 2/k of their time is left. Kernels
+that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, times
 from nsys_analyzer.analysis.findings.layout_copies import chains
 from nsys_analyzer.analysis.findings.unfused_attention import attention_work
+from nsys_analyzer.analysis.steps.replay import Floats
+from nsys_analyzer.trace.arrays import Bools
 
-#: The share of these kernels' work that torch.compile saves, and of their launches.
-_SAVED, _FEWER = (0.5, 0.85), 0.6
-_CLASSES = ("elementwise", "reduction", "normalization", "copy/layout", "softmax")
+_PLAIN = ("elementwise", "copy/layout")
+_CLASSES = (*_PLAIN, "reduction", "normalization", "softmax")
 
 
 def find(case: Case) -> Iterator[Candidate]:
@@ -23,19 +28,32 @@ def find(case: Case) -> Iterator[Candidate]:
     chosen &= ~attention_work(case)[1] & ~chains(case)  # which have findings of their own
     if study.count(chosen) < 2:
         return
-    calls = case.calls_of(chosen)
-
-    ms = case.ms(chosen)
+    length = _lengths(chosen)
+    least = np.where(study.of_class(*_PLAIN), np.maximum(1 - 2 / length, 0.0), 0.0)
+    most = np.where(study.of_class(*_PLAIN, "reduction"), 1 - 1 / length, 0.0)
+    ms, typical = case.ms(chosen), float(np.average(length[chosen], weights=study.replay.work[chosen]))
     yield Candidate(
         "unfused_elementwise",
         "Elementwise kernels are not fused",
-        tuple(less_of(chosen, share, calls, 1 - _FEWER) for share in _SAVED),
+        tuple(saved_launches(case, share * chosen) for share in (least, most)),
         (
             f"{times(study.count(chosen), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
             f"ms ({ms / case.step_ms:.0%} of the step), {ms / study.count(chosen) * 1e3:.3g} µs each.",
+            f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
         ),
-        f"The step is replayed with {_SAVED[0]:.0%} to {_SAVED[1]:.0%} less work in them and {_FEWER:.0%} fewer of "
-        "their launches, as torch.compile reaches on transformers.",
+        "The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its elementwise kernels "
+        "and casts is left, and of their launches.",
         ("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
     )
+
+
+def _lengths(chosen: Bools) -> Floats:
+    """Shape (pieces,): how many of some pieces stand in a row around each of them, 1 for the others."""
+    length = np.ones(len(chosen))
+    index = np.flatnonzero(chosen)
+    if len(index):
+        starts = np.flatnonzero(np.append(True, np.diff(index) > 1))
+        lengths = np.diff(np.append(starts, len(index)))
+        length[index] = np.repeat(lengths, lengths)
+    return length

@@ -13,7 +13,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, SmallInts
 from nsys_analyzer.trace.columns import Operations
 
 #: What an operation does, in the order in which one hides the other.
@@ -34,7 +34,7 @@ class Fragments:
     window: Ints
     start: Ints
     end: Ints
-    rank: Ints
+    rank: SmallInts
     fresh: Ints
 
 
@@ -74,7 +74,7 @@ class Anatomy:
         return self.compute, self.exposed_copy, self.exposed_communication, self.idle
 
 
-def dissect(windows: Windows, operations: Operations, chosen: Ints, rank: Ints) -> Anatomy:
+def dissect(windows: Windows, operations: Operations, chosen: Ints, rank: SmallInts) -> Anatomy:
     """The anatomy of the steps on one device.
 
     Args:
@@ -94,7 +94,7 @@ def dissect(windows: Windows, operations: Operations, chosen: Ints, rank: Ints) 
     return Anatomy(wall, compute, copies, communication, idle, fragments, _gaps(windows, fragments, operations, chosen))
 
 
-def _fragments(windows: Windows, operations: Operations, chosen: Ints, rank: Ints) -> Fragments:
+def _fragments(windows: Windows, operations: Operations, chosen: Ints, rank: SmallInts) -> Fragments:
     start, end = operations.start[chosen], operations.end[chosen]
     first = np.searchsorted(windows.end, start, side="right")  # the first step that ends behind its start
     last = np.searchsorted(windows.start, end, side="left") - 1  # the last one that begins before its end
@@ -109,7 +109,7 @@ def _fragments(windows: Windows, operations: Operations, chosen: Ints, rank: Int
     return Fragments(operation, window[kept], begin, finish, rank[operation], _fresh(begin, finish, rank[operation]))
 
 
-def _fresh(start: Ints, end: Ints, rank: Ints) -> Ints:
+def _fresh(start: Ints, end: Ints, rank: SmallInts) -> Ints:
     """Shape (fragments,): the time of each that nothing before it covers, ns; the starts are in order."""
     fresh = np.zeros(len(start), np.int64)
     hiding = np.zeros(len(start), np.bool_)
@@ -148,7 +148,7 @@ def _gaps(windows: Windows, fragments: Fragments, operations: Operations, chosen
     return Gaps(reached[gap - 1], start[gap], window[gap], following)
 
 
-def pieces_of(operations: Operations, chosen: Ints, rank: Ints) -> tuple[Ints, Ints, Ints]:
+def pieces_of(operations: Operations, chosen: Ints, rank: SmallInts) -> tuple[Ints, Ints, Ints]:
     """What a device works on from moment to moment: (operation, start, end) of pieces that do not overlap, in order.
 
     Of an operation that others hide in part, each part that nothing hides is a piece.

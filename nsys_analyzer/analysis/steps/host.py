@@ -87,9 +87,10 @@ def find_host(attributed: AttributedTrace, process: int) -> Host:
     for thread in threads[process_of(threads) == process]:
         chosen |= launches.thread == thread
     index = np.flatnonzero(chosen)
-    if (np.diff(launches.start[index]) <= 0).any():
-        index = index[np.lexsort((-launches.end[index], launches.start[index]))]
-    calls = launches.select(index)
+    calls = launches if chosen.all() else launches.select(index)
+    if (calls.start[1:] <= calls.start[:-1]).any():
+        order = np.lexsort((-calls.end, calls.start))
+        index, calls = index[order], calls.select(order)
     inside = _inside_another(calls)
     if inside.any():
         index, calls = index[~inside], calls.select(~inside)

@@ -14,9 +14,9 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COPYING, Gaps, reached_before
+from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, Gaps, reached_before
 from nsys_analyzer.analysis.steps.host import Host
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 
 Cause = Literal["sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown"]
@@ -64,7 +64,7 @@ class Causes:
         return np.select([parts == 0, parts == 1], [self.base, self.pause], _ALLOCATOR)
 
 
-def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Ints, steps: Bools) -> Causes:
+def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: SmallInts, steps: Bools) -> Causes:
     """The causes of the gaps of one device.
 
     Args:
@@ -75,12 +75,11 @@ def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Ints, steps: Bools
         steps: shape (ranges,), True for the ranges of steps, which name no part of one.
     """
     known = gaps.next != NONE
-    launch = np.where(known, np.append(launched, 0)[gaps.next], gaps.end)
+    launch = np.where(known, launched[gaps.next], gaps.end)
     queued = known & (launch <= gaps.start - _SKEW_NS)
     # Until its launch begins, whatever the program does keeps the device waiting.
     until = np.where(queued, gaps.start, np.minimum(np.maximum(launch, gaps.start), gaps.end))
-    pause_ns = host.pauses.within(gaps.start, until)
-    allocator_ns = host.allocations.within(gaps.start, until)
+    pause_ns, allocator_ns = _within(host.pauses, gaps, until), _within(host.allocations, gaps, until)
     base, call = _bases(gaps, host, queued, known, rank)
     base_ns = gaps.length - pause_ns - allocator_ns
     rows = [*_base_rows(base, base_ns, call, host, steps), *_pause_rows(gaps, until, host)]
@@ -90,7 +89,21 @@ def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Ints, steps: Bools
     return Causes(base, base_ns, pause_ns, allocator_ns, pause, _joined(rows))
 
 
-def _bases(gaps: Gaps, host: Host, queued: Bools, known: Bools, rank: Ints) -> tuple[Ints, Ints]:
+def _within(cover: Cover, gaps: Gaps, until: Ints) -> Ints:
+    """Shape (gaps,): how much of each gap up to a moment in it some intervals cover, ns; most gaps touch none."""
+    first = np.searchsorted(gaps.end, cover.start, side="right")
+    behind = np.searchsorted(gaps.start, cover.end, side="left")
+    touched = np.zeros(len(gaps.start) + 1, np.int64)
+    reaches = behind > first
+    np.add.at(touched, first[reaches], 1)
+    np.add.at(touched, behind[reaches], -1)
+    index = np.flatnonzero(np.cumsum(touched[:-1]))
+    covered = np.zeros(len(gaps.start), np.int64)
+    covered[index] = cover.within(gaps.start[index], until[index])
+    return covered
+
+
+def _bases(gaps: Gaps, host: Host, queued: Bools, known: Bools, rank: SmallInts) -> tuple[Ints, Ints]:
     """What each gap is due to besides pauses and the allocator, and the call that it began in, or -1."""
     waiting = host.waiting
     start, end = host.calls.start[waiting], host.calls.end[waiting]
@@ -98,7 +111,7 @@ def _bases(gaps: Gaps, host: Host, queued: Bools, known: Bools, rank: Ints) -> t
     call = np.append(waiting, NONE)[began]
     inside = (began >= 0) & (np.append(end, 0)[began] + _SKEW_NS >= gaps.start)
     is_copy = np.append(host.calls.call[waiting] != SYNCHRONIZE, False)[began]
-    beside = (np.append(rank, COPYING)[gaps.next] == COMMUNICATING) & known
+    beside = known & (rank[gaps.next] == COMMUNICATING)
     base = np.select(
         [queued & (gaps.length <= _QUEUED_NS), queued & beside, queued, inside & is_copy, inside, known],
         [_LAUNCH, _COMMUNICATION, _UNKNOWN, _COPY, _SYNC, _LAUNCH],

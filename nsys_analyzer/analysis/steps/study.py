@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.steps.host import Host
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, EventCost, slowness
+from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import (
     COPY,
@@ -27,7 +28,7 @@ from nsys_analyzer.trace.columns import (
 from nsys_analyzer.trace.metadata import Gpu
 
 #: Steps that are studied, and the calls that they may have together.
-_MOST_STEPS, _MOST_CALLS = 10, 25_000
+_FEWEST, _MOST_STEPS, _MOST_CALLS = 3, 10, 15_000
 #: A call may wait from this duration on, ns. The driver's queue holds 1,024 launches: near that one waits for room.
 _LONG_NS, _QUEUE = 20_000, 1_000
 #: The least that a synchronization takes, and the clocks' difference, ns.
@@ -107,7 +108,7 @@ class Study:
 
 
 def study_steps(
-    attributed: AttributedTrace, windows: Windows, host: Host, chosen: Ints, rank: Ints, gpu: Gpu | None
+    attributed: AttributedTrace, windows: Windows, host: Host, chosen: Ints, rank: SmallInts, gpu: Gpu | None
 ) -> Study | None:
     """Studies the steps around the median one; None where no launch is known.
 
@@ -115,7 +116,10 @@ def study_steps(
         chosen: the indices of the device's operations.
         rank: shape (operations,), as of ``anatomy``.
     """
-    bounds = _bounds(windows, host)
+    operations = attributed.trace.operations
+    known = operations.start[: schema.GRIDS.limit + 1][operations.kernels]
+    until = int(known[-1]) if len(known) > schema.GRIDS.limit else None
+    bounds = _bounds(windows, host, until)
     if bounds is None:
         return None
     first_call = np.searchsorted(host.calls.start, bounds)
@@ -130,7 +134,6 @@ def study_steps(
     mine = chosen[launched[chosen] != NONE]
     if not len(mine):
         return None
-    operations = attributed.trace.operations
     mine, begin, end = pieces_of(operations, mine, rank)
     launch = launched[mine]
     replayed = _gpu_side(begin, end, calls.start[launch])
@@ -170,9 +173,14 @@ def _firsts(operation: Ints) -> Bools:
     return first
 
 
-def _bounds(windows: Windows, host: Host) -> Ints | None:
-    """When the program began the steps that are studied, and what follows them: those around the median one."""
+def _bounds(windows: Windows, host: Host, until: int | None) -> Ints | None:
+    """When the program began the steps that are studied, and what follows them: those around the median one.
+
+    ``until``: the first moment from which on grids of kernels are not known, None where all are.
+    """
     called = windows.called
+    if until is not None and (within := called[called < until]).size > _FEWEST:
+        called = within
     # The last step's time up to the next one is not known: of several, it is left out.
     steps = len(called) - 1 if len(called) <= 3 else len(called) - 2
     counts = np.diff(np.searchsorted(host.calls.start, called[: steps + 1]))

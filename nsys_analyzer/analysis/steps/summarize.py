@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET
 
 #: Operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
 _AT_ONCE = 50_000
+#: Operations of a process that are dissected in all, about.
+_MOST_OPERATIONS = 300_000
 _FILLS = "memset/memcpy"
 
 
@@ -42,6 +44,7 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
     mine = np.flatnonzero(operations.process == process)
     if windows is None or not len(mine):
         return None
+    every, windows = windows, _some_of(windows, len(mine))
     view = _View(attributed, windows, find_host(attributed, process))
     devices = np.unique(operations.device[mine]).tolist()
     chosen = [mine[operations.device[mine] == device] for device in devices]
@@ -58,8 +61,18 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
         view.latency(chosen[main]),
         view.queue(chosen[main]),
         view.lanes(chosen[main]),
-        study_steps(attributed, windows, view.host, chosen[main], view.rank, gpu),
+        study_steps(attributed, every, view.host, chosen[main], view.rank, gpu),
     )
+
+
+def _some_of(windows: Windows, operations: int) -> Windows:
+    """All steps; of a long capture blocks of them, evenly spread, which tell as much in a part of the time."""
+    fewer = -(-operations // _MOST_OPERATIONS)
+    block = max(1, _AT_ONCE * len(windows) // max(operations, 1))
+    if fewer < 2 or len(windows) < 2 * fewer * block:
+        return windows
+    chosen = np.flatnonzero(np.arange(len(windows)) // block % fewer == 0)
+    return replace(windows.select(chosen), unit=f"{windows.unit} (of {len(windows):,}, {len(chosen):,} are looked at)")
 
 
 @dataclass
@@ -80,17 +93,20 @@ class _View:
         operations, kernels = attributed.trace.operations, attributed.kernels
         self.classes = tuple(dict.fromkeys((*kernels.classes, _FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
-        of_kernel = np.array([*(code[name] for name in kernels.classes), code[UNKNOWN]], np.int64)
+        of_kernel = np.array([*(code[name] for name in kernels.classes), code[UNKNOWN]], np.int32)
         self.label = of_kernel[kernels.code]
         self.label[operations.of_kind(MEMCPY)] = self.label[operations.of_kind(MEMSET)] = code[_FILLS]
         self.label[operations.of_kind(GRAPH)] = code[UNKNOWN]
-        self.rank = np.full(len(operations), COMPUTE)
+        self.rank = np.full(len(operations), COMPUTE, np.int32)
         self.rank[operations.of_kind(MEMCPY)] = COPYING
         if COMMUNICATION in code:
             self.rank[self.label == code[COMMUNICATION]] = COMMUNICATING
         self.phase_names = (*attributed.instances.phases, OUTSIDE)
         outside = len(self.phase_names) - 1
-        self.phase = np.append(attributed.instances.phase, outside)[attributed.instance_pair[0]]
+        # The last entry serves what follows the last operation.
+        self.phase = np.append(
+            np.append(attributed.instances.phase, outside).astype(np.int32)[attributed.instance_pair[0]], outside
+        )
         placed = attributed.attribution.thread != NONE
         self.launched = np.where(placed, attributed.attribution.time, LONG_AGO)
         self.steps = attributed.roles.mask(STEP, OTHER_STEP)
@@ -128,8 +144,10 @@ class _View:
     def _chunks(self, chosen: Ints) -> Sequence[tuple[Windows, Ints]]:
         """The windows in parts, each with the operations that may touch them, in order of their starts."""
         operations, windows = self.attributed.trace.operations, self.windows
-        chosen = chosen[np.argsort(operations.start[chosen], kind="stable")]
         start = operations.start[chosen]
+        if (start[1:] < start[:-1]).any():
+            order = np.argsort(start, kind="stable")
+            chosen, start = chosen[order], start[order]
         reached = np.maximum.accumulate(operations.end[chosen])
         low = np.searchsorted(reached, windows.start, side="right")
         # With the operation that follows the last window: what ends its last gap.
@@ -153,7 +171,7 @@ class _View:
         for rank in (COMPUTE, COPYING, COMMUNICATING):
             mine = fragments.rank == rank
             sums.phases[:, rank] += _sums(phase[mine], fragments.fresh[mine], len(self.phase_names))
-        following = np.append(self.phase, len(self.phase_names) - 1)[anatomy.gaps.next]
+        following = self.phase[anatomy.gaps.next]
         sums.phases[:, 3] += _sums(following, anatomy.gaps.length, len(self.phase_names))
         sums.rows += causes.rows
 

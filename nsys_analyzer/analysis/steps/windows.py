@@ -18,6 +18,8 @@ Source = Literal["range", "profiler_step", "period"]
 _PROFILER_STEP = "ProfilerStep#"
 #: GPU work that ends later than this share of a step behind its range is not of the time that the range shows.
 _LATE = 0.1
+#: So many steps in the middle show whether their work ends late.
+_SAMPLE = 32
 #: A unit of kernels that repeats so often is a step, where so many of its kernels are the same.
 _REPEATS, _ALIKE = 3, 0.95
 
@@ -146,16 +148,15 @@ def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process:
     A step then lasts from the end of the work that was launched before it to the end of its own.
     """
     operations, attribution = attributed.trace.operations, attributed.attribution
-    mine = np.flatnonzero((operations.process == process) & (attribution.thread != NONE))
-    mine = mine[np.argsort(attribution.time[mine], kind="stable")]
-    time, end = attribution.time[mine], operations.end[mine]
-    step = np.searchsorted(windows.start, time, side="right") - 1
-    inside = (step >= 0) & (time < windows.end[step])
-    last = np.full(len(windows), windows.start[0])
-    np.maximum.at(last, step[inside], end[inside])
-    late = np.median(np.maximum(last - windows.end, 0)) > _LATE * np.median(windows.end - windows.start)
+    first = max(0, (len(windows) - _SAMPLE) // 2)
+    sample = windows.select(np.arange(first, min(first + _SAMPLE, len(windows))))
+    near = (attribution.time >= sample.start[0]) & (attribution.time < sample.end[-1])
+    last = _last_ends(sample, *_launched(attributed, process, near))
+    late = np.median(np.maximum(last - sample.end, 0)) > _LATE * np.median(sample.end - sample.start)
     if not late or attributed.trace.metadata.ranges_on_gpu:
         return windows
+    time, end = _launched(attributed, process, np.ones(len(operations), np.bool_))
+    last = _last_ends(windows, time, end)
     before = np.append(windows.start[0], np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
     starts = np.maximum(before, np.append(windows.start[0], ends[:-1]))
@@ -164,3 +165,20 @@ def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process:
         return windows
     called = windows.called[np.append(kept, True)]
     return replace(windows, start=starts[kept], end=ends[kept], called=called, on_gpu=True)
+
+
+def _launched(attributed: AttributedTrace, process: int, chosen: Bools) -> tuple[Ints, Ints]:
+    """When some operations of a process were launched, in order, and when each ended."""
+    operations, attribution = attributed.trace.operations, attributed.attribution
+    mine = np.flatnonzero(chosen & (operations.process == process) & (attribution.thread != NONE))
+    mine = mine[np.argsort(attribution.time[mine], kind="stable")]
+    return attribution.time[mine], operations.end[mine]
+
+
+def _last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
+    """The last end of what was launched in each step; the first step's start where nothing was."""
+    step = np.searchsorted(windows.start, time, side="right") - 1
+    inside = (step >= 0) & (time < windows.end[step])
+    last = np.full(len(windows), windows.start[0])
+    np.maximum.at(last, step[inside], end[inside])
+    return last
