@@ -1,8 +1,9 @@
 """Makes what the repository shows of reports anew: ``make examples``.
 
 From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
-answers in README.md, which are of the same run, the report of the sweep and that of the experiments. Of the sweep's
-captures four are kept, and the timings of all.
+answers in README.md, which are of the same run, the report of the sweep and that of the experiments, the table of
+planted faults, and in README.md that table in short and the findings of one fault. Of the sweep's captures four are
+kept, and the timings of all.
 
 The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
 """
@@ -11,22 +12,28 @@ from __future__ import annotations
 
 import hashlib
 import io
+import lzma
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from PIL import Image, PngImagePlugin
 
 from tests.conftest import ROOT
 
-SWEEP, BENCHES = ROOT / "examples" / "sweep", ROOT / "examples" / "benches"
+SWEEP, BENCHES, FAULTS = (ROOT / "examples" / name for name in ("sweep", "benches", "faults"))
 RUN = SWEEP / "small_ctx256_train_fp32"
 README = ROOT / "README.md"
 #: The answers of the run, as the terminal shows them, in README.md.
 ANSWERS = re.compile(rf"(?<=```\n){RUN.name}\n.*?(?=```)", re.DOTALL)
+#: The fault whose findings README.md shows, those findings, and the table of all faults in short.
+FAULT = "item"
+FINDINGS = re.compile(rf"(?<=```\n){FAULT}: A step takes.*?(?=```)", re.DOTALL)
+SHORT_TABLE = re.compile(r"\| planted fault \|(?:[^\n]*\n)+?(?=\n)")
 #: The key in the picture's metadata that holds the digest of the report which it shows.
 DIGEST = "report-sha256"
 _STYLE = """
@@ -43,6 +50,25 @@ def write_report(folder: Path) -> str:
     shown = _nsys_analyze(folder, "report", "capture.sqlite", "--csv", "timings.csv")
     answers = shown.partition("\n\n")[0]  # behind it stands the report's name
     return "".join(f"{line.rstrip()}\n" for line in answers.splitlines())
+
+
+def explained(fault: str) -> str:
+    """The beginning of what ``explain`` says of a fault's capture, and its first finding up to the remedy."""
+    with tempfile.TemporaryDirectory() as folder:
+        capture = Path(folder) / f"{fault}.sqlite"
+        capture.write_bytes(lzma.decompress((FAULTS / "captures" / f"{capture.name}.xz").read_bytes()))
+        said = _nsys_analyze(Path(folder), "explain", capture.name)
+    blocks = said.split("\n\n")
+    first, finding = (
+        next(i for i, block in enumerate(blocks) if block.startswith(start)) for start in (f"{fault}: ", "1. ")
+    )
+    chosen = [blocks[first], *blocks[finding : finding + 3]]
+    return "\n".join(line.rstrip() for line in "\n\n".join(chosen).splitlines()) + "\n"
+
+
+def write_table(path: Path) -> str:
+    """Writes the table of planted faults, and returns it in short."""
+    return _python(ROOT, str(ROOT / "examples" / "faults.py"), str(path))
 
 
 def digest(report: Path) -> str:
@@ -70,20 +96,29 @@ def draw(report: Path, picture: Path) -> None:
 
 
 def _nsys_analyze(folder: Path, *arguments: str) -> str:
-    command = [sys.executable, "-m", "nsys_analyzer", *arguments]
+    return _python(folder, "-m", "nsys_analyzer", *arguments)
+
+
+def _python(folder: Path, *arguments: str) -> str:
+    command = [sys.executable, *arguments]
     environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8")
     return done.stdout
 
 
-def main() -> None:
-    """Renews report, answers and picture of the run, and the reports of the sweep and of the experiments."""
-    answers = write_report(RUN)
-    text, count = ANSWERS.subn(lambda _: answers, README.read_text(encoding="utf-8"))
+def _put_into_readme(block: re.Pattern[str], text: str) -> None:
+    changed, count = block.subn(lambda _: text, README.read_text(encoding="utf-8"))
     if count != 1:
-        sys.exit(f"{README} has {count} blocks with the answers of {RUN.name}, not one")
-    README.write_text(text, encoding="utf-8")
+        sys.exit(f"{README} has {count} blocks that match {block.pattern!r}, not one")
+    README.write_text(changed, encoding="utf-8")
+
+
+def main() -> None:
+    """Renews report, answers and picture of the run, the faults, and the reports of the sweep and the experiments."""
+    _put_into_readme(ANSWERS, write_report(RUN))
     draw(RUN / "report.md", RUN / "report.png")
+    _put_into_readme(SHORT_TABLE, write_table(FAULTS / "table.md"))
+    _put_into_readme(FINDINGS, explained(FAULT))
     for folder in (SWEEP, BENCHES):
         shutil.rmtree(folder / "report_figures", ignore_errors=True)
         (folder / "report.md").unlink(missing_ok=True)

@@ -5,10 +5,14 @@ A format of a report is in ``test_renderers``, one of input in ``test_sources``,
 
 import json
 import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from nsys_analyzer.analysis import findings
+from nsys_analyzer.analysis.findings import diagnosis
+from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_work
 from nsys_analyzer.analysis.kernels import classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
@@ -52,6 +56,34 @@ def test_an_experiment_is_a_package_an_entry_and_a_target(
     report = tmp_path / "report.md"
     assert run_main("report", tmp_path / "primes", "-o", report).code == 0
     assert "Up to 8 primes." in report.read_text()
+
+
+def test_a_finding_is_a_function_and_an_entry(
+    real_capture: Callable[[str], Path], run_main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gradients that are accumulated over four steps leave a quarter of the optimizer's work, over ten a tenth."""
+
+    def find(case: Case) -> Iterator[Candidate]:
+        work = case.study.in_phase("optimizer")
+        yield Candidate(
+            "frequent_optimizer",
+            "The optimizer runs in every step",
+            (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10))),
+            (f"It takes {case.ms(work):.3g} ms.",),
+            "The step is replayed with a quarter and with a tenth of its work.",
+            ("if step % 4 == 0: optimizer.step()",),
+            "Call it in every tenth step: if the step is no shorter, the GPU had other work.",
+        )
+
+    monkeypatch.setattr(diagnosis, "RULES", (*findings.RULES, find))
+    monkeypatch.setattr(diagnosis, "LEAST", 0.0)
+    path = real_capture("train_small256")
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)
+    (found,) = (one for one in capture["findings"] if one["id"] == "frequent_optimizer")
+    assert 0 <= found["saves_ms_low"] <= found["saves_ms_high"]
+    said = run_main("explain", path).out
+    assert "The optimizer runs in every step" in said
+    assert "    if step % 4 == 0: optimizer.step()\n" in said
 
 
 def test_a_kernel_rule_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:

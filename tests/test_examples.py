@@ -1,13 +1,20 @@
-"""The committed report of the experiments is what the committed rows make, and its rows break no limit."""
+"""The committed report of the experiments is what the committed rows make, and its rows break no limit.
 
+The table of planted faults is what the code says of the committed captures today; ``make examples`` renews it.
+"""
+
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from nsys_analyzer import summarize
 from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.registry import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
+from tests.renew_examples import FAULT, FAULTS, FINDINGS, README, SHORT_TABLE, explained, write_table
 from tests.test_bench_command import invoke
 
 BENCHES_FOLDER = Path(__file__).parent.parent / "examples" / "benches"
@@ -35,3 +42,33 @@ def test_no_figure_lies_beyond_its_limit() -> None:
     text = (BENCHES_FOLDER / "report.md").read_text(encoding="utf-8")
     assert "Impossible" not in text
     assert text.count("No figure of this bench lies beyond its limit.") == len(BENCHES)
+
+
+def test_the_faults_were_timed_with_what_the_page_says() -> None:
+    measured = json.loads((FAULTS / "measured.json").read_text(encoding="utf-8"))
+    assert {(one["gpu"], one["torch"].rpartition(".")[0]) for one in measured.values()} == {("NVIDIA H200", "2.11")}
+    assert all(len(one[times]) == one["rounds"] for one in measured.values() for times in ("fault_ms", "remedy_ms"))
+
+
+def test_the_table_of_planted_faults(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the faults are described beside their target")
+    short = write_table(tmp_path / "table.md")
+    assert (tmp_path / "table.md").read_text(encoding="utf-8") == (FAULTS / "table.md").read_text(encoding="utf-8")
+    assert SHORT_TABLE.findall(README.read_text(encoding="utf-8")) == [short]
+
+
+def test_what_to_change_first_in_the_readme(real_capture: Callable[[str], Path]) -> None:
+    """The row of a table, beside what `nsys stats` says."""
+    (capture,) = summarize(real_capture("train_small256"))
+    assert capture.diagnosis is not None
+    steps, first = capture.diagnosis, capture.diagnosis.findings[0]
+    assert first.id == "launch_bound"
+    said = (
+        f"launch overhead: without it, a step of {steps.step_ms_low:.0f}–{steps.step_ms_high:.0f} ms would be "
+        f"{first.saves_ms_low:.0f}–{first.saves_ms_high:.0f} ms shorter"
+    )
+    assert said in README.read_text(encoding="utf-8")
+
+
+def test_the_findings_of_a_fault_in_the_readme() -> None:
+    assert FINDINGS.findall(README.read_text(encoding="utf-8")) == [explained(FAULT)]

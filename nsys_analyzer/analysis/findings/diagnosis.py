@@ -24,6 +24,7 @@ _CPU, _RUNS = 0.84, 0.03
 _HIDES = 0.3
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 30, 4.0
+#: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work")
 
 

@@ -1,0 +1,171 @@
+"""Builds steps that are all alike, call by call, so that what a finding saves can be worked out beside it.
+
+An operation starts as soon as it is launched and the one before it has ended; a wait ends with what it waits for. Times
+are µs; a call takes 10 µs up to the next one where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.case import Case
+from nsys_analyzer.analysis.kernels.classes import classify
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, Parts, StepSummary
+from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
+from nsys_analyzer.trace import columns
+from nsys_analyzer.trace.columns import KERNEL, MEMCPY
+from nsys_analyzer.trace.metadata import Gpu
+from tests.support.export import GEMM
+
+US = 1_000
+H200 = Gpu(0, "NVIDIA H200", 150 << 30, 132)
+#: Blocks of a kernel that fills the GPU.
+MANY = 10_000
+_PHASES = ("forward", "loss", "backward", "optimizer")
+
+
+@dataclass(frozen=True)
+class _Call:
+    kind: int
+    api: str
+    after: float
+    range: str
+    pause: str
+    awaited: int
+    events: float
+
+
+@dataclass(frozen=True)
+class _Piece:
+    call: int
+    kind: int
+    kernel: str
+    us: float
+    phase: str
+    part: bool
+    size: int
+    copy: int
+    duration: float
+
+
+@dataclass
+class Steps:
+    """Steps under construction: what is called and launched in one of them, in this order."""
+
+    steps: int = 4
+    gpu: Gpu | None = H200
+    phase: str = "forward"
+    calls: list[_Call] = field(default_factory=list)
+    pieces: list[_Piece] = field(default_factory=list)
+
+    def call(
+        self, api: str, after: float = 10, *, range: str = "", pause: str = "", waits: bool = False, events: float = 0
+    ) -> Steps:  # fmt: skip
+        """An API call in a range, with the range of the time behind it; one that waits does so for all before it."""
+        starts = {name: kind for kind, names in columns.CALLS.items() for name in names}
+        kind = next((kind for start, kind in starts.items() if api.startswith(start)), columns.OTHER_CALL)
+        awaited = len(self.pieces) - 1 if waits else -1
+        self.calls.append(_Call(kind, api, after, range, pause or range, awaited, events))
+        return self
+
+    def kernel(
+        self, us: float, name: str = GEMM, after: float = 10, *, part: bool = False, blocks: int = MANY,
+        duration: float | None = None, range: str = "", pause: str = "", events: float = 0,
+    ) -> Steps:  # fmt: skip
+        """A kernel of the current phase; of a longer ``duration`` where other work hides the rest."""
+        self.call("cudaLaunchKernel_v7000", after, range=range, pause=pause, events=events)
+        longest = us if duration is None else duration
+        self.pieces.append(_Piece(len(self.calls) - 1, KERNEL, name, us, self.phase, part, blocks, 0, longest))
+        return self
+
+    def copy(
+        self, us: float, way: int, size: int, after: float = 10, *, waits: bool = False, range: str = ""
+    ) -> Steps:  # fmt: skip
+        """A copy one way; a blocking one waits for itself."""
+        piece = _Piece(len(self.calls), MEMCPY, "", us, self.phase, False, size, way, us)
+        self.pieces.append(piece)
+        return self.call("cudaMemcpyAsync_v3020", after, range=range, waits=waits)
+
+    def sync(self, after: float = 10, *, range: str = "") -> Steps:
+        """A wait for everything."""
+        return self.call("cudaStreamSynchronize_v3020", after, range=range, waits=True)
+
+    def study(self, measured_us: float | None = None, low_share: float = 1.0) -> Study:
+        """The steps one behind the other; they take what their replay takes where nothing was measured."""
+        calls, pieces, number = len(self.calls), len(self.pieces), np.arange(self.steps)
+        kernels = tuple(dict.fromkeys(one.kernel for one in self.pieces if one.kernel))
+        apis = tuple(dict.fromkeys(one.api for one in self.calls))
+        ranges = tuple(dict.fromkeys(name for one in self.calls for name in (one.range, one.pause) if name))
+
+        def ns(values: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+            return np.tile(np.array(values, np.float64) * US, self.steps)
+
+        def codes(names: tuple[str, ...], values: list[str]) -> np.ndarray[Any, Any]:
+            found = [names.index(value) if value in names else -1 for value in values]
+            return np.tile(np.array(found, np.int64), self.steps)
+
+        def each(values: list[Any], dtype: type = np.int64) -> np.ndarray[Any, Any]:
+            return np.tile(np.array(values, dtype), self.steps)
+
+        awaited = each([one.awaited for one in self.calls])
+        replay = Replay(
+            ns([one.after for one in self.calls]), ns([0] * calls),
+            np.where(awaited >= 0, awaited + np.repeat(number * pieces, calls), -1), ns([0] * calls),
+            each([one.call for one in self.pieces]) + np.repeat(number * calls, pieces),
+            ns([0] * pieces), ns([0] * pieces), ns([one.us for one in self.pieces]),
+            np.arange(self.steps + 1) * calls, ns([one.events for one in self.calls]),
+        )  # fmt: skip
+        return Study(
+            replay,
+            each([one.kind for one in self.pieces], np.int8),
+            each([one.size for one in self.pieces]),
+            each([one.copy for one in self.pieces], np.int8),
+            codes(kernels, [one.kernel for one in self.pieces]), kernels, tuple(map(classify, kernels)),
+            codes(_PHASES, [one.phase for one in self.pieces]), _PHASES,
+            each([one.part for one in self.pieces], np.bool_),
+            each([one.duration * US for one in self.pieces]),
+            np.ones(self.steps * pieces, np.bool_),
+            each([one.kind for one in self.calls], np.int8),
+            codes(apis, [one.api for one in self.calls]), apis,
+            codes(ranges, [one.range for one in self.calls]),
+            codes(ranges, [one.pause for one in self.calls]), ranges,
+            frozenset(_PHASES),
+            replay.step_ns() if measured_us is None else measured_us * US,
+            low_share,
+            self.gpu,
+        )  # fmt: skip
+
+    def case(self, **idle_ms: float) -> Case:
+        """What a rule looks at, where no profiler cost anything; ``idle_ms`` is by cause."""
+        study = self.study()
+        return Case(step_summary(study, idle_ms), study, None, (study.replay,), study.replay.step_ns() / 1e6)
+
+    def capture(
+        self, *, unprofiled_us: float | None = None, measured_us: float | None = None, low_share: float = 1.0,
+        **idle_ms: float,
+    ) -> CaptureSummary:  # fmt: skip
+        """A capture with these steps, and with their time without the profiler where it was taken."""
+        study = self.study(measured_us, low_share)
+        timed = Unprofiled("ok", phases={"step": Stats(n=1, mean=unprofiled_us / US)}) if unprofiled_us else None
+        step = step_summary(study, idle_ms)
+        return CaptureSummary("steps", "", "steps.sqlite", "ok", gpu=self.gpu, step=step, unprofiled=timed)
+
+
+def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
+    """The figures of the steps that findings look at: the idle time of each cause."""
+    causes: dict[str, Cause] = {
+        "sync": "sync", "allocator": "allocator", "copy": "copy", "launch": "launch", "host": "host", "data": "data",
+    }  # fmt: skip
+    idle = tuple(IdleTime(causes[cause], "", "", ms, 1) for cause, ms in idle_ms.items())
+    busy = float(study.replay.work.sum()) / study.steps / 1e6
+    parts = Parts(busy, 0.0, 0.0, sum(idle_ms.values()))
+    device = DeviceSteps(0, parts, (), (), idle)
+    wall = Stats(n=study.steps, mean=study.measured_ns / 1e6)
+    return StepSummary(study.steps, "range", "a range", False, wall, (device,), None, None, (), study)
