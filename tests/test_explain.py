@@ -36,7 +36,7 @@ def explain(run_main: Main) -> Callable[..., str]:
 def test_the_answer_and_the_tables(trace: Path, explain: Callable[..., str]) -> None:
     text = explain(trace)
     assert text.startswith("Why is a step as long as it is, and what to do first? train: A step takes ")
-    assert "What counts as a step: a range step. There are 2, of 12.00 ms" in text
+    assert "What counts as a step: each NVTX range named step. There are 2, of 12.00 ms" in text
     # a step: 100 × 0.01 + 2 ms of GEMM, 0.5 + 1 + 1 ms of ADD, 12 − 5.5 ms without work
     assert "compute: matmul 3.000 25.0% compute: elementwise 2.500 20.8% idle 6.500 54.2% the step 12.00 100.0%" in text
     assert "optimizer 1.000" in text
@@ -46,16 +46,16 @@ def test_the_answer_and_the_tables(trace: Path, explain: Callable[..., str]) -> 
 def test_a_finding_has_lines_to_type(trace: Path, run_main: Main) -> None:
     """Each on a line of its own, however long, so that it can be copied."""
     printed = run_main("explain", trace).out
-    (first, *_) = json.loads(run_main("explain", trace, "--format", "json").out)[0]["findings"]
+    (first, *_) = json.loads(run_main("explain", trace, "--format", "json").out)["captures"][0]["findings"]
     assert f"1. {first['title']}: saves " in printed.replace("\n", " ")
     for line in first["remedy"]:
         assert f"    {line}\n" in printed
 
 
 def test_json_is_that_of_the_report(trace: Path, run_main: Main) -> None:
-    (explained,) = json.loads(run_main("explain", trace, "--format", "json").out)
+    (explained,) = json.loads(run_main("explain", trace, "--format", "json").out)["captures"]
     (reported,) = json.loads(run_main("report", trace, "--format", "json").out)["captures"]
-    assert {"name", "process", "step", "findings"} <= set(explained)
+    assert {"name", "process", "limits", "step", "findings", "findings_missing"} <= set(explained)
     assert explained == {key: reported[key] for key in explained}
 
 
@@ -75,10 +75,13 @@ def test_an_unprofiled_time(trace: Path, tmp_path: Path, run_main: Main, explain
     words = (trace, "--csv", csv, "--model", "small", "--context-length", "256")
     # 10.5 − 5.5 ms
     said = (
-        "train: A step takes 10.50 ms without the profiler, and 12.00 ms under it. The GPU computes for 5.500 ms, and "
+        "train: A step takes 10.50 ms without the profiler, and 12.00 ms under it (mean of 2; median 12.00 ms). The "
+        "GPU computes for 5.500 ms, and "
     )
     assert f"{said}idles for 5.00 ms." in explain(*words)
-    capture = next(one for one in json.loads(run_main("explain", *words, "--format", "json").out) if one["step"])
+    capture = next(
+        one for one in json.loads(run_main("explain", *words, "--format", "json").out)["captures"] if one["step"]
+    )
     assert capture["step"]["unprofiled_ms"]["timed"] is True
 
 
@@ -99,10 +102,12 @@ def test_without_api_calls(tmp_path: Path, run_main: Main, explain: Callable[...
     """What fills a step is known, why it is so is not."""
     path = two_steps(export=Export(("CUPTI_ACTIVITY_KIND_RUNTIME",)).gpu()).write(tmp_path / "t.sqlite")
     text = explain(path)
-    assert "t: A step takes 12.00 ms under the profiler. The GPU computes for 5.500 ms, and idles for 6.500 ms." in text
-    assert "Findings: not known. They need the API calls" in text
-    assert "nsys profile --trace=cuda,nvtx" in text
-    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)
+    assert "t: A step takes 12.00 ms under the profiler (mean of 2; median 12.00 ms). The GPU computes for 5.5" in text
+    assert "This trace has no API calls: without them no waits and launches are known" in text
+    assert "Capture with nsys profile --trace=cuda,nvtx." in text
+    assert "launching takes time" not in text
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
+    assert capture["findings_missing"].startswith("This trace has no API calls")
     assert (capture["findings"], capture["step"]["unprofiled_ms"]) == (None, None)
     assert capture["step"]["launch_latency_us"] is None
 
@@ -111,8 +116,9 @@ def test_a_capture_of_a_cpu(tmp_path: Path, explain: Callable[..., str], run_mai
     path = tmp_path / "cpu.pt.trace.json.gz"
     path.write_bytes((DATA / "cpu_train.pt.trace.json.gz").read_bytes())
     assert "holds no step that ran on a GPU" in explain(path)
-    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
     assert (capture["step"], capture["findings"]) == (None, None)
+    assert capture["findings_missing"].startswith("The program ran on the CPU")
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "json"])
@@ -131,10 +137,26 @@ def test_a_folder(tmp_path: Path, explain: Callable[..., str]) -> None:
     text = explain(tmp_path)
     assert "train: A step takes" in text
     assert "again: A step takes" in text
+    assert "could not be read" not in text
+    (tmp_path / "bad.sqlite").write_bytes(b"no database")
+    assert re.search(r"1 file could not be read: - \S*bad.sqlite", explain(tmp_path))
+
+
+def test_without_kernels(tmp_path: Path, run_main: Main, explain: Callable[..., str]) -> None:
+    export = Export().gpu()
+    for at in (0, 10 * MS):
+        export.range("step", at, at + 8 * MS)
+    path = export.write(tmp_path / "t.sqlite")
+    text = explain(path)
+    assert "t: No kernel was recorded. Capture with nsys profile --trace=cuda,nvtx around steps that run on" in text
+    assert "No steps were found" not in text
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
+    assert capture["findings_missing"].startswith("No kernel was recorded.")
 
 
 def test_a_real_capture(real_capture: RealCapture, run_main: Main) -> None:
-    (capture,) = json.loads(run_main("explain", real_capture("train_small256"), "--format", "json").out)
+    (capture,) = json.loads(run_main("explain", real_capture("train_small256"), "--format", "json").out)["captures"]
+    assert capture["findings_missing"] is None
     step: dict[str, Any] = capture["step"]
     assert (step["instances"], step["source"], step["on_gpu_timeline"]) == (3, "range", False)
     parts = ("compute_ms", "exposed_communication_ms", "exposed_copy_ms", "idle_ms")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,6 +60,7 @@ def replays(draw: st.DrawFn, least: int = 1, most: int = 4) -> Replay:
         np.tile(floats(work), steps),
         np.arange(steps + 1) * calls,
         np.tile(floats(draw(st.lists(st.integers(0, 3), min_size=calls, max_size=calls))), steps),
+        np.tile(floats([draw(st.integers(0, one)) for one in after]), steps),
     )  # fmt: skip
 
 
@@ -123,7 +125,7 @@ def changes(replay: Replay, data: st.DataObject) -> list[Replay]:
         replay.without_waits(chosen(calls)),
         replay.without_calls(chosen(calls)),
         replay.with_pauses(chosen(calls), data.draw(st.integers(0, 20))),
-        replay.with_after(np.where(chosen(calls), 0.5, 1.0)),
+        replay.with_launching(np.where(chosen(calls), 0.5, 1.0)),
         replay.with_work(np.where(chosen(pieces), data.draw(st.sampled_from([0.0, 0.25, 0.5])), 1.0)),
         replay.with_events_costing(data.draw(st.integers(0, 10))),
     ]
@@ -166,7 +168,7 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
         return Replay(
             replay.after[:calls], replay.own[:calls], replay.awaited[:calls], replay.lag[:calls],
             replay.launch[:pieces], replay.latency[:pieces], replay.spacing[:pieces], replay.work[:pieces],
-            replay.first_call[: count + 1], replay.events[:calls],
+            replay.first_call[: count + 1], replay.events[:calls], replay.pause[:calls],
         )  # fmt: skip
 
     later = total_ns(first(3 * steps)) - total_ns(first(steps))
@@ -180,7 +182,7 @@ def test_steps_worked_out_by_hand() -> None:
     """
     replay = Replay(
         floats([10, 6, 4]), floats([0, 0, 3]), np.array([-1, -1, 1]), floats([0, 0, 2]), np.array([0, 1]),
-        floats([5, 5]), floats([1, 1]), floats([30, 40]), np.array([0, 3]), floats([0, 0, 0]),
+        floats([5, 5]), floats([1, 1]), floats([30, 40]), np.array([0, 3]), floats([0, 0, 0]), floats([0, 0, 0]),
     )  # fmt: skip
     assert replay.step_ns() == 82
     wait = np.array([False, False, True])
@@ -191,7 +193,7 @@ def test_steps_worked_out_by_hand() -> None:
     assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns() == 62
     assert replay.with_work(floats([0, 1])).step_ns() == 61
     # At most 3 between calls: the second piece still ends at 76, the wait at 78; of the 4 behind it 3 are left.
-    assert replay.with_pauses(np.ones(3, np.bool_), 3).step_ns() == 81
+    assert replace(replay, pause=replay.after).with_pauses(np.ones(3, np.bool_), 3).step_ns() == 81
 
 
 # --- programs whose timing is that of the model
@@ -265,7 +267,7 @@ def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
     waits = study.call == SYNCHRONIZE
     assert study.replay.with_work(floats([0] * len(study.kind))).step_ns() == 50 * US
     launches = np.array([study.apis[code] == LAUNCH for code in study.api])
-    faster = study.replay.with_pauses(launches, 5 * US)
+    faster = replace(study.replay, pause=study.replay.after).with_pauses(launches, 5 * US)
     # The last launch is 7 µs before the wait, and now 5; the step ends 9 µs behind the wait, as before.
     assert faster.step_ns() == (26 + 9) * US
     assert study.replay.without_waits(waits).step_ns() == 50 * US

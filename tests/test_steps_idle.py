@@ -142,8 +142,8 @@ def test_nothing_of_the_programs_keeps_a_queued_operation_waiting(tmp_path: Path
     assert idle_us(export, tmp_path) == {("communication", "", ""): 50}
 
 
-def test_what_nothing_follows_is_unknown(tmp_path: Path) -> None:
-    assert idle_us(program(900), tmp_path) == {("unknown", "", ""): 100}
+def test_behind_the_last_call_the_program_works_on_its_own(tmp_path: Path) -> None:
+    assert idle_us(program(900), tmp_path) == {("host", "", ""): 100}
 
 
 def test_an_operation_without_a_launch_was_queued_for_all_that_is_known(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, IdleTime, Parts, PhaseParts, StepSummary
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.statistics import MemoryRow, Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing, Table, Timeline, unfolded
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
+from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing, Paragraph, Table, Timeline, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.renderers.terminal import print_answers
 from nsys_analyzer.report.sections import build_report, steps
@@ -100,19 +100,20 @@ def test_the_answer_says_how_long_why_and_what_first(capture: CaptureSummary) ->
     estimated = replace(capture, diagnosis=replace(DIAGNOSIS, step_ms_low=80.0, step_ms_high=88.4, timed=False))
     # 80 − 30 and 88.4 − 30 ms are idle; a third of 60 ms is 20
     assert clear(plain(answer_of(estimated).text)) == (
-        "A step takes an estimated 80–88 ms without the profiler, and 90.00 ms under it. The GPU computes for 30.00 "
-        "ms, and idles for 50–58 ms. Under the profiler it idles for 60.00 ms: 40.00 ms because the program loads a "
+        "A step takes an estimated 80–88 ms without the profiler, and 90.00 ms under it (mean of 2; median 90.00 "
+        "ms). The GPU computes for 30.00 ms, and idles for 50–58 ms. Under the profiler it idles for 60.00 ms: 40.00 "
+        "ms because the program loads a "
         'batch and 20.00 ms because the program waits for the GPU. What to fix first: "The GPU waits for the input '
-        'pipeline", which saves 41–45 ms of 88 ms (49 %).'
+        'pipeline", which saves 41–45 ms of 80–88 ms (49 % of the step).'
     )
 
 
 def test_three_findings_in_a_line_each(capture: CaptureSummary) -> None:
     """(40.6 + 44.8) ÷ 2 of 88 ms is 48.5 %, 7.5 is 8.5 %, 5.15 is 5.9 %."""
     assert [clear(plain(line)) for line in answer_of(capture).more] == [
-        "1. The GPU waits for the input pipeline: saves 41–45 ms of 88 ms (49 %)",
-        "2. Attention is not fused: saves 6.0–9.0 ms of 88 ms (9 %)",
-        "3. The optimizer is not fused: saves 3.1–7.2 ms of 88 ms (6 %)",
+        "1. The GPU waits for the input pipeline: saves 41–45 ms of 88.0 ms (49 % of the step)",
+        "2. Attention is not fused: saves 6.0–9.0 ms of 88.0 ms (9 % of the step)",
+        "3. The optimizer is not fused: saves 3.1–7.2 ms of 88.0 ms (6 % of the step)",
     ]
 
 
@@ -120,9 +121,13 @@ def test_they_come_first_in_the_summary_and_on_the_terminal(
     capture: CaptureSummary, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = build_report(Evidence((capture,)))
-    first, second, *_ = (block for block in report.sections[0].blocks if isinstance(block, Listing)).__next__().lines
-    assert plain(first).startswith("step: ")
-    assert plain(second).startswith("1. The GPU waits for the input pipeline: saves")
+    name, heading, findings, phases, answers, *_ = report.sections[0].blocks
+    assert isinstance(findings, Listing)
+    assert isinstance(phases, Table)
+    assert isinstance(answers, Listing)
+    assert [plain(getattr(block, "text", "")) for block in (name, heading)] == ["train", "What to do first:"]
+    assert plain(findings.lines[0]).startswith("1. The GPU waits for the input pipeline: saves")
+    assert plain(answers.lines[0]).startswith("step: ")
     print_answers(report)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "train"
@@ -162,7 +167,7 @@ def test_small_rows_are_one(capture: CaptureSummary) -> None:
     few = tuple(IdleTime("host", f"part {i}", "", 0.1, 1) for i in range(5))
     rows = table_of(replace(capture, step=step_of(replace(device, idle=(*device.idle, *few)))), "Why the GPU idles")
     assert len(rows) == 3
-    assert [rows[-1][0], *rows[-1][3:]] == ["of other reasons (5)", "0.500", "0.6\N{NO-BREAK SPACE}%", "5"]
+    assert [rows[-1][0], *rows[-1][3:]] == ["other reasons (5)", "0.500", "0.6\N{NO-BREAK SPACE}%", "5"]
 
 
 def test_a_finding_is_explained(capture: CaptureSummary) -> None:
@@ -173,17 +178,25 @@ def test_a_finding_is_explained(capture: CaptureSummary) -> None:
     assert folded.title.startswith("4. Copies follow copies: saves ")
     text = clear(render(build_report(Evidence((capture,))), {}))
     said = section(text, "Why is a step as long")
-    assert "What would disprove it: Leave it out." in said
-    assert "**1. The GPU waits for the input pipeline: saves 41–45 ms of 88 ms (49 %)**" in said
+    assert "How to check: Leave it out." in said
+    assert "**1. The GPU waits for the input pipeline: saves 41–45 ms of 88.0 ms (49 % of the step)**" in said
     assert "| 2   | Attention is not fused" in said
 
 
 def test_the_profiler_is_nothing_to_fix(capture: CaptureSummary) -> None:
-    """Of the findings it may be the largest; what to fix first is in the program."""
+    """Of the findings it may be the largest; what to fix first is in the program. It is a share of its own step."""
     overhead = replace(finding_of("The profiler slows the step down", 50.0, 60.0, 88.0), id="profiler_overhead")
+    overhead = replace(overhead, step_ms=110.0)
     slowed = replace(capture, diagnosis=replace(DIAGNOSIS, findings=(overhead, *FINDINGS)))
     assert 'What to fix first: "The GPU waits for the input pipeline"' in plain(answer_of(slowed).text)
-    assert plain(answer_of(slowed).more[0]).startswith("1. The profiler slows the step down: ")
+    assert plain(answer_of(slowed).more[0]).startswith("1. The GPU waits for the input pipeline: ")
+    assert [row[0] for row in table_of(slowed, "What to fix")] == ["1", "2", "3", "4"]
+    said = [clear(plain(block.text)) for block in blocks_of(slowed) if isinstance(block, Paragraph)]
+    assert any(
+        text.startswith("The profiler slows the step down by 50–60 ms of the 110 ms that a profiled step takes")
+        and text.endswith(": 50 % of it. All findings leave this time out.")
+        for text in said
+    )
     only = replace(capture, diagnosis=replace(DIAGNOSIS, findings=(overhead,)))
     assert "Nothing stands out" in plain(answer_of(only).text)
 
@@ -195,10 +208,48 @@ def test_nothing_stands_out(capture: CaptureSummary) -> None:
     (line,) = answer.more
     assert clear(plain(line)) == (
         "Nothing stands out: no change that is looked for saves 3 % of the step or more. The GPU's work fills 98 % of "
-        "the step"
+        "the step without the profiler."
     )
     assert plain(line) in plain(answer.text)
     assert not [block for block in blocks_of(calm) if isinstance(block, Details)]
+
+
+def test_kernels_inside_graphs_hide_findings(capture: CaptureSummary) -> None:
+    """20 of 30 ms of compute are 67 %."""
+    assert capture.whole
+    graph = MemoryRow("graph", 1, 20.0)
+    device = replace(STEP.main, classes=(ClassTime("unknown", 20.0), ClassTime("matmul", 10.0)))
+    hidden = replace(
+        capture, step=step_of(device), whole=replace(capture.whole, memory=(graph,)),
+        diagnosis=replace(DIAGNOSIS, findings=()),
+    )  # fmt: skip
+    (line,) = answer_of(hidden).more
+    assert clear(plain(line)).startswith("67 % of the GPU's compute time is inside CUDA graphs whose kernels were not")
+    assert "Nothing stands out" not in plain(answer_of(hidden).text)
+    # with findings beside it, both are said
+    assert len(answer_of(replace(hidden, diagnosis=DIAGNOSIS)).more) == 4
+
+
+def test_gpu_events_alone(capture: CaptureSummary) -> None:
+    assert capture.metadata
+    alone = replace(capture, diagnosis=None, metadata=replace(capture.metadata, profiler="torch", ranges_on_gpu=True))
+    (line,) = answer_of(alone).more
+    assert plain(line).startswith("This trace has no CPU events: without them no waits and launches are known")
+    assert plain(line).endswith("Record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA].")
+
+
+def test_a_replay_that_is_not_trusted(capture: CaptureSummary) -> None:
+    """Neither its findings nor its estimate of the step are shown."""
+    doubted = replace(DIAGNOSIS, timed=False, findings=(), doubt="a replay is 40 % longer")
+    answer = answer_of(replace(capture, diagnosis=doubted))
+    assert plain(answer.text).endswith("No finding can be trusted here: a replay is 40 % longer.")
+    assert plain(answer.short).replace("\N{NO-BREAK SPACE}", " ").startswith("90.00 ms under the profiler: ")
+
+
+def test_an_estimate_lies_between_the_work_and_the_profiled_step(capture: CaptureSummary) -> None:
+    """30 ms of GPU work, 90 ms under the profiler."""
+    estimated = replace(capture, diagnosis=replace(DIAGNOSIS, step_ms_low=20.0, step_ms_high=120.0, timed=False))
+    assert "an estimated 30–90 ms without the profiler" in clear(plain(answer_of(estimated).text))
 
 
 def test_what_bounds_the_steps(capture: CaptureSummary) -> None:
@@ -207,13 +258,14 @@ def test_what_bounds_the_steps(capture: CaptureSummary) -> None:
 
     assert "The program runs ahead of the GPU here" not in said(STEP)
     assert "The program runs ahead of the GPU here" in said(replace(STEP, on_gpu=True))
-    assert "What counts as a step: a range step. There are 2, of 90.00 ms" in said(STEP)
-    assert (
-        "An operation starts 8 µs after its launch (median; for the slowest tenth 90 µs or more). At a launch, 1"
-        in said(STEP)
+    assert "What counts as a step: each NVTX range named step. There are 2, of 90.00 ms" in said(STEP)
+    assert "An operation starts 8 µs after its launch (median; for the slowest tenth 90 µs or more). When a" in said(
+        STEP
     )
-    assert "1 earlier operation waits or runs (median; the most: 30): the GPU has no work in reserve" in said(STEP)
-    assert "345 earlier operations wait or run" in said(replace(STEP, queue=(345.0, 700)))
+    assert "When a kernel is launched, 1 is still queued (median; at most 30): the GPU has no work in reserve" in said(
+        STEP
+    )
+    assert "345 are still queued (median; at most 700)" in said(replace(STEP, queue=(345.0, 700)))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
 
 
@@ -227,7 +279,7 @@ def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
     device = DeviceSteps(0, Parts(0.0, 0.0, 0.0, 90.0), (), (), (IdleTime("unknown", "", "", 90.0, 1),))
     idle = replace(capture, step=replace(step_of(device), launch_latency_us=None), diagnosis=None)
     assert clear(plain(answer_of(idle).text)) == (
-        "A step takes 90.00 ms under the profiler. Nothing runs on the GPU in it."
+        "A step takes 90.00 ms under the profiler (mean of 2; median 90.00 ms). Nothing runs on the GPU in it."
     )
     assert not [block for block in blocks_of(idle) if isinstance(block, Table)]
 
@@ -248,6 +300,18 @@ def test_many_captures_are_folded(capture: CaptureSummary) -> None:
     code = [one for one in unfolded(found.blocks) if isinstance(one, Listing) and one.kind == "python"]
     assert len(code) == len(FINDINGS)
     assert not [block for block in unfolded(found.blocks) if isinstance(block, Timeline)]
+
+
+def test_many_captures_on_the_terminal(capture: CaptureSummary, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first finding of each, and a line on all that were timed alone."""
+    unprofiled = Unprofiled("ok", phases={"step": Stats(1, 50.0, None, 50.0, 50.0, 50.0)})
+    timed = [CaptureSummary(f"timed {i}", "", "timings.csv", "not_profiled", unprofiled=unprofiled) for i in range(5)]
+    print_answers(build_report(Evidence((capture, replace(capture, name="again"), *timed))))
+    printed = capsys.readouterr().out
+    assert printed.count("1. The GPU waits for the input pipeline") == 2
+    assert "2. Attention" not in printed
+    assert "timed 0" not in printed
+    assert "5 configurations without a capture: see the report." in printed
 
 
 def _inside(folded: list[Details]) -> Iterator[Block]:

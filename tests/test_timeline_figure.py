@@ -45,7 +45,7 @@ def count(picture: NDArray[np.int64], color: str) -> int:
     return int(np.all(picture == [int(color[i : i + 2], 16) for i in (1, 3, 5)], axis=2).sum())
 
 
-def timeline(*lanes: Strip, title: str = "train_small256: one step of median duration, 100.0 ms") -> Timeline:
+def timeline(*lanes: Strip, title: str = "train_small256: the step nearest the median, 100.0 ms") -> Timeline:
     return Timeline("train_small256-step", title, lanes)
 
 
@@ -166,7 +166,7 @@ def test_a_capture_as_a_figure(tmp_path: Path) -> None:
     figure = timeline_of(capture)
     assert figure
     assert figure.key == "small_ctx256-step"
-    assert figure.title == "small_ctx256: one step of median duration, 38.18 ms"
+    assert figure.title == "small_ctx256: the step nearest the median, 38.18 ms"
     titles = [lane.title for lane in figure.lanes if lane.title]
     assert titles == ["CPU: main thread", "CPU: blocking calls", "GPU stream 7", "GPU idle"]
     assert [name for name, _, _ in figure.lanes[0].blocks] == ["forward", "loss", "backward", "optimizer"]
@@ -176,6 +176,20 @@ def test_a_capture_as_a_figure(tmp_path: Path) -> None:
     assert sum(spans) == pytest.approx(38.179, abs=0.001)
     assert size(figure, tmp_path)[0] == 1642
     assert Report("r", (Section("s", "Steps", (figure,)),)).figures == (figure,)
+
+
+def test_a_program_that_runs_ahead(tmp_path: Path) -> None:
+    """Its ranges belong to later work: their edges do not go through the lanes of the GPU, and the title says so."""
+    stream = Strip("GPU stream 7", "stream", (("matmul", 0.0, 100.0),))
+    figure = timeline(PHASES, stream)
+    lines, none = (pixels(replace(figure, cpu_ahead=ahead), tmp_path) for ahead in (False, True))
+    assert count(lines, CLASSES["matmul"]) < count(none, CLASSES["matmul"])
+    (capture,) = summarize(Trace.load(SWEEP / "small_ctx256_train_fp32" / "capture.sqlite"), "small_ctx256")
+    assert capture.step
+    ahead = timeline_of(replace(capture, step=replace(capture.step, on_gpu=True)))
+    assert ahead
+    assert ahead.cpu_ahead
+    assert ahead.title.endswith("38.18 ms. The CPU runs ahead: its ranges belong to later GPU work")
 
 
 def test_a_capture_without_steps() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -35,7 +36,7 @@ def explain(
     """Print why a training step of TRACE is as long as it is, and what would make it shorter.
 
     What the GPU does in a step, why it idles, and the findings, the largest saving first: what was seen, the lines of
-    code to try, and what would show that the finding is wrong. TRACE is a capture or a folder of captures.
+    code to try, and how to check it. TRACE is a capture or a folder of captures.
     """
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
@@ -54,10 +55,10 @@ def explain(
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     evidence = load_evidence((trace,), csv_paths, command_line(), _tell, names, given, selection=selection)
     if output_format == "json":
-        data = [explained_data(capture) for capture in evidence.captures]
-        click.echo(json.dumps(data, indent=1, allow_nan=False), file=data_stream())
+        click.echo(json.dumps(explained_data(evidence.captures), indent=1, allow_nan=False), file=data_stream())
         return
     section = steps.answer(evidence)
+    section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
     if not section.blocks:
         click.echo(f"{trace} holds no step that ran on a GPU: there is nothing to explain.")
     elif output_format == "markdown":

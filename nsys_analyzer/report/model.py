@@ -190,12 +190,16 @@ class Strip:
 
 @dataclass(frozen=True)
 class Timeline:
-    """Lanes below each other over one axis of time: what the CPU's threads and the GPU's streams did."""
+    """Lanes below each other over one axis of time: what the CPU's threads and the GPU's streams did.
+
+    ``cpu_ahead``: whether the CPU's ranges belong to later work of the GPU than what is below them.
+    """
 
     key: str
     title: str
     lanes: tuple[Strip, ...]
     x_axis: str = "ms since the step began"
+    cpu_ahead: bool = False
 
 
 @dataclass(frozen=True)

@@ -17,16 +17,16 @@ from nsys_analyzer.trace.arrays import Bools, Frame, Ints, SmallInts, dense_code
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
-    DEVICE_TO_PAGEABLE,
-    DEVICE_TO_PINNED,
+    FROM_HOST,
+    INTO_HOST,
     KERNEL,
     KINDS,
     LAUNCH,
     MEMCPY,
     ON_DEVICE,
     OTHER_CALL,
-    PAGEABLE_TO_DEVICE,
-    PINNED_TO_DEVICE,
+    TO_DEVICE,
+    TO_HOST,
     UNNAMED,
     GraphNodes,
     Launches,
@@ -52,8 +52,6 @@ if TYPE_CHECKING:
 _FIRST_CALLS = 20_000
 #: The largest grid that CUDA allows along y and z is 65,535, along x 2³¹ − 1; blocks of all three fit 64 bits then.
 _LARGEST_GRID = 2**21 - 1
-#: By the host's memory: pageable, pinned.
-_TO_DEVICE, _TO_HOST = (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE), (DEVICE_TO_PAGEABLE, DEVICE_TO_PINNED)
 _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
@@ -219,7 +217,11 @@ def _copies(parts: list[Frame]) -> SmallInts:
     direction, source, target = (join(parts[MEMCPY][column]) for column in ("direction", "source", "target"))
     kinds = np.select(
         [direction == 1, direction == 2, direction == 8],
-        [np.select([source == 0, source == 1], _TO_DEVICE), np.select([target == 0, target == 1], _TO_HOST), ON_DEVICE],
+        [
+            np.select([source == 0, source == 1], FROM_HOST[:2], TO_DEVICE),
+            np.select([target == 0, target == 1], INTO_HOST[:2], TO_HOST),
+            ON_DEVICE,
+        ],
     )
     lengths = [sum(map(len, part["start"])) for part in parts]
     others = [np.zeros(length, np.int32) for length in lengths]

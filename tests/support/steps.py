@@ -13,6 +13,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Case
 from nsys_analyzer.analysis.kernels.classes import classify
+from nsys_analyzer.analysis.steps.host import PAUSE_NS
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, Parts, StepSummary
@@ -20,11 +21,13 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.trace import columns
-from nsys_analyzer.trace.columns import KERNEL, MEMCPY
+from nsys_analyzer.trace.columns import ALLOCATE, FREE, KERNEL, MEMCPY
 from nsys_analyzer.trace.metadata import Gpu
 from tests.support.export import GEMM
 
 US = 1_000
+#: µs without a call from which on the program pauses.
+PAUSE = PAUSE_NS // US
 H200 = Gpu(0, "NVIDIA H200", 150 << 30, 132)
 #: Blocks of a kernel that fills the GPU.
 MANY = 10_000
@@ -121,6 +124,7 @@ class Steps:
             each([one.call for one in self.pieces]) + np.repeat(number * calls, pieces),
             ns([0] * pieces), ns([0] * pieces), ns([one.us for one in self.pieces]),
             np.arange(self.steps + 1) * calls, ns([one.events for one in self.calls]),
+            ns([0 if one.after < PAUSE or one.kind in (ALLOCATE, FREE) else one.after for one in self.calls]),
         )  # fmt: skip
         return Study(
             replay,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,9 @@ from nsys_analyzer.trace.columns import ALLOCATE, FREE, SYNCHRONIZE
 def find(case: Case) -> Iterator[Candidate]:
     """Calls of cudaMalloc, cudaFree and the like, and the synchronizations before they free."""
     study = case.study
-    chosen = np.isin(study.call, (ALLOCATE, FREE))
+    # Those of the host's memory, and those in the order of a stream, are another matter.
+    others = np.array([bool(re.search("Async|Host", api)) for api in study.apis] or [False])
+    chosen = np.isin(study.call, (ALLOCATE, FREE)) & ~others[study.api]
     if study.calls(chosen) < 1:
         return
     # PyTorch waits for the device before it frees.
@@ -24,7 +27,10 @@ def find(case: Case) -> Iterator[Candidate]:
         "allocator",
         "Memory is allocated and freed inside the step",
         (lambda replay: replay.without_calls(calls),),
-        (f"Each step makes {times(study.calls(chosen), 'call')} of {apis}; cudaFree waits for all work on the GPU.",),
+        (
+            f"Each step makes {times(study.calls(chosen), 'call')} of {apis}.",
+            *(["A call that frees waits for all work on the GPU."] if (chosen & (study.call == FREE)).any() else []),
+        ),
         "The step is replayed without these calls.",
         (
             "# leave out: torch.cuda.empty_cache()",

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.text import Words, plural
-from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.arrays import Bools, Ints
 
+#: A range with less of the time than this is not worth a word.
+_MINOR = 0.1
 #: A change of the steps.
 Change = Callable[[Replay], Replay]
 
@@ -42,8 +44,7 @@ class Case:
     @property
     def idle_share(self) -> float:
         """The share of a step without the profiler in which the GPU has nothing to do."""
-        busy_ms = float(self.study.replay.work.sum()) / self.study.steps / 1e6
-        return max(1 - busy_ms / self.step_ms, 0.0) if self.step_ms else 0.0
+        return max(1 - self.study.busy_ms / self.step_ms, 0.0) if self.step_ms else 0.0
 
     def calls_of(self, pieces: Bools) -> Bools:
         """The calls that launched some pieces."""
@@ -85,16 +86,23 @@ def shorter_pauses(calls: Bools, ns: float) -> Change:
 
 
 def saved_launches(case: Case, share: npt.NDArray[np.floating[Any]]) -> Change:
-    """A change that saves a share of the work of each piece, shape (pieces,), and as much of the call before it."""
-    work, after = (1 - share).astype(np.float64), np.ones(len(case.study.call))
-    after[case.study.replay.launch] = work
-    return lambda replay: replay.with_after(after).with_work(work)
+    """A change that saves a share of the work of each piece, shape (pieces,), and as much of the call before it.
+
+    A call that launches several, a CUDA graph, keeps its time.
+    """
+    replay = case.study.replay
+    many = np.bincount(replay.launch, minlength=len(case.study.call))
+    alone = many[replay.launch] == 1
+    after = np.ones(len(case.study.call))
+    after[replay.launch[alone]] = 1 - share[alone]
+    work = (1 - share).astype(np.float64)
+    return lambda replay: replay.with_launching(after).with_work(work)
 
 
 def less_of(pieces: Bools, saved: float, calls: Bools, kept: float) -> Change:
     """A change that saves this share of the work of some pieces, and keeps that share of the time behind some calls."""
     work, after = np.where(pieces, 1 - saved, 1.0), np.where(calls, kept, 1.0)
-    return lambda replay: replay.with_after(after).with_work(work)
+    return lambda replay: replay.with_launching(after).with_work(work)
 
 
 def both(*changes: Change) -> Change:
@@ -106,6 +114,19 @@ def both(*changes: Change) -> Change:
         return replay
 
     return change
+
+
+def three(value: float) -> str:
+    """A number in three digits or more, without an exponent."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def by_time(codes: Ints, ns: Floats, ranges: Sequence[str], most: int = 3) -> str:
+    """The ranges in which the most of some time passes, by the codes of their names, "no range" for -1."""
+    total = {code: float(ns[codes == code].sum()) for code in np.unique(codes).tolist()}
+    longest = sorted(total, key=lambda code: -total[code])
+    listed_ = [code for code in longest if total[code] >= _MINOR * sum(total.values())][:most]
+    return ", ".join(f"the range {ranges[code]}" if code >= 0 else "no range" for code in listed_)
 
 
 def listed(names: Sequence[str], most: int = 3) -> str:

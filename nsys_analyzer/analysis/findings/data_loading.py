@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, shorter_pauses, times
-from nsys_analyzer.analysis.steps.host import PAUSE_NS, is_loading
+from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, shorter_pauses, three, times
+from nsys_analyzer.analysis.steps.host import is_loading
 from nsys_analyzer.trace.arrays import Bools
-from nsys_analyzer.trace.columns import PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE
+from nsys_analyzer.trace.columns import FROM_HOST
 
 #: What it takes to get a batch that is ready: out of a queue, as far as the loop's own thread works for it, ns.
 _READY_NS = (500_000, 50_000)
@@ -20,11 +20,11 @@ def loading_pauses(case: Case) -> Bools:
     study = case.study
     loads = np.array([*(is_loading(name) for name in study.ranges), False])
     named = loads[study.pause_range]
-    copied = np.isin(study.copy, (PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE))
+    copied = np.isin(study.copy, FROM_HOST)
     copying = np.zeros(len(study.call) + 1, np.bool_)
     copying[study.replay.launch[copied]] = True
     unnamed = (study.pause_range == -1) & copying[1:]
-    chosen: Bools = (named | unnamed) & (study.replay.after >= PAUSE_NS)
+    chosen: Bools = (named | unnamed) & (study.replay.pause > 0)
     return chosen
 
 
@@ -34,7 +34,7 @@ def find(case: Case) -> Iterator[Candidate]:
     if not chosen.any():
         return
     study = case.study
-    ms = study.replay.after[chosen].sum() / study.steps / 1e6
+    ms = study.replay.pause[chosen].sum() / study.steps / 1e6
     names = listed([study.ranges[code] if code >= 0 else "" for code in study.pause_range[chosen].tolist()])
     where = f"in the range {names}" if names else "between two steps, before the batch is copied"
     yield Candidate(
@@ -42,9 +42,8 @@ def find(case: Case) -> Iterator[Candidate]:
         "The GPU waits for the input pipeline",
         tuple(shorter_pauses(chosen, ns) for ns in _READY_NS),
         (
-            f"For {ms:.3g} ms of each step the program calls nothing of CUDA's {where}: "
+            f"For {three(ms)} ms of each step the program calls nothing of CUDA's {where}: "
             f"{times(study.calls(chosen), 'stretch')}.",
-            f"The GPU idles for {case.step.idle_ms('data'):.3g} ms of each step meanwhile.",
         ),
         "The step is replayed with batches that are ready when they are asked for: 0.05 to 0.5 ms each.",
         (

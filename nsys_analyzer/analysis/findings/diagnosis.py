@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-
 from nsys_analyzer.analysis.findings import RULES
 from nsys_analyzer.analysis.findings.case import Candidate, Case
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
@@ -20,12 +18,14 @@ LEAST = 0.03
 #: The CPU is faster without a profiler beside it, by more than the recording of events: what takes it 1 under the
 #: profiler takes 0.84 at least. Two runs of one program differ by some percent, too.
 _CPU, _RUNS = 0.84, 0.03
+#: A replay that differs from the recorded steps by more tells nothing of others.
+_TRUSTED = 0.1
 #: From this share of a profiled step on, the profiler hides what the program does.
 _HIDES = 0.3
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 30, 4.0
 #: The columns of a replay that are times.
-_TIMES = ("after", "own", "lag", "latency", "spacing", "work")
+_TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
 
 
 def diagnose(capture: CaptureSummary) -> Diagnosis | None:
@@ -36,23 +36,26 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     baselines = _timed(study, unprofiled * 1e6) if unprofiled else _estimated(study)
     steps = [unprofiled] if unprofiled else [replay.step_ns() / 1e6 for replay in baselines]
+    profiled = study.measured_ns / 1e6
     low, high = min(steps), max(steps)
+    if not unprofiled:  # no program is slower without a profiler
+        low, high = min(low, profiled), min(high, profiled)
+    error = study.replay.step_ns() / study.measured_ns - 1 if study.measured_ns else 0.0
+    why = ""
+    if abs(error) > _TRUSTED:
+        why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
+    parts = capture.step.main.parts
+    if not unprofiled and parts.total_ms - parts.idle_ms > (1 + _TRUSTED) * high:
+        why = "the steps hold work of the GPU that was launched before them"
+    if why:
+        return Diagnosis(low, high, profiled, study.busy_ms, error, bool(unprofiled), (), why)
     case = Case(capture.step, study, capture.configuration, baselines, (low + high) / 2)
     found = [(candidate, _saves(case, candidate)) for rule in RULES for candidate in rule(case)]
     found = [(one, saves) for one, saves in found if sum(saves) / 2 >= LEAST * case.step_ms]
-    profiled = study.measured_ns / 1e6
     if profiled - high > _HIDES * profiled:
         found.append((_overhead(profiled, profiled - high), (profiled - high, profiled - steps[len(steps) // 2])))
     found.sort(key=lambda pair: -sum(pair[1]))
-    return Diagnosis(
-        low,
-        high,
-        profiled,
-        float(study.replay.work.sum()) / study.steps / 1e6,
-        study.replay.step_ns() / study.measured_ns - 1 if study.measured_ns else 0.0,
-        bool(unprofiled),
-        tuple(_ranked(case, found)),
-    )
+    return Diagnosis(low, high, profiled, study.busy_ms, error, bool(unprofiled), tuple(_ranked(case, found)))
 
 
 def _overhead(profiled_ms: float, overhead_ms: float) -> Candidate:
@@ -77,7 +80,7 @@ def _overhead(profiled_ms: float, overhead_ms: float) -> Candidate:
 def _estimated(study: Study) -> tuple[Replay, ...]:
     """The steps without the least and without the most that the profiler may have cost."""
     least, most = study.replay.with_events_costing(study.low_share), study.replay.with_events_costing(1.0)
-    return least, most, most.with_after(np.full(len(most.after), _CPU))
+    return least, most, most.at_pace(_CPU)
 
 
 def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:

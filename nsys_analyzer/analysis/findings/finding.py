@@ -55,6 +55,8 @@ class Diagnosis:
         profiled_ms: what the studied steps take under the profiler.
         busy_ms: the GPU's work in a step, which no change of the program's own time makes shorter.
         error: the replayed steps ÷ the recorded ones − 1.
+        timed: whether the step was timed without the profiler.
+        doubt: why nothing is looked for, empty where findings can be trusted.
     """
 
     step_ms_low: float
@@ -64,6 +66,7 @@ class Diagnosis:
     error: float
     timed: bool
     findings: tuple[Finding, ...]
+    doubt: str = ""
 
     @property
     def step_ms(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, shorter_pauses, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, by_time, shorter_pauses, three, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 
 #: A pause from here on is no part of launching work, and what is left of it when its cause is gone, ns.
@@ -14,19 +14,20 @@ LONG_NS, _LEFT_NS = 1_000_000, (200_000, 20_000)
 def find(case: Case) -> Iterator[Candidate]:
     """Pauses outside the input pipeline."""
     study = case.study
-    chosen = (study.replay.after >= LONG_NS) & ~loading_pauses(case)
+    pause = study.replay.pause
+    chosen = (pause >= LONG_NS) & ~loading_pauses(case)
     if not chosen.any():
         return
-    ms = study.replay.after[chosen].sum() / study.steps / 1e6
-    names = listed([study.ranges[code] if code >= 0 else "" for code in study.pause_range[chosen].tolist()])
+    ms = float(pause[chosen].sum()) / study.steps / 1e6
+    where = by_time(study.pause_range[chosen], pause[chosen], study.ranges)
     yield Candidate(
         "host_stall",
-        "The program pauses",
+        "The CPU stops launching work",
         tuple(shorter_pauses(chosen, ns) for ns in _LEFT_NS),
         (
-            f"Each step holds {times(study.calls(chosen), 'pause')} of 1 ms or more, {ms:.3g} ms together, in which "
-            f"the program makes no CUDA call, in {f'the range {names}' if names else 'no range'}.",
-            f"The longest takes {study.replay.after[chosen].max() / 1e6:.3g} ms.",
+            f"Each step holds {times(study.calls(chosen), 'pause')} of 1 ms or more, {three(ms)} ms together, in which "
+            f"the program makes no CUDA call, most of it in {where}.",
+            f"The longest takes {three(pause[chosen].max() / 1e6)} ms.",
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",
         (

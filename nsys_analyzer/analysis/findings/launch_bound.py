@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, Change, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 from nsys_analyzer.analysis.findings.host_stall import LONG_NS
-from nsys_analyzer.analysis.steps.host import PAUSE_NS
 from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import ALLOCATE, FREE
 
@@ -29,17 +29,21 @@ def find(case: Case) -> Iterator[Candidate]:
     idle = {cause: case.step.idle_ms(cause) for cause in CAUSES}
     if max(idle, key=lambda cause: idle[cause]) != "launch" or case.idle_share < IDLE:
         return
-    after = study.replay.after
     others = loading_pauses(case) | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
-    launching = ~others & (after < PAUSE_NS)
-    working = ~others & (after < LONG_NS)
+    kept, pausing = np.where(others, 1.0, 0.0), ~others & (study.replay.pause < LONG_NS)
 
-    work = float(study.replay.work.sum()) / study.steps / 1e6
+    def in_graph(replay: Replay) -> Replay:
+        return replay.with_launching(kept)
+
+    def without_pauses(replay: Replay) -> Replay:
+        return replay.with_launching(kept).with_pauses(pausing, 0.0)
+
+    work = study.busy_ms
     launches = len(study.replay.work) / study.steps
     yield Candidate(
         "launch_bound",
         "The GPU waits for launches",
-        (_without(launching), _without(working)),
+        (in_graph, without_pauses),
         (
             f"{times(launches, 'operation')} a step take {work / max(launches, 1) * 1e3:.3g} µs on the GPU each, on "
             f"average; without the profiler the program needs {case.step_ms / max(launches, 1) * 1e3:.3g} µs for one.",
@@ -54,12 +58,6 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Double the batch: if the step takes twice as long, launches are not what it waits for.",
     )
-
-
-def _without(calls: Bools) -> Change:
-    """A change that takes the time behind some calls away."""
-    kept = np.where(calls, 0.0, 1.0)
-    return lambda replay: replay.with_after(kept)
 
 
 def _between_waits(awaited: Ints) -> Bools:

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, three, times
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import ON_DEVICE
 
 #: So many copies in a row are a chain; the least and the most of their work that a better layout saves.
 _CHAIN, _SAVED = 3, (0.65, 1.0)
+#: A longer row copies tensors side by side, as an average of weights does.
+_LONGEST = 16
 #: Copies of one tensor differ by this factor in their thread blocks at most, for the sizes of their types.
 _ALIKE = 4
 
@@ -25,11 +27,11 @@ def find(case: Case) -> Iterator[Candidate]:
     ms = case.ms(chosen)
     yield Candidate(
         "layout_copies",
-        "Copies follow copies",
+        "Chains of redundant copies",
         tuple(saved_launches(case, chosen * share) for share in _SAVED),
         (
             f"{times(study.count(chosen), 'copy')} a step stand in chains of {_CHAIN} or more, one directly behind the "
-            f"other, and take {ms:.3g} ms ({ms / case.step_ms:.0%} of the step).",
+            f"other, and take {three(ms)} ms ({ms / case.step_ms:.0%} of the step).",
         ),
         f"The step is replayed without {_SAVED[0]:.0%} to {_SAVED[1]:.0%} of them: a chain ends in one copy or none.",
         (
@@ -56,5 +58,6 @@ def chains(case: Case) -> Bools:
     unlike = np.maximum(size[1:], size[:-1]) > _ALIKE * np.minimum(size[1:], size[:-1])
     starts = np.flatnonzero(np.append(True, (np.diff(index) > 1) | unlike))
     lengths = np.diff(np.append(starts, len(index)))
-    found[index[np.repeat(lengths, lengths) >= _CHAIN]] = True
+    each = np.repeat(lengths, lengths)
+    found[index[(each >= _CHAIN) & (each <= _LONGEST)]] = True
     return found

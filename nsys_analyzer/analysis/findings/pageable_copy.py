@@ -31,7 +31,8 @@ def find(case: Case) -> Iterator[Candidate]:
     def pinned(replay: Replay) -> Replay:
         return replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
 
-    loading = loading_pauses(case)
+    # Getting a batch into pinned memory ahead spares what it takes to get it at all, not the making of it.
+    loading = loading_pauses(case) & (study.replay.pause <= study.duration[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
         ready = replay.with_pauses(loading, _READY_NS).without_waits(calls)

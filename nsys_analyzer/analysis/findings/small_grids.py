@@ -28,7 +28,7 @@ def find(case: Case) -> Iterator[Candidate]:
     worst = study.kernels[int(np.bincount(study.kernel[small], study.replay.work[small]).argmax())]
     yield Candidate(
         "small_grids",
-        "Kernels fill a part of the GPU",
+        "Kernels are too small to fill the GPU",
         tuple(saved_work(share * idle) for share in _SAVED),
         (
             f"{times(study.count(small), 'kernel')} a step of fewer blocks than the GPU's {units} multiprocessors take "

@@ -6,6 +6,7 @@ that are one pass already (a norm, a softmax, a sum) are part of a chain, and ke
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -16,6 +17,8 @@ from nsys_analyzer.analysis.findings.unfused_attention import attention_work
 from nsys_analyzer.analysis.steps.replay import Floats
 from nsys_analyzer.trace.arrays import Bools
 
+#: Kernels that torch.compile or XLA made.
+_COMPILED = re.compile("^triton_|_fusion")
 _PLAIN = ("elementwise", "copy/layout")
 _CLASSES = (*_PLAIN, "reduction", "normalization", "softmax")
 
@@ -23,7 +26,7 @@ _CLASSES = (*_PLAIN, "reduction", "normalization", "softmax")
 def find(case: Case) -> Iterator[Candidate]:
     """Kernels of these classes that no compiler made, outside the optimizer."""
     study = case.study
-    compiled = np.array([*(name.startswith("triton_") for name in study.kernels), False])
+    compiled = np.array([*(bool(_COMPILED.search(name)) for name in study.kernels), False])
     chosen = study.of_class(*_CLASSES) & ~compiled[study.kernel] & ~study.in_phase("optimizer")
     chosen &= ~attention_work(case)[1] & ~chains(case)  # which have findings of their own
     if study.count(chosen) < 2:

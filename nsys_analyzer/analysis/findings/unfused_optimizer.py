@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, three, times
 
 #: A fused AdamW moves 7 tensors of a parameter's size, a naive one 20; those that fit the cache cost less.
 _SAVED = (0.4, 0.7)
+#: A fused optimizer's kernel, of PyTorch, of Apex and those like it, and of a compiler.
+_FUSED = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
 #: Fused optimizers need fewer kernels than this.
 _FUSED_KERNELS = 40
 
@@ -17,8 +20,8 @@ _FUSED_KERNELS = 40
 def find(case: Case) -> Iterator[Candidate]:
     """An optimizer phase of many kernels, none of which is a fused one."""
     study = case.study
-    chosen = study.in_phase("optimizer") & (study.kernel >= 0)
-    fused = np.array([*("fused" in name.lower() and "adam" in name.lower() for name in study.kernels), False])
+    chosen = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
+    fused = np.array([*(bool(_FUSED.search(name)) for name in study.kernels), False])
     if study.count(chosen) < _FUSED_KERNELS or (fused[study.kernel] & chosen).any():
         return
     calls = case.calls_of(chosen)
@@ -29,7 +32,7 @@ def find(case: Case) -> Iterator[Candidate]:
         "unfused_optimizer",
         "The optimizer is not fused",
         tuple(less_of(chosen, share, calls, _FUSED_KERNELS / per_step) for share in _SAVED),
-        (f"The optimizer runs {times(per_step, 'kernel')} a step ({kind}) for {case.ms(chosen):.3g} ms on the GPU.",),
+        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {three(case.ms(chosen))} ms on the GPU.",),
         f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and {_SAVED[0]:.0%} to {_SAVED[1]:.0%} "
         "less work: a fused AdamW moves 7 tensors of the parameters' size, a naive one 20, some of them in the cache.",
         ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),

@@ -31,11 +31,15 @@ from nsys_analyzer.trace.phase_names import normalized_name
 PAUSE_NS = 100_000
 #: From this on a copy's call blocks, ns: an asynchronous one returns at once.
 _BLOCKS_NS = 15_000
+#: The clocks of threads, to this, ns.
+_SKEW_NS = 3_000
 
-_LOADING = frozenset({
-    "data", "dataset", "dataloader", "dataloading", "loader", "loading", "load", "batch", "batches", "fetch",
-    "fetching", "prefetch", "input", "inputs", "minibatch", "iterator",
-})  # fmt: skip
+#: Words that name the input pipeline, and those that do so together, as in ``get_batch``.
+_LOADING = (
+    "data", "dataset", "dataloader", "dataloading", "loader", "loading", "fetch", "fetching", "prefetch", "minibatch",
+)  # fmt: skip
+_VERBS = ("get", "next", "load", "collate", "read")
+_NOUNS = ("batch", "batches", "input", "inputs", "sample", "samples")
 #: Starts of words that name a part of the model: ``BatchNorm2d``, ``DistributedDataParallel.forward``, ``input_proj``.
 _OF_THE_MODEL = ("norm", "parallel", "embed", "proj", "layer", "forward", "backward", "loss")
 
@@ -76,8 +80,11 @@ class Host:
         return self.ranges.names[self.ranges.name[index]] if index != NONE else ""
 
 
-def find_host(attributed: AttributedTrace, process: int) -> Host:
-    """The CPU's side of a process."""
+def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int] | None = None) -> Host:
+    """The CPU's side of a process.
+
+    ``bounds``: from when to when it matters, so that what comes before its first call and behind its last is seen.
+    """
     trace = attributed.trace
     launches = trace.launches
     launched = attributed.attribution.launch
@@ -97,10 +104,17 @@ def find_host(attributed: AttributedTrace, process: int) -> Host:
     waiting = np.flatnonzero((calls.call == SYNCHRONIZE) | (calls.call == COPY))
     lasting = (calls.end - calls.start)[waiting]
     waiting = waiting[(calls.call[waiting] == SYNCHRONIZE) | (lasting > _BLOCKS_NS)]
+    # Where another thread goes on meanwhile, the program does not wait.
+    following = np.append(calls.start[1:], np.iinfo(np.int64).max)
+    waiting = waiting[following[waiting] >= calls.end[waiting] - _SKEW_NS]
     allocating = np.flatnonzero((calls.call == ALLOCATE) | (calls.call == FREE))
     reached = np.maximum.accumulate(calls.end) if len(calls) else calls.end
-    before = np.flatnonzero(calls.start[1:] - reached[:-1] >= PAUSE_NS)
-    pauses = Cover.of(reached[before], calls.start[before + 1])
+    first, last = bounds if bounds and len(calls) else (0, 0)
+    begin, end = np.append(first, reached), np.append(calls.start, last)
+    long = np.flatnonzero(end - begin >= PAUSE_NS)
+    if not bounds:
+        long = long[(long > 0) & (long < len(calls))]
+    pauses = Cover.of(begin[long], end[long])
     ranges = trace.ranges
     # The main thread's ranges tell what the program does; autograd's are operators.
     listed = np.flatnonzero((process_of(ranges.thread) == process) & ~np.isin(ranges.thread, autograd_threads(trace)))
@@ -130,5 +144,7 @@ def _inside_another(calls: Launches) -> Bools:
 
 def is_loading(name: str) -> bool:
     """True for the name of a range around the input pipeline."""
-    words = normalized_name(name).split()
-    return not _LOADING.isdisjoint(words) and not any(word.startswith(_OF_THE_MODEL) for word in words)
+    words = set(normalized_name(name).split())
+    together = not words.isdisjoint(_VERBS) and not words.isdisjoint(_NOUNS)
+    of_the_model = any(word.startswith(_OF_THE_MODEL) for word in words)
+    return (together or not words.isdisjoint(_LOADING)) and not of_the_model

@@ -20,7 +20,7 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _LONG_AGO = -(2.0**62)
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
-_COLUMNS = ("after", "own", "awaited", "lag", "launch", "latency", "spacing", "work", "events")
+_COLUMNS = ("after", "own", "awaited", "lag", "launch", "latency", "spacing", "work", "events", "pause")
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ class Replay:
         spacing: shape (pieces,), from the end of the piece before to the earliest start.
         work: shape (pieces,), ns of GPU work that nothing else hides.
         first_call: shape (steps + 1,), the first call of each step, and the one behind the last.
-        events: shape (calls,), how many events the profiler recorded from each call to the next.
+        events: shape (calls,), what the profiler may have cost at most from each call to the next.
+        pause: shape (calls,), the part of ``after`` in which the program does something else than launching: from the
+            call's end to the next call, where that is long, else 0. Other calls, or none, leave it as it is.
     """
 
     after: Floats
@@ -50,6 +52,7 @@ class Replay:
     work: Floats
     first_call: Ints
     events: Floats
+    pause: Floats
 
     @property
     def steps(self) -> int:
@@ -58,7 +61,12 @@ class Replay:
 
     def with_events_costing(self, ns: float) -> Replay:
         """The same steps without what the profiler adds: so much for each event, as far as there is time to take."""
-        return replace(self, after=self.after - np.minimum(self.events * ns, 0.9 * self.after))
+        after = self.after - np.minimum(self.events * ns, 0.9 * self.after)
+        return replace(self, after=after, pause=np.minimum(self.pause, after))
+
+    def at_pace(self, factor: float) -> Replay:
+        """The same steps with all of the CPU's time, and nothing of the GPU's, times a factor."""
+        return replace(self, after=self.after * factor, pause=self.pause * factor)
 
     def step_ns(self) -> float:
         """How long a step takes, ns: from one's end to the next's, without the first, which begins with an idle GPU.
@@ -124,17 +132,18 @@ class Replay:
         return replace(self, awaited=np.where(chosen, -1, self.awaited), after=after)
 
     def without_calls(self, chosen: Bools) -> Replay:
-        """Calls that are gone, with the time to the next call."""
+        """Calls that are gone, with the time to the next call, but for a pause."""
         freed = self.without_waits(chosen)
-        return replace(freed, after=np.where(chosen, 0.0, freed.after))
+        return replace(freed, after=np.where(chosen, self.pause, freed.after))
 
     def with_pauses(self, chosen: Bools, ns: float) -> Replay:
-        """Calls with at most so much time to the next one."""
-        return replace(self, after=np.where(chosen, np.minimum(self.after, ns), self.after))
+        """Pauses of at most so much behind some calls."""
+        cut = np.where(chosen, np.maximum(self.pause - ns, 0.0), 0.0)
+        return replace(self, after=self.after - cut, pause=self.pause - cut)
 
-    def with_after(self, factor: Floats) -> Replay:
-        """The time behind each call times a factor, shape (calls,)."""
-        return replace(self, after=self.after * factor)
+    def with_launching(self, factor: Floats) -> Replay:
+        """The time from each call to the next times a factor, shape (calls,), pauses left as they are."""
+        return replace(self, after=self.pause + (self.after - self.pause) * factor)
 
     def with_work(self, factor: Floats) -> Replay:
         """The work of each piece times a factor, shape (pieces,); a piece without work starts no gap either."""

@@ -9,7 +9,7 @@ import numpy as np
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
-from nsys_analyzer.analysis.steps.host import Host
+from nsys_analyzer.analysis.steps.host import PAUSE_NS, Host
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, EventCost, slowness
@@ -29,6 +29,8 @@ from nsys_analyzer.trace.metadata import Gpu
 
 #: Steps that are studied, and the calls that they may have together.
 _FEWEST, _MOST_STEPS, _MOST_CALLS = 3, 10, 15_000
+#: A step that takes this many times the median one holds something else, too.
+_UNUSUAL = 1.5
 #: A call may wait from this duration on, ns. The driver's queue holds 1,024 launches: near that one waits for room.
 _LONG_NS, _QUEUE = 20_000, 1_000
 #: The least that a synchronization takes, and the clocks' difference, ns.
@@ -94,6 +96,13 @@ class Study:
         of_phase: Bools = np.array([*(one in phases for one in self.phases), False])[self.phase]
         return of_phase
 
+    @property
+    def busy_ms(self) -> float:
+        """The GPU's work in a step, of the steps that a replay looks at, ms."""
+        left_out = 1 if self.steps >= _FEWEST else 0
+        later = self.replay.launch >= self.replay.first_call[left_out]
+        return float(self.replay.work[later].sum()) / (self.steps - left_out) / 1e6
+
     def ms(self, pieces: Bools) -> float:
         """The work of some pieces in a step, ms."""
         return float(self.replay.work[pieces].sum()) / self.steps / 1e6
@@ -119,9 +128,10 @@ def study_steps(
     operations = attributed.trace.operations
     known = operations.start[: schema.GRIDS.limit + 1][operations.kernels]
     until = int(known[-1]) if len(known) > schema.GRIDS.limit else None
-    bounds = _bounds(windows, host, until)
-    if bounds is None:
+    steps = _chosen(windows, host, until)
+    if steps is None:
         return None
+    bounds = windows.called[steps.start : steps.stop + 1]
     first_call = np.searchsorted(host.calls.start, bounds)
     low, high = int(first_call[0]), int(first_call[-1])
     calls = host.calls.select(slice(low, high))
@@ -140,11 +150,23 @@ def study_steps(
     awaited, own, lag = _waits(
         calls, launch, end, np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
     )
+    # Where another thread goes on meanwhile, the program does not wait.
+    awaited = np.where(following < calls.end - _SKEW_NS, NONE, awaited)
     waits = awaited != NONE
+    idle = np.maximum(following - calls.end, 0).astype(np.float64)
     after = np.maximum(following - np.where(waits, calls.end, calls.start), 0).astype(np.float64)
     low_cost, high_cost = _profiler_costs(attributed, host.process, calls.start, following)
     replay = Replay(
-        after, own, awaited, lag, launch, *replayed, (end - begin).astype(np.float64), first_call - low, high_cost
+        after,
+        own,
+        awaited,
+        lag,
+        launch,
+        *replayed,
+        (end - begin).astype(np.float64),
+        first_call - low,
+        high_cost,
+        np.where(idle >= PAUSE_NS, idle, 0.0),
     )
     instance = attributed.instance_pair[0][mine]
     instances, kernels, ranges = attributed.instances, attributed.kernels, attributed.trace.ranges
@@ -160,7 +182,7 @@ def study_steps(
         _named(attributed, host, (np.maximum(calls.end, calls.start) + following) // 2),
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
-        float(np.mean(windows.end - windows.start) if windows.on_gpu else np.mean(np.diff(bounds))),
+        _measured_ns(windows, steps),
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
         gpu,
     )  # fmt: skip
@@ -173,10 +195,22 @@ def _firsts(operation: Ints) -> Bools:
     return first
 
 
-def _bounds(windows: Windows, host: Host, until: int | None) -> Ints | None:
-    """When the program began the steps that are studied, and what follows them: those around the median one.
+def _measured_ns(windows: Windows, steps: slice) -> float:
+    """How long a step takes under the profiler, mean: of the steps that a replay looks at, too."""
+    later = slice(steps.start + (steps.stop - steps.start >= _FEWEST), steps.stop)
+    if windows.on_gpu:
+        return float(np.mean((windows.end - windows.start)[later]))
+    return float(np.mean(np.diff(windows.called[later.start : later.stop + 1])))
 
-    ``until``: the first moment from which on grids of kernels are not known, None where all are.
+
+def _chosen(windows: Windows, host: Host, until: int | None) -> slice | None:
+    """The steps that are studied: consecutive ones around the median one.
+
+    What lies between two steps belongs to the first of them, but for an evaluation and the like: a step that takes
+    much longer than usual, up to the next, is left out.
+
+    Args:
+        until: the first moment from which on grids of kernels are not known, None where all are.
     """
     called = windows.called
     if until is not None and (within := called[called < until]).size > _FEWEST:
@@ -186,11 +220,14 @@ def _bounds(windows: Windows, host: Host, until: int | None) -> Ints | None:
     counts = np.diff(np.searchsorted(host.calls.start, called[: steps + 1]))
     if not len(counts) or not counts.any():
         return None
-    many = int(np.clip(_MOST_CALLS // max(1, int(np.median(counts))), 1, min(_MOST_STEPS, steps)))
-    length = np.diff(called[: steps + 1])
-    middle = int(np.argsort(length, kind="stable")[(steps - 1) // 2])
-    first = int(np.clip(middle - many // 2, 0, steps - many))
-    return called[first : first + many + 1]
+    length = (windows.end - windows.start)[:steps] if windows.on_gpu else np.diff(called[: steps + 1])
+    usual = np.flatnonzero(length <= _UNUSUAL * np.median(length))
+    runs = np.split(usual, np.flatnonzero(np.diff(usual) > 1) + 1)
+    run = max(runs, key=len)
+    many = int(np.clip(_MOST_CALLS // max(1, int(np.median(counts))), 1, min(_MOST_STEPS, len(run))))
+    middle = int(run[np.argsort(length[run], kind="stable")[(len(run) - 1) // 2]])
+    first = int(np.clip(middle - many // 2, run[0], run[-1] + 1 - many))
+    return slice(first, first + many)
 
 
 def _named(attributed: AttributedTrace, host: Host, time: Ints) -> Ints:

@@ -45,7 +45,8 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
     if windows is None or not len(mine):
         return None
     every, windows = windows, _some_of(windows, len(mine))
-    view = _View(attributed, windows, find_host(attributed, process))
+    host = find_host(attributed, process, (int(every.start[0]), int(every.end[-1])))
+    view = _View(attributed, windows, every, host)
     devices = np.unique(operations.device[mine]).tolist()
     chosen = [mine[operations.device[mine] == device] for device in devices]
     dissected = [view.device(device, index) for device, index in zip(devices, chosen, strict=True)]
@@ -88,8 +89,8 @@ class _Sums:
 class _View:
     """The operations of an attributed trace, each with its rank, its class and its phase."""
 
-    def __init__(self, attributed: AttributedTrace, windows: Windows, host: Host) -> None:
-        self.attributed, self.windows, self.host = attributed, windows, host
+    def __init__(self, attributed: AttributedTrace, windows: Windows, every: Windows, host: Host) -> None:
+        self.attributed, self.windows, self.every, self.host = attributed, windows, every, host
         operations, kernels = attributed.trace.operations, attributed.kernels
         self.classes = tuple(dict.fromkeys((*kernels.classes, _FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
@@ -199,10 +200,10 @@ class _View:
 
     def _near_the_middle(self, chosen: Ints) -> Ints:
         """The operations that are launched in some steps of the middle of the capture."""
-        middle = len(self.windows) // 2
-        low, high = max(0, middle - _LOOKED_AT), min(len(self.windows), middle + _LOOKED_AT)
+        middle = len(self.every) // 2
+        low, high = max(0, middle - _LOOKED_AT), min(len(self.every), middle + _LOOKED_AT)
         time = self.launched[chosen]
-        near: Ints = chosen[(time >= self.windows.called[low]) & (time < self.windows.called[high])]
+        near: Ints = chosen[(time >= self.every.called[low]) & (time < self.every.called[high])]
         return near
 
     def lanes(self, chosen: Ints) -> tuple[Lane, ...]:

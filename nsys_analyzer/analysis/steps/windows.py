@@ -62,10 +62,11 @@ def _of_steps(attributed: AttributedTrace, process: int) -> Windows | None:
     for phase in (STEP, OTHER_STEP):
         chosen = _measured(attributed, process, phase)
         if chosen.any():
-            name = ranges.names[ranges.name[instances.range[chosen][0]]]
-            by_profiler = name.startswith(_PROFILER_STEP)
+            names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[chosen]].tolist())]
+            by_profiler = names[0].startswith(_PROFILER_STEP)
             start, end = _apart(instances.start[chosen], instances.end[chosen])
-            unit = "a step of PyTorch's profiler" if by_profiler else f"a range {name}"
+            unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
+            unit = "a step of PyTorch's profiler" if by_profiler else unit
             called = np.append(start, end[-1:])
             return Windows("profiler_step" if by_profiler else "range", unit, start, end, called)
     return None
@@ -159,7 +160,7 @@ def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process:
     last = _last_ends(windows, time, end)
     before = np.append(windows.start[0], np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
-    starts = np.maximum(before, np.append(windows.start[0], ends[:-1]))
+    starts = np.maximum.reduce([before, windows.start, np.append(windows.start[0], ends[:-1])])
     kept = ends > starts
     if not kept.any():
         return windows

@@ -256,12 +256,14 @@ class _View:
         unprofiled = capture.unprofiled.trusted_ms(name) if capture.unprofiled else None
         if unprofiled and busy <= unprofiled * (1 + TOLERANCE):
             return unprofiled, "unprofiled"
-        estimated = capture.diagnosis.step_ms if capture.diagnosis and name == STEP else None
-        if estimated and busy <= estimated * (1 + TOLERANCE):
+        diagnosis = capture.diagnosis if name == STEP else None
+        estimated = diagnosis.step_ms if diagnosis and not diagnosis.doubt else None
+        wall = phase.wall_ms.typical if phase and capture.is_timed(phase) else None
+        # From one step's start to the next there may be more than a step.
+        if estimated and busy <= estimated * (1 + TOLERANCE) and (wall is None or estimated <= wall * (1 + TOLERANCE)):
             return estimated, "estimated"
         if phase is None or phase.uneven:
             return None
-        wall = phase.wall_ms.typical if capture.is_timed(phase) else None
         if wall and busy < GPU_BOUND * wall:
             return (busy, "gpu_busy") if busy else (wall, "wall")
         return (wall, "wall") if wall else (busy, "gpu_busy") if busy else None
@@ -347,7 +349,7 @@ class _View:
         if study is None:
             return
         for kind, name in enumerate(COPIES):
-            chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0)
+            chosen = (study.kind == MEMCPY) & (study.copy == kind) & (study.size > 0) & study.first
             ns = int(study.duration[chosen].sum())
             if ns:
                 moved = float(np.sum(study.size[chosen])) * (2 if kind == ON_DEVICE else 1) / study.steps

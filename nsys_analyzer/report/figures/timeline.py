@@ -48,7 +48,7 @@ _DENSE = 300
 #: Boxes of the first lane whose edges go down through the others.
 _MOST_PHASES = 8
 #: The rows of the legend.
-_RANGES, _STREAMS, _IDLE = "CPU ranges", "kernel class", "idle because of"
+_RANGES, _STREAMS, _IDLE = "CPU ranges", "kernel class", "idle, by cause"
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,8 @@ def draw_timeline(canvas: Canvas, figure: Timeline) -> None:
             _draw_boxes(axes, lane, legend[_RANGES], place, scale, written)
         middle, beside = top + place[1] / 2, axes.get_yaxis_transform()
         axes.text(-_PAD / scale.width, middle, label, transform=beside, ha="right", va="center", fontsize=_FONT)
-    _draw_phases(axes, figure, scale, depth)
+    if not figure.cpu_ahead:
+        _draw_phases(axes, figure, scale, depth)
     shares = any(lane.kind in _COLORS for lane in figure.lanes)
     axes.set_xlabel(fitted(figure.x_axis, TITLE) + (_HEIGHT if shares else ""))
     axes.set(xlim=(scale.low, scale.high), ylim=(depth, 0), yticks=())
@@ -116,6 +117,16 @@ def draw_timeline(canvas: Canvas, figure: Timeline) -> None:
 _HEIGHT = "  (GPU: the height of a color is its share of the time)"
 #: What stands for classes and causes that have no color.
 _REST = {"stream": "other", "idle": "unknown"}
+#: The causes of idle time as the legend names them.
+_CAUSES = {
+    "launch": "launching, short pauses",
+    "sync": "waits for the GPU",
+    "copy": "waits for a copy",
+    "allocator": "allocates or frees memory",
+    "host": "other CPU work",
+    "data": "loads a batch",
+    "communication": "a collective waits to start",
+}
 _COLORS = {"stream": _STREAMS, "idle": _IDLE}
 
 
@@ -315,7 +326,7 @@ def _rows(title: str, colors: Mapping[str, str], width: float, ruler: _Ruler) ->
     rows: list[_Row] = []
     reached = width
     for name, color in colors.items():
-        text = _fit(short(name), width - _PATCH - _BESIDE, ruler)
+        text = _fit(_CAUSES.get(name, name) if title == _IDLE else short(name), width - _PATCH - _BESIDE, ruler)
         needed = _PATCH + _BESIDE + ruler.width(text)
         if reached + needed > width:
             rows.append(("" if rows else title, []))

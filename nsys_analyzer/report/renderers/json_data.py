@@ -12,9 +12,12 @@ from nsys_analyzer.analysis.summary.limits import ClassRate, limits_of
 from nsys_analyzer.analysis.summary.statistics import KernelRow, without_communication
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import busy_share
+from nsys_analyzer.report.sections.anatomy import call_name
+from nsys_analyzer.report.sections.missing import why_missing
 from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.findings.finding import Finding
     from nsys_analyzer.analysis.steps.step import DeviceSteps, Parts
     from nsys_analyzer.report.model import FinishedBench, Report
     from nsys_analyzer.trace.metadata import Gpu, Metadata
@@ -75,7 +78,7 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
         "attention": _attention(capture),
         "limits": _limits(capture),
         "step": _step(capture),
-        "findings": _findings(capture),
+        **_findings(capture),
         "device_memory": asdict(capture.device_memory) if capture.device_memory else None,
         "coverage": asdict(capture.coverage) if capture.coverage else None,
         "run": asdict(capture.run) if capture.run else None,
@@ -84,8 +87,16 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
     }
 
 
-def explained_data(capture: CaptureSummary) -> dict[str, Any]:
-    """Why the steps of a capture are as long as they are, each figure as in the report's data."""
+def explained_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
+    """Why the steps of captures are as long as they are, each figure as in the report's data."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "generator": GENERATOR,
+        "captures": [_explained(capture) for capture in captures],
+    }
+
+
+def _explained(capture: CaptureSummary) -> dict[str, Any]:
     return {
         "name": capture.name,
         "process": capture.process or None,
@@ -95,8 +106,9 @@ def explained_data(capture: CaptureSummary) -> dict[str, Any]:
         "status": capture.status,
         "message": plain(capture.message, "`") or None,
         "gpu": capture.gpu.name if capture.gpu else None,
+        "limits": _limits(capture),
         "step": _step(capture),
-        "findings": _findings(capture),
+        **_findings(capture),
         "warnings": [plain(warning, "`") for warning in capture.warnings],
     }
 
@@ -118,7 +130,7 @@ def _step(capture: CaptureSummary) -> dict[str, Any] | None:
         "queue": {"median": queue[0], "max": queue[1]} if queue else None,
         "on_gpu_timeline": step.on_gpu,
         "unprofiled_ms": {"low": diagnosis.step_ms_low, "high": diagnosis.step_ms_high, "timed": diagnosis.timed}
-        if diagnosis
+        if diagnosis and (diagnosis.timed or not diagnosis.doubt)
         else None,
     }
 
@@ -130,7 +142,13 @@ def _device(device: DeviceSteps) -> dict[str, Any]:
         "classes": [{"class": one.kernel_class, "ms": one.ms} for one in device.classes],
         "phases": [{"phase": one.phase, **_parts(one.parts)} for one in device.phases],
         "idle_by_cause": [
-            {"cause": one.cause, "range": one.range or None, "api": one.api or None, "ms": one.ms, "gaps": one.gaps}
+            {
+                "cause": one.cause,
+                "range": one.range or None,
+                "api": call_name(one.api) or None,
+                "ms": one.ms,
+                "gaps": one.gaps,
+            }
             for one in device.idle
         ],
     }
@@ -145,27 +163,30 @@ def _parts(parts: Parts) -> dict[str, float]:
     }
 
 
-def _findings(capture: CaptureSummary) -> list[dict[str, Any]] | None:
-    """The findings, the largest saving first; None where no launches are known."""
-    if capture.diagnosis is None:
-        return None
-    return [
-        {
-            "id": one.id,
-            "title": one.title,
-            "saves_ms": one.saves_ms,
-            "saves_ms_low": one.saves_ms_low,
-            "saves_ms_high": one.saves_ms_high,
-            "share_of_step": one.share_of_step,
-            "step_ms": one.step_ms,
-            "left_ms": one.left_ms,
-            "evidence": [plain(seen, "`") for seen in one.evidence],
-            "derivation": plain(one.derivation, "`"),
-            "remedy": list(one.remedy),
-            "disproof": plain(one.disproof, "`"),
-        }
-        for one in capture.diagnosis.findings
-    ]
+def _findings(capture: CaptureSummary) -> dict[str, Any]:
+    """The findings, the largest saving first, None where none can be derived; and why some or all are missing."""
+    diagnosis, why = capture.diagnosis, why_missing(capture)
+    return {
+        "findings": [_finding(one) for one in diagnosis.findings] if diagnosis and not diagnosis.doubt else None,
+        "findings_missing": plain(why, "`") if why else None,
+    }
+
+
+def _finding(one: Finding) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "title": one.title,
+        "saves_ms": one.saves_ms,
+        "saves_ms_low": one.saves_ms_low,
+        "saves_ms_high": one.saves_ms_high,
+        "share_of_step": one.share_of_step,
+        "step_ms": one.step_ms,
+        "left_ms": one.left_ms,
+        "evidence": [plain(seen, "`") for seen in one.evidence],
+        "derivation": plain(one.derivation, "`"),
+        "remedy": list(one.remedy),
+        "disproof": plain(one.disproof, "`"),
+    }
 
 
 def _unprofiled(capture: CaptureSummary) -> dict[str, Any] | None:

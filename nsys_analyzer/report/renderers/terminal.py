@@ -21,17 +21,19 @@ from nsys_analyzer.report.model import (
 )
 from nsys_analyzer.report.screen import console
 from nsys_analyzer.report.units import format_cell
-from nsys_analyzer.text import Words, plain, visible
+from nsys_analyzer.text import Words, plain, plural, visible
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 #: Captures whose every answer fits a screen.
 _FEW = 6
+#: What is printed of each of more captures: its first answer, and the first line that belongs to it.
+_FIRST = 2
 
 
 def print_answers(report: Report) -> None:
-    """Prints every answer of the report in a few words, capture by capture; of many captures the first answer."""
+    """Prints every answer of the report in a few words, capture by capture; of many captures the first."""
     from rich.table import Table
     from rich.text import Text
 
@@ -41,12 +43,19 @@ def print_answers(report: Report) -> None:
         for answer in section.answers:
             lines = captures.setdefault(answer.capture, [])
             lines += [(section.topic, answer.short), *(("", line) for line in answer.more)]
+    many = len(captures) > _FEW
+    # A run that was timed alone has nothing to say but its time.
+    alone = {one.title for one in report.captures if one.status == "not_profiled"} & set(captures) if many else set()
     for capture, answers in captures.items():
+        if capture in alone:
+            continue
         screen.print(Text(_shown(capture), "bold"))
         grid = Table.grid(padding=(0, 2), pad_edge=True)
-        for topic, short in answers if len(captures) <= _FEW else answers[:1]:
+        for topic, short in answers[:_FIRST] if many else answers:
             grid.add_row(Text(_shown(topic), "cyan"), _shown(short))
         screen.print(grid)
+    if alone:
+        screen.print(f"{len(alone)} {plural(len(alone), 'configuration')} without a capture: see the report.")
 
 
 def print_section(section: Section) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.step import DeviceSteps, PhaseParts, StepSummary
 from nsys_analyzer.report.model import Cell, Table
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import counted, format_number, milliseconds
+from nsys_analyzer.report.units import format_number, milliseconds
 from nsys_analyzer.text import Words, phrase
 
 #: What follows "the GPU idles because".
@@ -22,7 +22,9 @@ CAUSES: dict[Cause, str] = {
     "communication": "a collective waits to start",
     "unknown": "of something unknown",
 }
-_COMPUTE: Words = phrase("*compute*: a kernel that is no collective, or a fill, runs.")
+#: What stands for launching where no launch is known.
+_PAUSES = "of short pauses between operations"
+_COMPUTE: Words = phrase("*compute*: a kernel (other than a collective) or a memory fill runs.")
 _EXPOSED: Words = phrase(
     "*exposed copies*: a copy runs, and nothing computes. *exposed communication*: only collectives run."
 )
@@ -37,6 +39,7 @@ _CAUSES: tuple[tuple[Cause, Words], ...] = (
     ),
     ("host", phrase("*the program does other work on the CPU*: it makes no CUDA call for 0.1 ms or longer.")),
 )
+_OF_PAUSES: Words = phrase("*of short pauses between operations*: each is 0.01 ms at most, and no launch is known.")
 #: Rows of idle time that are shown one by one, and the share of a step that a row has at least.
 _MOST_ROWS, _LEAST_SHARE = 8, 0.005
 _MANY = 10
@@ -45,21 +48,27 @@ _QUEUED = 3
 _US_PER_MS = 1e3
 
 
-def legend_of_steps(steps: Iterable[StepSummary]) -> tuple[Words, ...]:
+def legend_of_steps(steps: Sequence[StepSummary]) -> tuple[Words, ...]:
     """What the parts and the causes are, those that some step has."""
     devices = [device for step in steps for device in step.devices]
     exposed = any(one.parts.exposed_copy_ms or one.parts.exposed_communication_ms for one in devices)
-    causes = {row.cause for device in devices for row in device.idle}
-    return (_COMPUTE, *([_EXPOSED] if exposed else []), _IDLE, *(said for cause, said in _CAUSES if cause in causes))
+    said = {words_of(row.cause, step) for step in steps for device in step.devices for row in device.idle}
+    causes = [(CAUSES[cause], words) for cause, words in _CAUSES]
+    causes.append((_PAUSES, _OF_PAUSES))
+    return (_COMPUTE, *([_EXPOSED] if exposed else []), _IDLE, *(words for cause, words in causes if cause in said))
 
 
 def anatomy_tables(capture: str, step: StepSummary) -> Iterator[Table]:
     """What fills a step, the same by phase, and the idle time by cause: of each device."""
     several = len(step.devices) > 1
     for caption, fields, rows in (
-        ("What fills a step, mean ms:", _PARTS, _parts),
+        ("What fills a step under the profiler, mean ms:", _PARTS, _parts),
         ("The same by phase, mean ms of a step:", _PHASES, _phases),
-        ("Why the GPU idles, mean ms and gaps of a step:", _CAUSE, _idle),
+        (
+            "Why the GPU idles under the profiler, mean ms and gaps of a step:",
+            _CAUSE,
+            lambda device: _idle(device, step),
+        ),
     ):
         found = [row for device in step.devices for row in rows(device)]
         if found:
@@ -122,15 +131,16 @@ def _phases(device: DeviceSteps) -> Iterator[_Row]:
     return ((device, cells(phase)) for phase in device.phases)
 
 
-def _idle(device: DeviceSteps) -> Iterator[_Row]:
+def _idle(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
     """The largest causes, and the sum of the others."""
     most = _shown([one.ms for one in device.idle], device.parts.total_ms)
     for one in device.idle[:most]:
         gaps, share = _counted(one.gaps), _share(one.ms, device)
-        yield device, (words_of(one.cause), one.range or None, call_name(one.api) or None, one.ms, share, gaps)
+        why, api = words_of(one.cause, step), call_name(one.api) or None
+        yield device, (why, one.range or None, api, one.ms, share, gaps)
     if others := device.idle[most:]:
         ms, gaps = sum(one.ms for one in others), _counted(sum(one.gaps for one in others))
-        yield device, (f"of other reasons ({len(others)})", None, None, ms, _share(ms, device), gaps)
+        yield device, (f"other reasons ({len(others)})", None, None, ms, _share(ms, device), gaps)
 
 
 def _shown(longest_first: list[float], step_ms: float) -> int:
@@ -148,9 +158,9 @@ def _share(ms: float, device: DeviceSteps) -> float | None:
     return ms / device.parts.total_ms if device.parts.total_ms else None
 
 
-def words_of(cause: Cause) -> str:
+def words_of(cause: Cause, step: StepSummary) -> str:
     """A cause as it follows "the GPU idles because"."""
-    return CAUSES[cause]
+    return _PAUSES if cause == "launch" and step.launch_latency_us is None else CAUSES[cause]
 
 
 def call_name(api: str) -> str:
@@ -163,13 +173,9 @@ def queue_in_words(step: StepSummary) -> str:
     if step.launch_latency_us is None or step.queue is None:
         return ""
     (median, p90), (waiting, most) = step.launch_latency_us, step.queue
-    most_of_all = format_number(most, "count")
-    if waiting < 1:
-        waits = f"At most launches no earlier operation waits or runs (the most at one launch: {most_of_all})"
-    else:
-        many = counted(round(waiting), "earlier operation")
-        verb = "waits or runs" if round(waiting) == 1 else "wait or run"
-        waits = f"At a launch, {many} {verb} (median; the most: {most_of_all})"
+    many = "none" if waiting < 1 else f"{round(waiting):,}"
+    verb = "is" if round(waiting) <= 1 else "are"
+    waits = f"When a kernel is launched, {many} {verb} still queued (median; at most {format_number(most, 'count')})"
     means = (
         "the GPU has no work in reserve, so every delay of the program becomes idle time"
         if waiting < _QUEUED

@@ -1,4 +1,4 @@
-"""Findings in words: what slows a step down, what a fix saves, the lines to type, and what would disprove it."""
+"""Findings in words: what slows a step down, what a fix saves, the lines to type, and how to check it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Table
+from nsys_analyzer.report.sections.missing import why_missing
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
 from nsys_analyzer.text import Text, Words, joined, phrase, plural, strong
@@ -19,13 +21,9 @@ _LEGEND: tuple[Words, ...] = (
         "the least and the most that the change may save and that the profiler may cost."
     ),
     phrase(
-        "*step after it*: the step with this change and all those above it. Changes overlap: their savings must not be "
-        "added."
+        "*step ms after fixes 1 to n*: the step with this change and all those above it. Changes overlap: their "
+        "savings must not be added."
     ),
-)
-_OF_PROFILER = phrase(
-    "*The profiler slows the step down* is said of the step under the profiler. All other findings leave the profiler "
-    "out: this one changes nothing in the program."
 )
 #: The finding that is none of the program's.
 _PROFILER = "profiler_overhead"
@@ -41,19 +39,49 @@ _FIELDS: tuple[Field[_Ranked], ...] = (
     Field("finding", "text", lambda row: row[1].title),
     Field("saves ms", "ms", lambda row: saving(row[1])),
     Field("share of the step", "percent", lambda row: row[1].share_of_step),
-    Field("step after it ms", "ms", lambda row: row[1].left_ms),
+    Field("step ms after fixes 1 to n", "ms", lambda row: row[1].left_ms),
 )
 
 
 def legend_of_findings(captures: Iterable[CaptureSummary]) -> tuple[Words, ...]:
     """What the figures of findings are, where there are any."""
-    ids = {one.id for capture in captures for one in (capture.diagnosis.findings if capture.diagnosis else ())}
-    return (*(_LEGEND if ids else ()), *([_OF_PROFILER] if _PROFILER in ids else []))
+    return _LEGEND if any(map(to_fix, captures)) else ()
 
 
-def first_to_fix(diagnosis: Diagnosis) -> Finding | None:
+def to_fix(capture: CaptureSummary) -> tuple[Finding, ...]:
+    """The findings in the program itself, the largest saving first."""
+    found = capture.diagnosis.findings if capture.diagnosis else ()
+    return tuple(one for one in found if one.id != _PROFILER)
+
+
+def first_to_fix(capture: CaptureSummary) -> Finding | None:
     """The finding in the program itself that saves most."""
-    return next((one for one in diagnosis.findings if one.id != _PROFILER), None)
+    return next(iter(to_fix(capture)), None)
+
+
+def without_profiler(capture: CaptureSummary) -> Interval | None:
+    """What a step takes without the profiler, ms: as it was timed, else as it is estimated.
+
+    An estimate is no longer than the step under the profiler, and no shorter than the GPU's work in it.
+    """
+    if timed := _timed_ms(capture):
+        return Interval(timed, timed)
+    diagnosis, step = capture.diagnosis, capture.step
+    if diagnosis is None or step is None or diagnosis.doubt:
+        return None
+    parts = step.main.parts
+    least, most = parts.total_ms - parts.idle_ms, parts.total_ms
+    low, high = (min(max(ms, least), most) for ms in (diagnosis.step_ms_low, diagnosis.step_ms_high))
+    return Interval(low, high)
+
+
+def is_estimated(capture: CaptureSummary) -> bool:
+    """Whether the step's time without the profiler, where it is known, was not timed."""
+    return _timed_ms(capture) is None
+
+
+def _timed_ms(capture: CaptureSummary) -> float | None:
+    return capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
 
 
 def saving(finding: Finding) -> Interval:
@@ -61,55 +89,60 @@ def saving(finding: Finding) -> Interval:
     return Interval(finding.saves_ms_low, finding.saves_ms_high)
 
 
-def in_a_line(finding: Finding) -> str:
-    """A finding and what it saves: "The GPU waits for launches: saves 12–21 ms of 56 ms (30 %)"."""
-    return f"{finding.title}: {saves_in_words(finding)}"
+def in_a_line(finding: Finding, capture: CaptureSummary) -> str:
+    """A finding and what it saves: "The GPU waits for launches: saves 12–21 ms of 53–58 ms (30 % of the step)"."""
+    return f"{finding.title}: {saves_in_words(finding, capture)}"
 
 
-def saves_in_words(finding: Finding) -> str:
-    """What a finding saves: "saves 12–21 ms of 56 ms (30 %)"."""
+def saves_in_words(finding: Finding, capture: CaptureSummary) -> str:
+    """What a finding saves: "saves 12–21 ms of 53–58 ms (30 % of the step)"."""
     saves = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
+    step = without_profiler(capture) or Interval(finding.step_ms, finding.step_ms)
     share = about_percent(finding.share_of_step)
-    return f"saves {saves} of {about_milliseconds(finding.step_ms)} ({share})"
+    return f"saves {saves} of {milliseconds_between(step.low, step.high)} ({share} of the step)"
 
 
-def in_lines(capture: CaptureSummary, most: int = _FIRST) -> tuple[str, ...]:
-    """The first findings with their places, or that there are none; empty where they are not known."""
-    diagnosis = capture.diagnosis
-    if diagnosis is None:
-        return ()
-    lines = (f"{place}. {in_a_line(one)}" for place, one in enumerate(diagnosis.findings[:most], 1))
-    return tuple(lines) if diagnosis.findings else (nothing_found(diagnosis),)
+def in_lines(capture: CaptureSummary) -> tuple[Words, ...]:
+    """The first findings with their places, and why others are missing; else that there are none."""
+    found = enumerate(to_fix(capture)[:_FIRST], 1)
+    lines = [f"{place}. {in_a_line(one, capture)}" for place, one in found]
+    why = why_missing(capture)
+    return (*lines, *([why] if why else [] if lines else [nothing_found(capture)]))
 
 
-def nothing_found(diagnosis: Diagnosis) -> str:
+def nothing_found(capture: CaptureSummary) -> str:
     """That nothing stands out, and how close the step is to the GPU's work in it."""
-    share = min(diagnosis.busy_ms / diagnosis.step_ms, 1.0) if diagnosis.step_ms else 0.0
-    return (
-        f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more. The GPU's "
-        f"work fills {about_percent(share)} of the step"
-    )
+    diagnosis = capture.diagnosis
+    said = f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more."
+    if diagnosis is None or not diagnosis.step_ms:
+        return said
+    share = about_percent(min(diagnosis.busy_ms / diagnosis.step_ms, 1.0))
+    return f"{said} The GPU's work fills {share} of the step without the profiler."
 
 
 def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
     """The findings of a capture in a table, and each one ``explained``."""
     diagnosis = capture.diagnosis
     if diagnosis is None:
-        yield Paragraph(_lacking(capture), capture.title)
         return
-    ranked = list(enumerate(diagnosis.findings, 1))
-    if not ranked:
-        return
-    yield _table(capture.title, ranked)
-    if abs(diagnosis.error) > _REPLAYED:
+    ranked = list(enumerate(to_fix(capture), 1))
+    if ranked:
+        yield _table(capture.title, ranked)
+        if why := why_missing(capture):  # without any to fix the answer has said it
+            yield Paragraph(why, capture.title)
+    for one in diagnosis.findings:
+        if one.id == _PROFILER:
+            yield Paragraph(_of_profiler(one), capture.title)
+            yield from _fixed(one, capture.title) if explained else ()
+    if ranked and abs(diagnosis.error) > _REPLAYED:
         yield Paragraph(_roughly(diagnosis), capture.title)
-    shown = [(f"{place}. {in_a_line(one)}", _seen_and_fixed(one, capture.title)) for place, one in ranked]
+    shown = [(f"{place}. {in_a_line(one, capture)}", _seen_and_fixed(one, capture.title)) for place, one in ranked]
     for title, blocks in shown[:_FIRST] if explained else ():
         yield Paragraph(strong(title), capture.title)
         yield from blocks
     for title, blocks in shown[_FIRST:] if explained else ():
         yield Details(title, blocks, capture.title)
-    if not explained:
+    if ranked and not explained:
         lines = (phrase("**{}** {}", f"{one.title}:", joined(" ", one.evidence)) for _, one in ranked)
         yield Listing(tuple(lines), capture=capture.title)
 
@@ -133,17 +166,30 @@ def _table(capture: str, ranked: list[_Ranked]) -> Table:
 
 def _seen_and_fixed(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What was seen, what to type, and what both rest on."""
-    return (
-        Paragraph(joined(" ", finding.evidence), capture),
-        Listing(finding.remedy, "python", capture),
-        Listing(_reasons(finding), capture=capture),
+    return (Paragraph(joined(" ", finding.evidence), capture), *_fixed(finding, capture))
+
+
+def _fixed(finding: Finding, capture: str) -> tuple[Block, ...]:
+    """What to type, and what that rests on."""
+    return Listing(finding.remedy, "python", capture), Listing(_reasons(finding), capture=capture)
+
+
+def _of_profiler(finding: Finding) -> Words:
+    """What the profiler takes of the step that it slows down."""
+    return phrase(
+        "**{}** by {} of the {} that a profiled step takes (mean of those that were replayed): {} of it. All findings "
+        "leave this time out.",
+        finding.title,
+        milliseconds_between(finding.saves_ms_low, finding.saves_ms_high),
+        about_milliseconds(finding.step_ms),
+        about_percent(finding.share_of_step),
     )
 
 
 def _reasons(finding: Finding) -> tuple[Words, ...]:
     return (
         phrase("How the saving is derived: {}", finding.derivation),
-        phrase("What would disprove it: {}", finding.disproof),
+        phrase("How to check: {}", finding.disproof),
     )
 
 
@@ -151,20 +197,3 @@ def _roughly(diagnosis: Diagnosis) -> Text:
     longer = "longer" if diagnosis.error > 0 else "shorter"
     off = about_percent(abs(diagnosis.error))
     return phrase("The replayed steps are {} {} than the recorded ones: take these savings as rough ones.", off, longer)
-
-
-def _lacking(capture: CaptureSummary) -> Words:
-    """Why nothing was looked for, and what to do."""
-    by_torch = capture.metadata is not None and capture.metadata.profiler == "torch"
-    remedy = (
-        phrase("Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`.")
-        if by_torch
-        else phrase("Capture with `nsys profile --trace=cuda,nvtx`.")
-    )
-    if capture.step is not None and capture.step.launch_latency_us is not None:
-        return phrase(
-            "**Findings**: not known. They need the API calls of whole steps, and this capture holds too few of them."
-        )
-    return phrase(
-        "**Findings**: not known. They need the API calls of the program, which this capture does not hold. {}", remedy
-    )

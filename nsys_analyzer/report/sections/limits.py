@@ -20,6 +20,7 @@ _TIMES = {
     "gpu_busy": ("GPU busy, without idle time", "of GPU work, idle time left out"),
     "wall": ("wall, profiled", "under the profiler"),
 }
+_MFU = "MFU of the step, % of the peak of its own precision"
 _OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
 _LEGEND: tuple[Words, ...] = (
     phrase(
@@ -49,7 +50,7 @@ _LEGEND: tuple[Words, ...] = (
 def answer(evidence: Evidence) -> Section:
     """MFU of step and phases, rates of classes, the share of tensor cores, and a roofline for each capture."""
     found = [(capture, limits) for capture in evidence.measured if (limits := limits_of(capture))]
-    blocks: list[Block] = [*over_sweep(evidence, _mfu_of_step, "percent", "MFU of the step", "mfu")]
+    blocks: list[Block] = [*over_sweep(evidence, _mfu_of_step, "percent", _MFU, "mfu")]
     for capture, limits in found:
         notes = (Listing(limits.notes, capture=capture.title),) if limits.notes else ()
         blocks += [_answer(capture, limits), *_tables(capture, limits), *notes]
@@ -105,11 +106,12 @@ def _meaning(limits: Limits, chief: PhaseRate) -> str:
     if not passes or abs(chief.model_flops / flops / passes - 1) > 1e-6 or not limits.peak_flops_per_s:
         return ""
     inside, covered = flops / (ms / 1e3) / limits.peak_flops_per_s, min(1.0, passes * ms / chief.ms)
-    most = "the time in which no matmul runs" if covered < inside else "the matmuls' own rate"
+    slow, rest = "slow matmuls", "the time without matmuls"
+    most = f"{rest} costs more than {slow}" if covered < inside else f"{slow} cost more than {rest}"
     who = "Matmuls and fused attention" if any(one.kernel_class == FUSED for one in own) else "Matmuls"
     return (
-        f"{who} take {percent(covered)} of this time and reach {percent(inside)} of the peak while they run: {most} "
-        "costs more."
+        f"{who} take {percent(covered)} of this time and reach {percent(inside)} of the {limits.precision} "
+        f"peak while they run: {most}."
     )
 
 

@@ -18,5 +18,8 @@ def timeline_of(capture: CaptureSummary) -> Timeline | None:
     )
     # The GPU works or idles at every moment of a step, so that the last block ends with it.
     duration = max(end for strip in strips for _, _, end in strip.blocks)
-    title = f"{capture.title}: one step of median duration, {format_number(duration, 'ms')} ms"
-    return Timeline(f"{capture.title}-step", title, strips)
+    which = "the step nearest the median" if capture.step and capture.step.instances > 1 else "the step"
+    title = f"{capture.title}: {which}, {format_number(duration, 'ms')} ms"
+    ahead = capture.step is not None and capture.step.on_gpu
+    said = ". The CPU runs ahead: its ranges belong to later GPU work" if ahead else ""
+    return Timeline(f"{capture.title}-step", title + said, strips, cpu_ahead=ahead)

@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Answer, Block, Interval, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.anatomy import anatomy_tables, legend_of_steps, queue_in_words, words_of
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, typical
 from nsys_analyzer.report.sections.findings import (
     findings_of,
     first_to_fix,
     in_lines,
+    is_estimated,
     legend_of_findings,
     nothing_found,
     remedies,
     saves_in_words,
     saving,
+    without_profiler,
 )
+from nsys_analyzer.report.sections.missing import has_no_kernel, why_missing, works
 from nsys_analyzer.report.sections.step_timeline import timeline_of
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_cell, milliseconds, milliseconds_between
@@ -46,22 +49,32 @@ def answer(evidence: Evidence) -> Section:
     found = [capture for capture, _ in stepped if capture.diagnosis and capture.diagnosis.findings]
     many = len(evidence.captures) > FEW
     blocks: list[Block] = [_overview(stepped)] if len(stepped) > 1 else []
-    blocks += [Paragraph("What to do about each finding:"), *remedies(found)] if many and found else []
     for capture, step in stepped:
         blocks += _of_capture(capture, step, many=many)
+    blocks += _without_steps(evidence)
+    blocks += [Paragraph("What to do about each finding:"), *remedies(found)] if many and found else []
     if stepped:
         blocks.append(Paragraph("What the words of this section mean:"))
-        blocks.append(Listing((*legend_of_steps(step for _, step in stepped), *legend_of_findings(found))))
-    blocks += _without_steps(evidence)
+        blocks.append(Listing((*legend_of_steps([step for _, step in stepped]), *legend_of_findings(found))))
     return Section("steps", "Why is a step as long as it is, and what to do first?", tuple(blocks), "step")
 
 
+def unread(evidence: Evidence) -> tuple[Block, ...]:
+    """The files that could not be read, and why."""
+    failed = [one for one in evidence.captures if one.status == "failed" and one.metadata is None and one.run is None]
+    if not failed:
+        return ()
+    count = f"{len(failed)} {plural(len(failed), 'file')} could not be read:"
+    return Paragraph(count), Listing(tuple(one.message or one.title for one in failed))
+
+
 def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> Iterator[Block]:
-    yield Answer(capture.title, _text(capture, step), _short(capture, step), in_lines(capture))
+    lines = in_lines(capture) if works(step) else ()
+    yield Answer(capture.title, _text(capture, step), _short(capture, step), lines)
     if not many and (figure := timeline_of(capture)):
         yield figure
-    yield Paragraph(_windows(step), capture.title)
-    if not _works(step):
+    yield Paragraph(_windows(capture, step), capture.title)
+    if not works(step):
         return
     yield from anatomy_tables(capture.title, step)
     if queue := queue_in_words(step):
@@ -69,45 +82,33 @@ def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> It
     yield from findings_of(capture, explained=not many)
 
 
-def _works(step: StepSummary) -> bool:
-    """Whether anything runs on a GPU in the steps."""
-    return any(device.parts.total_ms > device.parts.idle_ms for device in step.devices)
-
-
-def _text(capture: CaptureSummary, step: StepSummary) -> str:
-    diagnosis = capture.diagnosis
-    said = [_takes(capture, step), _holds(capture, step)]
-    if diagnosis:
-        first = first_to_fix(diagnosis)
-        fix = f'What to fix first: "{first.title}", which {saves_in_words(first)}' if first else ""
-        said.append(f"{fix or nothing_found(diagnosis)}.")
-    return " ".join(said)
-
-
-def _without_profiler(capture: CaptureSummary) -> Interval | None:
-    """What a step takes without the profiler, ms: as it was timed, else as it is estimated."""
-    timed = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
-    if timed is not None:
-        return Interval(timed, timed)
-    diagnosis = capture.diagnosis
-    return Interval(diagnosis.step_ms_low, diagnosis.step_ms_high) if diagnosis else None
+def _text(capture: CaptureSummary, step: StepSummary) -> Words:
+    said: list[Words] = [_takes(capture, step), _holds(capture, step)]
+    if works(step):
+        first = first_to_fix(capture)
+        fix = f'What to fix first: "{first.title}", which {saves_in_words(first, capture)}.' if first else ""
+        said.append(fix or why_missing(capture) or nothing_found(capture))
+    return joined(" ", said)
 
 
 def _takes(capture: CaptureSummary, step: StepSummary) -> str:
     """How long a step takes, without the profiler where that is known."""
-    without, profiled = _without_profiler(capture), milliseconds(step.wall_ms.median)
+    without, wall = without_profiler(capture), step.wall_ms
+    mean = f"mean of {step.instances:,}; median {milliseconds(wall.median)}"
+    many = f" ({mean})" if step.instances > 1 else ""
     if without is None:
-        return f"A step takes {profiled} under the profiler."
-    if capture.diagnosis and without.low < without.high:
-        profiled = milliseconds(capture.diagnosis.profiled_ms)  # of the steps that the estimate rests on
+        return f"A step takes {milliseconds(wall.mean)} under the profiler{many}."
+    profiled = f"{milliseconds(wall.mean)} under it{many}"
+    if is_estimated(capture):
         between = milliseconds_between(without.low, without.high)
-        return f"A step takes an estimated {between} without the profiler, and {profiled} under it."
-    return f"A step takes {milliseconds(without.low)} without the profiler, and {profiled} under it."
+        return f"A step takes an estimated {between} without the profiler, and {profiled}."
+    faster = " The profiled steps are of another run, which was faster." if without.low > (wall.mean or 0.0) else ""
+    return f"A step takes {milliseconds(without.low)} without the profiler, and {profiled}.{faster}"
 
 
 def _holds(capture: CaptureSummary, step: StepSummary) -> str:
     """What the GPU does in a step, and how long it idles."""
-    if not _works(step):
+    if not works(step):
         return "Nothing runs on the GPU in it."
     parts = step.main.parts
     others = [
@@ -118,14 +119,14 @@ def _holds(capture: CaptureSummary, step: StepSummary) -> str:
     said += [f"only {what} for {milliseconds(ms)}" for ms, what in others if ms > _MATTERS * parts.total_ms]
     gpu = f"GPU {step.main.device}" if len(step.devices) > 1 else "The GPU"
     idles, why = f"{gpu} {', '.join(said)}, and idles for {_idle_time(capture, step)}", _why(step)
-    if not why or _without_profiler(capture) is None:
+    if not why or without_profiler(capture) is None:
         return f"{idles}{why}."
     return f"{idles}. Under the profiler it idles for {milliseconds(parts.idle_ms)}{why}."
 
 
 def _idle_time(capture: CaptureSummary, step: StepSummary) -> str:
     """The idle time of a step: without the profiler what the GPU's work leaves of it, else as it was recorded."""
-    parts, without = step.main.parts, _without_profiler(capture)
+    parts, without = step.main.parts, without_profiler(capture)
     if without is None:
         return milliseconds(parts.idle_ms)
     low, high = (max(ms + parts.idle_ms - parts.total_ms, 0.0) for ms in (without.low, without.high))
@@ -138,7 +139,7 @@ def _why(step: StepSummary) -> str:
     shown = [(cause, ms) for cause, ms in _causes(step)[:_CAUSES] if ms > least]
     if all(cause == "unknown" for cause, _ in shown):
         return ""
-    return f": {' and '.join(f'{milliseconds(ms)} because {words_of(cause)}' for cause, ms in shown)}"
+    return f": {' and '.join(f'{milliseconds(ms)} because {words_of(cause, step)}' for cause, ms in shown)}"
 
 
 def _causes(step: StepSummary) -> list[tuple[Cause, float]]:
@@ -148,45 +149,54 @@ def _causes(step: StepSummary) -> list[tuple[Cause, float]]:
 
 
 def _short(capture: CaptureSummary, step: StepSummary) -> str:
-    parts, without = step.main.parts, _without_profiler(capture)
-    if not _works(step):
-        return f"{milliseconds(step.wall_ms.median)} under the profiler: nothing runs on the GPU"
+    parts, without, profiled = step.main.parts, without_profiler(capture), milliseconds(step.wall_ms.mean)
+    if not works(step):
+        return f"{profiled} under the profiler: nothing runs on the GPU"
     does = f"the GPU computes for {milliseconds(parts.compute_ms)}, idles for {_idle_time(capture, step)}"
-    if parts.idle_ms > _MATTERS * parts.total_ms and (causes := _causes(step)) and causes[0][0] != "unknown":
-        does += f", mostly because {words_of(causes[0][0])}"
     if without is None:
-        return f"{milliseconds(step.wall_ms.median)} under the profiler: {does}"
-    estimated = " (estimated)" if without.low < without.high else ""
+        return f"{profiled} under the profiler: {does}"
+    estimated = " (estimated)" if is_estimated(capture) else ""
     return f"{milliseconds_between(without.low, without.high)} without the profiler{estimated}: {does}"
 
 
-def _windows(step: StepSummary) -> Words:
+def _windows(capture: CaptureSummary, step: StepSummary) -> Words:
     """What bounds the steps."""
     if step.instances == 1:
-        what = phrase("What counts as a step: {}. There is one, of {}.", step.unit, milliseconds(step.wall_ms.median))
+        times: Words = f"There is one, of {milliseconds(step.wall_ms.mean)}."
     else:
-        what = phrase(
-            "What counts as a step: {}. There are {:,}, of {} ms under the profiler (median, shortest and longest); "
-            "the tables hold means.",
-            step.unit,
+        times = phrase(
+            "There are {:,}, of {} ms under the profiler (median, shortest and longest); the tables hold means.",
             step.instances,
             format_cell(typical(step.wall_ms), "ms"),
         )
+    what = phrase("What counts as a step: {}. {}", _unit(capture, step), times)
     return joined(" ", (what, _ON_GPU)) if step.on_gpu else what
 
 
+def _unit(capture: CaptureSummary, step: StepSummary) -> Words:
+    """What one step is: each range of a name, or what else repeats."""
+    names = [phase.range for phase in capture.phases if phase.phase in (STEP, OTHER_STEP)]
+    by_nsys = capture.metadata is not None and capture.metadata.profiler == "nsys"
+    for name in names if step.source == "range" else ():
+        rest = step.unit.removeprefix(f"a range {name}")
+        if rest != step.unit and (not rest or rest.startswith(" (")):
+            return phrase("each {} named `{}`{}", "NVTX range" if by_nsys else "range", name, rest)
+    return step.unit
+
+
 def _overview(stepped: list[_Stepped]) -> Table:
-    return table(_OF_CAPTURE, stepped, "The steps, and the largest saving in each:")
+    fixed = any(map(_first, stepped))
+    return table(_OF_CAPTURE, stepped, f"The steps{', and what to fix first in each' if fixed else ''}:")
 
 
 def _first(row: _Stepped) -> Finding | None:
-    return first_to_fix(row[0].diagnosis) if row[0].diagnosis else None
+    return first_to_fix(row[0])
 
 
 _OF_CAPTURE: tuple[Field[_Stepped], ...] = (
     Field("capture", "text", lambda row: row[0].title),
-    Field("step ms, no profiler", "ms", lambda row: _without_profiler(row[0])),
-    Field("step ms, profiled", "ms", lambda row: row[1].wall_ms.median),
+    Field("step ms, no profiler", "ms", lambda row: without_profiler(row[0])),
+    Field("step ms, profiled (mean)", "ms", lambda row: row[1].wall_ms.mean),
     Field("GPU computes ms", "ms", lambda row: row[1].main.parts.compute_ms),
     Field("what to fix first", "text", lambda row: one.title if (one := _first(row)) else None),
     Field("saves ms", "ms", lambda row: saving(one) if (one := _first(row)) else None),
@@ -194,8 +204,11 @@ _OF_CAPTURE: tuple[Field[_Stepped], ...] = (
 
 
 def _without_steps(evidence: Evidence) -> Iterator[Paragraph]:
-    """The captures of a GPU in which nothing repeats."""
-    names = [capture.title for capture in evidence.measured if capture.step is None and not capture.on_cpu]
+    """The captures of a GPU that have no kernel, or in which nothing repeats."""
+    lacking = [one for one in evidence.captures if one.step is None and not one.on_cpu and one.metadata]
+    for capture in filter(has_no_kernel, lacking):
+        yield Paragraph(phrase("{}: {}", capture.title, why_missing(capture)), capture.title)
+    names = [one.title for one in lacking if not has_no_kernel(one)]
     if names:
         yield Paragraph(
             phrase(

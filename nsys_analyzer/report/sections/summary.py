@@ -10,6 +10,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, status_of
+from nsys_analyzer.report.sections.findings import first_to_fix, in_lines
 from nsys_analyzer.report.sections.folding import fold_table
 from nsys_analyzer.report.sections.sweep import over_sweep, speed_ups
 from nsys_analyzer.report.sections.timings import unprofiled_ms
@@ -39,18 +40,26 @@ def summarize_answers(evidence: Evidence, sections: tuple[Section, ...]) -> Sect
 
 
 def _of_each(evidence: Evidence, rows: Table, sections: tuple[Section, ...]) -> list[Block]:
-    """The rows of several captures, then the phases of each in a table, and its answers in a line each."""
+    """The rows of several captures, then what to do first in each, its phases in a table, and its answers in a line."""
     said: dict[str, list[Words]] = {}
     for section in sections:
         for answer in section.answers:
-            said.setdefault(answer.capture, []).extend((phrase("{}: {}", section.topic, answer.short), *answer.more))
+            more = () if first_to_fix(_named(evidence, answer.capture)) else answer.more
+            said.setdefault(answer.capture, []).extend((phrase("{}: {}", section.topic, answer.short), *more))
     blocks: list[Block] = [rows] if len(rows.rows) > 1 else []
     blocks += [] if said else [Paragraph("No capture could be measured.")]
-    captures = {capture.title: capture for capture in evidence.captures}
     for title, lines in said.items():
-        figures = table(_fields(evidence), [(captures[title], phase) for phase in _phases(captures[title])])
-        blocks += [Paragraph(strong(title)), *([figures] if figures.rows else []), Listing(tuple(lines))]
+        capture = _named(evidence, title)
+        blocks.append(Paragraph(strong(title)))
+        if first_to_fix(capture):
+            blocks += [Paragraph("What to do first:"), Listing(in_lines(capture))]
+        figures = table(_fields(evidence), [(capture, phase) for phase in _phases(capture)])
+        blocks += [*([figures] if figures.rows else []), Listing(tuple(lines))]
     return blocks
+
+
+def _named(evidence: Evidence, title: str) -> CaptureSummary:
+    return next(capture for capture in evidence.captures if capture.title == title)
 
 
 def _phases(capture: CaptureSummary) -> list[PhaseSummary]:
@@ -71,7 +80,7 @@ def _fields(evidence: Evidence) -> tuple[Field[_Part], ...]:
     return (
         Field("phase", "text", lambda part: part[1].label),
         Field("ms, no profiler", "ms", lambda part: unprofiled_ms(part[1].phase, part[0])),
-        Field("ms, profiled", "ms", lambda part: part[1].wall_ms.median),
+        Field("ms, profiled (median)", "ms", lambda part: part[1].wall_ms.median),
         Field(busy, "ms", lambda part: part[1].gpu_busy_ms.median),
         Field("matmul", "percent", _matmul_of_phase),
         Field(f"top {evidence.kernel}", "code", lambda part: evidence.labels[row.name] if (row := top(part)) else None),
@@ -124,7 +133,7 @@ _OF_CAPTURE: tuple[Field[CaptureSummary], ...] = (
     # How a capture ended is said where one of them ended otherwise than well.
     Field("status", "text", lambda c: f"{status_of(c.status)}{', on the CPU' if c.on_cpu else ''}", _said),
     Field("step ms, no profiler", "ms", lambda c: c.unprofiled.typical_ms(STEP) if c.unprofiled else None),
-    Field("step ms, profiled", "ms", _step_ms),
+    Field("step ms, profiled (median)", "ms", _step_ms),
     Field("busy", "percent", busy_of),
     Field("busy, profiled", "percent", _busy_profiled),
     Field("matmul", "percent", lambda c: shares.matmul if (shares := shares_of_all(c)) else None),
