@@ -78,7 +78,7 @@ def test_a_finding_is_a_function_and_an_entry(
     monkeypatch.setattr(diagnosis, "RULES", (*findings.RULES, find))
     monkeypatch.setattr(diagnosis, "LEAST", 0.0)
     path = real_capture("train_small256")
-    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)
+    (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]
     (found,) = (one for one in capture["findings"] if one["id"] == "frequent_optimizer")
     assert 0 <= found["saves_ms_low"] <= found["saves_ms_high"]
     said = run_main("explain", path).out
