@@ -41,14 +41,14 @@ def _converter(folder: Path) -> tuple[Callable[[bytes], None], bytes]:
     """Converts a trace of PyTorch's profiler; the input to start from."""
     path, made = folder / "t.json", folder / "made.sqlite"
 
-    def convert(content: bytes) -> None:
+    def read(content: bytes) -> None:
         path.write_bytes(content)
         convert(path, made)
 
     recorded = Kineto().gpu().range("forward", 0, 100).operator("aten::mm", 5, 20).thread(500, "thread 500 (python3)")
     recorded.launch(1, 10).kernel("ampere_sgemm_128x64_tn", 1, 20, 30).launch(2, 40).copy("Memcpy HtoD", 2, 60, 5, 64)
     recorded.memory(512, 30, 0, 1024)
-    return convert, json.dumps({**recorded.properties, "traceEvents": recorded.events}).encode()
+    return read, json.dumps({**recorded.properties, "traceEvents": recorded.events}).encode()
 
 
 TARGETS = {"loader": _loader, "converter": _converter}
