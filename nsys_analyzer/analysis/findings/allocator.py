@@ -22,7 +22,7 @@ def find(case: Case) -> Iterator[Candidate]:
     # PyTorch waits for the device before it frees.
     waits = (study.call == SYNCHRONIZE) & np.append(chosen[1:], False) & (np.append(study.call[1:], 0) == FREE)
     calls = chosen | waits
-    apis = listed([study.apis[code].partition("_v")[0] for code in study.api[chosen].tolist()])
+    apis = listed(study.called(chosen))
     yield Candidate(
         "allocator",
         "Memory is allocated and freed inside the step",

@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.text import Words, plural
 from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import SYNCHRONIZE
 
 #: A range with less of the time than this is not worth a word.
 _MINOR = 0.1
@@ -40,6 +41,12 @@ class Case:
     def ms(self, pieces: Bools) -> float:
         """The work of some pieces in a step, ms."""
         return self.study.ms(pieces)
+
+    def copying(self, copies: Bools) -> Bools:
+        """The calls that launched some copies, and the synchronizations directly behind them."""
+        calls = self.calls_of(copies)
+        copying: Bools = calls | (np.append(False, calls[:-1]) & (self.study.call == SYNCHRONIZE))
+        return copying
 
     @property
     def idle_share(self) -> float:
@@ -99,21 +106,10 @@ def saved_launches(case: Case, share: npt.NDArray[np.floating[Any]]) -> Change:
     return lambda replay: replay.with_launching(after).with_work(work)
 
 
-def less_of(pieces: Bools, saved: float, calls: Bools, kept: float) -> Change:
-    """A change that saves this share of the work of some pieces, and keeps that share of the time behind some calls."""
-    work, after = np.where(pieces, 1 - saved, 1.0), np.where(calls, kept, 1.0)
+def less_of(share: npt.NDArray[np.floating[Any]], calls: Bools, kept: float) -> Change:
+    """A change that saves a share of the work of each piece, and keeps that share of the time behind some calls."""
+    work, after = (1 - share).astype(np.float64), np.where(calls, kept, 1.0)
     return lambda replay: replay.with_launching(after).with_work(work)
-
-
-def both(*changes: Change) -> Change:
-    """Several changes at once."""
-
-    def change(replay: Replay) -> Replay:
-        for one in changes:
-            replay = one(replay)
-        return replay
-
-    return change
 
 
 def three(value: float) -> str:

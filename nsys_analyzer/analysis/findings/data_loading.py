@@ -20,10 +20,8 @@ def loading_pauses(case: Case) -> Bools:
     study = case.study
     loads = np.array([*(is_loading(name) for name in study.ranges), False])
     named = loads[study.pause_range]
-    copied = np.isin(study.copy, FROM_HOST)
-    copying = np.zeros(len(study.call) + 1, np.bool_)
-    copying[study.replay.launch[copied]] = True
-    unnamed = (study.pause_range == -1) & copying[1:]
+    copying = case.calls_of(np.isin(study.copy, FROM_HOST))
+    unnamed = (study.pause_range == -1) & np.append(copying[1:], False)
     chosen: Bools = (named | unnamed) & (study.replay.pause > 0)
     return chosen
 
@@ -35,7 +33,7 @@ def find(case: Case) -> Iterator[Candidate]:
         return
     study = case.study
     ms = study.replay.pause[chosen].sum() / study.steps / 1e6
-    names = listed([study.ranges[code] if code >= 0 else "" for code in study.pause_range[chosen].tolist()])
+    names = listed(study.names(study.pause_range[chosen]))
     where = f"in the range {names}" if names else "between two steps, before the batch is copied"
     yield Candidate(
         "data_loading",

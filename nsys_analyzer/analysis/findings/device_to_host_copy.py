@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, three,
 from nsys_analyzer.analysis.findings.host_sync import small_copies
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import DEVICE_TO_PAGEABLE, INTO_HOST, KERNEL, SYNCHRONIZE
+from nsys_analyzer.trace.columns import DEVICE_TO_PAGEABLE, INTO_HOST, KERNEL
 
 #: What is left of a copy's time on a stream of its own at most: it takes bandwidth, and host memory differs.
 _LEFT = 0.15
@@ -22,9 +22,8 @@ def find(case: Case) -> Iterator[Candidate]:
     copies = np.isin(study.copy, INTO_HOST) & ~small_copies(case)
     if not copies.any():
         return
-    calls = case.calls_of(copies)
-    calls |= np.append(False, calls[:-1]) & (study.call == SYNCHRONIZE)
-    names = listed([study.ranges[code] if code >= 0 else "" for code in study.range[calls].tolist()])
+    calls = case.copying(copies)
+    names = listed(study.names(study.range[calls]))
     around = calls | _in_ranges(case, calls, study.range)
     pausing = _in_ranges(case, calls, study.pause_range)
     if (around & case.calls_of(study.kind == KERNEL)).any():  # the ranges hold more than copies

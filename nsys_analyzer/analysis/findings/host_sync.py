@@ -35,8 +35,8 @@ def find(case: Case) -> Iterator[Candidate]:
     waits = chosen & (study.replay.awaited >= 0)
     if not waits.any():
         return
-    apis = listed([study.apis[code].partition("_v")[0] for code in study.api[chosen].tolist()])
-    names = listed([study.ranges[code] if code >= 0 else "" for code in study.range[chosen].tolist()])
+    apis = listed(study.called(chosen))
+    names = listed(study.names(study.range[chosen]))
     reads = study.count(values)
     half, gone = np.where(chosen, 0.5, 1.0), np.where(values, 0.0, 1.0)
 
@@ -77,8 +77,6 @@ def small_copies(case: Case) -> Bools:
 def after_large_copies(case: Case) -> Bools:
     """The calls that come directly behind one that copies more than a value: they wait for the copy."""
     study = case.study
-    large = np.isin(study.call, (COPY,))
-    copies = np.zeros(len(study.call), np.bool_)
-    copies[study.replay.launch[(study.copy > 0) & ~small_copies(case)]] = True
-    behind: Bools = np.append(False, (large & copies)[:-1])
+    copies = case.calls_of((study.copy > 0) & ~small_copies(case)) & (study.call == COPY)
+    behind: Bools = np.append(False, copies[:-1])
     return behind

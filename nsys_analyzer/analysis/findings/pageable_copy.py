@@ -9,7 +9,7 @@ import numpy as np
 from nsys_analyzer.analysis.findings.case import Candidate, Case, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 from nsys_analyzer.analysis.steps.replay import Replay
-from nsys_analyzer.trace.columns import COPY, PAGEABLE_TO_DEVICE, SYNCHRONIZE
+from nsys_analyzer.trace.columns import COPY, PAGEABLE_TO_DEVICE
 
 #: What a copy from pinned memory reaches over 16 lanes of PCIe 4.0 at least, bytes/s.
 _PINNED_BYTES_PER_S = 25e9
@@ -24,8 +24,7 @@ def find(case: Case) -> Iterator[Candidate]:
     copies = (study.copy == PAGEABLE_TO_DEVICE) & (study.size >= _LEAST_BYTES)
     if not copies.any():
         return
-    calls = case.calls_of(copies)
-    calls |= np.append(False, calls[:-1]) & (study.call == SYNCHRONIZE)
+    calls = case.copying(copies)
     faster = np.minimum(study.size / _PINNED_BYTES_PER_S * 1e9 / np.maximum(study.duration, 1), 1.0)
 
     def pinned(replay: Replay) -> Replay:
@@ -38,10 +37,8 @@ def find(case: Case) -> Iterator[Candidate]:
         ready = replay.with_pauses(loading, _READY_NS).without_waits(calls)
         return ready.without_calls(calls & (study.call == COPY)).with_work(np.where(copies, 0.0, 1.0))
 
-    size, ms = (
-        study.size[copies & study.first].sum() / study.steps,
-        study.duration[copies & study.first].sum() / study.steps / 1e6,
-    )
+    whole = copies & study.first
+    size, ms = study.size[whole].sum() / study.steps, study.duration[whole].sum() / study.steps / 1e6
     yield Candidate(
         "pageable_copy",
         "Batches are copied from pageable memory",

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, both, less_of, saved_work, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, times
 from nsys_analyzer.trace.arrays import Bools
 
 #: The time of fused attention ÷ that of the matmuls of unfused attention, backward included.
@@ -29,9 +29,7 @@ def find(case: Case) -> Iterator[Candidate]:
     yield Candidate(
         "unfused_attention",
         "Attention is not fused",
-        tuple(
-            both(less_of(chain, 1.0, case.calls_of(chain), 0.0), saved_work(matmuls * (1 - ratio))) for ratio in _FUSED
-        ),
+        tuple(less_of(chain + matmuls * (1 - ratio), case.calls_of(chain), 0.0) for ratio in _FUSED),
         (
             f"Attention runs {times(study.count(chain), 'kernel')} a step over its scores for {chain_ms:.3g} ms, and "
             f"{times(study.count(matmuls), 'matmul')} for {fused_ms:.3g} ms.",

@@ -31,7 +31,7 @@ def find(case: Case) -> Iterator[Candidate]:
     yield Candidate(
         "unfused_optimizer",
         "The optimizer is not fused",
-        tuple(less_of(chosen, share, calls, _FUSED_KERNELS / per_step) for share in _SAVED),
+        tuple(less_of(chosen * share, calls, _FUSED_KERNELS / per_step) for share in _SAVED),
         (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {three(case.ms(chosen))} ms on the GPU.",),
         f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and {_SAVED[0]:.0%} to {_SAVED[1]:.0%} "
         "less work: a fused AdamW moves 7 tensors of the parameters' size, a naive one 20, some of them in the cache.",

@@ -107,6 +107,14 @@ class Study:
         """The work of some pieces in a step, ms."""
         return float(self.replay.work[pieces].sum()) / self.steps / 1e6
 
+    def names(self, codes: Ints) -> list[str]:
+        """The names of ranges by their codes, empty for -1."""
+        return [self.ranges[code] if code >= 0 else "" for code in codes.tolist()]
+
+    def called(self, chosen: Bools) -> list[str]:
+        """The names of some calls, without their version."""
+        return [self.apis[code].partition("_v")[0] for code in self.api[chosen].tolist()]
+
     def count(self, chosen: Bools) -> float:
         """How many operations there are in a step, of some pieces."""
         return float(np.count_nonzero(chosen & self.first)) / self.steps

@@ -28,7 +28,7 @@ from nsys_analyzer.analysis.steps.study import study_steps
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET
+from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of
 
 #: Operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
 _AT_ONCE = 50_000
@@ -51,7 +51,7 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
     chosen = [mine[operations.device[mine] == device] for device in devices]
     dissected = [view.device(device, index) for device, index in zip(devices, chosen, strict=True)]
     main = int(np.argmax([one.parts.compute_ms for one in dissected]))
-    gpu = attributed.trace.metadata.gpu((process >> 24) & 0xFFFFFF, devices[main])
+    gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
     return StepSummary(
         len(windows),
         windows.source,

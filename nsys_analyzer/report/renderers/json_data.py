@@ -55,14 +55,7 @@ def _bench(bench: FinishedBench) -> dict[str, Any]:
 def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> dict[str, Any]:
     configuration = capture.configuration
     return {
-        "name": capture.name,
-        "process": capture.process or None,
-        "pid": capture.pid,
-        "rank": capture.rank,
-        "source": capture.source,
-        "status": capture.status,
-        "message": plain(capture.message, "`") or None,
-        "gpu": capture.gpu.name if capture.gpu else None,
+        **_identity(capture),
         **_profiler(capture),
         "conditions": _conditions(capture.metadata, capture.gpu) if capture.metadata else None,
         "configuration": {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
@@ -96,7 +89,8 @@ def explained_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
     }
 
 
-def _explained(capture: CaptureSummary) -> dict[str, Any]:
+def _identity(capture: CaptureSummary) -> dict[str, Any]:
+    """What tells a capture from others, and how it ended."""
     return {
         "name": capture.name,
         "process": capture.process or None,
@@ -106,6 +100,12 @@ def _explained(capture: CaptureSummary) -> dict[str, Any]:
         "status": capture.status,
         "message": plain(capture.message, "`") or None,
         "gpu": capture.gpu.name if capture.gpu else None,
+    }
+
+
+def _explained(capture: CaptureSummary) -> dict[str, Any]:
+    return {
+        **_identity(capture),
         "limits": _limits(capture),
         "step": _step(capture),
         **_findings(capture),
