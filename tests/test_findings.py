@@ -211,6 +211,12 @@ def test_host_sync() -> None:
     assert evidence(host_sync.find, steps) == "Each step waits in 1 call: cudaStreamSynchronize, in the range log."
 
 
+def test_what_backtraces_say_of_waits() -> None:
+    """Three waits a step with a backtrace, and one without."""
+    steps = Steps().kernel(20).sync(caller="item").sync(caller="nonzero").sync(caller="item").sync()
+    assert "Those with a backtrace come from item (2 a step), nonzero (1 a step)." in evidence(host_sync.find, steps)
+
+
 def test_values_that_are_read() -> None:
     """The work ends at 20 + 2, the wait with it, 50 behind it: 72. 10 + 5 + 25 of calls, 22 of work; or 10 and 20."""
     steps = Steps().kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50)
@@ -451,7 +457,7 @@ def test_host_stall() -> None:
     steps = Steps().call(EVENT, 5_000, pause="gc").kernel(100)
     assert saved_us(host_stall.find, steps) == [5_010 - 210, 5_010 - 100]
     said = (
-        "1 pause of 1 ms or more, 5 ms together, in which the program makes no CUDA call, most of it in the range gc."
+        "1 pause of 3 ms or more, 5 ms together, in which the program makes no CUDA call, most of it in the range gc."
     )
     assert said in evidence(host_stall.find, steps)
 
@@ -459,7 +465,7 @@ def test_host_stall() -> None:
 @pytest.mark.parametrize(
     "steps",
     [
-        Steps().call(EVENT, 999, pause="gc").kernel(100),
+        Steps().call(EVENT, 2_999, pause="gc").kernel(100),
         Steps().call(EVENT, 5_000, range="data").kernel(100),  # it loads
     ],
 )

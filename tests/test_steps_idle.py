@@ -85,6 +85,13 @@ def test_launch(tmp_path: Path) -> None:
     assert idle_us(export.work((205, 210), (220, 1000)), tmp_path) == {("launch", "", ""): 20}
 
 
+def test_a_call_that_takes_long_is_named(tmp_path: Path) -> None:
+    """From 198 to 350 a module is loaded: of the gap [200, 370), all is launching's, kept open by that call."""
+    export = program().open("forward", 190, 400)
+    export.api("cuLibraryLoadData", 198, 350)
+    assert idle_us(export.work((355, 360), (370, 1000)), tmp_path) == {("launch", "forward", "cuLibraryLoadData"): 170}
+
+
 def test_queued_kernels_are_a_microsecond_apart(tmp_path: Path) -> None:
     """What the GPU needs from one kernel to the next that it has in its queue is launching's, too."""
     export = program().work((10, 14), (202, 1000))

@@ -14,6 +14,7 @@ from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Frame, Ints, SmallInts, dense_codes, distinct, join, rows_of, values_of
+from nsys_analyzer.trace.backtraces import read_callers
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
@@ -76,6 +77,7 @@ class Trace:
         costly_tables: those of ``schema.COSTLY_TABLES`` that were recorded.
         ranks: by global process ID, or by 0 that of the process launched.
         launch_ns: the median duration of the first kernel launches; None without any.
+        callers: what of PyTorch the API calls with a backtrace were made for, by process and correlation ID.
     """
 
     path: Path
@@ -94,6 +96,7 @@ class Trace:
     costly_tables: tuple[str, ...] = ()
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     launch_ns: float | None = None
+    callers: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -147,6 +150,7 @@ class Trace:
             costly_tables(reader),
             read_ranks(reader),
             _launch_ns(launches),
+            read_callers(reader),
         )
 
 

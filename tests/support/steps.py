@@ -41,6 +41,7 @@ class _Call:
     after: float
     range: str
     pause: str
+    caller: str
     awaited: int
     events: float
 
@@ -69,13 +70,14 @@ class Steps:
     pieces: list[_Piece] = field(default_factory=list)
 
     def call(
-        self, api: str, after: float = 10, *, range: str = "", pause: str = "", waits: bool = False, events: float = 0
+        self, api: str, after: float = 10, *, range: str = "", pause: str = "", caller: str = "", waits: bool = False,
+        events: float = 0,
     ) -> Steps:  # fmt: skip
         """An API call in a range, with the range of the time behind it; one that waits does so for all before it."""
         starts = {name: kind for kind, names in columns.CALLS.items() for name in names}
         kind = next((kind for start, kind in starts.items() if api.startswith(start)), columns.OTHER_CALL)
         awaited = len(self.pieces) - 1 if waits else -1
-        self.calls.append(_Call(kind, api, after, range, pause or range, awaited, events))
+        self.calls.append(_Call(kind, api, after, range, pause or range, caller, awaited, events))
         return self
 
     def kernel(
@@ -96,9 +98,9 @@ class Steps:
         self.pieces.append(piece)
         return self.call("cudaMemcpyAsync_v3020", after, range=range, waits=waits)
 
-    def sync(self, after: float = 10, *, range: str = "") -> Steps:
+    def sync(self, after: float = 10, *, range: str = "", caller: str = "") -> Steps:
         """A wait for everything."""
-        return self.call("cudaStreamSynchronize_v3020", after, range=range, waits=True)
+        return self.call("cudaStreamSynchronize_v3020", after, range=range, caller=caller, waits=True)
 
     def study(self, measured_us: float | None = None, low_share: float = 1.0) -> Study:
         """The steps one behind the other; they take what their replay takes where nothing was measured."""
@@ -138,6 +140,7 @@ class Steps:
             np.ones(self.steps * pieces, np.bool_),
             each([one.kind for one in self.calls], np.int8),
             codes(apis, [one.api for one in self.calls]), apis,
+            tuple(one.caller for one in self.calls) * self.steps,
             codes(ranges, [one.range for one in self.calls]),
             codes(ranges, [one.pause for one in self.calls]), ranges,
             frozenset(_PHASES),

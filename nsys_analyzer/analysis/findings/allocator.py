@@ -30,6 +30,7 @@ def find(case: Case) -> Iterator[Candidate]:
         (
             f"Each step makes {times(study.calls(chosen), 'call')} of {apis}.",
             *(["A call that frees waits for all work on the GPU."] if (chosen & (study.call == FREE)).any() else []),
+            *case.called_by(chosen),
         ),
         "The step is replayed without these calls.",
         (
@@ -38,4 +39,5 @@ def find(case: Case) -> Iterator[Candidate]:
             "# PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py",
         ),
         "torch.cuda.memory_stats()['num_device_alloc'] stays the same over the steps afterwards.",
+        of_cpu=True,
     )

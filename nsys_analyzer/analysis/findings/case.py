@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from nsys_analyzer.trace.columns import SYNCHRONIZE
 
 #: A range with less of the time than this is not worth a word.
 _MINOR = 0.1
+#: Callers that are named.
+_CALLERS = 3
 #: A change of the steps.
 Change = Callable[[Replay], Replay]
 
@@ -53,6 +56,13 @@ class Case:
         """The share of a step without the profiler in which the GPU has nothing to do."""
         return max(1 - self.study.busy_ms / self.step_ms, 0.0) if self.step_ms else 0.0
 
+    def called_by(self, calls: Bools) -> tuple[str, ...]:
+        """A sentence on what of PyTorch some calls were made for, none where no backtrace says it."""
+        callers = Counter(self.study.caller[index] for index in np.flatnonzero(calls).tolist())
+        callers.pop("", None)
+        said = (f"{name} ({count / self.study.steps:.3g} a step)" for name, count in callers.most_common(_CALLERS))
+        return (f"Those with a backtrace come from {', '.join(said)}.",) if callers else ()
+
     def calls_of(self, pieces: Bools) -> Bools:
         """The calls that launched some pieces."""
         calls = np.zeros(len(self.study.call), np.bool_)
@@ -66,6 +76,7 @@ class Candidate:
 
     Attributes:
         changes: the step without it, under the assumptions that save least and most; of one assumption, one change.
+        of_cpu: what is saved is the CPU's own time, which differs from run to run by more than the GPU's.
         the rest: as of ``Finding``.
     """
 
@@ -76,6 +87,7 @@ class Candidate:
     derivation: Words
     remedy: tuple[str, ...]
     disproof: Words
+    of_cpu: bool = False
 
 
 Rule = Callable[[Case], Iterator[Candidate]]

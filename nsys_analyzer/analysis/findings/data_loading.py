@@ -50,4 +50,5 @@ def find(case: Case) -> Iterator[Candidate]:
             "batch = batch.to(device, non_blocking=True)",
         ),
         "Train on one batch that is made before the loop: if the step is no shorter, loading does not hold it up.",
+        of_cpu=True,
     )

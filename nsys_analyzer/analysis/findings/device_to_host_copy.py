@@ -58,6 +58,7 @@ def find(case: Case) -> Iterator[Candidate]:
             "# before host is written to a file: side.synchronize()",
         ),
         "Leave the copies out for a run: if the step is no shorter, they are hidden.",
+        of_cpu=True,
     )
 
 

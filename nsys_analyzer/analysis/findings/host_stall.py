@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.findings.case import Candidate, Case, by_time, shorter_pauses, three, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 
-#: A pause from here on is no part of launching work, and what is left of it when its cause is gone, ns.
-LONG_NS, _LEFT_NS = 1_000_000, (200_000, 20_000)
+#: A pause from here on is no part of launching work (a slow CPU prepares an optimizer's launches for up to 2.4 ms), and
+#: what is left of it when its cause is gone, ns.
+LONG_NS, _LEFT_NS = 3_000_000, (200_000, 20_000)
 
 
 def find(case: Case) -> Iterator[Candidate]:
@@ -25,7 +26,7 @@ def find(case: Case) -> Iterator[Candidate]:
         "The CPU stops launching work",
         tuple(shorter_pauses(chosen, ns) for ns in _LEFT_NS),
         (
-            f"Each step holds {times(study.calls(chosen), 'pause')} of 1 ms or more, {three(ms)} ms together, in which "
+            f"Each step holds {times(study.calls(chosen), 'pause')} of {LONG_NS / 1e6:.0f} ms or more, {three(ms)} ms together, in which "
             f"the program makes no CUDA call, most of it in {where}.",
             f"The longest takes {three(pause[chosen].max() / 1e6)} ms.",
         ),
@@ -35,4 +36,5 @@ def find(case: Case) -> Iterator[Candidate]:
             "import gc; gc.collect(); gc.freeze(); gc.disable()  # where it is Python's garbage collector",
         ),
         "Put a range around what you suspect: if the pause is not in it, it is something else.",
+        of_cpu=True,
     )

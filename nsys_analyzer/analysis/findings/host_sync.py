@@ -59,11 +59,13 @@ def find(case: Case) -> Iterator[Candidate]:
                 if reads >= 1
                 else []
             ),
+            *case.called_by(chosen),
         ),
         "The step is replayed without the waits and half of what Python does for them, and without the calls and their "
         "copies altogether.",
         remedy,
         "Comment the calls out for a run: if the step is no shorter, the GPU had work enough to bridge the wait.",
+        of_cpu=True,
     )
 
 

@@ -57,6 +57,7 @@ def find(case: Case) -> Iterator[Candidate]:
             "# or a larger batch: the same launches, more work in each",
         ),
         "Double the batch: if the step takes twice as long, launches are not what it waits for.",
+        of_cpu=True,
     )
 
 

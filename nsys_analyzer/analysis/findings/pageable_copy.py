@@ -47,6 +47,7 @@ def find(case: Case) -> Iterator[Candidate]:
             f"{times(study.count(copies), 'copy')} a step from pageable memory: {size / 2**20:,.1f} MiB in "
             f"{ms:.3g} ms, {size / max(ms, 1e-9) / 1e6:.3g} GB/s.",
             "The program waits for each: such a copy goes through a buffer of the driver's.",
+            *case.called_by(calls),
         ),
         f"The step is replayed with copies that do not block, at {_PINNED_BYTES_PER_S / 1e9:.0f} GB/s on the same "
         "stream, and hidden altogether.",
@@ -55,4 +56,5 @@ def find(case: Case) -> Iterator[Candidate]:
             "batch = batch.to(device, non_blocking=True)  # best on a side stream, a batch ahead",
         ),
         "Train on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
+        of_cpu=True,
     )

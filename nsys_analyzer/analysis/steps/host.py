@@ -51,6 +51,7 @@ class Host:
     Attributes:
         index: shape (calls,), index of each call into the trace's launches.
         waiting: the positions of the calls that wait: synchronizations, blocking copies.
+        slow: the positions of other calls that take long, such as one that loads a module.
         allocating: the positions of those that allocate or free the device's memory; ``allocations`` is their union.
         pauses: the stretches without any call.
         range: shape (pauses,), index of the innermost range around the middle of each pause; -1 in none but a step's.
@@ -61,6 +62,7 @@ class Host:
     calls: Launches
     index: Ints
     waiting: Ints
+    slow: Ints
     allocating: Ints
     allocations: Cover
     pauses: Cover
@@ -107,6 +109,8 @@ def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int]
     # Where another thread goes on meanwhile, the program does not wait.
     following = np.append(calls.start[1:], np.iinfo(np.int64).max)
     waiting = waiting[following[waiting] >= calls.end[waiting] - _SKEW_NS]
+    others = ~np.isin(calls.call, (SYNCHRONIZE, COPY, ALLOCATE, FREE))
+    slow = np.flatnonzero(others & (calls.end - calls.start >= PAUSE_NS))
     allocating = np.flatnonzero((calls.call == ALLOCATE) | (calls.call == FREE))
     reached = np.maximum.accumulate(calls.end) if len(calls) else calls.end
     first, last = bounds if bounds and len(calls) else (0, 0)
@@ -126,7 +130,9 @@ def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int]
     loads = np.array([*(is_loading(name) for name in ranges.names), False])
     copied = np.append(calls.call, NONE)[np.searchsorted(calls.start, pauses.end)] == COPY
     loading = loads[np.append(ranges.name, NONE)[around]] | ((around == NONE) & copied)
-    return Host(calls, index, waiting, allocating, allocations, pauses, around, loading, ranges, lines, listed, process)
+    return Host(
+        calls, index, waiting, slow, allocating, allocations, pauses, around, loading, ranges, lines, listed, process
+    )
 
 
 def _inside_another(calls: Launches) -> Bools:

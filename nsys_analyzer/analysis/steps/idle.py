@@ -104,20 +104,26 @@ def _within(cover: Cover, gaps: Gaps, until: Ints) -> Ints:
 
 
 def _bases(gaps: Gaps, host: Host, queued: Bools, known: Bools, rank: SmallInts) -> tuple[Ints, Ints]:
-    """What each gap is due to besides pauses and the allocator, and the call that it began in, or -1."""
+    """What each gap is due to besides pauses and the allocator, and the call that keeps it open, or -1.
+
+    That is the call that waits when the gap begins, or else one that takes long before the gap ends.
+    """
     waiting = host.waiting
     start, end = host.calls.start[waiting], host.calls.end[waiting]
     began = np.searchsorted(start, gaps.start + _SKEW_NS, side="right") - 1
     call = np.append(waiting, NONE)[began]
     inside = (began >= 0) & (np.append(end, 0)[began] + _SKEW_NS >= gaps.start)
     is_copy = np.append(host.calls.call[waiting] != SYNCHRONIZE, False)[began]
+    slow = host.slow
+    latest = np.searchsorted(host.calls.start[slow], gaps.end) - 1
+    late = ~inside & ~queued & known & (latest >= 0) & (np.append(host.calls.end[slow], 0)[latest] > gaps.start)
     beside = known & (rank[gaps.next] == COMMUNICATING)
     base = np.select(
         [queued & (gaps.length <= _QUEUED_NS), queued & beside, queued, inside & is_copy, inside, known],
         [_LAUNCH, _COMMUNICATION, _UNKNOWN, _COPY, _SYNC, _LAUNCH],
         _UNKNOWN,
     )
-    return base, np.where(inside & ~queued, call, NONE)
+    return base, np.where(inside & ~queued, call, np.where(late, np.append(slow, NONE)[latest], NONE))
 
 
 def _base_rows(base: Ints, base_ns: Ints, call: Ints, host: Host, steps: Bools) -> list[IdleRow]:

@@ -52,6 +52,7 @@ class Study:
         first: shape (pieces,), True for the first piece of an operation.
         call: shape (calls,), what each does; ``api`` is a code into ``apis``.
         range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
+        caller: what of PyTorch each call was made for, empty where no backtrace says it.
         pause_range: the same of the middle of the time to the next call.
         measured_ns: how long these steps took under the profiler, each.
         low_share: the least that the profiler may have cost, as a share of the most.
@@ -72,6 +73,7 @@ class Study:
     call: SmallInts
     api: SmallInts
     apis: tuple[str, ...]
+    caller: tuple[str, ...]
     range: Ints
     pause_range: Ints
     ranges: tuple[str, ...]
@@ -186,6 +188,7 @@ def study_steps(
         attributed.attention_part(mine) != NONE,
         operations.end[mine] - operations.start[mine], _firsts(mine),
         calls.call, calls.name, calls.names,
+        tuple(attributed.trace.callers.get((host.process, one), "") for one in calls.correlation.tolist()),
         _named(attributed, host, calls.start),
         _named(attributed, host, (np.maximum(calls.end, calls.start) + following) // 2),
         ranges.names,
