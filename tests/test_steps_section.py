@@ -202,16 +202,37 @@ def test_the_profiler_is_nothing_to_fix(capture: CaptureSummary) -> None:
 
 
 def test_nothing_stands_out(capture: CaptureSummary) -> None:
-    """86.24 of 88 ms are 98 %."""
+    """86.24 of 88 ms are 98 %; a third of the compute is elementwise."""
     calm = replace(capture, diagnosis=replace(DIAGNOSIS, busy_ms=86.24, findings=()))
     answer = answer_of(calm)
     (line,) = answer.more
     assert clear(plain(line)) == (
         "Nothing stands out: no change that is looked for saves 3 % of the step or more. The GPU's work fills 98 % of "
-        "the step without the profiler."
+        "the step without the profiler. 33 % of it is in kernels that the memory's bandwidth bounds: a larger batch "
+        "makes them longer, not faster."
     )
     assert plain(line) in plain(answer.text)
     assert not [block for block in blocks_of(calm) if isinstance(block, Details)]
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        (8.0, "21 % of it is in kernels that the memory's bandwidth bounds: a larger batch makes them longer"),
+        (40.0, "The step is memory-bound: 57 % of it is in kernels that the memory's bandwidth bounds."),
+    ],
+)
+def test_what_bounds_a_step_that_the_gpu_fills(capture: CaptureSummary, ms: float, said: str) -> None:
+    """8 of 8 + 30 are 21 %, 40 of 40 + 30 are 57 %."""
+    classes = (ClassTime("matmul", 30.0), ClassTime("elementwise", ms))
+    device = replace(STEP.main, classes=classes)
+    full = replace(capture, step=step_of(device), diagnosis=replace(DIAGNOSIS, busy_ms=86.24, findings=()))
+    assert said in clear(plain(answer_of(full).text))
+    for few in (
+        replace(full, diagnosis=replace(DIAGNOSIS, busy_ms=70.0, findings=())),  # 80 % of the step
+        replace(full, step=step_of(replace(device, classes=(*classes, ClassTime("other", 20.0))))),
+    ):
+        assert "bandwidth" not in clear(plain(answer_of(few).text))
 
 
 def test_kernels_inside_graphs_hide_findings(capture: CaptureSummary) -> None:

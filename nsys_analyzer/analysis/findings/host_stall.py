@@ -26,8 +26,8 @@ def find(case: Case) -> Iterator[Candidate]:
         "The CPU stops launching work",
         tuple(shorter_pauses(chosen, ns) for ns in _LEFT_NS),
         (
-            f"Each step holds {times(study.calls(chosen), 'pause')} of {LONG_NS / 1e6:.0f} ms or more, {three(ms)} ms together, in which "
-            f"the program makes no CUDA call, most of it in {where}.",
+            f"Each step holds {times(study.calls(chosen), 'pause')} of {LONG_NS / 1e6:.0f} ms or more, {three(ms)} ms "
+            f"together, in which the program makes no CUDA call, most of it in {where}.",
             f"The longest takes {three(pause[chosen].max() / 1e6)} ms.",
         ),
         "The step is replayed with pauses of 0.02 to 0.2 ms in their place.",

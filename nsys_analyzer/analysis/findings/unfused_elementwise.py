@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, saved_work, times
+from nsys_analyzer.analysis.findings.launch_bound import IDLE
 from nsys_analyzer.analysis.findings.layout_copies import chains
 from nsys_analyzer.analysis.findings.unfused_attention import attention_work
 from nsys_analyzer.analysis.steps.replay import Floats
@@ -31,6 +33,9 @@ def find(case: Case) -> Iterator[Candidate]:
     chosen &= ~attention_work(case)[1] & ~chains(case)  # which have findings of their own
     if study.count(chosen) < 2:
         return
+    # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
+    # launches save: of two models so bound, compiling made one 43 % faster, the other 2 %.
+    saved = saved_work if case.idle_share >= IDLE else partial(saved_launches, case)
     length = _lengths(chosen)
     least = np.where(study.of_class(*_PLAIN), np.maximum(1 - 2 / length, 0.0), 0.0)
     most = np.where(study.of_class(*_PLAIN, "reduction"), 1 - 1 / length, 0.0)
@@ -38,14 +43,14 @@ def find(case: Case) -> Iterator[Candidate]:
     yield Candidate(
         "unfused_elementwise",
         "Elementwise kernels are not fused",
-        tuple(saved_launches(case, share * chosen) for share in (least, most)),
+        tuple(saved(share * chosen) for share in (least, most)),
         (
             f"{times(study.count(chosen), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
             f"ms ({ms / case.step_ms:.0%} of the step), {ms / study.count(chosen) * 1e3:.3g} µs each.",
             f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
         ),
         "The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its elementwise kernels "
-        "and casts is left, and of their launches.",
+        "and casts is left, and of their launches, unless launching is the limit: compiled code costs the CPU, too.",
         ("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
     )

@@ -39,6 +39,12 @@ CLASSES: dict[str, str] = {
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
+#: Classes whose kernels read and write more than they compute: the memory's bandwidth bounds them.
+MEMORY_BOUND = (
+    "softmax", "reduction", "elementwise", "copy/layout", "normalization", "embedding", "optimizer", "random",
+    "memset/memcpy",
+)  # fmt: skip
+
 #: Characters of a kernel's name that are looked at: C++ templates make names of ten thousand.
 LONGEST_NAME = 20_000
 

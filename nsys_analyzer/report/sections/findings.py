@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.kernels.classes import MEMORY_BOUND, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Table
@@ -18,9 +19,9 @@ _LEGEND: tuple[Words, ...] = (
     phrase(
         "*saves*: what a step would be shorter by if this alone were changed, and no profiler ran. The recorded steps "
         "are replayed without the profiler's cost, once as they are and once with the change. The two numbers rest on "
-        "the least and the most that the change may save and that the profiler may cost; of time that the CPU itself "
-        "takes, and of a step that was not timed without the profiler, they lie 29 % around their middle or more, since "
-        "two runs of one program differ by that much."
+        "the least and the most that the change may save and that the profiler may cost. Where the step was not timed "
+        "without the profiler, and the CPU's own time is saved, they lie 29% around their middle, since that time "
+        "differs by as much between two runs of a program."
     ),
     phrase(
         "*step ms after fixes 1 to n*: the step with this change and all those above it. Changes overlap: their "
@@ -33,6 +34,8 @@ _PROFILER = "profiler_overhead"
 _FIRST = 3
 #: A replay that misses the recorded steps by more than this is said.
 _REPLAYED = 0.05
+#: From this share of a step on, the GPU's work fills it; most of the work; and what may be of an unknown class.
+_FULL, _MOSTLY, _UNCLEAR = 0.9, 0.5, 0.1
 
 #: The place of a finding, and the finding.
 _Ranked = tuple[int, Finding]
@@ -118,8 +121,25 @@ def nothing_found(capture: CaptureSummary) -> str:
     said = f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more."
     if diagnosis is None or not diagnosis.step_ms:
         return said
-    share = about_percent(min(diagnosis.busy_ms / diagnosis.step_ms, 1.0))
-    return f"{said} The GPU's work fills {share} of the step without the profiler."
+    share = min(diagnosis.busy_ms / diagnosis.step_ms, 1.0)
+    said += f" The GPU's work fills {about_percent(share)} of the step without the profiler."
+    return said + (_bound(capture) if share >= _FULL else "")
+
+
+def _bound(capture: CaptureSummary) -> str:
+    """What bounds a step that the GPU's work fills, and whether a larger batch would help; empty if that is unknown."""
+    classes = capture.step.main.classes if capture.step else ()
+    total = sum(one.ms for one in classes)
+    if not total or any(one.kernel_class in (UNKNOWN, OTHER) and one.ms > _UNCLEAR * total for one in classes):
+        return ""
+    share = sum(one.ms for one in classes if one.kernel_class in MEMORY_BOUND) / total
+    bound = f"{about_percent(share)} of it is in kernels that the memory's bandwidth bounds"
+    if share < _MOSTLY:
+        return f" {bound}: a larger batch makes them longer, not faster."
+    return (
+        f" The step is memory-bound: {bound}. A larger batch or fewer launches would not make it faster per sample; "
+        "smaller data types would."
+    )
 
 
 def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
