@@ -39,8 +39,8 @@ CLASSES: dict[str, str] = {
     OTHER: "Kernels whose name no rule knows, and work of no class here: Fourier transforms, factorizations, solvers.",
 }
 
-#: Classes whose kernels read and write more than they compute: the memory's bandwidth bounds them.
-MEMORY_BOUND = (
+#: Classes whose kernels read and write more than they compute.
+MOVING = (
     "softmax", "reduction", "elementwise", "copy/layout", "normalization", "embedding", "optimizer", "random",
     "memset/memcpy",
 )  # fmt: skip

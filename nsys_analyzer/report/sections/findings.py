@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.kernels.classes import MEMORY_BOUND, OTHER, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Table
@@ -123,22 +123,20 @@ def nothing_found(capture: CaptureSummary) -> str:
         return said
     share = min(diagnosis.busy_ms / diagnosis.step_ms, 1.0)
     said += f" The GPU's work fills {about_percent(share)} of the step without the profiler."
-    return said + (_bound(capture) if share >= _FULL else "")
+    return said + (_more_of_the_same(capture) if share >= _FULL else "")
 
 
-def _bound(capture: CaptureSummary) -> str:
-    """What bounds a step that the GPU's work fills, and whether a larger batch would help; empty if that is unknown."""
+def _more_of_the_same(capture: CaptureSummary) -> str:
+    """Where a larger batch would not help a step that the GPU's work fills; empty where that is not known."""
     classes = capture.step.main.classes if capture.step else ()
     total = sum(one.ms for one in classes)
     if not total or any(one.kernel_class in (UNKNOWN, OTHER) and one.ms > _UNCLEAR * total for one in classes):
         return ""
-    share = sum(one.ms for one in classes if one.kernel_class in MEMORY_BOUND) / total
-    bound = f"{about_percent(share)} of it is in kernels that the memory's bandwidth bounds"
-    if share < _MOSTLY:
-        return f" {bound}: a larger batch makes them longer, not faster."
+    share = sum(one.ms for one in classes if one.kernel_class in MOVING) / total
+    smaller = " Smaller data types would shorten them." if share >= _MOSTLY else ""
     return (
-        f" The step is memory-bound: {bound}. A larger batch or fewer launches would not make it faster per sample; "
-        "smaller data types would."
+        f" {about_percent(share)} of it is in kernels that read and write more than they compute: a larger batch makes "
+        f"them longer, not faster.{smaller}"
     )
 
 
