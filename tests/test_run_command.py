@@ -204,8 +204,13 @@ def test_timings_of_the_users_own_are_not_replaced(desk: Desk, run: Run) -> None
         (("--nsys-option=-b none",), "Error: --nsys-option is for nsys, and torch.profiler records here"),
         (("--trace", "cuda"), "Error: --trace is for nsys, and torch.profiler records here"),
         (("--profiler", "none", "--memory"), "Error: --memory is for a profiler"),
-        (("--profiler", "none", "--", "python", "a.py"), "Error: --profiler none leaves nothing to do: "),
-        (("--steps", "3", "--", "python", "a.py"), "Error: --steps is for our transformer. Give the program its own"),
+        (
+            ("--profiler", "none", "--no-annotate", "--", "python", "a.py"),
+            "Error: --profiler none leaves nothing to do",
+        ),
+        (("--steps", "3", "--no-annotate", "--", "python", "a.py"), "Error: --steps is for annotated programs"),
+        (("--no-annotate",), "Error: --no-annotate is for a program of yours"),
+        (("--run-to-end",), "Error: --run-to-end is for a program of yours"),
         (("--compile", "--", "python", "a.py"), "Error: --compile is for our transformer"),
         (("--model", "small,medium", "--", "python", "a.py"), "Error: --model has several values for one program"),
         (("--", "./train.sh"), "Error: The torch recorder runs Python programs, and ./train.sh is none"),
@@ -488,7 +493,7 @@ def test_a_program_described_by_options(desk: Desk, run: Run) -> None:
     words = ("--model", "medium", "--context-length", "512", "--batch-size", "2", "--mode", "forward-backward")
     ended = run(*words, "--precision", "bf16", "--profiler", "nsys", "--", sys.executable, "train.py", "--lr", "0.1")
     assert ended.code == 0, ended.err
-    assert (desk.runs / "train/target.log").read_text() == "lr 0.1\n"
+    assert (desk.runs / "train/target.log").read_text() == "lr 0.1\n" * 2  # timed, then profiled
     configuration = configuration_of(read_manifest(desk.runs / "train/manifest.json"))
     assert configuration.model
     assert (configuration.model.name, configuration.context_length, configuration.batch_size) == ("medium", 512, 2)

@@ -141,8 +141,6 @@ def test_an_nsys_that_was_named_and_is_not_there(monkeypatch: pytest.MonkeyPatch
         ("--optimizer", {"optimizer": "torch"}),
         ("--compile", {"compile": True}),
         ("--cuda-graph", {"cuda_graph": True}),
-        ("--warmup", {"warmup_steps": 0}),
-        ("--steps", {"steps": 1}),
         ("--target-option", {"target_option": ("--seed 1",)}),
     ],
 )

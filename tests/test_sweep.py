@@ -55,7 +55,7 @@ class FakeProfiler:
         del folder
         return [*program[:-1], str(self.code)]
 
-    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
         ended = run_logged(self.command(program, folder), log, timeout_s)
         if ended.status == "ok":
             training_step(Export().gpu()).write(folder / "capture.sqlite")
@@ -186,7 +186,9 @@ def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_whole_folders_only(tmp_path: Path) -> None:
     class Interrupted(FakeProfiler):
-        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+        def record(
+            self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, _: Any = None
+        ) -> Ended:
             del program, log, timeout_s
             (folder / "capture.sqlite").write_bytes(b"half")
             raise KeyboardInterrupt
@@ -216,7 +218,9 @@ def test_a_kill_while_a_result_is_put_in_place(moment: str, tmp_path: Path) -> N
 
 def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None:
     class Killed(FakeProfiler):
-        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+        def record(
+            self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, _: Any = None
+        ) -> Ended:
             del program, log, timeout_s
             (folder / ".capture-export-abcd_123").mkdir()
             (folder / ".capture-export-abcd_123/plain.json").write_text("half")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,13 @@ from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfile
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 from nsys_analyzer.runs.machine import gpu_count, torch_version
-from nsys_analyzer.runs.targets import Choices, Target, program_target, transformer_targets
+from nsys_analyzer.runs.targets import Annotation, Choices, Target, program_target, transformer_targets
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 #: What a program of the user's may be described by; the other options are those of our transformer alone.
-_OF_ANY_PROGRAM = ("context_length", "mode", "precision", "batch_size", "attention", "device")
+_OF_ANY_PROGRAM = (
+    "context_length", "mode", "precision", "batch_size", "attention", "device", "steps", "warmup_steps",
+)  # fmt: skip
 #: The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8.
 _LIGHTER = {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
 DEFAULT_TRACE = "cuda,nvtx"
@@ -36,6 +38,8 @@ class Recording:
     autograd_ranges: bool = False
     whole_program: bool = False
     nsys_option: tuple[str, ...] = ()
+    annotate: bool = True
+    run_to_end: bool = False
 
 
 NO_RECORDING = Recording()
@@ -85,7 +89,9 @@ def make_plan(
         foreign = [OPTIONS[name].flag for name in options if name not in _OF_ANY_PROGRAM]
         foreign += ["--target-option"] if target_option else []
         _refuse(foreign, "for our transformer", "Give the program its own option")
-        return Plan((_program(program, models, options, profiler),), profiler, notices)
+        return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
+    _refuse(["--no-annotate"] if not recording.annotate else [], "for a program of yours")
+    _refuse(["--run-to-end"] if recording.run_to_end else [], "for a program of yours")
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
     chosen: dict[str, Sequence[Value]] = {"device": [device], **options}
@@ -126,17 +132,32 @@ def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
         raise ConfigurationError(f"{option}: {error}", "Close the quotation mark") from error
 
 
-def _program(program: Sequence[str], models: Sequence[str], options: Choices, profiler: Profiler | None) -> Target:
+def _program(
+    program: Sequence[str], models: Sequence[str], options: Choices, recording: Recording, profiler: Profiler | None
+) -> Target:
     """The user's program, described by the options on the command line."""
-    if profiler is None:
-        raise ConfigurationError("--profiler none leaves nothing to do: only our transformer times itself")
-    profiler.command(program, Path())  # it raises where this program cannot be recorded
+    if profiler:
+        profiler.command(program, Path())  # it raises where this program cannot be recorded
+    elif not recording.annotate:
+        raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
+    if not recording.annotate:
+        of_steps = [name for name in ("steps", "warmup_steps") if name in options]
+        flags = [*(OPTIONS[name].flag for name in of_steps), *(["--run-to-end"] if recording.run_to_end else [])]
+        _refuse(flags, "for annotated programs, and --no-annotate asks for none")
     given: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in given.items():
         if len(values) > 1:
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in given.items() if values and name != "device"}
-    return program_target(program, Run(**described))
+    return program_target(program, Run(**described), _annotation(described, recording))
+
+
+def _annotation(described: Mapping[str, Any], asked: Recording) -> Annotation | None:
+    """How a program is annotated; None where that is not wanted."""
+    if not asked.annotate:
+        return None
+    steps, warmup = (described.get(name, OPTIONS[name].default) for name in ("steps", "warmup_steps"))
+    return Annotation(int(warmup), int(steps), window=not asked.whole_program, run_to_end=asked.run_to_end)
 
 
 def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:
@@ -146,7 +167,7 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
     """
     if asked.profiler == "none":
-        names = [one.name for one in fields(Recording) if one.name != "profiler"]
+        names = [one.name for one in fields(Recording) if one.name not in ("profiler", "annotate", "run_to_end")]
         _refuse(_given(asked, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"

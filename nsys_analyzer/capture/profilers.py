@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -36,9 +36,12 @@ class NsysProfiler:
         """
         return profile_command(self.nsys, folder / "capture.nsys-rep", program, self.options)
 
-    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+    def record(
+        self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:  # fmt: skip
         """Leaves ``capture.sqlite`` in the folder; of a program that crashed, what was recorded until then."""
-        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s)
+        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s, environment=environment)
         if ended.status == "timeout":
             return ended
         report = folder / "capture.nsys-rep"
@@ -73,9 +76,12 @@ class TorchProfiler:
         flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
         return [program[0], *before, *recorder, *flags, "--", *program[1 + len(before) :]]
 
-    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None) -> Ended:
+    def record(
+        self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Ended:  # fmt: skip
         """Leaves ``capture.sqlite`` in the folder."""
-        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s)
+        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s, environment=environment)
         trace = folder / "capture.json.gz"
         if not trace.is_file():
             silent = Ended("failed", "it ended well and left no trace, as a program does that ends with os._exit()")

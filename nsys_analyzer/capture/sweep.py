@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.capture.annotation.environment import annotating
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.runner import ELSEWHERE, FINAL, LOG, already_there
 from nsys_analyzer.configuration import Run, as_json
@@ -28,6 +29,21 @@ from nsys_analyzer.runs.timings.writing import is_from_a_sweep, write_timings
 from nsys_analyzer.system.atomic_write import remove_unfinished, write_text
 from nsys_analyzer.system.process import Ended, Progress, last_lines, run_logged
 from nsys_analyzer.system.strict_json import decode_json
+
+#: Commands that start Python programs.
+_LAUNCHERS = (
+    "torchrun",
+    "accelerate",
+    "deepspeed",
+    "lightning",
+    "fabric",
+    "uv",
+    "poetry",
+    "pdm",
+    "conda",
+    "bash",
+    "sh",
+)
 
 
 def run_sweep(
@@ -74,14 +90,16 @@ def _run_target(
     try:
         run = replace(where, **{**as_json(target.run), **_recorded(target, profiler)})
         ended, timings = Ended("ok"), None
-        if target.timed:
+        if target.timed or (target.annotation and _is_python(target.program)):
             progress.started(target.name, "timing")
             ended, described, times_ms = _timed(target, part, timeout_s)
             run = replace(run, **described)
-            timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
-        if profiler and ended.status == "ok":
+            if times_ms or target.timed:  # a program of the user's may have no steps
+                timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
+        # A program of the user's that fails is recorded as far as it comes.
+        if profiler and (ended.status == "ok" or not target.timed):
             progress.started(target.name, f"profiling with {profiler.name}")
-            ended = profiler.record(target.program, part, part / LOG, timeout_s)
+            ended = profiler.record(target.program, part, part / LOG, timeout_s, annotating(target.annotation))
             if ended.message:  # what it names is about to move
                 ended = Ended(ended.status, ended.message.replace(str(part), str(folder / target.name)))
         run = replace(run, status=ended.status, message=ended.message)
@@ -96,16 +114,23 @@ def _run_target(
 def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, dict[str, Any], dict[str, Any]]:
     """Runs the target without a profiler: how it ended, its description of the run, and its times in ms by phase."""
     path = part / "results.json"  # absolute: an output folder may be called like an option
-    ended = run_logged([*target.program, "--results", str(path.absolute())], part / LOG, timeout_s)
+    words = ["--results", str(path.absolute())] if target.timed else []
+    environment = annotating(target.annotation, path)
+    ended = run_logged([*target.program, *words], part / LOG, timeout_s, environment=environment)
     results = decode_json(path.read_bytes()) if path.is_file() else {}
     path.unlink(missing_ok=True)
     run = run_from(results, path)
     times_ms = results.get("times_ms") or {}
-    if ended.status == "ok" and not times_ms:
+    if ended.status == "ok" and not times_ms and target.timed:
         ended = Ended("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
     elif run.status == "oom":
         ended = Ended("oom", run.message)
     return ended, as_json(run), times_ms
+
+
+def _is_python(program: Sequence[str]) -> bool:
+    """Whether a program is Python's, or a launcher's: what is neither has no PyTorch to annotate, and runs once."""
+    return Path(program[0]).name.startswith("python") or Path(program[0]).name in _LAUNCHERS
 
 
 def _part(folder: Path, target: Target) -> Path:

@@ -32,16 +32,23 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 @click.option("--memory", is_flag=True, help="Record memory events too.")
 @click.option("--autograd-ranges", is_flag=True, help="An NVTX range around every operator of autograd (nsys).")
 @click.option("--whole-program", is_flag=True, help="Record all, not only from cudaProfilerStart to cudaProfilerStop.")
+@click.option("--annotate/--no-annotate", default=True,
+              help="Find steps and phases of a program of yours, and time it. Default: --annotate.")  # fmt: skip
+@click.option("--run-to-end", is_flag=True, help="Let a program of yours go on after the recorded steps.")
 @click.option("--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")
 def run(**options: Any) -> None:
-    """Time and profile transformers, or profile a program of your own after --, and write the report.
+    """Time and profile transformers, or a program of your own after --, and write the report.
 
     A sweep runs every combination of --model, --context-length, --mode and --precision, each in processes of its
     own: once without a profiler, for its times, and once with a profiler. A configuration that runs out of memory,
     crashes or takes too long does not stop the others. --output-dir gets a folder for each configuration, timings.csv
     and report.md.
+
+    A PyTorch program of your own needs no change: its steps, forward and backward passes and optimizer steps are found
+    as it runs. The first --warmup steps pass, --steps are recorded, and the program ends. Where it calls
+    cudaProfilerStart itself, that decides.
     """
     from nsys_analyzer.capture.plan import Recording, make_plan
 

@@ -26,16 +26,34 @@ PHASES = {
 
 
 @dataclass(frozen=True)
+class Annotation:
+    """How a program of the user's is annotated from outside.
+
+    Attributes:
+        warmup_steps, steps: steps before the capture range, and inside.
+        window: whether the annotation opens the capture range; a program that does so itself has its own.
+        run_to_end: whether the program goes on after the capture range.
+    """
+
+    warmup_steps: int
+    steps: int
+    window: bool = True
+    run_to_end: bool = False
+
+
+@dataclass(frozen=True)
 class Target:
     """One program to run and to profile; ``name`` is its folder in the output folder.
 
-    A ``timed`` program takes ``--results FILE`` and writes its times there, as our own targets do.
+    A ``timed`` program takes ``--results FILE`` and writes its times there, as our own targets do; one with an
+    ``annotation`` is timed by that.
     """
 
     name: str
     program: tuple[str, ...]
     run: Run
     timed: bool = False
+    annotation: Annotation | None = None
 
 
 def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:
@@ -63,7 +81,7 @@ def _target(run: Run, more: Sequence[str]) -> Target:
     return Target(name, program, run, timed=True)
 
 
-def program_target(program: Sequence[str], run: Run) -> Target:
+def program_target(program: Sequence[str], run: Run, annotation: Annotation | None = None) -> Target:
     """The target for a program of the user's, called after its script: ``python -u src/train.py`` is ``train``.
 
     Raises:
@@ -77,4 +95,4 @@ def program_target(program: Sequence[str], run: Run) -> Target:
     name = re.sub(r"[^\w.-]+", "-", stem).strip("-.")
     if not name:
         raise ConfigurationError(f"{program[0]!r} gives no name for a folder", "Name the program by its path")
-    return Target(name, tuple(program), run)
+    return Target(name, tuple(program), run, annotation=annotation)

@@ -161,6 +161,8 @@ def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> in
         recorder.start()
     else:
         install(recorder.ranges, recorder.start, recorder.stop)
+    if annotating := sys.modules.get("_nsys_analyze_hooks"):
+        annotating.watch()
     try:
         _run(program)
         code = 0

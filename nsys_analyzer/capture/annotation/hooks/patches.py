@@ -1,0 +1,158 @@
+"""What is hooked: calls of modules, backward passes, optimizers, loaders, and ``generate``.
+
+Code that torch.compile traces must not see the hooks: each asks for that first, and does nothing then.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from .session import Phase, Session
+
+Function = Callable[..., Any]
+
+
+def patch(session: Session) -> None:
+    """Hooks PyTorch in this process."""
+    torch = session.torch
+    _replace(torch.nn.Module, "__call__", _call(session, torch.nn.Module.__call__))
+    for name in ("backward", "grad"):
+        _replace(torch.autograd, name, _backward(session, getattr(torch.autograd, name)))
+    _patch_optimizers(session, torch.optim.Optimizer)
+    from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+    _replace(_BaseDataLoaderIter, "__next__", _phase(session, "data", _BaseDataLoaderIter.__next__))
+
+
+def patch_generation(session: Session, module: ModuleType) -> None:
+    """Hooks ``generate`` of transformers: it is one step of inference, with a forward pass for each token."""
+    mixin = module.GenerationMixin
+    generate = mixin.generate
+
+    def generating(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        return _as_step(session, generate, (self, *arguments), keywords)
+
+    _replace(mixin, "generate", generating)
+
+
+def _replace(owner: Any, name: str, function: Function) -> None:
+    """Puts a function in the place of another, with its name and documentation."""
+    setattr(owner, name, functools.wraps(getattr(owner, name))(function))
+
+
+def _phase(session: Session, name: str, function: Function) -> Function:
+    """The function as a phase."""
+    is_compiling = session.torch.compiler.is_compiling
+
+    def in_a_phase(*arguments: Any, **keywords: Any) -> Any:
+        if is_compiling():
+            return function(*arguments, **keywords)
+        phase = session.enter(name)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            session.leave(phase)
+
+    return in_a_phase
+
+
+def _as_step(session: Session, function: Function, arguments: Any, keywords: Any) -> Any:
+    """The function's result; where nothing trains, its call is a step."""
+    if not session.is_here() or not session.call_begins():
+        return function(*arguments, **keywords)
+    try:
+        result = function(*arguments, **keywords)
+    except BaseException:
+        session.call_ended(well=False)
+        raise
+    session.call_ended(well=True)
+    return result
+
+
+def _call(session: Session, call: Function) -> Function:
+    """The outermost call of a model is a forward pass, that of a loss is a loss; what they call is part of it."""
+    torch = session.torch
+    is_compiling, wants_gradients = torch.compiler.is_compiling, torch.is_grad_enabled
+    loss = torch.nn.modules.loss._Loss
+    forward, evaluation, in_loss = (_phase(session, name, call) for name in ("forward", "evaluation", "loss"))
+
+    def __call__(self: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: N807
+        if is_compiling() or session.holds_calls or not session.is_here():
+            return call(self, *arguments, **keywords)
+        if isinstance(self, loss):
+            return in_loss(self, *arguments, **keywords)
+        if next(self.parameters(), None) is None:  # a transform of the data, a metric
+            return call(self, *arguments, **keywords)
+        if session.training and not wants_gradients():
+            return evaluation(self, *arguments, **keywords)
+        return _as_step(session, forward, (self, *arguments), keywords)
+
+    return __call__
+
+
+def _backward(session: Session, function: Function) -> Function:
+    """A backward pass: modules that are called inside compute again what they did."""
+    in_a_phase = _phase(session, "backward", function)
+
+    def backward(*arguments: Any, **keywords: Any) -> Any:
+        session.backward_passes(+1)
+        try:
+            return in_a_phase(*arguments, **keywords)
+        finally:
+            session.backward_passes(-1)
+
+    return backward
+
+
+def _patch_optimizers(session: Session, optimizer: Any) -> None:
+    """Every optimizer's step and zero_grad, and that there is one."""
+    made, hooked = optimizer.__init__, optimizer.profile_hook_step
+    is_compiling = session.torch.compiler.is_compiling
+
+    def __init__(self: Any, *arguments: Any, **keywords: Any) -> None:  # noqa: N807
+        session.optimizer_made(self)
+        made(self, *arguments, **keywords)
+
+    def profile_hook_step(function: Function) -> Function:
+        """As PyTorch puts its own hooks around the step of each class of optimizers."""
+        hooked_step = hooked(function)
+
+        @functools.wraps(function)
+        def step(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            if is_compiling() or session.is_active("optimizer"):
+                return hooked_step(self, *arguments, **keywords)
+            closure = arguments[0] if arguments else keywords.get("closure")
+            phase = session.enter("optimizer", begins=not callable(closure))
+            if phase and callable(closure):
+                closure = _closure(session, phase, closure)
+                arguments, keywords = (closure, *arguments[1:]), {**keywords}
+                keywords.pop("closure", None)
+            try:
+                result = hooked_step(self, *arguments, **keywords)
+            finally:
+                session.leave(phase)
+            if phase:
+                session.optimizer_stepped(self)
+            return result
+
+        return step
+
+    _replace(optimizer, "__init__", __init__)
+    _replace(optimizer, "zero_grad", _phase(session, "zero_grad", optimizer.zero_grad))
+    optimizer.profile_hook_step = staticmethod(profile_hook_step)
+
+
+def _closure(session: Session, phase: Phase, function: Function) -> Function:
+    """What an optimizer calls for the loss: its forward and backward passes are no part of the optimizer's phase."""
+
+    def closure(*arguments: Any, **keywords: Any) -> Any:
+        session.pause(phase)
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            session.resume(phase)
+
+    return closure

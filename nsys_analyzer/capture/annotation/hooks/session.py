@@ -1,0 +1,302 @@
+"""A program's steps as the hooks see them: which is warm-up, which is recorded, and what each takes.
+
+A step of training is what lies between the ends of two optimizer steps; of several optimizers, the one that steps
+least often closes it. Without an optimizer, a step is a call of a model, or of ``generate``.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from .ranges import Ranges
+from .settings import Settings
+from .times import Clock
+
+#: What a program writes that opens the capture range by itself.
+_OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|\bprofiler\.start\(|cuda_profiler_start")
+#: An optimizer that has not stepped yet is waited for, while another makes so many steps: it may close the first one.
+_PATIENCE = 20
+#: What no thread is called: none makes steps any more.
+_NO_THREAD = -1
+#: Phases inside which a call of a module is no phase of its own.
+_HOLDING = ("forward", "loss", "evaluation", "data", "zero_grad")
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def harmless(method: Method) -> Method:
+    """A method that never fails the program: an error is said, and ends the annotation."""
+
+    @functools.wraps(method)
+    def guarded(session: Session, *arguments: Any, **keywords: Any) -> Any:
+        try:
+            return method(session, *arguments, **keywords)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is none of the program's
+            session.thread = _NO_THREAD
+            _say(f"the annotation ended: {type(error).__name__}: {error}")
+            return None
+
+    return cast(Method, guarded)
+
+
+class Phase:
+    """A phase that goes on: whether it has a range, and when it began, where it is timed."""
+
+    __slots__ = ("begun", "name", "pushed")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.pushed = False
+        self.begun: Any = None
+
+
+class Session:
+    """The steps of this process, on the thread that makes them: the first that calls a model.
+
+    Attributes:
+        thread: that thread, None before.
+        ranges: what it writes.
+        steps: how many have ended.
+        training: whether there is an optimizer.
+        holds_calls: whether a call of a module is part of a phase already.
+    """
+
+    def __init__(self, settings: Settings, torch: Any) -> None:
+        self.settings, self.torch = settings, torch
+        self.thread: int | None = None
+        self.steps = self._backward = 0
+        self.holds_calls = False
+        self.training = False
+        self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
+        self._active: dict[str, Phase] = {}
+        self._optimizers: dict[int, int] = {}
+        self._clock: Clock | None = None
+        self._step: Any = None
+        self._inferring = self._open = self._closed = False
+        self._own_window = not settings.window
+        self._recorded = 0
+
+    # --- phases
+
+    @harmless
+    def is_here(self) -> bool:
+        """Whether this thread is the one that makes the steps."""
+        if self.thread is None:
+            self._begin()
+        return self.thread == threading.get_ident()
+
+    @harmless
+    def enter(self, name: str, *, begins: bool = True) -> Phase | None:
+        """A phase begins, or will with ``resume``; None inside another of its name and on other threads."""
+        if not self.is_here() or name in self._active:
+            return None
+        phase = self._active[name] = Phase(name)
+        if begins:
+            self.resume(phase)
+        self._count()
+        return phase
+
+    @harmless
+    def leave(self, phase: Phase | None) -> None:
+        """The phase ends."""
+        if phase is None or self._active.pop(phase.name, None) is None:
+            return
+        self.pause(phase)
+        self._count()
+
+    @harmless
+    def resume(self, phase: Phase) -> None:
+        """The phase goes on."""
+        phase.begun = self._clock.begin() if self._clock and self._open else None
+        phase.pushed = self.ranges.push(phase.name)
+
+    @harmless
+    def pause(self, phase: Phase) -> None:
+        """What comes until ``resume`` is no part of the phase."""
+        if phase.begun is not None and self._clock:
+            self._clock.end(phase.name, phase.begun)
+        if phase.pushed:
+            self.ranges.pop()
+        phase.begun, phase.pushed = None, False
+
+    @harmless
+    def backward_passes(self, more: int) -> None:
+        """So many more backward passes are running; calls of modules inside are recomputations."""
+        self._backward += more
+        self._count()
+
+    def is_active(self, name: str) -> bool:
+        """Whether a phase goes on."""
+        return name in self._active
+
+    def _count(self) -> None:
+        self.holds_calls = self._backward > 0 or not self._active.keys().isdisjoint(_HOLDING)
+
+    # --- steps
+
+    @harmless
+    def optimizer_made(self, optimizer: object) -> None:
+        """There is an optimizer: the program trains, and what it did so far were no steps."""
+        if not self.training:
+            self.training, self.steps = True, 0
+        self._optimizers[id(optimizer)] = 0
+
+    @harmless
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """An optimizer has stepped: it may have ended a step."""
+        counts = self._optimizers
+        counts[id(optimizer)] = mine = counts.get(id(optimizer), 0) + 1
+        if 0 in counts.values() and max(counts.values()) <= _PATIENCE:
+            return
+        if mine == min(count for count in counts.values() if count):
+            self._step_ended()
+
+    @harmless
+    def call_begins(self) -> bool:
+        """A model is called, or generates; True where that is a step of inference, for ``call_ended``."""
+        if self.training or self._inferring:
+            return False
+        self._inferring = True
+        self._open_window_if_due()
+        self._begin_step()
+        return True
+
+    @harmless
+    def call_ended(self, *, well: bool) -> None:
+        """The step of inference has ended; one with an error is none."""
+        self._inferring = False
+        if well:
+            self._step_ended()
+        else:
+            self._end_step()
+
+    def _step_ended(self) -> None:
+        self.steps += 1
+        if self._open:
+            self._end_step()
+            self._recorded += 1
+            if not self._own_window and self._recorded >= self.settings.steps:
+                self._close_window()
+                self._end_program()
+        elif self.training:
+            self._open_window_if_due()
+        if self.training:
+            self._begin_step()
+
+    def _begin_step(self) -> None:
+        if self._open:
+            self._step = self.ranges.start("step")
+            if self._clock:
+                self._clock.step_begins()
+
+    def _end_step(self) -> None:
+        self.ranges.end(self._step)
+        self._step = None
+        if self._clock:
+            self._clock.step_ends()
+
+    # --- the capture range
+
+    @harmless
+    def own_window_opens(self) -> None:
+        """The program opens a capture range itself: that is the one that counts, if no step was recorded yet."""
+        if self._closed or self._recorded:
+            return
+        self._own_window = True
+        if self._open:
+            self._end_step()
+        else:
+            self._opened()
+        if self.training:
+            self._begin_step()
+
+    @harmless
+    def own_window_closes(self) -> None:
+        """The program closes its capture range."""
+        if self._own_window and self._open:
+            self._shut()
+
+    def _open_window_if_due(self) -> None:
+        due = not (self._own_window or self._open or self._closed) and self.steps >= self.settings.warmup
+        if due:
+            self._synchronize()
+            if self.settings.results is None:
+                self._profiler(self.ranges.open_window)
+            self._opened()
+
+    def _opened(self) -> None:
+        self._open = True
+        if self.settings.results is not None:
+            self._clock = Clock(self.torch)
+
+    def _close_window(self) -> None:
+        self._synchronize()
+        if self.settings.results is None:
+            self._profiler(self.ranges.close_window)
+        self._shut()
+
+    def _shut(self) -> None:
+        self._open, self._closed = False, True
+        if self._clock:
+            self._write(self._clock)
+
+    def _end_program(self) -> None:
+        """Ends the program as ``sys.exit(0)`` would; on a thread that is not the main one, lets it go on."""
+        if not self.settings.run_to_end and threading.current_thread() is threading.main_thread():
+            raise SystemExit(0)
+
+    @harmless
+    def at_exit(self) -> None:
+        """The program ends: what lies in an open capture range is kept, and why there is none is said."""
+        if self._open and not self._own_window:
+            self._close_window()
+        elif self.steps and not (self._closed or self._own_window):
+            _say(f"the program ended after {self.steps} steps; the first {self.settings.warmup} are not recorded")
+
+    def _begin(self) -> None:
+        """On the first phase: whether the program opens the capture range itself."""
+        self.thread = threading.get_ident()
+        main = getattr(sys.modules.get("__main__"), "__file__", None)
+        if main and self.settings.window:
+            try:
+                self._own_window = bool(_OWN_WINDOW.search(Path(main).read_text(encoding="utf-8", errors="replace")))
+            except OSError:  # a program out of an archive
+                self._own_window = False
+        if self._own_window and self.settings.results is None:
+            self._open = True  # ranges are wanted wherever the profiler records
+
+    def _profiler(self, call: Callable[[], object]) -> None:
+        """Opens or closes the capture range; without a GPU only a recorder that replaced the function hears it."""
+        try:
+            call()
+        except (AssertionError, RuntimeError):
+            if self.torch.cuda.is_available():
+                raise
+
+    def _synchronize(self) -> None:
+        if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():
+            self.torch.cuda.synchronize()
+
+    def _write(self, clock: Clock) -> None:
+        """Writes the times, of the first rank alone; the file is complete or absent."""
+        if self.settings.results is None or os.environ.get("RANK", "0") != "0":
+            return
+        steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
+        results = {**clock.machine(), **steps, "times_ms": clock.times_ms()}
+        path = Path(self.settings.results)
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(json.dumps(results), encoding="utf-8")
+        unfinished.replace(path)
+
+
+def _say(message: str) -> None:
+    print(f"nsys-analyze: {message}", file=sys.stderr)

@@ -1,0 +1,96 @@
+"""Has PyTorch hooked once the program imports it, and leaves no other trace in the program's process.
+
+Python imports this module as it starts. The program's own ``sitecustomize``, if it has one, is run as well.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs a start of Python 5 ms
+_HOOKS = os.path.join(os.path.dirname(_HERE), "hooks")  # noqa: PTH118, PTH120
+_PACKAGE = "_nsys_analyze_hooks"
+
+
+class _Hooked(MetaPathFinder):
+    """Finds some modules as the other finders do, and has each hooked when its import is done."""
+
+    def __init__(self) -> None:
+        self._left = {"torch", "transformers.generation.utils"}
+
+    def find_spec(self, fullname: str, *_: object) -> ModuleSpec | None:
+        """The spec of such a module with a loader of ours around its own; None for every other module."""
+        if fullname not in self._left:
+            return None
+        self._left.remove(fullname)  # so that the other finders are asked
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Hooking(spec.loader)
+        return spec
+
+
+class _Hooking(Loader):
+    """A module's loader, then the hooks; it is not in the way of anything that asks for the loader itself."""
+
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """As the module's own loader."""
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Runs the module's import, then hooks it; an error of the hooks is said and is none of the program's."""
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        try:
+            _hook(module.__name__)
+        except Exception as error:  # noqa: BLE001 - an unknown PyTorch: the program runs as it would without us
+            print(f"nsys-analyze: this program is not annotated: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+def _hook(name: str) -> None:
+    """Hooks a module."""
+    if _PACKAGE not in sys.modules:
+        _load()
+    sys.modules[_PACKAGE].hook(name)
+
+
+def _load() -> None:
+    """Loads the hooks from their folder, under a name that no program has."""
+    spec = importlib.util.spec_from_file_location(
+        _PACKAGE,
+        f"{_HOOKS}/__init__.py",
+        submodule_search_locations=[_HOOKS],
+    )
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{_HOOKS} holds no hooks")
+    package = importlib.util.module_from_spec(spec)
+    sys.modules[_PACKAGE] = package
+    spec.loader.exec_module(package)
+
+
+def _run_the_programs_own() -> None:
+    """Imports the ``sitecustomize`` that this one stands before, in its own name."""
+    found = PathFinder.find_spec("sitecustomize", sys.path)
+    if found is None or found.loader is None or found.origin == __file__:
+        return
+    module = importlib.util.module_from_spec(found)
+    sys.modules["sitecustomize"] = module
+    found.loader.exec_module(module)
+
+
+sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]  # noqa: PTH100
+if os.environ.get("NSYS_ANALYZE_ANNOTATION"):
+    sys.meta_path.insert(0, _Hooked())
+_run_the_programs_own()

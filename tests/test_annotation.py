@@ -1,0 +1,245 @@
+"""Programs that nobody annotated: their steps and phases are found, and they behave as they do without that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.capture.annotation.environment import annotating
+from nsys_analyzer.runs.targets import Annotation
+from nsys_analyzer.trace.trace import Trace
+
+pytestmark = pytest.mark.slow  # each starts a program that imports PyTorch
+
+ASKED = Annotation(warmup_steps=3, steps=4)
+LONG = 120
+MODEL = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+def train(count=20):
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+"""
+
+
+class Ran(NamedTuple):
+    """How a program ended, and what the hooks wrote."""
+
+    code: int
+    out: str
+    err: str
+    results: dict[str, Any]
+
+    def instances(self) -> dict[str, int]:
+        """How often each phase was timed."""
+        return {phase: len(times) for phase, times in self.results["times_ms"].items()}
+
+
+def run(folder: Path, text: str, asked: Annotation | None = ASKED, **more: str) -> Ran:
+    """Runs a program with the hooks, without a profiler."""
+    program, results = folder / "program.py", folder / "results.json"
+    program.write_text(text)
+    environment = {**os.environ, **annotating(asked, results), **more}
+    ended = subprocess.run(
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=LONG, env=environment, cwd=folder
+    )
+    return Ran(
+        ended.returncode, ended.stdout, ended.stderr, json.loads(results.read_text()) if results.exists() else {}
+    )
+
+
+TRAINING = {"zero_grad": 4, "forward": 4, "backward": 4, "optimizer": 4, "step": 4}
+ACCUMULATED = """
+for i in range(60):
+    (model(torch.randn(4, 8)).sum() / 3).backward()
+    if i % 3 == 2:
+        optimizer.step(); optimizer.zero_grad()
+"""
+ADVERSARIAL = """
+other = nn.Linear(8, 8)
+of_other = torch.optim.Adam(other.parameters())
+for i in range(30):
+    optimizer.zero_grad(); model(other(torch.randn(4, 8)).detach()).sum().backward(); optimizer.step()
+    of_other.zero_grad(); model(other(torch.randn(4, 8))).sum().backward(); of_other.step()
+"""
+MANY_OF_ONE = """
+other = nn.Linear(8, 8)
+of_other = torch.optim.Adam(other.parameters())
+for i in range(60):
+    model(torch.randn(4, 8)).sum().backward(); optimizer.step()
+    if i % 3 == 2:
+        model(other(torch.randn(4, 8))).sum().backward(); of_other.step()
+"""
+CHECKPOINTED = """
+from torch.utils.checkpoint import checkpoint
+for i in range(20):
+    optimizer.zero_grad()
+    checkpoint(model, torch.randn(4, 8, requires_grad=True), use_reentrant=False).sum().backward()
+    optimizer.step()
+"""
+CLOSURE = """
+def closure():
+    optimizer.zero_grad(); loss = model(torch.randn(4, 8)).sum(); loss.backward(); return loss
+for i in range(20): optimizer.step(closure)
+"""
+EVALUATED = """
+from torch.utils.data import DataLoader, TensorDataset
+data, criterion = DataLoader(TensorDataset(torch.randn(80, 8), torch.randn(80, 1)), batch_size=4), nn.MSELoss()
+for x, y in data:
+    optimizer.zero_grad(); criterion(model(x), y).backward(); optimizer.step()
+    with torch.no_grad(): model(x)
+"""
+INFERRED = """
+import torch
+from torch import nn
+model = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+with torch.no_grad():
+    for i in range(20): model(torch.randn(4, 8))
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "instances"),
+    [
+        (MODEL + "train()", TRAINING),
+        (MODEL + ACCUMULATED, {**TRAINING, "forward": 12, "backward": 12}),
+        (MODEL + ADVERSARIAL, {"zero_grad": 8, "forward": 16, "backward": 8, "optimizer": 8, "step": 4}),
+        # a step of the second optimizer closes three of the first
+        (MODEL + MANY_OF_ONE, {"forward": 20, "backward": 16, "optimizer": 16, "step": 4}),
+        (MODEL + CHECKPOINTED, TRAINING),
+        (MODEL + CLOSURE, TRAINING),
+        (MODEL + EVALUATED, {**TRAINING, "data": 4, "loss": 4, "evaluation": 4}),
+        (INFERRED, {"forward": 4, "step": 4}),
+    ],
+    ids=["plain", "accumulated", "adversarial", "many_of_one", "checkpointed", "closure", "evaluated", "inferred"],
+)
+def test_steps_and_phases(tmp_path: Path, text: str, instances: dict[str, int]) -> None:
+    """Three steps pass, four are timed, then the program ends."""
+    ran = run(tmp_path, text + "\nprint('never')")
+    assert (ran.code, ran.out, ran.err) == (0, "", "")
+    assert ran.instances() == instances
+    assert ran.results["steps"] == 4
+
+
+def test_a_program_that_goes_on(tmp_path: Path) -> None:
+    ran = run(tmp_path, MODEL + "train(); print('end')", replace(ASKED, run_to_end=True))
+    assert (ran.code, ran.out, ran.err) == (0, "end\n", "")
+    assert ran.instances() == TRAINING
+
+
+def test_a_program_that_ends_early(tmp_path: Path) -> None:
+    """Five of the seven steps: the two after the warm-up are kept; of two steps nothing is, and that is said."""
+    assert run(tmp_path, MODEL + "train(5)").instances()["optimizer"] == 2
+    (tmp_path / "results.json").unlink()
+    few = run(tmp_path, MODEL + "train(2)")
+    assert few.results == {}
+    assert few.err == "nsys-analyze: the program ended after 2 steps; the first 3 are not recorded\n"
+
+
+OWN_FINDER = """
+import sys
+from importlib.abc import MetaPathFinder
+class Finder(MetaPathFinder):
+    def find_spec(self, *_): return None
+sys.meta_path.insert(0, Finder())
+"""
+OWN_WINDOW = """
+import contextlib
+def opened(call):
+    with contextlib.suppress(Exception): getattr(torch.cuda.profiler, call)()
+train(6); opened("start"); train(2); opened("stop"); train(2); print("end")
+"""
+
+
+def test_a_capture_range_of_the_programs_own(tmp_path: Path) -> None:
+    """On a CPU its calls fail, and so they do with the hooks; the two steps between them are timed."""
+    ran = run(tmp_path, MODEL + OWN_WINDOW)
+    assert (ran.code, ran.out) == (0, "end\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "out"),
+    [
+        ("print('no torch')", 0, "no torch\n"),
+        ("import sys; sys.exit(7)", 7, ""),
+        (MODEL + "train(2); raise SystemExit(5)", 5, ""),
+        (MODEL + "optimizer.step = None\ntry: optimizer.step()\nexcept TypeError: print('raised')", 0, "raised\n"),
+        (MODEL + "try: model(torch.randn(4, 9))\nexcept RuntimeError: print('raised')\ntrain(2)", 0, "raised\n"),
+        (MODEL + "m = torch.jit.trace(model, torch.randn(4, 8)); print(len(m(torch.zeros(4, 8))))", 0, "4\n"),
+        (MODEL + "m = torch.jit.script(model); print(len(m(torch.zeros(4, 8))))", 0, "4\n"),
+        (MODEL + "import os\nif os.fork() == 0: train(2); os._exit(0)\nos.wait(); print('end')", 0, "end\n"),
+        (OWN_FINDER + MODEL + "import colorsys; print('found')", 0, "found\n"),
+        ("import sys; print([one for one in sys.path if 'annotation' in one])", 0, "[]\n"),
+        (MODEL + "class C(nn.Linear):\n  def __call__(self, x): return 3\nprint(C(2, 2)(None))", 0, "3\n"),
+    ],
+)  # fmt: skip
+def test_a_program_behaves_as_without_the_hooks(tmp_path: Path, text: str, code: int, out: str) -> None:
+    ran = run(tmp_path, text)
+    assert (ran.code, ran.out) == (code, out)
+    assert "Traceback" not in ran.err
+    assert "annotation ended" not in ran.err
+
+
+def test_a_compiled_model_stays_whole(tmp_path: Path) -> None:
+    """``fullgraph`` raises where the hooks would break the graph."""
+    text = "model = torch.compile(model, fullgraph=True, backend='eager')\ntrain()"
+    assert run(tmp_path, MODEL + text).instances() == TRAINING
+
+
+def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own/sitecustomize.py").write_text("print('own')")
+    before = annotating(ASKED)["PYTHONPATH"]
+    ran = run(tmp_path, "print('program')", PYTHONPATH=f"{before}{os.pathsep}{tmp_path / 'own'}")
+    assert ran.out == "own\nprogram\n"
+
+
+def test_an_unknown_pytorch_is_said(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("")
+    ran = run(tmp_path, "import torch; print('end')")
+    assert (ran.code, ran.out) == (0, "end\n")
+    assert ran.err.startswith("nsys-analyze: this program is not annotated: AttributeError")
+
+
+def recorded(folder: Path, *words: str) -> CaptureSummary:
+    """What the torch recorder and the hooks make of our target."""
+    command = [sys.executable, "-m", "nsys_analyzer.capture.recorder", "--output", str(folder / "trace.json.gz"), "--"]
+    target = ["-m", "profiling_targets.transformer", "--model", "small", "--num-layers", "2", "--context-length", "16"]
+    done = subprocess.run(
+        [*command, *target, "--steps", "2", "--warmup", "2", "--device", "cpu", *words],
+        capture_output=True, text=True, timeout=LONG, env={**os.environ, **annotating(ASKED)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (summary,) = summarize(Trace.load(folder / "trace.json.gz"), folder.name)
+    return summary
+
+
+def test_the_same_kernels_as_with_the_programs_own_ranges(tmp_path: Path) -> None:
+    """Our target without its ranges, and with them: then no range of the hooks stands beside one of its own."""
+    found = {}
+    for name, words in (("own", []), ("hooked", ["--no-ranges"])):
+        (tmp_path / name).mkdir()
+        found[name] = recorded(tmp_path / name, *words)
+    for phase in ("forward", "backward", "optimizer"):
+        own, hooked = (
+            {row.name: row.launches_per_instance for row in one.phase(phase).kernels}  # type: ignore[union-attr]
+            for one in (found["own"], found["hooked"])
+        )
+        assert own
+        assert own == hooked
+    step = found["own"].phase("step")
+    assert step is not None
+    assert step.instances == 2
