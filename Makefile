@@ -13,8 +13,9 @@ $(READY): pyproject.toml tests/constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-demo: $(READY)  ## run the small model here, on a GPU or the CPU, and report
+demo: $(READY)  ## run the small model and a program without ranges here, on a GPU or the CPU, and report
 	$(BIN)/nsys-analyze run --model small --output-dir demo --rerun
+	$(BIN)/nsys-analyze run --output-dir demo/program --rerun -- $(BIN)/python examples/programs/train.py
 
 test: lint  ## style, types and tests; with `make nsys` before it, a real nsys too
 	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest $(SIDE_BY_SIDE)
