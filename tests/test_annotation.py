@@ -121,10 +121,21 @@ with torch.no_grad():
         (MODEL + MANY_OF_ONE, {"forward": 20, "backward": 16, "optimizer": 16, "step": 4}),
         (MODEL + CHECKPOINTED, TRAINING),
         (MODEL + CLOSURE, TRAINING),
+        (MODEL + CLOSURE.replace("step(closure)", "step(closure=closure)"), TRAINING),
         (MODEL + EVALUATED, {**TRAINING, "data": 4, "loss": 4, "evaluation": 4}),
         (INFERRED, {"forward": 4, "step": 4}),
     ],
-    ids=["plain", "accumulated", "adversarial", "many_of_one", "checkpointed", "closure", "evaluated", "inferred"],
+    ids=[
+        "plain",
+        "accumulated",
+        "adversarial",
+        "many_of_one",
+        "checkpointed",
+        "closure",
+        "closure_named",
+        "evaluated",
+        "inferred",
+    ],
 )
 def test_steps_and_phases(tmp_path: Path, text: str, instances: dict[str, int]) -> None:
     """Three steps pass, four are timed, then the program ends."""

@@ -95,9 +95,11 @@ def _call(session: Session, call: Function) -> Function:
 
 def _backward(session: Session, function: Function) -> Function:
     """A backward pass: modules that are called inside compute again what they did."""
-    in_a_phase = _phase(session, "backward", function)
+    in_a_phase, is_compiling = _phase(session, "backward", function), session.torch.compiler.is_compiling
 
     def backward(*arguments: Any, **keywords: Any) -> Any:
+        if is_compiling():
+            return function(*arguments, **keywords)
         session.backward_passes(+1)
         try:
             return in_a_phase(*arguments, **keywords)
@@ -128,8 +130,10 @@ def _patch_optimizers(session: Session, optimizer: Any) -> None:
             phase = session.enter("optimizer", begins=not callable(closure))
             if phase and callable(closure):
                 closure = _closure(session, phase, closure)
-                arguments, keywords = (closure, *arguments[1:]), {**keywords}
-                keywords.pop("closure", None)
+                if arguments:
+                    arguments = (closure, *arguments[1:])
+                else:
+                    keywords = {**keywords, "closure": closure}
             try:
                 result = hooked_step(self, *arguments, **keywords)
             finally:

@@ -21,7 +21,7 @@ from .settings import Settings
 from .times import Clock
 
 #: What a program writes that opens the capture range by itself.
-_OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|\bprofiler\.start\(|cuda_profiler_start")
+_OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
 #: An optimizer that has not stepped yet is waited for, while another makes so many steps: it may close the first one.
 _PATIENCE = 20
 #: What no thread is called: none makes steps any more.
@@ -97,7 +97,8 @@ class Session:
     @harmless
     def enter(self, name: str, *, begins: bool = True) -> Phase | None:
         """A phase begins, or will with ``resume``; None inside another of its name and on other threads."""
-        if not self.is_here() or name in self._active:
+        loads_ahead = name == "data" and self.thread is None  # maybe on a thread of its own
+        if loads_ahead or not self.is_here() or name in self._active:
             return None
         phase = self._active[name] = Phase(name)
         if begins:
@@ -209,7 +210,7 @@ class Session:
     @harmless
     def own_window_opens(self) -> None:
         """The program opens a capture range itself: that is the one that counts, if no step was recorded yet."""
-        if self._closed or self._recorded:
+        if self._closed or (self._recorded and not self._own_window):
             return
         self._own_window = True
         if self._open:
