@@ -260,6 +260,7 @@ def test_a_dry_run_of_a_program(desk: Desk, run: Run) -> None:
     ended = run("--dry-run", "--memory", "--", "python3", "-X", "dev", "-u", "src/train.py", "--lr", "1")
     assert ended.out.splitlines() == [
         "# train",
+        "python3 -X dev -u src/train.py --lr 1",  # for its times
         "python3 -X dev -u -m nsys_analyzer.capture.recorder --output runs/train/capture.json.gz --memory "
         "-- src/train.py --lr 1",
     ]

@@ -58,7 +58,7 @@ class Plan:
         for target in self.targets:
             place = folder / target.name
             yield f"# {target.name}"
-            if target.timed or target.annotation:
+            if target.is_timed:
                 yield shlex.join(target.program)
             if self.profiler:
                 yield shlex.join(self.profiler.command(target.program, place))

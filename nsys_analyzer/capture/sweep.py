@@ -30,21 +30,6 @@ from nsys_analyzer.system.atomic_write import remove_unfinished, write_text
 from nsys_analyzer.system.process import Ended, Progress, last_lines, run_logged
 from nsys_analyzer.system.strict_json import decode_json
 
-#: Commands that start Python programs.
-_LAUNCHERS = (
-    "torchrun",
-    "accelerate",
-    "deepspeed",
-    "lightning",
-    "fabric",
-    "uv",
-    "poetry",
-    "pdm",
-    "conda",
-    "bash",
-    "sh",
-)
-
 
 def run_sweep(
     targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
@@ -90,7 +75,7 @@ def _run_target(
     try:
         run = replace(where, **{**as_json(target.run), **_recorded(target, profiler)})
         ended, timings = Ended("ok"), None
-        if target.timed or (target.annotation and _is_python(target.program)):
+        if target.is_timed:
             progress.started(target.name, "timing")
             ended, described, times_ms = _timed(target, part, timeout_s)
             run = replace(run, **described)
@@ -126,11 +111,6 @@ def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, 
     elif run.status == "oom":
         ended = Ended("oom", run.message)
     return ended, as_json(run), times_ms
-
-
-def _is_python(program: Sequence[str]) -> bool:
-    """Whether a program is Python's, or a launcher's: what is neither has no PyTorch to annotate, and runs once."""
-    return Path(program[0]).name.startswith("python") or Path(program[0]).name in _LAUNCHERS
 
 
 def _part(folder: Path, target: Target) -> Path:

@@ -25,6 +25,12 @@ PHASES = {
 }
 
 
+#: Commands that start Python programs.
+_LAUNCHERS = (
+    "torchrun", "accelerate", "deepspeed", "lightning", "fabric", "uv", "poetry", "pdm", "conda", "bash", "sh",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Annotation:
     """How a program of the user's is annotated from outside.
@@ -54,6 +60,16 @@ class Target:
     run: Run
     timed: bool = False
     annotation: Annotation | None = None
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it runs without a profiler, too: as it times itself, or as its annotation times some of its steps.
+
+        A program that is not Python's has no steps to find, and runs once.
+        """
+        name = Path(self.program[0]).name
+        some_steps = self.annotation is not None and self.annotation.window
+        return self.timed or (some_steps and (name.startswith("python") or name in _LAUNCHERS))
 
 
 def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[str] = ()) -> tuple[Target, ...]:
