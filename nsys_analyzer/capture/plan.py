@@ -90,8 +90,8 @@ def make_plan(
         foreign += ["--target-option"] if target_option else []
         _refuse(foreign, "for our transformer", "Give the program its own option")
         return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
-    _refuse(["--no-annotate"] if not recording.annotate else [], "for a program of yours")
-    _refuse(["--run-to-end"] if recording.run_to_end else [], "for a program of yours")
+    of_programs = [] if recording.annotate else ["--no-annotate"]
+    _refuse([*of_programs, *_given(recording, ["run_to_end"])], "for a program of yours")
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
     chosen: dict[str, Sequence[Value]] = {"device": [device], **options}
@@ -141,8 +141,8 @@ def _program(
     elif not recording.annotate:
         raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
     if not recording.annotate:
-        of_steps = [name for name in ("steps", "warmup_steps") if name in options]
-        flags = [*(OPTIONS[name].flag for name in of_steps), *(["--run-to-end"] if recording.run_to_end else [])]
+        of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
+        flags = [*of_steps, *_given(recording, ["run_to_end"])]
         _refuse(flags, "for annotated programs, and --no-annotate asks for none")
     given: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in given.items():
