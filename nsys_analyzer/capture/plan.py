@@ -24,6 +24,8 @@ _OF_ANY_PROGRAM = (
 )  # fmt: skip
 #: The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8.
 _LIGHTER = {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
+#: What only the annotation of a program does.
+_OF_ANNOTATION = ("run_to_end", "modules")
 DEFAULT_TRACE = "cuda,nvtx"
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
@@ -40,6 +42,7 @@ class Recording:
     nsys_option: tuple[str, ...] = ()
     annotate: bool = True
     run_to_end: bool = False
+    modules: bool = False
 
 
 NO_RECORDING = Recording()
@@ -91,7 +94,7 @@ def make_plan(
         _refuse(foreign, "for our transformer", "Give the program its own option")
         return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
     of_programs = [] if recording.annotate else ["--no-annotate"]
-    _refuse([*of_programs, *_given(recording, ["run_to_end"])], "for a program of yours")
+    _refuse([*of_programs, *_given(recording, _OF_ANNOTATION)], "for a program of yours")
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
     chosen: dict[str, Sequence[Value]] = {"device": [device], **options}
@@ -142,7 +145,7 @@ def _program(
         raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
     if not recording.annotate:
         of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
-        flags = [*of_steps, *_given(recording, ["run_to_end"])]
+        flags = [*of_steps, *_given(recording, _OF_ANNOTATION)]
         _refuse(flags, "for annotated programs, and --no-annotate asks for none")
     given: Choices = {"model": [find_model(name).name for name in models], **options}
     for name, values in given.items():
@@ -157,7 +160,10 @@ def _annotation(described: Mapping[str, Any], asked: Recording) -> Annotation | 
     if not asked.annotate:
         return None
     steps, warmup = (described.get(name, OPTIONS[name].default) for name in ("steps", "warmup_steps"))
-    return Annotation(int(warmup), int(steps), window=not asked.whole_program, run_to_end=asked.run_to_end)
+    return Annotation(
+        int(warmup), int(steps), window=not asked.whole_program, run_to_end=asked.run_to_end,
+        steady="warmup_steps" not in described, modules=asked.modules,
+    )  # fmt: skip
 
 
 def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:

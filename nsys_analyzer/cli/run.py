@@ -35,6 +35,8 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 @click.option("--annotate/--no-annotate", default=True,
               help="Find steps and phases of a program of yours, and time it. Default: --annotate.")  # fmt: skip
 @click.option("--run-to-end", is_flag=True, help="Let a program of yours go on after the recorded steps.")
+@click.option("--modules", is_flag=True, help="A range around each call of a module of a program of yours, and in its "
+              "backward pass: the report says what each module takes.")  # fmt: skip
 @click.option("--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")

@@ -39,12 +39,16 @@ class Annotation:
         warmup_steps, steps: steps before the capture range, and inside.
         window: whether the annotation opens the capture range; a program that does so itself has its own.
         run_to_end: whether the program goes on after the capture range.
+        steady: whether the warm-up goes on until steps take equally long, for twice as many steps at most.
+        modules: whether each call of a module gets a range.
     """
 
     warmup_steps: int
     steps: int
     window: bool = True
     run_to_end: bool = False
+    steady: bool = False
+    modules: bool = False
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ def annotating(asked: Annotation | None, results: Path | None = None) -> dict[st
         steps=asked.steps,
         window=asked.window,
         run_to_end=asked.run_to_end,
+        steady=asked.steady,
+        modules=asked.modules,
         spellings={phase: list(DEFAULT_NAMES[phase]) for phase in _PHASES},
     )
     folder = str(Path(str(injected.__file__)).parent)

@@ -6,6 +6,7 @@ Code that torch.compile traces must not see the hooks: each asks for that first,
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -18,7 +19,7 @@ Function = Callable[..., Any]
 def patch(session: Session) -> None:
     """Hooks PyTorch in this process."""
     torch = session.torch
-    _replace(torch.nn.Module, "__call__", _call(session, torch.nn.Module.__call__))
+    _patch_calls(session, torch.nn.Module)
     for name in ("backward", "grad"):
         _replace(torch.autograd, name, _backward(session, getattr(torch.autograd, name)))
     _patch_optimizers(session, torch.optim.Optimizer)
@@ -72,17 +73,56 @@ def _as_step(session: Session, function: Function, arguments: Any, keywords: Any
     return result
 
 
-def _call(session: Session, call: Function) -> Function:
+def _patch_calls(session: Session, module: Any) -> None:
+    """Every call of a module; those of the classes alone that the program calls itself, once these are known."""
+    original = module.__call__
+    _replace(module, "__call__", _call(session, original))
+    patched = module.__call__
+
+    def narrow() -> None:
+        classes = session.root_classes
+        overridden = any(one.__call__ is not patched for one in classes)
+        if not overridden and not _has_compiled():  # compiled code may rest on what a call is
+            for one in classes:
+                setattr(one, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
+            setattr(module, "__call__", original)  # noqa: B010
+
+    session.on_settled = narrow
+
+
+def _has_compiled() -> bool:
+    utils = sys.modules.get("torch._dynamo.utils")
+    return utils is not None and bool(utils.counters["frames"]["total"])
+
+
+def _call(session: Session, original: Function) -> Function:
     """The outermost call of a model is a forward pass, that of a loss is a loss; what they call is part of it."""
-    torch = session.torch
+    torch, modules = session.torch, session.modules
     is_compiling, wants_gradients = torch.compiler.is_compiling, torch.is_grad_enabled
     loss = torch.nn.modules.loss._Loss
-    forward, evaluation, in_loss = (_phase(session, name, call) for name in ("forward", "evaluation", "loss"))
+
+    def call(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        called = modules.active and session.module_called(self)
+        try:
+            return original(self, *arguments, **keywords)
+        finally:
+            if called:
+                session.module_returned()
+
+    def root(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        session.root_called(self, arguments, keywords)
+        return call(self, *arguments, **keywords)
+
+    forward, evaluation = (_phase(session, name, root) for name in ("forward", "evaluation"))
+    in_loss = _phase(session, "loss", call)
 
     def __call__(self: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: N807
-        if is_compiling() or session.holds_calls or not session.is_here():
-            return call(self, *arguments, **keywords)
+        if is_compiling():
+            return original(self, *arguments, **keywords)
+        if session.holds_calls or not session.is_here():
+            return (call if modules.active else original)(self, *arguments, **keywords)
         if isinstance(self, loss):
+            session.root_classes.add(type(self))
             return in_loss(self, *arguments, **keywords)
         if next(self.parameters(), None) is None:  # a transform of the data, a metric
             return call(self, *arguments, **keywords)
@@ -101,12 +141,20 @@ def _backward(session: Session, function: Function) -> Function:
         if is_compiling():
             return function(*arguments, **keywords)
         session.backward_passes(+1)
+        hooks = session.graph_begins(_tensors(arguments, keywords))
         try:
             return in_a_phase(*arguments, **keywords)
         finally:
             session.backward_passes(-1)
+            session.graph_ended(hooks)
 
     return backward
+
+
+def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
+    """What is differentiated: the first argument, a tensor or a sequence of them."""
+    first = arguments[0] if arguments else keywords.get("tensors", keywords.get("outputs", ()))
+    return list(first) if isinstance(first, (tuple, list)) else [first]
 
 
 def _patch_optimizers(session: Session, optimizer: Any) -> None:

@@ -12,10 +12,13 @@ import os
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from .counted_step import CountedStep
+from .modules import Modules
 from .ranges import Ranges
 from .settings import Settings
 from .times import Clock
@@ -24,6 +27,10 @@ from .times import Clock
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
 #: An optimizer that has not stepped yet is waited for, while another makes so many steps: it may close the first one.
 _PATIENCE = 20
+#: The step whose FLOPs are counted: the first one prepares what later ones use.
+_COUNTED = 1
+#: Steps that take equally long: so many, and by how much they may differ.
+_ALIKE, _EVEN = 3, 1.25
 #: What no thread is called: none makes steps any more.
 _NO_THREAD = -1
 #: Phases inside which a call of a module is no phase of its own.
@@ -41,7 +48,7 @@ def harmless(method: Method) -> Method:
         try:
             return method(session, *arguments, **keywords)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is none of the program's
-            session.thread = _NO_THREAD
+            session.give_up()
             _say(f"the annotation ended: {type(error).__name__}: {error}")
             return None
 
@@ -68,6 +75,9 @@ class Session:
         steps: how many have ended.
         training: whether there is an optimizer.
         holds_calls: whether a call of a module is part of a phase already.
+        modules: where the program is among its modules.
+        root_classes: the classes of the modules that the program calls itself.
+        on_settled: is called once, where these are known before the capture range opens.
     """
 
     def __init__(self, settings: Settings, torch: Any) -> None:
@@ -77,6 +87,12 @@ class Session:
         self.holds_calls = False
         self.training = False
         self.ranges = Ranges(torch, settings.spellings, self.own_window_opens, self.own_window_closes)
+        self.modules = Modules(torch, self.ranges)
+        self.root_classes: set[type] = set()
+        self.on_settled: Callable[[], None] | None = None
+        self._root_classes_before = 0
+        self._counted = CountedStep(torch, self.modules, self.is_active)
+        self._ends: list[float] = []
         self._active: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
         self._clock: Clock | None = None
@@ -84,6 +100,16 @@ class Session:
         self._inferring = self._open = self._closed = False
         self._own_window = not settings.window
         self._recorded = 0
+
+    def give_up(self) -> None:
+        """The annotation ends: from here on the program is as it would be without it."""
+        self.thread = _NO_THREAD
+        self.modules.active = False
+        if self._counted.is_open:
+            try:
+                self._counted.close(well=False)
+            except Exception as error:  # noqa: BLE001 - as above
+                _say(f"FLOPs are counted to the end: {error}")
 
     # --- phases
 
@@ -104,6 +130,7 @@ class Session:
         if begins:
             self.resume(phase)
         self._count()
+        self._counted.phase_begins(name)
         return phase
 
     @harmless
@@ -133,6 +160,7 @@ class Session:
     def backward_passes(self, more: int) -> None:
         """So many more backward passes are running; calls of modules inside are recomputations."""
         self._backward += more
+        self._counted.backward_passes(more)
         self._count()
 
     def is_active(self, name: str) -> bool:
@@ -141,6 +169,35 @@ class Session:
 
     def _count(self) -> None:
         self.holds_calls = self._backward > 0 or not self._active.keys().isdisjoint(_HOLDING)
+
+    # --- modules
+
+    @harmless
+    def root_called(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        """The program calls a module itself."""
+        self.root_classes.add(type(module))
+        self._counted.called(module, arguments, keywords)
+
+    @harmless
+    def module_called(self, module: Any) -> bool:
+        """A module is called whose place is wanted; True for ``module_returned``."""
+        self.modules.enter(module)
+        return True
+
+    @harmless
+    def module_returned(self) -> None:
+        """That call ends."""
+        self.modules.leave()
+
+    @harmless
+    def graph_begins(self, roots: list[Any]) -> list[Any]:
+        """A backward pass over the graph behind some tensors begins; the hooks are for ``graph_ended``."""
+        return self.modules.backward_begins(roots) if self.modules.active else []
+
+    @harmless
+    def graph_ended(self, hooks: list[Any] | None) -> None:
+        """It has ended."""
+        self.modules.backward_ended(hooks or [], outermost=not self._backward)
 
     # --- steps
 
@@ -167,7 +224,7 @@ class Session:
         if self.training or self._inferring:
             return False
         self._inferring = True
-        self._open_window_if_due()
+        self._between_steps()
         self._begin_step()
         return True
 
@@ -182,6 +239,8 @@ class Session:
 
     def _step_ended(self) -> None:
         self.steps += 1
+        self._ends.append(time.perf_counter())
+        self._counted.close()
         if self._open:
             self._end_step()
             self._recorded += 1
@@ -189,9 +248,22 @@ class Session:
                 self._close_window()
                 self._end_program()
         elif self.training:
-            self._open_window_if_due()
+            self._between_steps()
         if self.training:
             self._begin_step()
+
+    def _between_steps(self) -> None:
+        """A step may begin: it is one of the warm-up, or the first of the capture range."""
+        if self._open or self._closed:
+            return
+        known, before = len(self.root_classes), self._root_classes_before
+        self._root_classes_before = known
+        if self.on_settled and self.steps > _COUNTED and known == before and not self.settings.modules:
+            self.on_settled()
+            self.on_settled = None
+        if self.settings.results is not None and self.steps == _COUNTED and self.settings.warmup > _COUNTED:
+            self._counted.open()
+        self._open_window_if_due()
 
     def _begin_step(self) -> None:
         if self._open:
@@ -202,6 +274,7 @@ class Session:
     def _end_step(self) -> None:
         self.ranges.end(self._step)
         self._step = None
+        self.modules.forget()
         if self._clock:
             self._clock.step_ends()
 
@@ -212,6 +285,7 @@ class Session:
         """The program opens a capture range itself: that is the one that counts, if no step was recorded yet."""
         if self._closed or (self._recorded and not self._own_window):
             return
+        self._counted.close(well=False)
         self._own_window = True
         if self._open:
             self._end_step()
@@ -227,15 +301,22 @@ class Session:
             self._shut()
 
     def _open_window_if_due(self) -> None:
-        due = not (self._own_window or self._open or self._closed) and self.steps >= self.settings.warmup
-        if due:
+        if not self._own_window and self.steps >= self.settings.warmup and self._is_steady():
             self._synchronize()
             if self.settings.results is None:
                 self._profiler(self.ranges.open_window)
             self._opened()
 
+    def _is_steady(self) -> bool:
+        """Whether the last steps took equally long, or the warm-up has lasted long enough."""
+        if not self.settings.steady or self.steps >= 2 * self.settings.warmup:
+            return True
+        taken = [self._ends[i] - self._ends[i - 1] for i in range(-_ALIKE, 0)] if len(self._ends) > _ALIKE else []
+        return len(taken) == _ALIKE and max(taken) <= _EVEN * min(taken)
+
     def _opened(self) -> None:
         self._open = True
+        self.modules.active = self.modules.written = self.settings.modules and self.settings.results is None
         if self.settings.results is not None:
             self._clock = Clock(self.torch)
 
@@ -247,6 +328,7 @@ class Session:
 
     def _shut(self) -> None:
         self._open, self._closed = False, True
+        self.modules.active = self.modules.written = False
         if self._clock:
             self._write(self._clock)
 
@@ -273,7 +355,7 @@ class Session:
             except OSError:  # a program out of an archive
                 self._own_window = False
         if self._own_window and self.settings.results is None:
-            self._open = True  # ranges are wanted wherever the profiler records
+            self._opened()  # ranges are wanted wherever the profiler records
 
     def _profiler(self, call: Callable[[], object]) -> None:
         """Opens or closes the capture range; without a GPU only a recorder that replaced the function hears it."""
@@ -292,7 +374,7 @@ class Session:
         if self.settings.results is None or os.environ.get("RANK", "0") != "0":
             return
         steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
-        results = {**clock.machine(), **steps, "times_ms": clock.times_ms()}
+        results = {**clock.machine(), **steps, **self._counted.found, "times_ms": clock.times_ms()}
         path = Path(self.settings.results)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
         unfinished.write_text(json.dumps(results), encoding="utf-8")

@@ -1,0 +1,139 @@
+"""The floating-point operations of one step, counted by PyTorch's own formulas as its operators run.
+
+PyTorch runs a compiled function operator by operator while they are counted, so that its operations are among them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: Operations of a softmax for each of its scores: maximum, difference, exponential, sum, quotient.
+_OF_A_SCORE = 5
+_SOFTMAX = ("aten._softmax", "aten._safe_softmax")
+_FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention")
+#: PyTorch counts five matmuls of a fused attention's backward pass; one computes the scores again.
+_WITHOUT_SCORES = 4, 5
+#: What is in the namespaces of PyTorch itself computes no matmul that it has no formula for.
+_KNOWN = ("aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler")
+
+
+class Flops:
+    """Counts while it is open: every operator of this thread, and of autograd's threads for it."""
+
+    def __init__(self, torch: Any, place: Callable[[], tuple[str, str]]) -> None:
+        """``place`` gives the phase and the module of an operator that runs."""
+        self._place = place
+        self._formulas = _formulas(torch)
+        self._mode: Any = _mode(self)
+        self._by_class: dict[tuple[str, str], int] = defaultdict(int)
+        self._by_module: dict[tuple[str, str], int] = defaultdict(int)
+        self._batched: dict[str, int] = defaultdict(int)
+        self._fused = self._softmax = 0
+        self._with_softmax: set[str] = set()
+        self._unknown: set[str] = set()
+
+    def open(self) -> None:
+        """Counts from here on."""
+        self._mode.__enter__()
+
+    def close(self) -> None:
+        """Counts no more.
+
+        Raises:
+            RuntimeError: the program opened a mode of its own meanwhile, and has not closed it.
+        """
+        from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+        current: Any = _get_current_dispatch_mode()
+        if current is not self._mode:
+            raise RuntimeError("a dispatch mode of the program lies over the one that counts FLOPs")
+        self._mode.__exit__(None, None, None)
+
+    def count(self, function: Any, arguments: Any, keywords: Any, result: Any) -> None:
+        """Counts an operator that has run."""
+        phase, module = self._place()
+        packet = function._overloadpacket
+        formula, name = self._formulas.get(packet), str(packet)
+        if formula is not None:
+            flops, kind = int(formula(*arguments, **keywords, out_val=result)), _class_of(name)
+            if kind == "fused attention":
+                if "backward" in name:
+                    flops = flops * _WITHOUT_SCORES[0] // _WITHOUT_SCORES[1]
+                elif phase == "forward":
+                    self._fused += flops
+                    self._softmax += _OF_A_SCORE * _scores(arguments)
+            elif name in ("aten.bmm", "aten.baddbmm") and phase == "forward":
+                self._batched[module] += flops
+            self._by_class[phase, kind] += flops
+            self._by_module[module, phase] += flops
+        elif name in _SOFTMAX and phase == "forward":
+            self._with_softmax.add(module)
+            self._softmax += _OF_A_SCORE * int(result.numel())
+        elif function.namespace not in _KNOWN:
+            self._unknown.add(name)
+
+    def failed(self, function: Any, error: Exception) -> None:
+        """An operator could not be counted."""
+        self._unknown.add(f"{function._overloadpacket} ({type(error).__name__})")
+
+    def counted(self, passes: Mapping[str, int]) -> dict[str, Any]:
+        """What was counted, by the keys of a manifest; ``passes`` are the instances of each phase in the step."""
+        batched = sum(flops for module, flops in self._batched.items() if module in self._with_softmax)
+        return {
+            "passes": dict(passes),
+            "classes": _nested(self._by_class),
+            "modules": _nested(self._by_module),
+            "softmax": self._softmax,
+            "attention_matmul": self._fused + batched,
+            "unknown": sorted(self._unknown),
+        }
+
+
+def _nested(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for (outer, inner), value in flat.items():
+        found.setdefault(outer, {})[inner] = value
+    return found
+
+
+def _class_of(name: str) -> str:
+    """The class of the kernels of an operator with a formula."""
+    if any(word in name for word in _FUSED):
+        return "fused attention"
+    return "convolution" if "conv" in name else "matmul"
+
+
+def _scores(arguments: Any) -> int:
+    """Scores of a fused attention: batch × heads × queries × keys."""
+    query, key = arguments[:2]
+    return int(query.shape[0] * query.shape[1] * query.shape[-2] * key.shape[-2])
+
+
+def _formulas(torch: Any) -> dict[Any, Any]:
+    """PyTorch's formulas by operator, those of fused attention for its CPU's, too."""
+    from torch.utils.flop_counter import flop_registry
+
+    formulas, aten = dict(flop_registry), torch.ops.aten
+    for behind in ("", "_backward"):
+        known = formulas.get(getattr(aten, f"_scaled_dot_product_flash_attention{behind}"))
+        of_cpu = getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{behind}", None)
+        if known is not None and of_cpu is not None:
+            formulas.setdefault(of_cpu, known)
+    return formulas
+
+
+def _mode(flops: Flops) -> Any:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            try:
+                flops.count(func, args, kwargs or {}, result)
+            except Exception as error:  # noqa: BLE001 - a formula that this operator's arguments do not fit
+                flops.failed(func, error)
+            return result
+
+    return Counting()  # type: ignore[no-untyped-call]
