@@ -1,6 +1,6 @@
 """The floating-point operations of one step, counted by PyTorch's own formulas as its operators run.
 
-PyTorch runs a compiled function operator by operator while they are counted, so that its operations are among them.
+A compiled function is run operator by operator meanwhile, so that its operations are among them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ class Flops:
 
     def __init__(self, torch: Any, place: Callable[[], tuple[str, str]]) -> None:
         """``place`` gives the phase and the module of an operator that runs."""
-        self._place = place
+        self._torch, self._place = torch, place
+        self._stance: Any = None
         self._formulas = _formulas(torch)
         self._mode: Any = _mode(self)
         self._by_class: dict[tuple[str, str], int] = defaultdict(int)
@@ -36,6 +37,9 @@ class Flops:
 
     def open(self) -> None:
         """Counts from here on."""
+        if hasattr(self._torch.compiler, "set_stance"):  # else PyTorch leaves compiled code alone below a mode
+            self._stance = self._torch.compiler.set_stance("force_eager")
+            self._stance.__enter__()
         self._mode.__enter__()
 
     def close(self) -> None:
@@ -46,6 +50,8 @@ class Flops:
         """
         from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
         current: Any = _get_current_dispatch_mode()
         if current is not self._mode:
             raise RuntimeError("a dispatch mode of the program lies over the one that counts FLOPs")

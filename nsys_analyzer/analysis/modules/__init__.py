@@ -1,0 +1,1 @@
+"""The time of each module of a model, forward and backward."""
