@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Annotated, Any, Generic, TypeAlias, TypeVar
 
 from msgspec import Meta
@@ -129,6 +130,44 @@ OPTIONS: dict[str, Option] = {one.name: replace(one.metadata["option"], name=one
 """Every option by the name of its field."""
 
 
+#: FLOPs by one word and another: a phase and a class of kernels, a module and a phase.
+FlopsByTwo: TypeAlias = dict[str, dict[str, CountOrNone]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedFlops:
+    """The FLOPs of one step of a program, counted as its operators ran.
+
+    Attributes:
+        passes: how often each phase ran in the step.
+        classes: by phase and class of kernels; ``recomputed`` is a forward pass that runs again in backward.
+        modules: by module (``GPT/h.0.attn: Attention``) and phase.
+        softmax, attention_matmul: of all forward passes; 5 for each score.
+        unknown: operators that may compute, and that no formula is known for.
+    """
+
+    passes: dict[str, CountOrNone]
+    classes: FlopsByTwo
+    modules: FlopsByTwo = field(default_factory=dict)
+    softmax: CountOrNone = 0
+    attention_matmul: CountOrNone = 0
+    unknown: list[str] = field(default_factory=list)
+
+    def of(self, phase: str) -> int:
+        """Of all passes of a phase."""
+        return sum(self.classes.get(phase, {}).values())
+
+    def of_pass(self, phase: str) -> Mapping[str, float]:
+        """Of one pass, by class of kernels; empty where there is none."""
+        passes = self.passes.get(phase)
+        return {name: flops / passes for name, flops in self.classes.get(phase, {}).items()} if passes else {}
+
+    @property
+    def of_step(self) -> int:
+        """Of the model in one step: what is computed again is left out, and what the optimizer does."""
+        return sum(self.of(phase) for phase in self.classes if phase not in ("recomputed", "optimizer"))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run(Options[None]):
     """The manifest of a run, flat JSON of these keys: each is optional, None is unknown.
@@ -144,6 +183,7 @@ class Run(Options[None]):
         capture: the file name of the trace that it belongs to.
         rank: the rank of the capture's process among those of the run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
+        flops: counted while a program of the user's ran.
     """
 
     schema_version: Count = SCHEMA_VERSION
@@ -171,12 +211,19 @@ class Run(Options[None]):
     capture: str | None = None
     rank: CountOrNone | None = None
     peak_memory_bytes: CountOrNone | None = None
+    flops: CountedFlops | None = field(default=None, hash=False)
 
 
 #: What a run says of its model beside the name.
 DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
 
 
+def overlaid(run: Run, more: Run) -> Run:
+    """The run with whatever another description of it knows."""
+    return replace(run, **{one.name: value for one in fields(more) if (value := getattr(more, one.name)) is not None})
+
+
 def as_json(run: Run) -> dict[str, Any]:
     """The known keys of a manifest, with their values."""
-    return {one.name: value for one in fields(run) if (value := getattr(run, one.name)) is not None}
+    known = {one.name: value for one in fields(run) if (value := getattr(run, one.name)) is not None}
+    return {name: asdict(value) if isinstance(value, CountedFlops) else value for name, value in known.items()}

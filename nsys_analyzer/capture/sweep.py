@@ -19,7 +19,7 @@ from typing import Any
 from nsys_analyzer.capture.annotation.environment import annotating
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.runner import ELSEWHERE, FINAL, LOG, already_there
-from nsys_analyzer.configuration import Run, as_json
+from nsys_analyzer.configuration import Run, as_json, overlaid
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.machine import provenance
 from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, read_manifest, run_from
@@ -78,7 +78,7 @@ def _run_target(
         if target.is_timed:
             progress.started(target.name, "timing")
             ended, described, times_ms = _timed(target, part, timeout_s)
-            run = replace(run, **described)
+            run = overlaid(overlaid(run, described), target.run)  # what the user says outranks what was found
             if times_ms or target.timed:  # a program of the user's may have no steps
                 timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
         # A program of the user's that fails is recorded as far as it comes.
@@ -96,7 +96,7 @@ def _run_target(
     return ended
 
 
-def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, dict[str, Any], dict[str, Any]]:
+def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, Run, dict[str, Any]]:
     """Runs the target without a profiler: how it ended, its description of the run, and its times in ms by phase."""
     path = part / "results.json"  # absolute: an output folder may be called like an option
     words = ["--results", str(path.absolute())] if target.timed else []
@@ -110,7 +110,7 @@ def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, 
         ended = Ended("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
     elif run.status == "oom":
         ended = Ended("oom", run.message)
-    return ended, as_json(run), times_ms
+    return ended, run, times_ms
 
 
 def _part(folder: Path, target: Target) -> Path:

@@ -15,6 +15,7 @@ from nsys_analyzer.cli.doctor import doctor
 from nsys_analyzer.cli.explain import explain
 from nsys_analyzer.cli.info import info
 from nsys_analyzer.cli.kernels import kernels
+from nsys_analyzer.cli.modules import modules
 from nsys_analyzer.cli.report import report
 from nsys_analyzer.cli.run import run
 from nsys_analyzer.cli.share import share
@@ -40,6 +41,7 @@ _COMMANDS = {
     run: "Time and profile transformers, or profile any program.",
     bench: "Run a standard experiment.",
     explain: "Say why a step is as long as it is, and what to do first.",
+    modules: "Say which modules of the model take the time.",
     report: "Answer where the time of captures goes.",
     kernels: "Print the kernel table of a capture.",
     info: "Print what a capture holds.",

@@ -29,6 +29,7 @@ _OF_PROFILER = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _OF_NSYS = re.compile(r"torch\.nn\.modules\.Module\.__call__")
 _FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.(?P<kind>\w+)\.forward")
 _BLOCK = re.compile(r"(?i)(?:\w*block|layer|stage|decoder|encoder|h)s?[\s._-]*\d+")
+_OF_HOOKS = "the ranges of nsys-analyze run --modules"
 #: What a module is called of which nsys wrote no class.
 _NO_KIND = "Module"
 
@@ -71,8 +72,13 @@ def _with_paths(ranges: Ranges) -> Calls:
     index, name = _chosen(ranges, [match is not None for match in matches])
     used, code = np.unique(name, return_inverse=True)
     found = [match for i in used.tolist() if (match := matches[i])]
-    paths = tuple(tuple(re.split(r"[/.]", match["path"])) for match in found)
-    return Calls(index, code, paths, tuple(match["kind"] for match in found), "the ranges of nsys-analyze run --modules")
+    kinds = tuple(match["kind"] for match in found)
+    return Calls(index, code, tuple(path_of(match["path"]) for match in found), kinds, _OF_HOOKS)
+
+
+def path_of(text: str) -> Path:
+    """The words of a path as hooks write it: ``GPT/h.0.attn``."""
+    return tuple(re.split(r"[/.]", text))
 
 
 def _chosen(ranges: Ranges, names: list[bool]) -> tuple[Ints, Ints]:

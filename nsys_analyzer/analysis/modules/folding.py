@@ -49,7 +49,11 @@ class _Node:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for modules that may be folded."""
-        return _NUMBER.sub("*", self.module.label), self.module.kind, tuple((one.module.label, one.key) for one in self.inside)
+        return (
+            _NUMBER.sub("*", self.module.label),
+            self.module.kind,
+            tuple((one.module.label, one.key) for one in self.inside),
+        )
 
 
 def _trees(modules: Sequence[Module]) -> tuple[_Node, ...]:

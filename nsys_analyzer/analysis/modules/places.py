@@ -19,7 +19,9 @@ from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import process_of
 
 #: What autograd's engine runs: the operators of a backward pass.
-_OF_BACKWARD = re.compile(r"autograd::engine::evaluate_function.*|(?:torch::autograd::)?\w*(?:Backward\d*|AccumulateGrad)")
+_OF_BACKWARD = re.compile(
+    r"autograd::engine::evaluate_function.*|(?:torch::autograd::)?\w*(?:Backward\d*|AccumulateGrad)"
+)
 #: Adding up a gradient follows the operator that computed it, and is part of its work.
 _ACCUMULATES = re.compile(r".*AccumulateGrad")
 
@@ -79,7 +81,7 @@ class Places:
         return found
 
     def _numbers(self, backward: Ints) -> Ints:
-        """The sequence number of each operator; an addition of gradients has that of the backward operator before it."""
+        """The sequence number of each operator; what adds up gradients has that of the node before it."""
         operators = self._attributed.trace.operators
         adds = np.array([*(bool(_ACCUMULATES.fullmatch(name)) for name in operators.names), False])[operators.name]
         number = np.where(adds, NONE, operators.sequence)
@@ -104,7 +106,9 @@ class Places:
         wanted = np.full(len(number), NONE, np.int64)
         place = {pair: code for code, pair in enumerate(zip(*distinct.tolist(), strict=True))}
         pairs, of_pair = np.unique(np.stack([process, number]), axis=1, return_inverse=True)
-        wanted = np.array([place.get(pair, NONE) for pair in zip(*pairs.tolist(), strict=True)], np.int64)[of_pair.ravel()]
+        wanted = np.array([place.get(pair, NONE) for pair in zip(*pairs.tolist(), strict=True)], np.int64)[
+            of_pair.ravel()
+        ]
         # Moments of one key lie behind each other: the operators of a key that started before, counted.
         rank = np.argsort(np.argsort(np.concatenate([operators.start[index], time]), kind="stable"), kind="stable")
         span = len(rank) + 1

@@ -45,7 +45,9 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     first = np.full(len(calls.paths), np.iinfo(np.int64).max)
     np.minimum.at(first, calls.path, attributed.trace.ranges.start[calls.range])
     tree = _Tree(calls, first, ns, launches, units)
-    return Modules(calls.source, per, tuple(tree.modules()), *(tree.work(ns[-1], launches[-1], way) for way in range(2)))
+    return Modules(
+        calls.source, per, tuple(tree.modules()), *(tree.work(ns[-1], launches[-1], way) for way in range(2))
+    )
 
 
 def _units(attributed: AttributedTrace, process: int) -> tuple[str, int]:

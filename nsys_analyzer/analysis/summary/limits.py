@@ -30,6 +30,7 @@ from nsys_analyzer.analysis.transformer.least_bytes import (
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks, memory_bytes_per_s
+from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.text import plural
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
 
@@ -44,6 +45,7 @@ ATTENTION_MATMUL = "attention matmul"
 TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
 
 #: GEMV, dot products and GEMMs for CUDA cores, whatever type they multiply in.
+_PASSES = ("forward", "backward")
 _CUDA_CORES = re.compile(r"(?i)gemv|dot_kernel|simt|(?<![a-z\d])hgemm|_sgemm")
 #: Kernels of a forward pass that no backward pass of their own has.
 _FORWARD_ONLY = re.compile(r"(?i)exp_kernel_cuda|SoftMaxForward|softmax_warp_forward|flash_fwd|fprop|fmha_cutlassF")
@@ -169,9 +171,10 @@ class _View:
         self.memory = memory_bytes_per_s(capture.gpu)
         known = capture.configuration or Configuration()
         parts = {"model": known.model, "context length": known.context_length, "batch size": known.batch_size}
-        self.missing = [name for name, value in parts.items() if not value]
         whole = known.model and known.batch_size and known.context_length
         self.shapes = _Shapes(known.model, known.batch_size, known.context_length) if whole else None  # type: ignore[arg-type]
+        self.counted = capture.run.flops if capture.run and not whole else None
+        self.missing = [] if self.counted else [name for name, value in parts.items() if not value]
         self.precision = next((one for one in capture.precisions if one != "unknown"), None)
         if self.precision and capture.precisions[self.precision] < capture.precisions.get("unknown", 0.0):
             self.precision = None
@@ -182,8 +185,9 @@ class _View:
 
     def limits(self) -> Limits:
         capture, rates, best = self.capture, self.rates, self.best
-        phases = tuple(self.phase_rates()) if self.shapes else ()
-        classes = tuple(self.class_rates()) if self.shapes else ()
+        known = self.shapes or self.counted
+        phases = tuple(self.phase_rates()) if known else ()
+        classes = tuple(self.class_rates()) if known else ()
         doubt = self.doubt(phases, classes)
         if doubt:
             phases = classes = ()
@@ -209,14 +213,34 @@ class _View:
 
     def phase_rates(self) -> Iterator[PhaseRate]:
         """Forward, backward and step, those that are measured and whose FLOPs are known."""
-        forward = forward_flops(*self.shapes) if self.shapes else 0
-        flops = {"forward": forward, "backward": 2 * forward, STEP: self.step_flops(forward)}
-        for name, model_flops in flops.items():
+        for name, model_flops in (self.counted_flops() if self.counted else self.formula_flops()).items():
             found = self.time_of(name)
             if found and model_flops:
                 rate = model_flops / (found[0] / 1e3)
                 peak, best = self.rates.get(self.precision or ""), self.rates.get(self.best or "")
                 yield PhaseRate(name, model_flops, *found, rate / peak if peak else None, rate / best if best else None)
+
+    def formula_flops(self) -> dict[str, int | None]:
+        """FLOPs by phase, from the shapes."""
+        forward = forward_flops(*self.shapes) if self.shapes else 0
+        return {"forward": forward, "backward": 2 * forward, STEP: self.step_flops(forward)}
+
+    def counted_flops(self) -> dict[str, int | None]:
+        """FLOPs by phase, as they were counted in one step of the program."""
+        counted = self.counted or CountedFlops(passes={}, classes={})
+        if counted.unknown:
+            self.notes.append(f"FLOPs of these operators are not known, and not counted: {', '.join(counted.unknown)}.")
+        flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in _PASSES}
+        steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
+        for name in _PASSES:
+            phase, passes = self.capture.phase(name), counted.passes.get(name, 0)
+            if phase and steps and phase.instances != passes * steps.instances:
+                self.notes.append(
+                    f"{passes} {name} passes in the step whose FLOPs were counted do not fit {phase.instances} in "
+                    f"{steps.instances} recorded steps, so the FLOPs of a step are not known."
+                )
+                return flops
+        return {**flops, STEP: counted.of_step}
 
     def step_flops(self, forward: int) -> int | None:
         """The model's FLOPs in a step: three times a forward pass for each backward pass in it.
@@ -273,11 +297,23 @@ class _View:
         if self.capture.coverage and self.capture.coverage.lost_launches:
             self.notes.append("Kernels are missing from the capture, so rates of classes are not known.")
             return
-        for name, times in (("forward", 1), ("backward", 2)):
+        for name, times in zip(_PASSES, (1, 2), strict=True):
             phase = self.capture.phase(name)
             if phase and not phase.uneven and not phase.opaque and phase.share_of(MATMUL) is not None:
-                yield from self.of_phase(phase, times)
+                yield from self.of_counted_phase(phase) if self.counted else self.of_phase(phase, times)
         yield from self.of_attention()
+
+    def of_counted_phase(self, phase: PhaseSummary) -> Iterator[ClassRate]:
+        """The classes whose FLOPs were counted, in a phase that computes nothing again."""
+        counted = self.counted or CountedFlops(passes={}, classes={})
+        if phase.phase == "backward" and counted.of("recomputed"):
+            return
+        ms = {row.kernel_class: row.ms_per_instance for row in phase.classes}
+        for name, flops in counted.of_pass(phase.phase).items():
+            if name in ms and flops:
+                kernels = [row for row in phase.kernels if row.kernel_class == name]
+                one = self.rate(name, phase.phase, ms[name], round(flops), None, _precision_of(kernels))
+                yield from self.without_skipped_work(one)
 
     def of_phase(self, phase: PhaseSummary, times: int) -> Iterator[ClassRate]:
         """Matmul and fused attention in a phase that does the forward pass's FLOPs so many times."""
@@ -298,13 +334,17 @@ class _View:
                 kernels = [row for row in phase.kernels if row.kernel_class == name]
                 ms = rows[name].ms_per_instance
                 one = self.rate(name, phase.phase, ms, times * of_forward, times * moved, _precision_of(kernels))
-                if name == FUSED and (one.share_of_peak or 0.0) > 1 + TOLERANCE:
-                    self.notes.append(
-                        f"Fused attention in {phase.phase} skips work: the whole square of scores would be above the "
-                        "GPU's peak, so its rate is left out."
-                    )
-                else:
-                    yield one
+                yield from self.without_skipped_work(one)
+
+    def without_skipped_work(self, one: ClassRate) -> Iterator[ClassRate]:
+        """A rate, but for that of fused attention which is so high that it cannot have computed every score."""
+        if one.kernel_class == FUSED and (one.share_of_peak or 0.0) > 1 + TOLERANCE:
+            self.notes.append(
+                f"Fused attention in {one.phase} skips work: the whole square of scores would be above the GPU's peak, "
+                "so its rate is left out."
+            )
+        else:
+            yield one
 
     def of_attention(self) -> Iterator[ClassRate]:
         """The matmuls and the softmax of unfused attention."""
@@ -324,12 +364,15 @@ class _View:
             yield ClassRate("softmax", attention.per, ms, flops, traffic.bytes, rate)
 
     def rate(
-        self, kernel_class: str, phase: str, ms: float, flops: int, elements: int, precision: str | None
+        self, kernel_class: str, phase: str, ms: float, flops: int, elements: int | None, precision: str | None
     ) -> ClassRate:
-        """The rate of matmuls; of a name that does not say in which precision, in that of the capture."""
+        """The rate of matmuls, in the precision of the capture where that of the kernels is not known.
+
+        Bytes are known only where the elements are.
+        """
         precision = precision or self.precision
         size, peak = ELEMENT_BYTES.get(precision or ""), self.rates.get(precision or "")
-        moved = elements * size if size else None
+        moved = elements * size if size and elements else None
         rate = self.below_peak(kernel_class, moved / (ms / 1e3)) if moved else None
         return ClassRate(kernel_class, phase, ms, flops, moved, rate, precision, peak)
 
@@ -359,20 +402,12 @@ class _View:
 
     def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
         """Why no rate can be right; empty where every one is possible."""
-        capture, shapes = self.capture, self.shapes
-        if shapes is None:
-            return ""
-        forward = capture.phase("forward")
-        launches = (
-            sum(row.launches_per_instance for row in forward.classes if row.kernel_class == MATMUL) if forward else 0
-        )
-        least = 4 * shapes.model.num_layers + 1  # QKV, output, gate and up, down of each layer, and the head
-        assumed = f"{shapes.model.name}, context length {shapes.context_length}, batch size {shapes.batch_size}"
-        if forward and 0 < launches < least and not forward.opaque:
-            return (
-                f"{shapes.model.name} needs {least} matmuls per forward or more, the capture launches {launches:,.0f}: "
-                f"it is not of {assumed}, so its FLOPs are not known."
-            )
+        assumed = "its FLOPs, as they were counted,"
+        if self.shapes:
+            model, batch, context = self.shapes
+            assumed = f"the configuration ({model.name}, context length {context}, batch size {batch})"
+            if short := self.too_few_matmuls(model):
+                return f"{short}: it is not of {assumed}, so its FLOPs are not known."
         rates = [(f"{one.phase}", one.mfu, self.precision) for one in phases]
         rates += [(f"{one.phase}", one.mfu_of_best, self.best) for one in phases]
         rates += [(f"{one.kernel_class} in {one.phase}", one.share_of_peak, one.precision) for one in classes]
@@ -383,16 +418,30 @@ class _View:
             "; or fused attention skips half of its square" if any(one.kernel_class == FUSED for one in classes) else ""
         )
         return (
-            f"{what} would run at {share:.3g} times the GPU's peak in {precision}, which cannot be: the configuration "
-            f"({assumed}) or the precision is not that of this capture{causal}. Rates are left out."
+            f"{what} would run at {share:.3g} times the GPU's peak in {precision}, which cannot be: {assumed} or the "
+            f"precision is not that of this capture{causal}. Rates are left out."
         )
+
+    def too_few_matmuls(self, model: ModelSize) -> str:
+        """How the forward pass contradicts the model; empty where it does not."""
+        forward = self.capture.phase("forward")
+        matmuls = [row for row in forward.classes if row.kernel_class == MATMUL] if forward else []
+        launches = sum(row.launches_per_instance for row in matmuls)
+        least = 4 * model.num_layers + 1  # QKV, output, gate and up, down of each layer, and the head
+        if forward is None or forward.opaque or not 0 < launches < least:
+            return ""
+        return f"{model.name} needs {least} matmuls per forward or more, the capture launches {launches:,.0f}"
 
     def general_notes(self) -> Iterator[str]:
         """What the figures of this capture leave out."""
         capture = self.capture
         if capture.status in ("partial", "oom"):
             yield "The run did not end well: figures are of the instances that are complete."
-        if capture.whole and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes):
+        if (
+            not self.counted
+            and capture.whole
+            and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes)
+        ):
             yield (
                 "The whole model and the batch size are taken to be those of one GPU, as in data parallelism; where "
                 "GPUs share the layers (tensor or pipeline parallelism) the rates are too high."

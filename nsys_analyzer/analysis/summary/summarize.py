@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.modules.summarize import summarize_modules
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
@@ -99,6 +100,7 @@ class _ProcessView:
             coverage=coverage,
             precisions=_precisions(whole.kernels) if whole else {},
             device_memory=device_memory(self.attributed, self.process.global_pid),
+            modules=summarize_modules(self.attributed, self.process.global_pid),
         )
         if not summary.on_cpu:
             summary = replace(summary, step=summarize_steps(self.attributed, self.process.global_pid))

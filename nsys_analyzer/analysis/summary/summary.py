@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nsys_analyzer.analysis.findings.finding import Diagnosis
+from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
@@ -171,6 +172,7 @@ class CaptureSummary:
         phases: in the order of a step.
         whole: every operation of the process outside warm-up as one phase of one instance.
         step: what fills its steps; None where it has none.
+        modules: the time of each module of its model; None where no range names one.
         diagnosis: what slows them down; None where no launches are known.
     """
 
@@ -195,6 +197,7 @@ class CaptureSummary:
     rank: int | None = None
     step: StepSummary | None = None
     diagnosis: Diagnosis | None = None
+    modules: Modules | None = None
 
     @property
     def title(self) -> str:

@@ -70,6 +70,7 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
         "matmul": _matmul(matmul_share(capture, captures)),
         "attention": _attention(capture),
         "limits": _limits(capture),
+        "modules": _modules(capture),
         "step": _step(capture),
         **_findings(capture),
         "device_memory": asdict(capture.device_memory) if capture.device_memory else None,
@@ -86,6 +87,15 @@ def explained_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
         "captures": [_explained(capture) for capture in captures],
+    }
+
+
+def data_of_modules(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
+    """The modules of captures, each figure as in the report's data."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "generator": GENERATOR,
+        "captures": [{**_identity(capture), "modules": _modules(capture)} for capture in captures],
     }
 
 
@@ -110,6 +120,20 @@ def _explained(capture: CaptureSummary) -> dict[str, Any]:
         "step": _step(capture),
         **_findings(capture),
         "warnings": [plain(warning, "`") for warning in capture.warnings],
+    }
+
+
+def _modules(capture: CaptureSummary) -> dict[str, Any] | None:
+    """Every module by itself, each behind the one that it lies in; None where none is known."""
+    modules = capture.modules
+    if modules is None:
+        return None
+    return {
+        **asdict(modules),
+        "forward_ms": modules.forward_ms,
+        "backward_ms": modules.backward_ms,
+        "forward_coverage": modules.forward_coverage,
+        "backward_coverage": modules.backward_coverage,
     }
 
 

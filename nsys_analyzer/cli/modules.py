@@ -1,0 +1,61 @@
+"""``nsys-analyze modules``: which modules of the model take the time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option, trace_argument
+
+
+@click.command(epilog="Example: nsys-analyze modules capture.sqlite")
+@trace_argument
+@click.option("--all", "every", is_flag=True, help="Each layer by itself, and modules that take next to nothing.")
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
+    help="json holds every module, as the report's JSON does.",
+)  # fmt: skip
+@phase_names_option("--phase-name")
+@configuration_options
+def modules(
+    trace: Path,
+    every: bool,
+    output_format: str,
+    phase_names: tuple[str, ...],
+    model: str | None,
+    context_length: int | None,
+    batch_size: int | None,
+    precision: str | None,
+) -> None:
+    """Print the time of each module of the model in TRACE, in forward and in backward.
+
+    Known from captures of nsys-analyze run --modules, from module calls that nsys or PyTorch's profiler wrote, and from
+    ranges of the program's own around its blocks. TRACE is a capture or a folder of captures.
+    """
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.report.model import Report
+    from nsys_analyzer.report.renderers import markdown
+    from nsys_analyzer.report.renderers.json_data import data_of_modules
+    from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.sections.modules import modules_section
+
+    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+    evidence = load_evidence((trace,), (), command_line(), _tell, PhaseNames.parse(phase_names), given)
+    section = modules_section(evidence.measured, every=every)
+    if output_format == "json":
+        click.echo(json.dumps(data_of_modules(evidence.captures), indent=1, allow_nan=False), file=data_stream())
+    elif not section.blocks:
+        click.echo(f"{trace} holds no range that names a module. Record it with: nsys-analyze run --modules -- PROGRAM")
+    elif output_format == "markdown":
+        click.echo(markdown.render(Report(f"The modules of {trace.name}", (section,)), {}), nl=False)
+    else:
+        print_section(section)
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,134 @@
+"""Which modules of the model take the time, in forward and in backward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from nsys_analyzer.analysis.modules.folding import Folded, Odd, fold_modules
+from nsys_analyzer.analysis.modules.module import Module, Modules
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.text import Words, joined, phrase
+
+#: Rows of the table in a report, and the share that a row has at least; the command shows all.
+_MOST_ROWS, _LEAST_SHARE = 40, 0.002
+#: Layers that differ are named one by one, so many of them.
+_MOST_ODD = 4
+#: Modules in the few words of an answer.
+_NAMED = 3
+_NO_MODULE = "(no module)"
+_LEGEND = (
+    phrase(
+        "Total kernel time, mean of a step (of a forward pass where no step is known). A module's time holds that of "
+        "the modules inside it; *own* is without them, and `*` stands for layers of one kind, whose times are added up."
+    ),
+    phrase(
+        "*Forward* holds every phase but backward and optimizer. A forward pass that is computed again in backward "
+        "counts as backward."
+    ),
+)
+_LEGEND_OF_FLOPS = phrase("*FLOP/s*: FLOPs that PyTorch counted in one step of the program ÷ kernel time.")
+_HOW = phrase(
+    "Which modules the kernels of backward belong to is not known for {} of their time. `nsys-analyze run --modules` "
+    "records it, and for our own targets `--autograd-ranges` does."
+)
+#: Less of backward than this that is known by module gets a word on how to know it.
+_COVERED = 0.9
+
+_Row = tuple[Module, float]
+
+
+def answer(evidence: Evidence) -> Section:
+    """The tree of modules of each capture, layers of one kind as one."""
+    return modules_section(evidence.measured)
+
+
+def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) -> Section:
+    """The section; ``every`` is for each layer by itself, however little it takes."""
+    found = [(capture.title, capture.modules) for capture in captures if capture.modules]
+    blocks = [block for title, modules in found for block in _of_capture(title, modules, every=every)]
+    if found:
+        with_flops = any(one.forward.flops for _, modules in found for one in modules.modules)
+        blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_FLOPS] if with_flops else []))))
+    return Section("modules", "Which modules take the time?", tuple(blocks), "modules")
+
+
+def _of_capture(title: str, modules: Modules, *, every: bool) -> Iterator[Block]:
+    folded = fold_modules(modules.modules)
+    yield _answer(title, modules, folded)
+    yield _table(title, modules, modules.modules if every else folded.modules, every=every)
+    if folded.odd and not every:
+        yield Listing(tuple(map(_odd, folded.odd[:_MOST_ODD])), capture=title)
+    covered = modules.backward_coverage
+    if covered is not None and covered < _COVERED:
+        yield Paragraph(phrase(_HOW, percent(1 - covered)), capture=title)
+
+
+def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
+    """The modules with the most time of their own, and how much is known."""
+    total = modules.forward_ms + modules.backward_ms
+    first = sorted(folded.modules, key=lambda one: -_own_ms(one))[:_NAMED]
+    named = joined(", ", [phrase("`{}` {}", _called(one), percent(_own_ms(one) / total)) for one in first])
+    covered = [
+        f"{percent(share)} of {name}"
+        for name, share in (("forward", modules.forward_coverage), ("backward", modules.backward_coverage))
+        if share is not None
+    ]
+    text = phrase(
+        "Of the kernel time of forward and backward ({} a {}), most is spent by {}. {} belongs to a module, by {}.",
+        milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
+    )  # fmt: skip
+    return Answer(title, text, named)
+
+
+def _own_ms(one: Module) -> float:
+    return one.own_forward_ms + one.own_backward_ms
+
+
+def _called(one: Module) -> str:
+    """A module's path without the model's class, but for the model itself."""
+    return one.path.partition(".")[2] or one.path
+
+
+def _odd(odd: Odd) -> Words:
+    return phrase(
+        "`{}` takes {}, the layers of its kind {} (median).",
+        odd.path,
+        milliseconds(odd.ms),
+        milliseconds(odd.median_ms),
+    )
+
+
+def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool) -> Table:
+    total = modules.forward_ms + modules.backward_ms
+    kept = [one for one in shown if every or one.ms >= _LEAST_SHARE * total]
+    most = len(kept) if every else _MOST_ROWS
+    least = sorted((one.ms for one in kept), reverse=True)[:most][-1] if kept else 0.0
+    kept = [one for one in kept if one.ms >= least]
+    left_out = len(shown) - len(kept)
+    rest = f" ({left_out} small ones left out)" if left_out else ""
+    outside = Module(_NO_MODULE, _NO_MODULE, "", 0, modules.outside_forward, modules.outside_backward,
+                     modules.outside_forward.ms, modules.outside_backward.ms)  # fmt: skip
+    rows = [*kept, *([outside] if outside.ms else [])]
+    return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title, names=2)
+
+
+def _flops_per_s(row: _Row) -> float | None:
+    """Of both directions, as far as they are known."""
+    ways = [way for way in (row[0].forward, row[0].backward) if way.flops and way.ms]
+    return sum(way.flops or 0 for way in ways) / (sum(way.ms for way in ways) / 1e3) if ways else None
+
+
+_FIELDS: tuple[Field[_Row], ...] = (
+    Field("module", "code", lambda row: _called(row[0])),
+    Field("class", "text", lambda row: row[0].kind + (f" × {row[0].count}" if row[0].count > 1 else "") or None),
+    Field("forward", "ms", lambda row: row[0].forward.ms or None),
+    Field("backward", "ms", lambda row: row[0].backward.ms or None),
+    Field("own", "ms", lambda row: _own_ms(row[0]) or None),
+    Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
+    Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
+    Field("FLOP/s", "flop/s", _flops_per_s),
+)
