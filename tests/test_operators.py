@@ -12,6 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from nsys_analyzer import Trace
 from nsys_analyzer.trace.columns import Operators
@@ -201,6 +204,32 @@ def test_the_nodes_of_a_real_trace(tmp_path: Path) -> None:
     # Of 697 numbers 293 are the forward's; each of 202 nodes has its own, and so has the engine's work around it.
     assert (operators.forward_thread > 0).sum() == 2 * 202
     assert (operators.sequence[engine] >= 0).sum() == 202
+
+
+def test_a_node_is_traced_to_the_call_of_its_module(tmp_path: Path) -> None:
+    """Recorded here, on the CPU: a step of two linear layers, whose nodes run in the order opposite to their calls."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    recorded = {"with_stack": True, "record_shapes": True, "experimental_config": verbose}
+    with profile(activities=[ProfilerActivity.CPU], **recorded) as p:
+        model(torch.ones(2, 8)).sum().backward()
+    p.export_chrome_trace(str(tmp_path / "t.json"))
+    trace = Trace.load(tmp_path / "t.json")
+    ranges, operators = trace.ranges, trace.operators
+    assert sorted(ranges.names[code] for code in ranges.name) == [
+        f"nn.Module: {name}" for name in ("Linear_0", "Linear_1", "ReLU_0", "Sequential_0")
+    ]
+    found = []
+    for node, maker in makers(operators):
+        if operators.names[operators.name[node]] == "AddmmBackward0":
+            around = (ranges.start <= operators.start[maker]) & (operators.start[maker] < ranges.end)
+            innermost = np.flatnonzero(around)[np.argmax(ranges.start[around])]
+            found.append((ranges.names[ranges.name[innermost]], sizes(operators)[maker]))
+    # The bias, the input of 2 rows and the transposed weight; two factors are no tensors.
+    assert found == [
+        ("nn.Module: Linear_1", "[[4], [2, 16], [16, 4], [], []]"),
+        ("nn.Module: Linear_0", "[[16], [2, 8], [8, 16], [], []]"),
+    ]
 
 
 def test_a_file_that_was_made_before_has_no_numbers(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ class Kineto:
         present = {key: value for key, value in node.items() if value is not None}
         return self.add("cpu_op", name, ts, dur, pid, tid, **{"External id": 2, **present})
 
+    def module(self, name: str, ts: Any, dur: Any, pid: Any = PID, tid: Any = MAIN) -> Kineto:
+        """The call of a module, ``Linear_3``, as the tracer of Python writes it."""
+        where = {"Python id": 9, "Python parent id": 8, "Python module id": 3}
+        return self.add("python_function", f"nn.Module: {name}", ts, dur, pid, tid, **where)
+
     def launch(
         self, correlation: int, ts: Any, pid: Any = PID, tid: Any = MAIN, api: str = "cudaLaunchKernel"
     ) -> Kineto:

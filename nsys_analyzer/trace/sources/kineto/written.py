@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from nsys_analyzer.text import visible
+from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.sources.kineto.events import (
     Allocation,
     Call,
@@ -33,7 +34,7 @@ _ON_MTIA = "MTIA"
 _MTIA_QUEUE = ("event_record", "event_wait")
 
 #: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``). Waits (``cuda_sync``), the
-#: profiler's own work (``overhead``), counters and Python functions are not kept.
+#: profiler's own work (``overhead``), counters and Python functions are not kept, but for calls of modules.
 _CATEGORIES = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy",
@@ -299,12 +300,19 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     if not isinstance(phase, str) or not isinstance(category, str | None):
         return _UNKNOWN
     if phase == "X":
-        return _KINDS.get(category) if category is not None else legacy_kind(process)
+        if category is None:
+            return legacy_kind(process)
+        return _KINDS.get(category) or ("range" if _is_module_call(category, name) else None)
     if phase == "i" and name == "[memory]":
         return "memory"
     if phase == "M" and name == "thread_name":
         return "thread"
     return ARROW if is_arrow(phase, category) else None
+
+
+def _is_module_call(category: str, name: Any) -> bool:
+    """Whether an event is the call of a module, as the profiler's tracer of Python saw it."""
+    return category == "python_function" and isinstance(name, str) and name.startswith(MODULE_CALL)
 
 
 def _device(args: _Arguments, process: Name) -> int:
