@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
+from nsys_analyzer.analysis.kernels.frame import kernel_frame
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
@@ -86,6 +87,44 @@ def test_only_annotations_of_threads_are_ranges(tmp_path: Path) -> None:
     trace = Trace.load(converted(gpu_step().add("python_function", "train.py(3): step", 90, 400), tmp_path))
     assert [trace.ranges.names[code] for code in trace.ranges.name] == ["forward", "backward"]
     assert trace.ranges.end.tolist() == [100_000, 300_000]
+
+
+def with_modules(trace: Kineto) -> Kineto:
+    """With a call of a model at [101, 196), of a module in it at [103, 130), and of other Python code around them."""
+    trace.add("python_function", "train.py(3): step", 90, 400).module("Step_0", 101, 95).module("Loss_1", 103, 27)
+    return trace.add("python_function", "torch/nn/modules/module.py(1782): _call_impl", 102, 90)
+
+
+def test_calls_of_modules_are_ranges_of_their_thread(tmp_path: Path) -> None:
+    ranges = Trace.load(converted(with_modules(gpu_step()), tmp_path)).ranges
+    columns = (ranges.name.tolist(), ranges.start.tolist(), ranges.end.tolist())
+    # Times from the first event that is kept, forward at 100 us.
+    assert [(ranges.names[code], start, end) for code, start, end in zip(*columns, strict=True)] == [
+        ("forward", 0, 100_000),
+        ("backward", 100_000, 300_000),
+        ("nn.Module: Step_0", 1_000, 96_000),
+        ("nn.Module: Loss_1", 3_000, 30_000),
+    ]
+    assert set(ranges.thread.tolist()) == {VM | PID << 24 | MAIN}
+
+
+def test_calls_of_modules_lie_on_the_path_of_a_kernel_and_are_no_phase(tmp_path: Path) -> None:
+    frame = kernel_frame(Trace.load(converted(with_modules(gpu_step()), tmp_path)))
+    assert frame["range_path"].tolist() == ["forward / nn.Module: Step_0 / nn.Module: Loss_1", "backward"]
+    trace = Kineto().gpu().module("Step_0", 0, 100).operator("aten::mm", 5, 20).launch(1, 10).kernel(GEMM, 1, 15, 4)
+    trace.module("Warmup_0", 200, 50).launch(2, 210).kernel(GEMM, 2, 220, 4).launch(3, 300).kernel(GEMM, 3, 310, 4)
+    (summary,) = summarize(Trace.load(converted(trace, tmp_path)), "t")
+    assert summary.coverage is not None
+    # Two of three kernels are launched in a range, and none in a phase or in warm-up.
+    assert (summary.coverage.attributed, summary.coverage.in_phases, summary.coverage.in_warmup) == (2, 0, 0)
+    assert summary.phases == ()
+
+
+def test_calls_of_modules_change_no_figure_of_a_phase(tmp_path: Path) -> None:
+    plain, modules = (
+        summarize(Trace.load(converted(trace, tmp_path)), "t")[0] for trace in (gpu_step(), with_modules(gpu_step()))
+    )
+    assert modules.phases == plain.phases  # the events whose recording costs time among them
 
 
 def test_backward_is_what_autograds_thread_launched(tmp_path: Path) -> None:

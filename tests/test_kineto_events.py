@@ -106,6 +106,35 @@ def test_an_argument_that_cannot_be_read_is_absent(arguments: str, argument: str
     assert found == tables(added(", ".join([KERNEL % "{}"] * 2)), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("written", "argument"),
+    [
+        ('"Sequence number": "many"', "Sequence number"),
+        ('"Sequence number": 9223372036854775808', "Sequence number"),
+        ('"Fwd thread id": [1]', "Fwd thread id"),
+    ],
+)
+def test_an_operator_without_an_argument_that_cannot_be_read(written: str, argument: str, tmp_path: Path) -> None:
+    odd, plain = (
+        step().text().replace('"Sequence number": 1', f'"Sequence number": 1, "Input Dims": [[2, 3]]{more}')
+        for more in (f", {written}", "")
+    )
+    found = tables(odd, tmp_path)
+    assert remarks(found) == [f"1 events of the kind operator have a `{argument}` that cannot be read"]
+    del found["DIAGNOSTIC_EVENT"]
+    if argument == "Sequence number":
+        plain = plain.replace('"Sequence number": 1, ', "")
+    assert found == tables(plain, tmp_path)
+
+
+@pytest.mark.parametrize("arguments", ["[]", "null", "7", '"none"'])
+def test_an_operator_does_without_arguments(arguments: str, tmp_path: Path) -> None:
+    text = step().text()
+    written = '{"External id": 2, "Sequence number": 1}'
+    assert written in text
+    assert tables(text.replace(written, arguments), tmp_path) == tables(text.replace(written, "{}"), tmp_path)
+
+
 @pytest.mark.parametrize("stream", ['"0x0"', "[7]"])
 def test_a_call_has_no_use_for_a_stream(stream: str, tmp_path: Path) -> None:
     """ROCm writes its address as a text."""

@@ -31,6 +31,7 @@ from nsys_analyzer.share.scrub import Renamed, Scrubber, shown_command
 from nsys_analyzer.share.vocabulary import is_ordinary
 from tests.conftest import DATA, ROOT
 from tests.support.export import Export, training_step
+from tests.support.kineto import Kineto
 from tests.test_share_names import FAMILIES
 
 RealCapture = Callable[[str], Path]
@@ -650,6 +651,20 @@ def test_an_alias_is_of_no_class_where_its_name_was_of_none(name: str) -> None:
 )
 def test_a_command_is_shown_without_its_user_and_machine(words: list[str], shown: str) -> None:
     assert shown_command(words) == shown
+
+
+def test_the_numbers_and_sizes_of_operators_are_kept(tmp_path: Path) -> None:
+    trace = Kineto().operator("aten::mm", 0, 9, sequence=7, shapes=[[8192, 768], [768, 3072], []])
+    trace.operator("MmBackward0", 20, 9, sequence=7, forward_thread=1, shapes=[[4111111111111111, 2]]).module(
+        "A_0", 0, 9
+    )
+    shared = share(trace.write(tmp_path / "t.json"), tmp_path / "copy.sqlite")
+    copy = Trace.load(shared.path)
+    operators = copy.operators
+    assert (operators.sequence.tolist(), operators.forward_thread.tolist()) == ([7, 7], [0, 1])
+    assert [operators.shape_texts[code] for code in operators.shapes] == ["[[8192, 768], [768, 3072], []]", "[[0, 2]]"]
+    assert copy.ranges.names == ("", "nn.Module: A_0")
+    assert shared.renamed == ()
 
 
 def test_a_long_number_behind_an_operator_is_taken_out() -> None:

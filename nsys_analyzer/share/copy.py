@@ -60,7 +60,7 @@ _NAMES = {("strings", "value"), ("nvtx", "text")}
 #: The tables of properties, of which the rows above are kept.
 _PROPERTIES = ("environment", "export", "capture")
 #: The columns, by our names, that hold IDs of strings.
-_STRING_IDS = ("name", "text_id")
+_STRING_IDS = ("name", "text_id", "shapes")
 
 
 @dataclass(frozen=True)

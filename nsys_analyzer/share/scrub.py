@@ -23,6 +23,8 @@ from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 #: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
 _NUMBERS = re.compile(rf"(?:{_ANNOTATION}[\d\[\](), -]*)+")
+#: The sizes of an operator's inputs, which are such numbers, too: ``[[8192, 768], [768, 3072], []]``.
+_SIZES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
 #: Where a word begins and ends: beside what is no letter and no number, an underscore too, or behind ``%3D``.
 _BEGINS, _ENDS = r"(?:(?<![^\W_])|(?<=%[0-9A-Fa-f]{2}))", r"(?![^\W_])"
 #: The rest of a host's own name, and the domain behind it: ``node17-ib0.example.org``. No label has more letters.
@@ -76,6 +78,8 @@ class Scrubber:
         text = raw.decode("utf-8", errors="replace")
         numbers = re.search(_ANNOTATION, text)
         head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
+        if _SIZES.fullmatch(text):
+            head = ""
         clean = self._known.get(head)
         if clean is None:
             clean = self._known[head] = self._shown(head)

@@ -62,6 +62,9 @@ UNNAMED = "unknown kernel"
 
 _LONGEST = 120  # letters of a name in a sentence
 
+#: The fields of columns that are no arrays: they belong to all rows.
+_SHARED = ("names", "shape_texts")
+
 PROCESS_MASK = ~0xFFFFFF
 
 
@@ -87,7 +90,7 @@ def named(name: str) -> Words:
 
 @dataclass(frozen=True)
 class Columns:
-    """Arrays of one length, an entry each for every row, and what they share: ``names``, where they have any."""
+    """Arrays of one length, an entry each for every row, and what they share: the texts that codes stand for."""
 
     start: Ints
 
@@ -96,7 +99,7 @@ class Columns:
 
     def columns(self) -> dict[str, Any]:
         """The arrays, by the names of the fields."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "names"}
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED}
 
     def select(self, mask: Any) -> Self:
         """The rows that a boolean mask, a slice or an index array picks."""
@@ -176,6 +179,42 @@ class Ranges(Columns):
     thread: Ints
     name: Ints
     names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Operators(Ranges):
+    """PyTorch's operators, autograd's own among them: ranges with what the profiler says of each.
+
+    Autograd counts the nodes of its graph, for each thread by itself; the count is never set back. It is carried by
+
+    - an operator called with gradients on: the count at its start. The node that it makes gets this number, and what
+      starts behind it a larger one. One that leaves this to an operator inside it, or makes none, passes the number on:
+      ``aten::linear`` 26, in it ``aten::t`` 26, which made node 26, and ``aten::addmm`` 27. In backward, too, where a
+      checkpoint runs its forward again, or with ``create_graph``.
+    - a node of backward: its own number, ``AddmmBackward0`` 27. PyTorch's profiler writes it for what the engine opens
+      around it, too (``autograd::engine::evaluate_function: AddmmBackward0``); NVTX ranges have it on the node alone.
+
+    No other operator has one: none below autograd, none that a node calls without ``create_graph``, and no
+    ``AccumulateGrad``. So node n was made by the operator that started last, of those on the thread that made the node
+    which started before it runs, are no nodes, and carry at most n. It carries n itself, but where one operator makes
+    several nodes: ``copy_`` 29 into a slice makes ``CopyBackwards`` 29 and ``CopySlices`` 30.
+
+    The thread that made a node is mostly the one that runs the steps. What autograd's threads ran with gradients on
+    (above) made nodes of theirs, whose numbers occur on the other thread, too: ``forward_thread`` tells the two apart.
+
+    Attributes:
+        sequence: the number; -1 for none.
+        forward_thread: of a node, the thread that made it, as PyTorch counts threads from 1 in the order in which they
+            first ran an operator; 0 for what is no node, and for all in NVTX ranges, which do not say it.
+        shapes: code into ``shape_texts``, -1 where the sizes were not recorded.
+        shape_texts: the sizes of the inputs as JSON, empty for what is no tensor: "[[8192, 768], [768, 3072], []]"; of
+            a list of tensors a list of their sizes.
+    """
+
+    sequence: Ints
+    forward_thread: SmallInts
+    shapes: SmallInts
+    shape_texts: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+#: How the range of a module's call begins that PyTorch's profiler records with stacks: ``nn.Module: Linear_3``.
+MODULE_CALL = "nn.Module: "
+
 _LONGEST_NAME = 500
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 

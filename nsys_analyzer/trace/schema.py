@@ -155,6 +155,9 @@ OPERATORS = Table(
         _END,
         _column("thread", "globalTid", doc="global thread ID that ran the operator"),
         _column("name", "nameId", doc="StringIds ID of the operator's name"),
+        _column("sequence", "sequenceNumber", default=-1, doc="number of the autograd node, -1 for none"),
+        _column("forward_thread", "forwardThreadId", doc="PyTorch's number of the thread that made the node, or 0"),
+        _column("shapes", "shapesId", default=-1, doc="StringIds ID of the sizes of its inputs as JSON"),
     ),
     ("start", "end", "thread", "name"),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,12 +32,19 @@ from nsys_analyzer.trace.columns import (
     Launches,
     MemoryUses,
     Operations,
+    Operators,
     Ranges,
     named,
     process_of,
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
+from nsys_analyzer.trace.operators import (
+    annotated_operators,
+    are_operators,
+    recorded_operators,
+    without_annotations,
+)
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import sqlite_of
@@ -57,8 +63,6 @@ _OUT_OF_MEMORY = 2  # cudaErrorMemoryAllocation and CUDA_ERROR_OUT_OF_MEMORY
 
 _LARGE_TABLES = (schema.RUNTIME, *schema.OPERATIONS_BY_KIND, schema.NVTX)
 _SMALL_TABLES = tuple(table for table in dict.fromkeys(schema.TABLES.values()) if table not in _LARGE_TABLES)
-#: A range of ``--pytorch=autograd-nvtx`` is an operator, with IDs behind its name.
-_ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ class Trace:
     failed_allocations: Launches
     ranges: Ranges
     open_ranges: Ranges
-    operators: Ranges
+    operators: Operators
     graph_nodes: GraphNodes
     metadata: Metadata
     tables: frozenset[str]
@@ -121,7 +125,8 @@ class Trace:
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.GRIDS))
         strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
-        ranges, is_operator = _ranges(frames["nvtx"], strings)
+        ranges, annotated, operators = _ranges(frames["nvtx"], strings)
+        recorded = recorded_operators(frames["operators"], strings)
         metadata = read_metadata(frames, strings)
         duration = int(join(frames["session"]["duration"]).max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
@@ -138,9 +143,9 @@ class Trace:
             launches.select(called & out_of_memory),
             ranges.select(valid & ended),
             ranges.select(valid & ~ended),
-            _operators(check, frames["operators"], strings)
+            recorded.select(_valid(check, schema.OPERATORS, recorded))
             if reader.name_of(schema.OPERATORS)
-            else ranges.select(valid & ended & is_operator),
+            else operators.select((valid & ended)[annotated]),
             GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
             metadata,
             frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
@@ -271,31 +276,22 @@ def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
     return uses.select(check.valid(TimedRows(schema.MEMORY, start, start, process, lambda i: f"{size[i]:,} bytes")))
 
 
-def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Bools]:
-    """The ranges, named by text ID or by text without autograd's IDs, and which of them are PyTorch's operators."""
-    import pyarrow.compute as pc
+def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operators]:
+    """The ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these."""
+    import pyarrow as pa
 
-    by_id, texts = join(frame["text_id"]), frame["text"]
+    by_id = join(frame["text_id"])
     used, id_codes = dense_codes(by_id)
-    full = [strings.get(i, "") for i in used.tolist()]
-    named = [re.sub(_ANNOTATION, "", name) for name in full]
-    stripped = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
-    encoded = stripped.dictionary_encode()
-    names, codes = np.unique(np.array([*named, *encoded.dictionary.to_pylist(), ""], dtype=object), return_inverse=True)
-    code = np.where(by_id >= 0, codes[id_codes], codes[len(named) :][values_of(encoded.indices)])
+    texts = pa.concat_arrays([pa.array([strings.get(i, "") for i in used.tolist()], pa.string()), frame["text"]])
+    text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
+    named = without_annotations(texts)
+    encoded = named.dictionary_encode()
+    names, codes = np.unique(np.array([*encoded.dictionary.to_pylist(), ""], dtype=object), return_inverse=True)
+    code = codes[values_of(encoded.indices)][text].astype(np.int64)
     start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
-    ranges = Ranges(start, end, thread, code.astype(np.int64), tuple(map(str, names)))
-    annotated = {name for name, whole in zip(named, full, strict=True) if name != whole}
-    annotated |= set(pc.unique(stripped.filter(pc.not_equal(stripped, texts))).to_pylist())
-    is_operator = np.array([name in annotated or name.startswith("aten::") for name in ranges.names], np.bool_)
-    return ranges, is_operator[ranges.name]
-
-
-def _operators(check: TimeCheck, frame: Frame, strings: dict[int, str]) -> Ranges:
-    ids, codes = dense_codes(join(frame["name"]))
-    start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
-    operators = Ranges(start, end, thread, codes, tuple(strings.get(i, "") for i in ids.tolist()))
-    return operators.select(_valid(check, schema.OPERATORS, operators))
+    ranges = Ranges(start, end, thread, code, tuple(map(str, names)))
+    index = np.flatnonzero(are_operators(ranges, texts, named))
+    return ranges, index, annotated_operators(ranges.select(index), texts.take(pa.array(text[index])))
 
 
 def _timed(check: TimeCheck, operations: Operations) -> Bools:

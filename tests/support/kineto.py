@@ -37,9 +37,19 @@ class Kineto:
         self.add("gpu_user_annotation", name, ts, dur, pid=0, tid=7)
         return self.add("user_annotation", name, ts, dur, pid, tid, **{"External id": 1, "Ev Idx": 0})
 
-    def operator(self, name: str, ts: Any, dur: Any, pid: Any = PID, tid: Any = MAIN) -> Kineto:
-        """A ``cpu_op``."""
-        return self.add("cpu_op", name, ts, dur, pid, tid, **{"External id": 2, "Sequence number": 1})
+    def operator(
+        self, name: str, ts: Any, dur: Any, pid: Any = PID, tid: Any = MAIN, *, sequence: Any = 1,
+        forward_thread: Any = None, shapes: Any = None,
+    ) -> Kineto:  # fmt: skip
+        """A ``cpu_op``, without the arguments that are None."""
+        node = {"Sequence number": sequence, "Fwd thread id": forward_thread, "Input Dims": shapes}
+        present = {key: value for key, value in node.items() if value is not None}
+        return self.add("cpu_op", name, ts, dur, pid, tid, **{"External id": 2, **present})
+
+    def module(self, name: str, ts: Any, dur: Any, pid: Any = PID, tid: Any = MAIN) -> Kineto:
+        """The call of a module, ``Linear_3``, as the tracer of Python writes it."""
+        where = {"Python id": 9, "Python parent id": 8, "Python module id": 3}
+        return self.add("python_function", f"nn.Module: {name}", ts, dur, pid, tid, **where)
 
     def launch(
         self, correlation: int, ts: Any, pid: Any = PID, tid: Any = MAIN, api: str = "cudaLaunchKernel"

@@ -12,7 +12,14 @@ from nsys_analyzer.analysis.steps.anatomy import pieces_of
 from nsys_analyzer.analysis.steps.host import PAUSE_NS, Host
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, EventCost, slowness
+from nsys_analyzer.analysis.summary.profiler_cost import (
+    API_CALL,
+    NVTX_RANGE,
+    OPERATOR,
+    EventCost,
+    recorded_ranges,
+    slowness,
+)
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import (
@@ -300,7 +307,7 @@ def _profiler_costs(attributed: AttributedTrace, process: int, start: Ints, end:
     slower = slowness(trace)
     recorded: list[tuple[Launches | Ranges, EventCost, float]] = [
         (trace.launches, API_CALL, slower),
-        (trace.ranges, NVTX_RANGE, 1.0),
+        (recorded_ranges(trace), NVTX_RANGE, 1.0),
     ]
     recorded += [(trace.operators, OPERATOR, 1.0)] if trace.metadata.profiler == "torch" else []
     for events, cost, factor in recorded:

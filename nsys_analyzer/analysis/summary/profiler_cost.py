@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.columns import Ranges, process_of
+from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -57,7 +58,7 @@ class RecordedEvents:
     """The events of one process whose recording costs time, by their start."""
 
     def __init__(self, trace: Trace, process: int) -> None:
-        launches, ranges = trace.launches, trace.ranges
+        launches, ranges = trace.launches, recorded_ranges(trace)
         # nsys writes operators among its ranges.
         operators = trace.operators if trace.metadata.profiler == "torch" else None
         self._starts = tuple(
@@ -81,6 +82,13 @@ class RecordedEvents:
         low = calls * API_CALL.low_us * self._slower + ranges * NVTX_RANGE.low_us + operators * OPERATOR.low_us
         high = calls * API_CALL.high_us * self._slower + ranges * NVTX_RANGE.high_us + operators * OPERATOR.high_us
         return ProfilerCost(calls, ranges, operators, low / 1e3, high / 1e3)
+
+
+def recorded_ranges(trace: Trace) -> Ranges:
+    """The ranges of the program; a call of a module is one of all Python calls, whose cost is that of operators."""
+    ranges = trace.ranges
+    is_module = np.array([*(name.startswith(MODULE_CALL) for name in ranges.names), False], np.bool_)
+    return ranges.select(~is_module[ranges.name]) if is_module.any() else ranges
 
 
 def slowness(trace: Trace) -> float:

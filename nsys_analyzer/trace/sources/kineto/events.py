@@ -53,6 +53,14 @@ class GpuOperation(Call, gc=False):
     size: int = 0
 
 
+class Operator(Event, gc=False):
+    """An operator, with what ``trace.columns.Operators`` says of it; ``shapes`` is empty where there are none."""
+
+    sequence: int = -1
+    forward_thread: int = 0
+    shapes: str = ""
+
+
 class Allocation(Event, gc=False):
     """Bytes that PyTorch's allocator allocated, or freed (negative); of the host where ``device`` is None."""
 

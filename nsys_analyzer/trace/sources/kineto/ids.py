@@ -26,7 +26,11 @@ class Threads:
         for event in trace.of(*ON_A_THREAD):
             threads[event.pid].add(event.tid)
         self._pids = folded(threads)
-        self._tids = {pid: folded(tids) for pid, tids in threads.items()}
+        self._threads = {
+            (pid, tid): self.process(pid) | number
+            for pid, tids in threads.items()
+            for tid, number in folded(tids).items()
+        }
 
     @property
     def processes(self) -> list[int]:
@@ -35,7 +39,7 @@ class Threads:
 
     def thread(self, pid: Name, tid: Name) -> int:
         """The global thread ID."""
-        return self.process(pid) | self._tids[pid][tid]
+        return self._threads[pid, tid]
 
     def process(self, pid: Name) -> int:
         """The global process ID."""
@@ -43,7 +47,7 @@ class Threads:
 
     def knows(self, pid: Name, tid: Name) -> bool:
         """Whether anything happened on this thread."""
-        return tid in self._tids.get(pid, ())
+        return (pid, tid) in self._threads
 
 
 def folded(ids: Iterable[Name]) -> dict[Name, int]:

@@ -22,8 +22,10 @@ ARROW = "arrow"
 LEGACY_ON_GPU = "operator on the GPU"
 """The kind of an operator as it was timed on the GPU."""
 
-_ON_CPU = "operator on the CPU"
-_KINDS = {"cpu functions": _ON_CPU, "cuda functions": LEGACY_ON_GPU}
+LEGACY_ON_CPU = "operator on the CPU"
+"""The kind of an operator, or a range, as it was timed on the CPU."""
+
+_KINDS = {"cpu functions": LEGACY_ON_CPU, "cuda functions": LEGACY_ON_GPU}
 _ARROWS = "cpu_to_"  # "cpu_to_cuda"
 _BACKWARD = re.compile(r"Backward\d*$")
 
@@ -49,7 +51,7 @@ def is_arrow(phase: str, category: str | None) -> bool:
 
 def sort_legacy(events: dict[str, list[Any]]) -> tuple[str, ...]:
     """Sorts the events of this profiler into operators or ranges, kernels and launches, in place; returns warnings."""
-    functions, spans, arrows = (events.pop(kind, []) for kind in (_ON_CPU, LEGACY_ON_GPU, ARROW))
+    functions, spans, arrows = (events.pop(kind, []) for kind in (LEGACY_ON_CPU, LEGACY_ON_GPU, ARROW))
     names = {event.name for event in functions}
     for event in functions:
         is_operator = "::" in event.name or f"aten::{event.name}" in names or _BACKWARD.search(event.name)
@@ -58,7 +60,7 @@ def sort_legacy(events: dict[str, list[Any]]) -> tuple[str, ...]:
     if not spans:
         return (_WITHOUT_GPU,) if functions and arrows else ()
     events["kernel"] = list(_kernels(spans, arrows))
-    events["runtime"] = [event for event in arrows if legacy_kind(event.pid) == _ON_CPU]
+    events["runtime"] = [event for event in arrows if legacy_kind(event.pid) == LEGACY_ON_CPU]
     return (_TIMED_BY_EVENTS,)
 
 

@@ -73,7 +73,9 @@ class _Tables:
             "TARGET_INFO_CUDA_DEVICE": Rows("gpuId cudaId pid", [(device, device, pid) for device, pid in devices]),
             "DIAGNOSTIC_EVENT": Rows("severity text globalPid", messages),
             "NVTX_EVENTS": Rows("start end eventType globalTid textId", self._ranges()),
-            "TORCH_OPERATOR_EVENTS": Rows("start end globalTid nameId", self._operators()),
+            "TORCH_OPERATOR_EVENTS": Rows(
+                "start end globalTid nameId sequenceNumber forwardThreadId shapesId", self._operators()
+            ),
             "CUDA_GPU_MEMORY_USAGE_EVENTS": Rows(
                 "start globalPid bytes memKind memoryOperationType localMemoryPoolUtilizedSize", self._memory()
             ),
@@ -110,8 +112,11 @@ class _Tables:
 
     def _operators(self) -> Iterator[tuple[Any, ...]]:
         """Every operator, autograd's bookkeeping among them, as it ran on its thread."""
+        thread, strings = self._thread, self._strings
         for event in self._trace.of("operator"):
-            yield event.start, event.end, self._thread(event), self._strings[event.name]
+            shapes = strings[event.shapes] if event.shapes else None
+            numbers = event.sequence, event.forward_thread
+            yield event.start, event.end, thread(event), strings[event.name], *numbers, shapes
 
     def _memory(self) -> Iterator[tuple[Any, ...]]:
         """The memory that PyTorch's allocator allocated and freed: the GPU's, or the host's where there is no GPU."""

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from nsys_analyzer.text import visible
+from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.sources.kineto.events import (
     Allocation,
     Call,
@@ -19,10 +20,11 @@ from nsys_analyzer.trace.sources.kineto.events import (
     Int32,
     Int64,
     Name,
+    Operator,
     Properties,
     Size,
 )
-from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_GPU, is_arrow, legacy_kind
+from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_CPU, LEGACY_ON_GPU, is_arrow, legacy_kind
 
 GPU_RANGE = "gpu range"
 """The kind of a range that Kineto draws on the GPU's timeline."""
@@ -32,7 +34,7 @@ _ON_MTIA = "MTIA"
 _MTIA_QUEUE = ("event_record", "event_wait")
 
 #: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``). Waits (``cuda_sync``), the
-#: profiler's own work (``overhead``), counters and Python functions are not kept.
+#: profiler's own work (``overhead``), counters and Python functions are not kept, but for calls of modules.
 _CATEGORIES = {
     "kernel": "kernel",
     "memcpy": "gpu_memcpy",
@@ -48,9 +50,11 @@ _KINDS = {category: kind for kind, categories in _CATEGORIES.items() for categor
 _UNKNOWN = "any"
 """The kind of an event whose kind cannot be read."""
 
+_OPERATORS = ("operator", LEGACY_ON_CPU)
 _ON_A_GPU = ("kernel", "memcpy", "memset", _ON_MTIA)
 _WITHOUT_DURATION = ("memory", "thread", ARROW)
 _FARTHEST_US = Decimal(2**61) / 1000  # the difference of two such times, and a duration more, fit into 64 bits
+_FARTHEST_BACK_US = -_FARTHEST_US
 
 _AT = re.compile(r" - at `\$\.(?P<place>.*)`$")
 _LONGEST_NAME = 60
@@ -66,9 +70,12 @@ class _Arguments(
         "memory_device": "Device Id",
         "size": "Bytes",
         "allocated": "Total Allocated",
+        "sequence": "Sequence number",
+        "forward_thread": "Fwd thread id",
+        "shapes": "Input Dims",
     },
 ):
-    """The arguments that are of use: of GPU operations and API calls, of memory (capital letters), of threads."""
+    """The arguments that are of use: of GPU operations and API calls, memory (capital letters), threads, operators."""
 
     correlation: Int64 | None = None
     device: Int32 | None = None
@@ -82,17 +89,24 @@ class _Arguments(
     size: Int64 = 0
     allocated: Int64 | None = None
     name: str = ""
+    sequence: Int64 = -1
+    forward_thread: Int32 = 0
+    shapes: msgspec.Raw = msgspec.Raw()  # as it is written: a few hundred texts serve all operators
 
 
 #: The arguments that an event can do without: where one cannot be read, it is as if it were not there.
-_OPTIONAL = ("device", "inDevice", "stream", "graph node id", "bytes", "direction", "Total Allocated")
+_OF_GPU = ("device", "inDevice", "stream", "graph node id", "bytes", "direction")
+_OPTIONAL = (*_OF_GPU, "Total Allocated", "Sequence number", "Fwd thread id", "Input Dims")
 #: The arguments that each kind of event uses.
 _USED = {
-    **dict.fromkeys(_ON_A_GPU, ("correlation", *_OPTIONAL[:-1])),
+    **dict.fromkeys(_ON_A_GPU, ("correlation", *_OF_GPU)),
     "runtime": ("correlation",),
     "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated"),
     "thread": ("name",),
+    "operator": ("Sequence number", "Fwd thread id", "Input Dims"),
 }
+#: The sizes of tensors, or of lists of tensors; anything else is none.
+_SHAPES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
 
 
 class _Written(msgspec.Struct):
@@ -132,6 +146,7 @@ class Events:
         self.found: dict[str, list[Any]] = defaultdict(list)
         self.any_phase = self.on_mtia = False
         self._known: dict[Any, Any] = {}  # one copy of each name and ID: most occur thousands of times
+        self._shapes = {"": ""}  # as they are written, and as they are kept
         self._refused: dict[str, Counter[str]] = defaultdict(Counter)
         self._first_refused: dict[str, str] = {}
         self._unread: Counter[tuple[str, str]] = Counter()
@@ -156,7 +171,7 @@ class Events:
             self.any_phase = self.any_phase or value.get("ph") is not None
             return
         used = {key: value[key] for key in _Written.__struct_fields__ if key in value}
-        if kind not in _USED:
+        if kind not in _USED or (kind == "operator" and not isinstance(used.get("args"), dict)):
             used.pop("args", None)
         elif isinstance(used.get("args"), dict):
             used["args"] = self._readable(kind, used["args"])
@@ -233,6 +248,9 @@ class Events:
         if end < start:
             raise BadEventError("a negative duration")
         args = written.args or _NO_ARGUMENTS
+        if kind in _OPERATORS:
+            shapes = self._shapes_of(args.shapes)
+            return Operator(kind, name, pid, tid, start, end, args.sequence, args.forward_thread, shapes)
         if kind == "thread":
             return Event(kind, args.name, pid, tid, start, end)
         if kind == "memory":
@@ -250,6 +268,14 @@ class Events:
         if kind in (GPU_RANGE, LEGACY_ON_GPU):
             _number(tid)  # a stream, or a device
         return Event(kind, name, pid, tid, start, end)
+
+    def _shapes_of(self, written: msgspec.Raw) -> str:
+        """The sizes of an operator's inputs on one line, one copy of each text; empty where there are none."""
+        text = str(written, "utf-8")
+        if (known := self._shapes.get(text)) is None:
+            line = "".join(text.split()).replace(",", ", ")
+            known = self._shapes[text] = line if _SHAPES.fullmatch(line) else ""
+        return known
 
     def _stream(self, kind: str, told: int | str | None, tid: Name) -> int:
         """The stream of a GPU operation; where no argument says it, the number in the thread's place."""
@@ -274,12 +300,19 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     if not isinstance(phase, str) or not isinstance(category, str | None):
         return _UNKNOWN
     if phase == "X":
-        return _KINDS.get(category) if category is not None else legacy_kind(process)
+        if category is None:
+            return legacy_kind(process)
+        return _KINDS.get(category) or ("range" if _is_module_call(category, name) else None)
     if phase == "i" and name == "[memory]":
         return "memory"
     if phase == "M" and name == "thread_name":
         return "thread"
     return ARROW if is_arrow(phase, category) else None
+
+
+def _is_module_call(category: str, name: Any) -> bool:
+    """Whether an event is the call of a module, as the profiler's tracer of Python saw it."""
+    return category == "python_function" and isinstance(name, str) and name.startswith(MODULE_CALL)
 
 
 def _device(args: _Arguments, process: Name) -> int:
@@ -304,7 +337,7 @@ def _number(value: Name | None) -> int:
 def _nanoseconds(microseconds: Decimal | None, what: str) -> int:
     if microseconds is None:
         raise BadEventError(f"no {what}")
-    if not microseconds.is_finite() or not -_FARTHEST_US < microseconds < _FARTHEST_US:
+    if not microseconds.is_finite() or not _FARTHEST_BACK_US < microseconds < _FARTHEST_US:
         raise BadEventError(f"an impossible {what}")
     return round(microseconds * 1000)
 

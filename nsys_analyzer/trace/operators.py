@@ -1,0 +1,89 @@
+"""PyTorch's operators as columns: those of its profiler, or those that NVTX ranges name.
+
+``nsys --pytorch=autograd-nvtx`` and PyTorch's own ``emit_nvtx`` write the number of autograd's node behind the name of
+an operator, ``aten::mm, seq = 9157, op_id = 91984``, and with shapes also the sizes of its inputs: ``sizes = [[8192,
+768], [768, 3072]], input_op_ids = [(91979,0), (657,0)]``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, join, values_of
+from nsys_analyzer.trace.columns import Operators, Ranges
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
+_SEQUENCE = r",\s*seq\s*=\s*(?P<found>\d{1,18})(?:\D|$)"
+_SIZES = r",\s*sizes\s*=\s*(?P<found>\[[\d\[\], ]*\])\s*(?:,\s*input_op_ids|$)"
+
+
+def without_annotations(texts: pa.Array) -> pa.Array:
+    """The names of ranges without what is written behind an operator's."""
+    import pyarrow.compute as pc
+
+    return pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
+
+
+def are_operators(ranges: Ranges, texts: pa.Array, names: pa.Array) -> Bools:
+    """Which ranges are operators: those of ATen's names, and of names with an annotation behind them anywhere.
+
+    Args:
+        texts: the distinct texts of the ranges, or more of them.
+        names: the same without annotations.
+    """
+    import pyarrow.compute as pc
+
+    annotated = set(pc.unique(names.filter(pc.not_equal(names, texts))).to_pylist())
+    found = np.array([name in annotated or name.startswith("aten::") for name in ranges.names], np.bool_)
+    return found[ranges.name]
+
+
+def annotated_operators(ranges: Ranges, texts: pa.Array) -> Operators:
+    """The operators of some ranges, with what their whole texts say of them."""
+    import pyarrow as pa
+
+    sizes = _found(texts, _SIZES).dictionary_encode()
+    shapes, shape_texts = values_of(sizes.indices, default=-1).astype(np.int32), sizes.dictionary.to_pylist()
+    # A profiler cuts a text that is too long for it.
+    is_whole = np.array([*(text.count("[") == text.count("]") for text in shape_texts), False], np.bool_)
+    return Operators(
+        **ranges.columns(),
+        names=ranges.names,
+        sequence=values_of(_found(texts, _SEQUENCE).cast(pa.int64()), default=-1),
+        forward_thread=np.zeros(len(ranges), np.int32),
+        shapes=np.where(is_whole[shapes], shapes, np.int32(-1)),
+        shape_texts=tuple(shape_texts),
+    )
+
+
+def _found(texts: pa.Array, pattern: str) -> pa.Array:
+    import pyarrow.compute as pc
+
+    return pc.struct_field(pc.extract_regex(texts, pattern=pattern), "found")
+
+
+def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
+    """The operators of the profiler's own table."""
+    names, name = dense_codes(join(frame["name"]))
+    shape_ids, shapes = dense_codes(np.maximum(join(frame["shapes"]), -1))
+    known = shape_ids[shape_ids >= 0]
+    return Operators(
+        start=join(frame["start"]),
+        end=join(frame["end"]),
+        thread=join(frame["thread"]),
+        name=name,
+        names=_texts(names, strings),
+        sequence=np.maximum(join(frame["sequence"]), -1),
+        forward_thread=join(frame["forward_thread"], dtype=np.int32),
+        shapes=(shapes - (len(shape_ids) - len(known))).astype(np.int32),  # the ID -1 becomes the code -1
+        shape_texts=_texts(known, strings),
+    )
+
+
+def _texts(ids: Ints, strings: dict[int, str]) -> tuple[str, ...]:
+    return tuple(strings.get(i, "") for i in ids.tolist())

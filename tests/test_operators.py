@@ -1,0 +1,254 @@
+"""PyTorch's operators: the numbers of autograd's nodes, the sizes of inputs, and which operator made a node."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from nsys_analyzer import Trace
+from nsys_analyzer.trace.columns import Operators
+from nsys_analyzer.trace.sources import convert
+from tests.conftest import DATA
+from tests.support.export import Export
+from tests.support.kineto import AUTOGRAD, Kineto
+
+RealCapture = Callable[[str], Path]
+SIZES = "[[768], [8192, 768], [768, 3072], [], []]"
+NODE = re.compile(r"\w+Backward\d*|torch::autograd::Copy\w+")
+
+
+def loaded(trace: Export | Kineto, tmp_path: Path) -> Operators:
+    if isinstance(trace, Export):
+        return Trace.load(trace.write(tmp_path / "t.sqlite")).operators
+    return Trace.load(trace.write(tmp_path / "t.json")).operators
+
+
+def sizes(operators: Operators) -> list[str | None]:
+    return [operators.shape_texts[code] if code >= 0 else None for code in operators.shapes.tolist()]
+
+
+def makers(operators: Operators) -> list[tuple[int, int]]:
+    """Each node of backward and the operator that made it: the rule of ``Operators`` for one thread of forwards."""
+    is_node = np.array([bool(NODE.fullmatch(name)) for name in operators.names])[operators.name]
+    is_engine = np.array([name.startswith("autograd::engine") for name in operators.names])[operators.name]
+    forward = np.flatnonzero(~is_node & ~is_engine & (operators.sequence >= 0))
+    found = []
+    for node in np.flatnonzero(is_node & (operators.sequence >= 0)).tolist():
+        before = operators.start[forward] < operators.start[node]
+        able = forward[before & (operators.sequence[forward] <= operators.sequence[node])]
+        found.append((node, int(able[np.argmax(operators.start[able])])))
+    return found
+
+
+def pairs(operators: Operators) -> Counter[tuple[str, str]]:
+    """How many nodes of each name were made by operators of each name."""
+    name = [operators.names[code] for code in operators.name]
+    return Counter((name[node], name[maker]) for node, maker in makers(operators))
+
+
+# --- NVTX ranges ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+def test_a_range_tells_the_number_and_the_sizes(tmp_path: Path, by_id: bool) -> None:
+    export = Export().range("forward", 0, 100)
+    export.range(f"aten::addmm, seq = 9157, op_id = 9, sizes = {SIZES}, input_op_ids = [(1,0)]", 10, 20, by_id=by_id)
+    export.range("aten::t, seq = 9157, op_id = 8", 30, 40, by_id=by_id).range("aten::empty", 50, 60, by_id=by_id)
+    export.range(f"MmBackward0, seq = 12, sizes = {SIZES}", 70, 80, by_id=by_id)
+    operators = loaded(export, tmp_path)
+    assert [operators.names[code] for code in operators.name] == [
+        "aten::addmm",
+        "aten::t",
+        "aten::empty",
+        "MmBackward0",
+    ]
+    assert operators.sequence.tolist() == [9157, 9157, -1, 12]
+    assert operators.forward_thread.tolist() == [0, 0, 0, 0]  # ranges do not say it
+    assert sizes(operators) == [SIZES, None, None, SIZES]
+    assert operators.shape_texts == (SIZES,)
+
+
+@pytest.mark.parametrize(
+    ("text", "sequence", "shapes"),
+    [
+        ("aten::mm, seq = 7, op_id = 1, sizes = [[8192, 768], [768,", 7, None),  # cut by the profiler
+        ("aten::mm, seq = 7, op_id = 1, sizes = [[8192, 768]", 7, None),
+        ("aten::mm, op_id = 1, sizes = []", -1, "[]"),
+        ("aten::cat, sizes = [[[2, 3], [4, 3]], []], input_op_ids = [(7,0)]", -1, "[[[2, 3], [4, 3]], []]"),
+        ("aten::mm, seq = 99999999999999999999, op_id = 1", -1, None),  # no column holds it
+        ("aten::mm, seq = -3", -1, None),
+        ("aten::mm, sizes = somewhere", -1, None),
+    ],
+)
+def test_an_annotation_of_another_form(tmp_path: Path, text: str, sequence: int, shapes: str | None) -> None:
+    operators = loaded(Export().range(text, 10, 20), tmp_path)
+    assert operators.names[operators.name[0]] == text.partition(",")[0]
+    assert (operators.sequence.tolist(), sizes(operators)) == ([sequence], [shapes])
+
+
+def test_operators_that_are_left_out_take_their_numbers_with_them(tmp_path: Path) -> None:
+    """The first has no end, the second ends before it starts; what is left are the numbers 3 and 4."""
+    export = Export().range("aten::a, seq = 1, op_id = 1", 5, None).range("aten::b, seq = 2, op_id = 2", 20, 10)
+    export.range("aten::c, seq = 3, op_id = 3", 30, 40).range("aten::d, seq = 4, op_id = 4", 50, 60)
+    operators = loaded(export, tmp_path)
+    assert operators.sequence.tolist() == [3, 4]
+    assert operators.select(operators.start > 40).sequence.tolist() == [4]
+    assert operators.select(slice(0)).shape_texts == operators.shape_texts
+
+
+def test_the_numbers_of_a_real_capture(real_capture: RealCapture) -> None:
+    """``mem_small256``: three steps, whose forwards count on one thread from 10,255 to 16,408."""
+    operators = Trace.load(real_capture("mem_small256")).operators
+    carried = operators.sequence[operators.sequence >= 0]
+    assert (len(operators), len(carried)) == (51_657, 19_872)
+    assert (carried.min(), carried.max()) == (10_255, 16_408)
+    assert operators.shape_texts == ()
+    assert set(operators.shapes.tolist()) == {-1}
+    made = pairs(operators)
+    assert sum(made.values()) == 6153
+    # 9 matmuls in each of 12 layers and the head, 3 steps: 327. The softmax by hand has an exponential a layer.
+    assert made["BmmBackward0", "aten::bmm"] == (9 * 12 + 1) * 3
+    assert made["ExpBackward0", "aten::exp"] == 12 * 3
+    assert all(same(*pair) for pair in made)
+
+
+def test_the_sizes_of_a_real_capture(real_capture: RealCapture) -> None:
+    """GPT-2 with batch 8 of 1,024 tokens, 8,192 in all: the up projection is 768 to 3,072, in 12 layers and 3 steps.
+
+    Autocast is on: an ``aten::addmm`` casts its inputs and calls another, so there are two of each.
+    """
+    operators = Trace.load(real_capture("functions_autograd_gpt2")).operators
+    addmm = operators.select(operators.name == operators.names.index("aten::addmm"))
+    assert Counter(sizes(addmm)) == {
+        f"[[{out}], [8192, {inner}], [{inner}, {out}], [], []]": 12 * 3 * 2
+        for inner, out in ((768, 2304), (768, 768), (768, 3072), (3072, 768))
+    }
+    assert (operators.shapes >= 0).sum() == 14_325
+    assert len(operators.shape_texts) == 201
+    assert all(same(*pair) for pair in pairs(operators))
+
+
+def same(node: str, operator: str) -> bool:
+    """Whether a node is called after an operator: ``ReshapeAliasBackward0`` after ``aten::_reshape_alias``."""
+    words = operator.removeprefix("aten::").replace("_", "").removesuffix("forward")
+    return re.sub(r"Backward\d*$", "", node).lower() == words
+
+
+# --- PyTorch's profiler ----------------------------------------------------------------------------------------------
+
+
+def test_an_event_tells_the_number_the_thread_and_the_sizes(tmp_path: Path) -> None:
+    trace = Kineto().operator("aten::linear", 0, 20, sequence=26, forward_thread=0, shapes=[[8, 16], [64, 16], [64]])
+    trace.operator("aten::t", 2, 3, sequence=26, forward_thread=0, shapes=[[64, 16]])
+    trace.operator("aten::as_strided", 3, 1, sequence=None, shapes=[[64, 16]])
+    trace.operator("AddmmBackward0", 30, 20, tid=AUTOGRAD, sequence=27, forward_thread=1)
+    operators = loaded(trace, tmp_path)
+    assert operators.sequence.tolist() == [26, 26, -1, 27]
+    assert operators.forward_thread.tolist() == [0, 0, 0, 1]
+    assert sizes(operators) == ["[[8, 16], [64, 16], [64]]", "[[64, 16]]", "[[64, 16]]", None]
+    assert len(operators.shape_texts) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ("[[8,16],[]]", "[[8, 16], []]"),
+        ("[\n  [\n  8,\n   16 ],\n  []\n]", "[[8, 16], []]"),
+        ("[[[2, 3], [4, 3]], []]", "[[[2, 3], [4, 3]], []]"),
+        ("[]", "[]"),
+        ('"[[8, 16]]"', None),
+        ('[["a"]]', None),
+        ('{"a": 1}', None),
+        ("NaN", None),
+        ("null", None),
+    ],
+)
+def test_sizes_of_another_form(tmp_path: Path, written: str, kept: str | None) -> None:
+    """Whether an event is read alone, as the last one is, or with others."""
+    text = Kineto().operator("aten::mm", 0, 20, shapes="here").operator("aten::mm", 30, 20, shapes="here").text()
+    (tmp_path / "t.json").write_text(text.replace('"here"', written))
+    assert sizes(Trace.load(tmp_path / "t.json").operators) == [kept, kept]
+
+
+def test_several_nodes_of_one_operator_are_its_own(tmp_path: Path) -> None:
+    """An assignment to a slice: ``copy_`` 29 makes the nodes 29 and 30, and 31; the next operator carries 32."""
+    trace = Kineto()
+    for at, (name, number) in enumerate([("aten::select", 28), ("aten::copy_", 29), ("aten::select", 32)]):
+        trace.operator(name, 10 * at, 5, sequence=number)
+    trace.operator("torch::autograd::CopySlices", 50, 9, tid=AUTOGRAD, sequence=30, forward_thread=1)
+    trace.operator("torch::autograd::CopyBackwards", 60, 9, tid=AUTOGRAD, sequence=29, forward_thread=1)
+    assert [maker for _, maker in makers(loaded(trace, tmp_path))] == [1, 1]
+
+
+def test_the_nodes_of_a_real_trace(tmp_path: Path) -> None:
+    """2 layers and a head: each has 4 projections and 3 matrices of its feed-forward, and attention 2 products."""
+    trace = Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", tmp_path))
+    operators = Trace.load(trace).operators
+    made = pairs(operators)
+    assert made["MmBackward0", "aten::mm"] == (4 + 3) * 2 + 1
+    assert made["BmmBackward0", "aten::bmm"] == 2 * 2
+    assert all(same(*pair) for pair in made)
+    engine = np.char.startswith(np.array(operators.names)[operators.name], "autograd::engine")
+    assert set(operators.forward_thread[operators.sequence >= 0].tolist()) == {0, 1}
+    # Of 697 numbers 293 are the forward's; each of 202 nodes has its own, and so has the engine's work around it.
+    assert (operators.forward_thread > 0).sum() == 2 * 202
+    assert (operators.sequence[engine] >= 0).sum() == 202
+
+
+def test_a_node_is_traced_to_the_call_of_its_module(tmp_path: Path) -> None:
+    """Recorded here, on the CPU: a step of two linear layers, whose nodes run in the order opposite to their calls."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    verbose = torch._C._profiler._ExperimentalConfig(verbose=True)
+    recorded = {"with_stack": True, "record_shapes": True, "experimental_config": verbose}
+    with profile(activities=[ProfilerActivity.CPU], **recorded) as p:
+        model(torch.ones(2, 8)).sum().backward()
+    p.export_chrome_trace(str(tmp_path / "t.json"))
+    trace = Trace.load(tmp_path / "t.json")
+    ranges, operators = trace.ranges, trace.operators
+    assert sorted(ranges.names[code] for code in ranges.name) == [
+        f"nn.Module: {name}" for name in ("Linear_0", "Linear_1", "ReLU_0", "Sequential_0")
+    ]
+    found = []
+    for node, maker in makers(operators):
+        if operators.names[operators.name[node]] == "AddmmBackward0":
+            around = (ranges.start <= operators.start[maker]) & (operators.start[maker] < ranges.end)
+            innermost = np.flatnonzero(around)[np.argmax(ranges.start[around])]
+            found.append((ranges.names[ranges.name[innermost]], sizes(operators)[maker]))
+    # The bias, the input of 2 rows and the transposed weight; two factors are no tensors.
+    assert found == [
+        ("nn.Module: Linear_1", "[[4], [2, 16], [16, 4], [], []]"),
+        ("nn.Module: Linear_0", "[[16], [2, 8], [8, 16], [], []]"),
+    ]
+
+
+def test_a_file_that_was_made_before_has_no_numbers(tmp_path: Path) -> None:
+    convert(Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.json"), tmp_path / "b.sqlite")
+    with closing(sqlite3.connect(tmp_path / "b.sqlite")) as connection:
+        for column in ("sequenceNumber", "forwardThreadId", "shapesId"):
+            connection.execute(f"ALTER TABLE TORCH_OPERATOR_EVENTS DROP COLUMN {column}")
+        connection.commit()
+    operators = Trace.load(tmp_path / "b.sqlite").operators
+    assert operators.names == ("aten::mm",)
+    assert (operators.sequence.tolist(), operators.forward_thread.tolist(), operators.shapes.tolist()) == (
+        [-1],
+        [0],
+        [-1],
+    )
+    assert operators.shape_texts == ()
+
+
+def test_a_capture_without_operators(tmp_path: Path) -> None:
+    operators = loaded(Export().range("forward", 0, 10), tmp_path)
+    assert (len(operators), operators.shape_texts) == (0, ())
+    assert operators.sequence.dtype == np.int64
