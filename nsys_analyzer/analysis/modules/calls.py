@@ -18,7 +18,7 @@ import numpy as np
 from nsys_analyzer.analysis.intervals.timeline import any_open
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Ranges
 
 #: The words of a path, outermost first.
@@ -113,7 +113,8 @@ def _nested(ranges: Ranges, kind_of: Callable[[str], str | None], source: str) -
 def _of_program(attributed: AttributedTrace) -> Calls | None:
     """The program's own ranges inside its phases."""
     ranges, roles = attributed.trace.ranges, attributed.roles
-    operators = set(attributed.trace.operators.names)
+    every = attributed.trace.operators
+    operators = {every.names[code] for code in distinct(every.name)}
     own = [not (is_framework_name(name) or name in operators) for name in ranges.names]
     chosen = np.array([*own, False])[ranges.name] & ~roles.any_phase & ~roles.mask("warmup")
     phases = ranges.select(roles.leaf)
@@ -136,11 +137,11 @@ def _by_nesting(ranges: Ranges, index: Ints, names: list[str], source: str, *, n
         if numbered and around >= 0:  # of the models, each call is one of the same model
             times = seen.setdefault(around, Counter())
             times[name] += 1
-            name = f"{name}.{times[name] - 1}"
+            name = f"{name}[{times[name] - 1}]"
         path_of[call] = (*path_of[around], name)
     paths = sorted({path for call, path in path_of.items() if call >= 0})
     code = {path: i for i, path in enumerate(paths)}
-    kinds = tuple(path[-1].rpartition(".")[0] or path[-1] for path in paths) if numbered else ("",) * len(paths)
+    kinds = tuple(path[-1].partition("[")[0] for path in paths) if numbered else ("",) * len(paths)
     return Calls(index, np.array([code[path_of[i]] for i in range(len(index))], np.int64), tuple(paths), kinds, source)
 
 

@@ -9,8 +9,10 @@ from statistics import median
 
 from nsys_analyzer.analysis.modules.module import Module, Work
 
-#: The number in a label that tells layers apart.
-_NUMBER = re.compile(r"\d+(?!.*\d)")
+#: The number at the end of a label that tells layers apart: ``layers.0`` of a list, ``block 0`` of numbered ranges.
+_NUMBER = re.compile(r"(?:(?<=\.)|(?<=^)|(?<=\w )|(?<=\w_))\d+$")
+#: The place of a call in the order of calls: alone it does not tell that two modules do the same.
+_PLACE = re.compile(r"(?<=\[)\d+(?=\]$)")
 #: A layer that takes longer or less than the others' median by more than this is odd.
 _ODD = 0.2
 #: Alike are at least so many.
@@ -49,11 +51,8 @@ class _Node:
     @property
     def key(self) -> tuple[object, ...]:
         """Equal for modules that may be folded."""
-        return (
-            _NUMBER.sub("*", self.module.label),
-            self.module.kind,
-            tuple((one.module.label, one.key) for one in self.inside),
-        )
+        inside = tuple((one.module.label, one.key) for one in self.inside)
+        return _starred(self), self.module.kind, inside
 
 
 def _trees(modules: Sequence[Module]) -> tuple[_Node, ...]:
@@ -72,7 +71,7 @@ def _folded(nodes: Sequence[_Node], odd: list[Odd], around: str = "") -> Iterato
     for node in nodes:
         groups.setdefault(node.key, []).append(node)
     for alike in groups.values():
-        if len(alike) < _LEAST or not _NUMBER.search(alike[0].module.label):
+        if len(alike) < _LEAST:
             for node in alike:
                 path = f"{around}.{node.module.label}" if around else node.module.label
                 yield replace(node.module, path=path)
@@ -97,7 +96,7 @@ def _merged(alike: Sequence[_Node]) -> _Node:
     first = alike[0].module
     module = replace(
         first,
-        label=_NUMBER.sub("*", first.label) if len(alike) > 1 and _differ(alike) else first.label,
+        label=_starred(alike[0]) if len({node.module.label for node in alike}) > 1 else first.label,
         forward=_added([node.module.forward for node in alike]),
         backward=_added([node.module.backward for node in alike]),
         own_forward_ms=sum(node.module.own_forward_ms for node in alike),
@@ -107,8 +106,10 @@ def _merged(alike: Sequence[_Node]) -> _Node:
     return _Node(module, tuple(map(_merged, zip(*(node.inside for node in alike), strict=True))))
 
 
-def _differ(alike: Sequence[_Node]) -> bool:
-    return len({node.module.label for node in alike}) > 1
+def _starred(node: _Node) -> str:
+    """The label of a module with a star for the number that its siblings of one kind may differ in."""
+    label = _NUMBER.sub("*", node.module.label)
+    return _PLACE.sub("*", label) if node.inside else label
 
 
 def _added(works: Sequence[Work]) -> Work:

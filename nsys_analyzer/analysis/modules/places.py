@@ -7,23 +7,24 @@ and belongs to the call around that one.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import timeline
+from nsys_analyzer.analysis.attribution.attribution import autograd_threads, timeline
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
 from nsys_analyzer.analysis.modules.calls import Calls, is_call
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import process_of
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.columns import Operators, process_of
 
-#: What autograd's engine runs: the operators of a backward pass.
-_OF_BACKWARD = re.compile(
-    r"autograd::engine::evaluate_function.*|(?:torch::autograd::)?\w*(?:Backward\d*|AccumulateGrad)"
+#: A node of autograd's graph as it runs, and one that only adds up a gradient: it is part of the work before it.
+_NODE = re.compile(
+    r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
 )
-#: Adding up a gradient follows the operator that computed it, and is part of its work.
-_ACCUMULATES = re.compile(r".*AccumulateGrad")
+_ADDS_UP = re.compile(r".*AccumulateGrad")
 
 
 class Places:
@@ -56,63 +57,61 @@ class Places:
 
     def _at(self, thread: Ints, time: Ints) -> Ints:
         lines, index = self._open
-        return self._call_of_range[np.append(index, NONE)[lines.at(thread, time)]]
+        found: Ints = self._call_of_range[np.append(index, NONE)[lines.at(thread, time)]]
+        return found
 
     @cached_property
     def _open(self) -> tuple[Timeline, Ints]:
         return timeline(self._attributed.trace.ranges, self._mask, latest=True)
 
     def _by_sequence(self, thread: Ints, time: Ints) -> Ints:
-        """The call around the forward operator of the backward one that is open at each (thread, time)."""
+        """The call around the operator that made the node which runs at each (thread, time)."""
         found = np.full(len(thread), NONE, np.int64)
-        operators = self._attributed.trace.operators
-        names = operators.names
-        backward = np.array([*(bool(_OF_BACKWARD.fullmatch(name)) for name in names), False])[operators.name]
-        if not len(thread) or not backward.any():
+        nodes, forward = self._nodes, self._forward
+        if not len(thread) or not len(nodes) or not len(forward):
             return found
-        number = self._numbers(backward)
-        index = np.flatnonzero(backward & (number != NONE))
-        lines = Timeline(operators.thread[index], operators.start[index], operators.end[index], latest=True)
-        inside = np.append(index, NONE)[lines.at(thread, time)]
-        known = np.flatnonzero(inside != NONE)
-        forward = self._forward_operators(backward, process_of(thread[known]), number[inside[known]], time[known])
-        hit = forward != NONE
-        found[known[hit]] = self._at(operators.thread[forward[hit]], operators.start[forward[hit]])
+        running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).at(thread, time)
+        for process in distinct(process_of(forward.thread)):
+            made = forward.select(process_of(forward.thread) == process)
+            made = made.select(made.thread == Counter(made.thread.tolist()).most_common(1)[0][0])
+            mine = np.flatnonzero((running != NONE) & (process_of(thread) == process))
+            number = nodes.sequence[running[mine]]
+            last = np.minimum(
+                np.searchsorted(made.sequence, number, side="right"), np.searchsorted(made.start, time[mine])
+            )
+            mine, last = mine[last > 0], last[last > 0] - 1
+            found[mine] = self._at(made.thread[last], made.start[last])
         return found
 
-    def _numbers(self, backward: Ints) -> Ints:
-        """The sequence number of each operator; what adds up gradients has that of the node before it."""
-        operators = self._attributed.trace.operators
-        adds = np.array([*(bool(_ACCUMULATES.fullmatch(name)) for name in operators.names), False])[operators.name]
-        number = np.where(adds, NONE, operators.sequence)
-        mine = np.flatnonzero(backward)
-        mine = mine[np.lexsort((operators.start[mine], operators.thread[mine]))]
-        known = np.where(number[mine] != NONE, np.arange(len(mine)), NONE)
-        last = np.maximum.accumulate(known)
-        before = np.where((last != NONE) & (operators.thread[mine] == operators.thread[mine[last]]), mine[last], NONE)
-        number = np.append(number, NONE)
-        number[mine] = np.where(adds[mine], number[before], number[mine])
-        return number[:-1]
+    @cached_property
+    def _nodes(self) -> Operators:
+        """The nodes of autograd as they run, and what the engine opens around each.
 
-    def _forward_operators(self, backward: Ints, process: Ints, number: Ints, time: Ints) -> Ints:
-        """The operator that made the node of each number: the last one before that carries it, -1 for none."""
+        The engine's range has the number of the node inside, what adds up a gradient that of the node before it.
+        """
         operators = self._attributed.trace.operators
-        index = np.flatnonzero(~backward & (operators.sequence >= 0))
-        keys = np.stack([process_of(operators.thread[index]), operators.sequence[index]])
-        distinct, key = np.unique(keys, axis=1, return_inverse=True)
-        key = key.ravel()
-        order = np.lexsort((operators.start[index], key))
-        index, key = index[order], key[order]
-        wanted = np.full(len(number), NONE, np.int64)
-        place = {pair: code for code, pair in enumerate(zip(*distinct.tolist(), strict=True))}
-        pairs, of_pair = np.unique(np.stack([process, number]), axis=1, return_inverse=True)
-        wanted = np.array([place.get(pair, NONE) for pair in zip(*pairs.tolist(), strict=True)], np.int64)[
-            of_pair.ravel()
-        ]
-        # Moments of one key lie behind each other: the operators of a key that started before, counted.
-        rank = np.argsort(np.argsort(np.concatenate([operators.start[index], time]), kind="stable"), kind="stable")
-        span = len(rank) + 1
-        at = np.searchsorted(key * span + rank[: len(index)], wanted * span + rank[len(index) :]) - 1
-        hit = (at >= 0) & (wanted != NONE)
-        hit[hit] = key[at[hit]] == wanted[hit]
-        return np.where(hit, index[np.where(hit, at, 0)] if len(index) else NONE, NONE)
+        nodes = operators.select(_named(operators, _NODE))
+        nodes = nodes.select(np.lexsort((-nodes.end, nodes.start, nodes.thread)))
+        if not len(nodes):
+            return nodes
+        inside = np.append(nodes.start[1:] < nodes.end[:-1], False) & (np.roll(nodes.thread, -1) == nodes.thread)
+        number = np.where(inside & (nodes.sequence < 0), np.roll(nodes.sequence, -1), nodes.sequence)
+        last = np.maximum.accumulate(np.where(number >= 0, np.arange(len(nodes)), NONE))
+        known = (last != NONE) & (nodes.thread == nodes.thread[last]) & ((number >= 0) | _named(nodes, _ADDS_UP))
+        return replace(nodes, sequence=np.where(known, number[last], NONE)).select(known)
+
+    @cached_property
+    def _forward(self) -> Operators:
+        """What makes nodes, in order of start: operators with a number on a thread that is not autograd's own."""
+        operators = self._attributed.trace.operators
+        makes = (operators.sequence >= 0) & ~_named(operators, _NODE)
+        makes &= ~np.isin(operators.thread, autograd_threads(self._attributed.trace))
+        found = operators.select(makes)
+        return found.select(np.argsort(found.start, kind="stable"))
+
+
+def _named(operators: Operators, pattern: re.Pattern[str]) -> Bools:
+    """True for the operators whose name matches."""
+    matches = np.array([*(bool(pattern.fullmatch(name)) for name in operators.names), False])
+    chosen: Bools = matches[operators.name]
+    return chosen

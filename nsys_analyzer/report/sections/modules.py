@@ -31,12 +31,8 @@ _LEGEND = (
     ),
 )
 _LEGEND_OF_FLOPS = phrase("*FLOP/s*: FLOPs that PyTorch counted in one step of the program ÷ kernel time.")
-_HOW = phrase(
-    "Which modules the kernels of backward belong to is not known for {} of their time. `nsys-analyze run --modules` "
-    "records it, and for our own targets `--autograd-ranges` does."
-)
-#: Less of backward than this that is known by module gets a word on how to know it.
-_COVERED = 0.9
+#: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
+_COVERED = 0.5
 
 _Row = tuple[Module, float]
 
@@ -63,15 +59,15 @@ def _of_capture(title: str, modules: Modules, *, every: bool) -> Iterator[Block]
     if folded.odd and not every:
         yield Listing(tuple(map(_odd, folded.odd[:_MOST_ODD])), capture=title)
     covered = modules.backward_coverage
-    if covered is not None and covered < _COVERED:
-        yield Paragraph(phrase(_HOW, percent(1 - covered)), capture=title)
+    if covered is not None and covered < _COVERED * (modules.forward_coverage or 0.0):
+        yield Paragraph(_how(1 - covered), capture=title)
 
 
 def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
     """The modules with the most time of their own, and how much is known."""
     total = modules.forward_ms + modules.backward_ms
     first = sorted(folded.modules, key=lambda one: -_own_ms(one))[:_NAMED]
-    named = joined(", ", [phrase("`{}` {}", _called(one), percent(_own_ms(one) / total)) for one in first])
+    named = joined(", ", [phrase("`{}` {}", _below_root(one.path), percent(_own_ms(one) / total)) for one in first])
     covered = [
         f"{percent(share)} of {name}"
         for name, share in (("forward", modules.forward_coverage), ("backward", modules.backward_coverage))
@@ -84,13 +80,22 @@ def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
     return Answer(title, text, named)
 
 
+def _how(unknown: float) -> Words:
+    """How the modules of the backward pass can be known."""
+    return phrase(
+        "Which modules the kernels of backward belong to is not known for {} of their time. "
+        "`nsys-analyze run --modules` records it, and for our own targets `--autograd-ranges` does.",
+        percent(unknown),
+    )
+
+
 def _own_ms(one: Module) -> float:
     return one.own_forward_ms + one.own_backward_ms
 
 
-def _called(one: Module) -> str:
+def _below_root(path: str) -> str:
     """A module's path without the model's class, but for the model itself."""
-    return one.path.partition(".")[2] or one.path
+    return path.partition(".")[2] or path
 
 
 def _odd(odd: Odd) -> Words:
@@ -113,7 +118,7 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     outside = Module(_NO_MODULE, _NO_MODULE, "", 0, modules.outside_forward, modules.outside_backward,
                      modules.outside_forward.ms, modules.outside_backward.ms)  # fmt: skip
     rows = [*kept, *([outside] if outside.ms else [])]
-    return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title, names=2)
+    return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title)
 
 
 def _flops_per_s(row: _Row) -> float | None:
@@ -123,12 +128,13 @@ def _flops_per_s(row: _Row) -> float | None:
 
 
 _FIELDS: tuple[Field[_Row], ...] = (
-    Field("module", "code", lambda row: _called(row[0])),
-    Field("class", "text", lambda row: row[0].kind + (f" × {row[0].count}" if row[0].count > 1 else "") or None),
+    Field("module", "code", lambda row: _below_root(row[0].path)),
+    Field("×", "count", lambda row: row[0].count if row[0].count > 1 else None),
     Field("forward", "ms", lambda row: row[0].forward.ms or None),
     Field("backward", "ms", lambda row: row[0].backward.ms or None),
     Field("own", "ms", lambda row: _own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
     Field("FLOP/s", "flop/s", _flops_per_s),
+    Field("class", "text", lambda row: row[0].kind or None),
 )
