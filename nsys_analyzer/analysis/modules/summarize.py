@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
 from nsys_analyzer.analysis.modules.calls import Calls, Path, find_calls
-from nsys_analyzer.analysis.modules.module import BACKWARD, FORWARD, Module, Modules, Work
+from nsys_analyzer.analysis.modules.module import BACKWARD, DIRECTIONS, FORWARD, Module, Modules, Work
 from nsys_analyzer.analysis.modules.places import Places
+from nsys_analyzer.analysis.modules.shapes import counted_operators
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import KERNEL
+from nsys_analyzer.trace.columns import KERNEL, process_of
 
 _NS_PER_MS = 1e6
+_WAYS = len(DIRECTIONS)
+
+
+class _Sums(NamedTuple):
+    """Sums over all units, by module and direction; the last module is that of no call."""
+
+    ns: Ints
+    launches: Ints
+    flops: Ints
 
 
 def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | None:
@@ -27,27 +38,44 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     calls = find_calls(attributed)
     if calls is None:
         return None
-    operations, instances = attributed.trace.operations, attributed.instances
-    leaf, _ = attributed.instance_pair
-    counted = instances.measured & (instances.process == process)
-    counted &= instances.phase != instances.phases.index("optimizer")
-    chosen = np.flatnonzero((operations.kind == KERNEL) & np.append(counted, False)[leaf])
-    call = Places(attributed, calls).of_operations(chosen)
+    trace, instances = attributed.trace, attributed.instances
+    direction = _direction_of_instances(attributed, process)
+    of_kernel = direction[attributed.instance_pair[0]]
+    kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
+    places = Places(attributed, calls)
+    call = places.of_operations(kernels)
     if not (call != NONE).any():
         return None
-    backward = instances.phase[leaf[chosen]] == instances.phases.index("backward")
-    module = np.append(calls.path, len(calls.paths))[call]
-    group = np.where(backward, BACKWARD, FORWARD) + 2 * module
-    shape = len(calls.paths) + 1, 2
-    ns = np.bincount(group, (operations.end - operations.start)[chosen], shape[0] * 2).astype(np.int64).reshape(shape)
-    launches = np.bincount(group, minlength=shape[0] * 2).reshape(shape)
+    duration = (trace.operations.end - trace.operations.start)[kernels]
+    ns, launches = (_by_module(calls, call, of_kernel[kernels], one) for one in (duration, np.ones_like(duration)))
+    operators, flops = counted_operators(trace.operators)
+    phases = Timeline(instances.process, instances.start, instances.end, latest=True)
+    started = trace.operators.select(operators)
+    way = direction[phases.at(process_of(started.thread), started.start)]
+    counted = way != NONE
+    of_operators = places.of_operators(operators[counted])
+    sums = _Sums(ns, launches, _by_module(calls, of_operators, way[counted], flops[counted]))
     per, units = _units(attributed, process)
-    first = np.full(len(calls.paths), np.iinfo(np.int64).max)
-    np.minimum.at(first, calls.path, attributed.trace.ranges.start[calls.range])
-    tree = _Tree(calls, first, ns, launches, units)
-    return Modules(
-        calls.source, per, tuple(tree.modules()), *(tree.work(ns[-1], launches[-1], way) for way in range(2))
-    )
+    tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
+    outside = (tree.work([len(calls.paths)], way) for way in (FORWARD, BACKWARD))
+    return Modules(calls.source, per, tuple(tree.modules()), *outside)
+
+
+def _direction_of_instances(attributed: AttributedTrace, process: int) -> Ints:
+    """The direction of each measured instance of a phase, -1 for one that is not counted; the last is that of none."""
+    instances = attributed.instances
+    direction = np.where(instances.phase == instances.phases.index("backward"), BACKWARD, FORWARD)
+    counted = instances.measured & (instances.process == process)
+    for name in ("optimizer", STEP, OTHER_STEP):
+        counted &= instances.phase != instances.phases.index(name)
+    return np.append(np.where(counted, direction, NONE), NONE)
+
+
+def _by_module(calls: Calls, call: Ints, way: Ints, values: Ints) -> Ints:
+    """Sums (exact below 2**53), shape (modules + 1, directions)."""
+    module = np.append(calls.path, len(calls.paths))[call]
+    size = (len(calls.paths) + 1) * _WAYS
+    return np.bincount(module * _WAYS + way, values, size).astype(np.int64).reshape(-1, _WAYS)
 
 
 def _units(attributed: AttributedTrace, process: int) -> tuple[str, int]:
@@ -63,38 +91,38 @@ def _units(attributed: AttributedTrace, process: int) -> tuple[str, int]:
 class _Tree:
     """The modules that are called, each below the innermost one whose path its own begins with."""
 
-    def __init__(self, calls: Calls, first: Ints, ns: Ints, launches: Ints, units: int) -> None:
-        """``first`` is the first call of each module; ``ns`` and ``launches`` have shape (modules + 1, 2)."""
-        self._calls, self._units = calls, units
-        self._ns, self._launches = ns, launches
+    def __init__(self, calls: Calls, started: Ints, sums: _Sums, units: int) -> None:
+        """``started`` are the times of the calls."""
+        self._calls, self._sums, self._units = calls, sums, units
+        first = np.full(len(calls.paths), np.iinfo(np.int64).max)
+        np.minimum.at(first, calls.path, started)
         self._inside: dict[Path, list[int]] = {}
         known = set(calls.paths)
         for code in np.argsort(first, kind="stable").tolist():
             self._inside.setdefault(_around(calls.paths[code], known), []).append(code)
 
     def modules(self, around: Path = (), depth: int = 0) -> Iterator[Module]:
-        """The modules inside another one, each with those inside it behind it."""
+        """The modules inside another one that launch something, each with those inside it behind it."""
         for code in self._inside.get(around, ()):
-            path = self._calls.paths[code]
-            below = self._below(code)
-            own = self._ns[code] / self._units / _NS_PER_MS
-            ns, launches = self._ns[below].sum(axis=0), self._launches[below].sum(axis=0)
-            if launches.any():
+            path, below = self._calls.paths[code], self._below(code)
+            if self._sums.launches[below].any():
+                own = self._sums.ns[code] / self._units / _NS_PER_MS
                 yield Module(
                     path=".".join(path),
                     label=".".join(path[len(around) :]),
                     kind=self._calls.kinds[code],
                     depth=depth,
-                    forward=self.work(ns, launches, FORWARD),
-                    backward=self.work(ns, launches, BACKWARD),
+                    forward=self.work(below, FORWARD),
+                    backward=self.work(below, BACKWARD),
                     own_forward_ms=float(own[FORWARD]),
                     own_backward_ms=float(own[BACKWARD]),
                 )
                 yield from self.modules(path, depth + 1)
 
-    def work(self, ns: Ints, launches: Ints, way: int) -> Work:
-        """Sums of both directions as the work in one of them."""
-        return Work(int(ns[way]) / self._units / _NS_PER_MS, int(launches[way]) / self._units)
+    def work(self, modules: Sequence[int], way: int) -> Work:
+        """The work of some modules in one direction."""
+        ns, launches, flops = (int(values[modules, way].sum()) / self._units for values in self._sums)
+        return Work(ns / _NS_PER_MS, launches, flops or None)
 
     def _below(self, code: int) -> Sequence[int]:
         """A module and all inside it."""

@@ -1,0 +1,73 @@
+"""The FLOPs of operators, from the sizes of their inputs where a trace has them.
+
+A matmul of (m, k) and (k, n) is 2·m·k·n. A fused attention of B·H heads, N queries and M keys is 4·B·H·N·M·d_head, twice
+that backward: what computes its scores again is no work of the model.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from nsys_analyzer.analysis.modules.calls import parents
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import Operators
+
+Sizes = Sequence[Sequence[int]]
+
+_FUSED = re.compile(
+    r"aten::_scaled_dot_product_(?:flash|efficient|cudnn)_attention(?:_for_cpu)?(?P<backward>_backward)?"
+)
+_DIMENSIONS_OF_ATTENTION = 4
+
+
+def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
+    """The operators with FLOPs that are known, and these; of one that calls another of them (a cast) the inner one."""
+    known = np.array([*(_formula(name) is not None for name in operators.names), False])[operators.name]
+    index = np.flatnonzero(known & (operators.shapes >= 0))
+    around = parents(operators.thread[index], operators.start[index], operators.end[index])
+    index = np.delete(index, np.unique(around[around >= 0]))
+    pairs, code = np.unique(np.stack([operators.name[index], operators.shapes[index]]), axis=1, return_inverse=True)
+    flops = [_flops(operators.names[name], operators.shape_texts[shape]) for name, shape in pairs.T.tolist()]
+    return index, np.array(flops, np.int64)[code.ravel()]
+
+
+def _flops(name: str, sizes: str) -> int:
+    """The FLOPs of an operator with inputs of these sizes; 0 where they are not those of the operator."""
+    formula = _formula(name)
+    try:
+        return formula(json.loads(sizes)) if formula else 0
+    except (IndexError, TypeError, ValueError):
+        return 0
+
+
+def _formula(name: str) -> Callable[[Sizes], int] | None:
+    if match := _FUSED.fullmatch(name):
+        return _attention_backward if match["backward"] else _attention
+    return _MATMULS.get(name)
+
+
+def _matmul(left: Sequence[int], right: Sequence[int]) -> int:
+    *batch, rows, inner = left
+    return 2 * int(np.prod(batch, dtype=np.int64)) * rows * inner * right[-1]
+
+
+_MATMULS: Mapping[str, Callable[[Sizes], int]] = {
+    "aten::mm": lambda sizes: _matmul(sizes[0], sizes[1]),
+    "aten::bmm": lambda sizes: _matmul(sizes[0], sizes[1]),
+    "aten::addmm": lambda sizes: _matmul(sizes[1], sizes[2]),
+    "aten::baddbmm": lambda sizes: _matmul(sizes[1], sizes[2]),
+}
+
+
+def _attention(sizes: Sizes) -> int:
+    query, key = sizes[:2]
+    batch, heads, queries, d_head = query[-_DIMENSIONS_OF_ATTENTION:]
+    return 4 * batch * heads * queries * key[-2] * d_head
+
+
+def _attention_backward(sizes: Sizes) -> int:
+    return 2 * _attention(sizes[1:])
