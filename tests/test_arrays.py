@@ -1,4 +1,4 @@
-"""Distinct values and their codes are those of ``np.unique``."""
+"""Distinct values and their codes are those of ``np.unique``, and Arrow arrays hold what they are made of."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.trace.arrays import dense_codes, distinct
+from nsys_analyzer.trace.arrays import arrow_integers, arrow_texts, dense_codes, distinct
 
 values = st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**62), 2**62)), max_size=30)
 
@@ -22,3 +22,15 @@ def test_codes_lead_back_to_the_values(numbers: list[int]) -> None:
 @given(values)
 def test_distinct_values_are_sorted_and_complete(numbers: list[int]) -> None:
     assert distinct(np.array(numbers, np.int64)).tolist() == sorted(set(numbers))
+
+
+@given(values)
+def test_integers_become_an_arrow_array(numbers: list[int]) -> None:
+    assert arrow_integers(np.array([*numbers, 0], np.int64)[:-1]).to_pylist() == numbers
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8"))))
+def test_texts_become_an_arrow_array(texts: list[str]) -> None:
+    made = arrow_texts(texts)
+    made.validate(full=True)
+    assert made.to_pylist() == texts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -34,6 +34,22 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
         return values
     valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[array.offset :][: len(array)]
     return np.where(valid.astype(np.bool_), values, default)
+
+
+def arrow_integers(values: Ints) -> pa.Array:
+    """Integers as an Arrow array: from their memory, since Arrow's own conversions import pandas."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+
+def arrow_texts(texts: Sequence[str]) -> pa.Array:
+    """Texts as an Arrow array, likewise."""
+    import pyarrow as pa
+
+    encoded = [text.encode() for text in texts]
+    offsets = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+    return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
 def join(*columns: list[Ints], dtype: npt.DTypeLike = np.int64) -> Any:

@@ -12,7 +12,19 @@ import numpy as np
 from nsys_analyzer.errors import MissingTableError, TraceError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, SmallInts, dense_codes, distinct, join, rows_of, values_of
+from nsys_analyzer.trace.arrays import (
+    Bools,
+    Frame,
+    Ints,
+    SmallInts,
+    arrow_integers,
+    arrow_texts,
+    dense_codes,
+    distinct,
+    join,
+    rows_of,
+    values_of,
+)
 from nsys_analyzer.trace.backtraces import read_callers
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -282,7 +294,7 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operat
 
     by_id = join(frame["text_id"])
     used, id_codes = dense_codes(by_id)
-    texts = pa.concat_arrays([pa.array([strings.get(i, "") for i in used.tolist()], pa.string()), frame["text"]])
+    texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
     named = without_annotations(texts)
     encoded = named.dictionary_encode()
@@ -291,7 +303,7 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operat
     start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
     ranges = Ranges(start, end, thread, code, tuple(map(str, names)))
     index = np.flatnonzero(are_operators(ranges, texts, named))
-    return ranges, index, annotated_operators(ranges.select(index), texts.take(pa.array(text[index])))
+    return ranges, index, annotated_operators(ranges.select(index), texts.take(arrow_integers(text[index])))
 
 
 def _timed(check: TimeCheck, operations: Operations) -> Bools:

@@ -297,7 +297,7 @@ def _kind(phase: Any, category: Any, name: Any, process: Any) -> str | None:
     """The kind of an event, None where it is not used, as flow arrows, Python functions and counters are not."""
     if phase is None:
         return None
-    if not isinstance(phase, str) or not isinstance(category, str | None):
+    if not isinstance(phase, str) or not (category is None or isinstance(category, str)):
         return _UNKNOWN
     if phase == "X":
         if category is None:
