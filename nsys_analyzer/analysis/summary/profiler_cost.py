@@ -85,9 +85,19 @@ class RecordedEvents:
 
 
 def recorded_ranges(trace: Trace) -> Ranges:
-    """The ranges of the program; a call of a module is one of all Python calls, whose cost is that of operators."""
+    """The ranges of the program; PyTorch's profiler records a call of a module as one of all Python calls."""
     ranges = trace.ranges
-    is_module = np.array([*(name.startswith(MODULE_CALL) for name in ranges.names), False], np.bool_)
+    by_profiler = trace.metadata.profiler == "torch"
+    is_module = np.array(
+        [
+            *(
+                by_profiler and ": " not in name.removeprefix(MODULE_CALL) and name.startswith(MODULE_CALL)
+                for name in ranges.names
+            ),
+            False,
+        ],
+        np.bool_,
+    )
     return ranges.select(~is_module[ranges.name]) if is_module.any() else ranges
 
 
