@@ -1,7 +1,7 @@
 """The FLOPs of operators, from the sizes of their inputs where a trace has them.
 
-A matmul of (m, k) and (k, n) is 2·m·k·n. A fused attention of B·H heads, N queries and M keys is 4·B·H·N·M·d_head, twice
-that backward: what computes its scores again is no work of the model.
+A matmul of (m, k) and (k, n) is 2·m·k·n. A fused attention of B·H heads, N queries and M keys is 4·B·H·N·M·d_head,
+and twice that backward: what computes its scores again is no work of the model.
 """
 
 from __future__ import annotations
