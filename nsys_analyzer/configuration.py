@@ -184,6 +184,7 @@ class Run(Options[None]):
         rank: the rank of the capture's process among those of the run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
+        timed_by: ``hooks`` where the times without a profiler were taken from outside of the program.
     """
 
     schema_version: Count = SCHEMA_VERSION
@@ -212,6 +213,7 @@ class Run(Options[None]):
     rank: CountOrNone | None = None
     peak_memory_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
+    timed_by: str | None = None
 
 
 #: What a run says of its model beside the name.

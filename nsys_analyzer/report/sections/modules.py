@@ -19,6 +19,7 @@ _MOST_ROWS, _LEAST_SHARE = 40, 0.002
 _MOST_ODD = 4
 #: Modules in the few words of an answer.
 _NAMED = 3
+_FLOPS_PER_MS = 1e9  # of a TFLOP/s
 _NO_MODULE = "(no module)"
 _LEGEND = (
     phrase(
@@ -30,7 +31,10 @@ _LEGEND = (
         "counts as backward."
     ),
 )
-_LEGEND_OF_FLOPS = phrase("*FLOP/s*: FLOPs that PyTorch counted in one step of the program ÷ kernel time.")
+_LEGEND_OF_FLOPS = phrase(
+    "*TFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from the sizes of the "
+    "operators' inputs where the capture has them."
+)
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
 
@@ -74,7 +78,8 @@ def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
         if share is not None
     ]
     text = phrase(
-        "Of the kernel time of forward and backward ({} a {}), most is spent by {}. {} belongs to a module, by {}.",
+        "Of the kernel time of forward and backward ({} a {}), these modules take most themselves: {}. {} belongs to a "
+        "module, by {}.",
         milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
     )  # fmt: skip
     return Answer(title, text, named)
@@ -121,10 +126,10 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title)
 
 
-def _flops_per_s(row: _Row) -> float | None:
+def _tflops_per_s(row: _Row) -> float | None:
     """Of both directions, as far as they are known."""
     ways = [way for way in (row[0].forward, row[0].backward) if way.flops and way.ms]
-    return sum(way.flops or 0 for way in ways) / (sum(way.ms for way in ways) / 1e3) if ways else None
+    return sum(way.flops or 0 for way in ways) / sum(way.ms for way in ways) / _FLOPS_PER_MS if ways else None
 
 
 _FIELDS: tuple[Field[_Row], ...] = (
@@ -135,6 +140,5 @@ _FIELDS: tuple[Field[_Row], ...] = (
     Field("own", "ms", lambda row: _own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
-    Field("FLOP/s", "flop/s", _flops_per_s),
-    Field("class", "text", lambda row: row[0].kind or None),
+    Field("TFLOP/s", "count", _tflops_per_s),
 )

@@ -15,9 +15,12 @@ from nsys_analyzer.text import Words, phrase
 
 _TITLE = "Timings of unprofiled runs"
 _STEP = "step"
-_WHAT_TIMES_HOLD = phrase(
-    "The device is synchronised at the end of each phase, so a phase's time includes its GPU work. *Tokens/s*: batch "
-    "size × context length ÷ step time. *Peak memory*: the most memory allocated on the device."
+_BY_TARGET = phrase(
+    "Timed by the target with `time.perf_counter()` in a run of its own without the profiler{}. The device is "
+    "synchronised at the end of each phase, so a phase's time includes its GPU work."
+)
+_OTHER_WORDS = phrase(
+    "*Tokens/s*: batch size × context length ÷ step time. *Peak memory*: the most memory allocated on the device."
 )
 _FIELDS: tuple[Field[tuple[str, Stats]], ...] = (
     Field("phase", "text", lambda row: row[0]),

@@ -373,7 +373,7 @@ class Session:
         """Writes the times, of the first rank alone; the file is complete or absent."""
         if self.settings.results is None or os.environ.get("RANK", "0") != "0":
             return
-        steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
+        steps = {"timed_by": "hooks", "steps": self._recorded, "warmup_steps": self.steps - self._recorded}
         results = {**clock.machine(), **steps, **self._counted.found, "times_ms": clock.times_ms()}
         path = Path(self.settings.results)
         unfinished = path.with_name(f"{path.name}.{os.getpid()}")
