@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.analysis.modules.counted import with_flops
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
@@ -219,8 +219,8 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
     summary = replace(summary, run=run, unprofiled=Unprofiled("missing", peak_memory_bytes=peak) if peak else None)
     if run.rank is not None and not summary.process:
         summary = replace(summary, rank=run.rank, process=f"rank {run.rank}")
-    if run.flops and summary.modules:
-        summary = replace(summary, modules=with_flops(summary.modules, run.flops))
+    if run.flops:
+        summary = with_counted_flops(summary, run.flops)
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
 
 

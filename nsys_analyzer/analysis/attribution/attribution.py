@@ -15,7 +15,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.graphs import Captures, find_captures
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open, merged, open_count
-from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, module_key
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
 from nsys_analyzer.trace.trace import Trace
@@ -28,7 +28,7 @@ _AUTOGRAD_THREAD = "pt_autograd"
 
 
 class RangeRoles:
-    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, or none of these.
+    """The role of each range of a trace: a phase, ``step``, ``warmup``, a part of attention, a module, or none.
 
     ``inferred``: the phase of each name that an inferred range has; empty for a name that is no phase after all.
     """
@@ -37,6 +37,9 @@ class RangeRoles:
         self.names = names
         self.inferred = inferred or {}
         self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
+        if not set(ATTENTION_PARTS) & set(self._key_of_name):  # the program's own ranges say more
+            pairs = zip(self._key_of_name, ranges.names, strict=True)
+            self._key_of_name = [key or module_key(name) for key, name in pairs]
         self._ranges = ranges
 
     def codes(self, keys: tuple[str, ...], of: Ranges | None = None) -> Ints:

@@ -62,6 +62,7 @@ class Modules:
         per: the unit of the figures: one "step", one "forward", or the "capture".
         modules: each behind the one that it lies in, siblings in the order of their first calls.
         outside_forward, outside_backward: kernels of no module.
+        softmax_backward: of all attention, one backward pass; None where none is known.
     """
 
     source: str
@@ -69,6 +70,7 @@ class Modules:
     modules: tuple[Module, ...]
     outside_forward: Work
     outside_backward: Work
+    softmax_backward: Work | None = None
 
     @property
     def forward_ms(self) -> float:

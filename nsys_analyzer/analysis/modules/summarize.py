@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.modules.module import BACKWARD, DIRECTIONS, FORWARD,
 from nsys_analyzer.analysis.modules.places import Places
 from nsys_analyzer.analysis.modules.shapes import counted_operators
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import KERNEL, process_of
 
@@ -58,7 +58,22 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     per, units = _units(attributed, process)
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
     outside = (tree.work([len(calls.paths)], way) for way in (FORWARD, BACKWARD))
-    return Modules(calls.source, per, tuple(tree.modules()), *outside)
+    backward = of_kernel[kernels] == BACKWARD
+    softmax = _softmax_of_backward(attributed, calls, kernels[backward], call[backward])
+    passes = int((direction[:-1] == BACKWARD).sum())
+    ms = int((trace.operations.end - trace.operations.start)[softmax].sum()) / _NS_PER_MS
+    of_softmax = Work(ms / passes, len(softmax) / passes) if len(softmax) else None
+    return Modules(calls.source, per, tuple(tree.modules()), *outside, of_softmax)
+
+
+def _softmax_of_backward(attributed: AttributedTrace, calls: Calls, kernels: Ints, call: Ints) -> Ints:
+    """Of some kernels of backward those of softmax: by the range of its forward, or by name inside attention."""
+    part = np.append(attributed.roles.codes(ATTENTION_PARTS)[calls.range], NONE)[call]
+    by_range = part == ATTENTION_PARTS.index("softmax")
+    classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
+    by_name = (part == ATTENTION_PARTS.index("attention")) & (classes == "softmax")
+    chosen: Ints = kernels[by_range if by_range.any() else by_name]
+    return chosen
 
 
 def _direction_of_instances(attributed: AttributedTrace, process: int) -> Ints:

@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.attribution.launches import dropped_launches
 from nsys_analyzer.analysis.intervals.timeline import NONE, any_open, contained, holds_any, last_before
 from nsys_analyzer.analysis.kernels.kernels import Kernels, find_kernels
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
-from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP, WARMUP, PhaseNames
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
@@ -179,7 +179,9 @@ class AttributedTrace:
         """
         part_of_range = self.roles.codes(ATTENTION_PARTS)
         attention = part_of_range == ATTENTION_PARTS.index("attention")
-        found = self.attribution.innermost(part_of_range != NONE, operations)
+        # A projection is a module inside that of attention, and no part of it.
+        chosen = (part_of_range != NONE) | self.roles.mask(MODULE)
+        found = self.attribution.innermost(chosen, operations)
         around = self.attribution.innermost(attention, operations) if attention.any() else found
         return np.where(around == NONE, NONE, np.append(part_of_range, NONE)[found])
 

@@ -19,6 +19,12 @@ WARMUP = "warmup"
 #: The ranges inside self-attention.
 ATTENTION_PARTS = ("attention", "scores", "softmax", "values")
 
+#: A module's call that names its path and class, as hooks write it: ``nn.Module: GPT/h.0.attn: Attention``.
+_MODULE = re.compile(r"nn\.Module: (?:[^:]*[./])?(?P<word>[^./:]+): (?P<kind>[^:]+)")
+#: The role of a module's range that is not attention.
+MODULE = "module"
+#: This class of attention computes its projections itself.
+_WITH_PROJECTIONS = "MultiheadAttention"
 #: Ranges that PyTorch's profiler and nsys write by themselves.
 _FRAMEWORK = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?:nn|optim|autograd|Tensor)\.")
 
@@ -26,6 +32,15 @@ _FRAMEWORK = re.compile(r"ProfilerStep#|Optimizer\.(?:step|zero_grad)#|torch\.(?
 def is_framework_name(name: str) -> bool:
     """True for the name of a range that a framework writes by itself."""
     return bool(_FRAMEWORK.match(name))
+
+
+def module_key(name: str) -> str | None:
+    """The role of a module's range: attention, whose projections are modules inside, or any other; else None."""
+    match = _MODULE.fullmatch(name)
+    if match is None:
+        return None
+    called = normalized_name(match["word"]) in DEFAULT_NAMES["attention"] or match["kind"].endswith("Attention")
+    return "attention" if called and match["kind"] != _WITH_PROJECTIONS else MODULE
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.modules.summarize import summarize_modules
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
@@ -32,10 +33,11 @@ from nsys_analyzer.analysis.summary.statistics import (
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
-from nsys_analyzer.analysis.transformer.attention import summarize_attention
+from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import KERNEL, process_of
+from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.trace import Trace
 
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
@@ -84,6 +86,7 @@ class _ProcessView:
         whole = self.whole() if len(self.operations) else None
         coverage = self.coverage()
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
+        modules = summarize_modules(self.attributed, self.process.global_pid)
         summary = CaptureSummary(
             name=name,
             process=self.process.label,
@@ -96,17 +99,25 @@ class _ProcessView:
             configuration=configuration,
             phases=phases,
             whole=whole,
-            attention=summarize_attention(self.attributed, self.process.global_pid, configuration, gpu),
+            attention=self.attention(configuration, gpu, modules),
             coverage=coverage,
             precisions=_precisions(whole.kernels) if whole else {},
             device_memory=device_memory(self.attributed, self.process.global_pid),
-            modules=summarize_modules(self.attributed, self.process.global_pid),
+            modules=modules,
         )
         if not summary.on_cpu:
             summary = replace(summary, step=summarize_steps(self.attributed, self.process.global_pid))
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)
+
+    def attention(
+        self, configuration: Configuration | None, gpu: Gpu | None, modules: Modules | None
+    ) -> AttentionSummary | None:
+        """Attention's softmax and matmuls, and its softmax in backward where the modules tell it."""
+        found = summarize_attention(self.attributed, self.process.global_pid, configuration, gpu)
+        backward = modules.softmax_backward if modules else None
+        return replace(found, softmax_backward_ms=backward.ms) if found and backward else found
 
     def status(self) -> str:
         """No kernels, out of memory, partial, or ok."""

@@ -40,6 +40,7 @@ class AttentionSummary:
             "capture" outside warm-up where it lies in neither.
         occurrences: how often attention ran in all that was measured, by the ranges around its kernels, a replay of
             a CUDA graph once more.
+        softmax_backward_ms: of one backward pass, where the modules of its kernels are known.
         warmup_occurrences: how often it ran inside warm-up, which is left out; None for "forward".
     """
 
@@ -58,6 +59,7 @@ class AttentionSummary:
     occurrences: int | None = None
     warmup_occurrences: int | None = None
     softmax_traffic: SoftmaxTraffic | None = None
+    softmax_backward_ms: float | None = None
 
     @property
     def softmax_flops_per_s(self) -> float | None:

@@ -45,6 +45,12 @@ _LEGEND: tuple[Words, ...] = (
         "bound, *arithmetic intensity* (FLOPs ÷ least bytes) an upper one."
     ),
 )
+_LEGEND_OF_COUNTED = phrase(
+    "*MFU*: the model's FLOPs ÷ time ÷ peak of the precision that most of the matmul time ran in. FLOPs were counted by "
+    "PyTorch's formulas as the operators of one step ran, a matmul of (m, k) and (k, n) as 2·m·k·n; where shapes are "
+    "given, they follow from these: one forward pass is 8·B·S·d²·L of projections, 4·B·S²·d·L of attention, "
+    "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head, and backward twice that."
+)
 
 
 def answer(evidence: Evidence) -> Section:
@@ -55,11 +61,16 @@ def answer(evidence: Evidence) -> Section:
         notes = (Listing(limits.notes, capture=capture.title),) if limits.notes else ()
         blocks += [_answer(capture, limits), *_tables(capture, limits), *notes]
     if any(limits.phases or limits.classes for _, limits in found):
-        counted = any(limits.phases for _, limits in found)
-        blocks += [Listing(_LEGEND if counted else _LEGEND[-1:]), *map(Paragraph, _peaks(found))]
+        known = any(limits.phases for _, limits in found)
+        shown = [_LEGEND_OF_COUNTED, *_LEGEND[1:]] if any(map(_counted, evidence.measured)) else _LEGEND
+        blocks += [Listing(tuple(shown) if known else _LEGEND[-1:]), *map(Paragraph, _peaks(found))]
     if len(evidence.captures) <= FEW:
         blocks += [figure for capture, limits in found if (figure := _figure(capture, limits)).points]
     return Section("limits", "How far is it from the hardware's limits?", tuple(blocks), "limits")
+
+
+def _counted(capture: CaptureSummary) -> bool:
+    return capture.run is not None and capture.run.flops is not None
 
 
 def _mfu_of_step(capture: CaptureSummary) -> float | None:

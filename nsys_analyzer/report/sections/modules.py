@@ -32,8 +32,8 @@ _LEGEND = (
     ),
 )
 _LEGEND_OF_FLOPS = phrase(
-    "*TFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from the sizes of the "
-    "operators' inputs where the capture has them."
+    "*TFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from the sizes of "
+    "the operators' inputs where the capture has them."
 )
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5

@@ -22,7 +22,7 @@ _CLOCKS = (
 )
 _LEGEND: tuple[Words, ...] = (
     phrase("*n*: measured instances; times are their median, with minimum and maximum in brackets."),
-    phrase("*python*: the phase timed by the target, in a run without the profiler (`--csv`)."),
+    phrase("*python*: the time of the phase in a run without the profiler (`--csv`), as the section above says."),
     phrase("*wall*: duration of the phase's range under the profiler."),
     phrase("*profiler's overhead*: wall ÷ python − 1; unknown where GPU work goes on after the range."),
 )

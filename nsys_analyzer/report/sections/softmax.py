@@ -20,6 +20,7 @@ _TIMES: tuple[Field[_Row], ...] = (
     Field("of", "text", lambda row: None if row[1].per == FORWARD else _of(row[1])),
     Field("softmax ms", "ms", lambda row: row[1].softmax_ms),
     Field("matmul ms", "ms", lambda row: row[1].matmul_ms),
+    Field("softmax backward ms", "ms", lambda row: row[1].softmax_backward_ms),
     Field("time: matmul ÷ softmax", "factor", lambda row: row[1].runtime_ratio),
     Field("FLOPs: matmul ÷ softmax", "factor", lambda row: row[1].flop_ratio),
 )

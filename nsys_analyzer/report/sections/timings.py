@@ -11,13 +11,17 @@ from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, spread,
 from nsys_analyzer.report.sections.sweep import draw_over_context, over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, signed_percent
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import Words, joined, phrase
 
 _TITLE = "Timings of unprofiled runs"
 _STEP = "step"
 _BY_TARGET = phrase(
-    "Timed by the target with `time.perf_counter()` in a run of its own without the profiler{}. The device is "
-    "synchronised at the end of each phase, so a phase's time includes its GPU work."
+    "The target timed itself with `time.perf_counter()`. The device is synchronised at the end of each phase, so a "
+    "phase's time includes its GPU work."
+)
+_BY_HOOKS = phrase(
+    "A program of yours was timed from outside, and nothing waits for the GPU inside a step: there, CUDA events time the "
+    "work of a phase from where it may begin to its end; on a CPU `time.perf_counter()` does."
 )
 _OTHER_WORDS = phrase(
     "*Tokens/s*: batch size × context length ÷ step time. *Peak memory*: the most memory allocated on the device."
@@ -40,7 +44,7 @@ def answer(evidence: Evidence) -> Section:
     blocks += over_sweep(evidence, _peak_memory, "bytes", "Peak memory", "peak-memory")
     for capture, unprofiled in timed:
         blocks += [_answer(capture, unprofiled), _table(capture, unprofiled)]
-    blocks += [Paragraph(_conditions([unprofiled for _, unprofiled in timed]))] if timed else []
+    blocks += [Paragraph(_conditions(timed))] if timed else []
     if len(evidence.captures) <= FEW:
         phase = _STEP if any(_STEP in unprofiled.phases for _, unprofiled in timed) else "forward"
         title = f"Unprofiled time of one {phase}"
@@ -76,8 +80,11 @@ def _table(capture: CaptureSummary, unprofiled: Unprofiled) -> Table:
     return table(_FIELDS, unprofiled.phases.items(), caption, capture=capture.title)
 
 
-def _conditions(timed: list[Unprofiled]) -> Words:
-    """How the times were taken, as the timings say."""
+def _conditions(captures: list[tuple[CaptureSummary, Unprofiled]]) -> Words:
+    """How the times were taken, as the timings and the runs say."""
+    timed = [unprofiled for _, unprofiled in captures]
+    by_hooks = [capture.run is not None and capture.run.timed_by == "hooks" for capture, _ in captures]
+    how = [*([] if all(by_hooks) else [_BY_TARGET]), *([_BY_HOOKS] if any(by_hooks) else []), _OTHER_WORDS]
     warmup = sorted({one.warmup_steps for one in timed if one.warmup_steps is not None})
     steps = sorted({stats.n for one in timed for stats in one.phases.values() if stats.n is not None})
     devices = sorted({one.device for one in timed if one.device})
@@ -87,9 +94,9 @@ def _conditions(timed: list[Unprofiled]) -> Words:
         *([f"on {' and '.join(devices)}"] if devices else []),
     ]
     return phrase(
-        "Timed by the target with `time.perf_counter()` in a run of its own without the profiler{}. {}",
+        "Each in a run of its own without the profiler{}. {}",
         f": {' '.join(known)}" if known else "",
-        _WHAT_TIMES_HOLD,
+        joined(" ", how),
     )
 
 
