@@ -20,7 +20,7 @@ _BY_TARGET = phrase(
     "phase's time includes its GPU work."
 )
 _BY_HOOKS = phrase(
-    "A program of yours was timed from outside, and nothing waits for the GPU inside a step: there, CUDA events time the "
+    "A program of yours was timed from outside, and nothing waits for the GPU inside a step: CUDA events time the "
     "work of a phase from where it may begin to its end; on a CPU `time.perf_counter()` does."
 )
 _OTHER_WORDS = phrase(
