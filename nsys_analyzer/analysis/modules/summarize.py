@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.modules.places import Places
 from nsys_analyzer.analysis.modules.shapes import counted_operators
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import KERNEL, process_of
 
 _NS_PER_MS = 1e6
@@ -46,34 +46,37 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     call = places.of_operations(kernels)
     if not (call != NONE).any():
         return None
-    duration = (trace.operations.end - trace.operations.start)[kernels]
-    ns, launches = (_by_module(calls, call, of_kernel[kernels], one) for one in (duration, np.ones_like(duration)))
-    operators, flops = counted_operators(trace.operators)
-    phases = Timeline(instances.process, instances.start, instances.end, latest=True)
-    started = trace.operators.select(operators)
-    way = direction[phases.at(process_of(started.thread), started.start)]
-    counted = way != NONE
-    of_operators = places.of_operators(operators[counted])
-    sums = _Sums(ns, launches, _by_module(calls, of_operators, way[counted], flops[counted]))
+    way, duration = of_kernel[kernels], (trace.operations.end - trace.operations.start)[kernels]
+    ns, launches = (_by_module(calls, call, way, values) for values in (duration, np.ones_like(duration)))
+    sums = _Sums(ns, launches, _flops(attributed, calls, places, direction))
     per, units = _units(attributed, process)
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
-    outside = (tree.work([len(calls.paths)], way) for way in (FORWARD, BACKWARD))
-    backward = of_kernel[kernels] == BACKWARD
-    softmax = _softmax_of_backward(attributed, calls, kernels[backward], call[backward])
+    outside = [tree.work([len(calls.paths)], one) for one in (FORWARD, BACKWARD)]
+    softmax = (way == BACKWARD) & _is_softmax(attributed, calls, kernels, call)
+    found = Work(int(duration[softmax].sum()) / _NS_PER_MS, int(softmax.sum()))
     passes = int((direction[:-1] == BACKWARD).sum())
-    ms = int((trace.operations.end - trace.operations.start)[softmax].sum()) / _NS_PER_MS
-    of_softmax = Work(ms / passes, len(softmax) / passes) if len(softmax) else None
-    return Modules(calls.source, per, tuple(tree.modules()), *outside, of_softmax)
+    a_pass = Work(found.ms / passes, found.launches / passes) if found.launches else None
+    return Modules(calls.source, per, tuple(tree.modules()), outside[FORWARD], outside[BACKWARD], a_pass)
 
 
-def _softmax_of_backward(attributed: AttributedTrace, calls: Calls, kernels: Ints, call: Ints) -> Ints:
-    """Of some kernels of backward those of softmax: by the range of its forward, or by name inside attention."""
+def _flops(attributed: AttributedTrace, calls: Calls, places: Places, direction: Ints) -> Ints:
+    """The FLOPs of the operators with sizes, by module and direction; ``direction`` is that of each instance."""
+    instances = attributed.instances
+    operators, flops = counted_operators(attributed.trace.operators)
+    started = attributed.trace.operators.select(operators)
+    phases = Timeline(instances.process, instances.start, instances.end, latest=True)
+    way = direction[phases.at(process_of(started.thread), started.start)]
+    counted = way != NONE
+    return _by_module(calls, places.of_operators(operators[counted]), way[counted], flops[counted])
+
+
+def _is_softmax(attributed: AttributedTrace, calls: Calls, kernels: Ints, call: Ints) -> Bools:
+    """Which kernels are of attention's softmax: by the range around it in forward, else by name inside attention."""
     part = np.append(attributed.roles.codes(ATTENTION_PARTS)[calls.range], NONE)[call]
-    by_range = part == ATTENTION_PARTS.index("softmax")
+    by_range: Bools = part == ATTENTION_PARTS.index("softmax")
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
-    by_name = (part == ATTENTION_PARTS.index("attention")) & (classes == "softmax")
-    chosen: Ints = kernels[by_range if by_range.any() else by_name]
-    return chosen
+    by_name: Bools = (part == ATTENTION_PARTS.index("attention")) & (classes == "softmax")
+    return by_range if by_range.any() else by_name
 
 
 def _direction_of_instances(attributed: AttributedTrace, process: int) -> Ints:

@@ -47,8 +47,8 @@ _LEGEND: tuple[Words, ...] = (
 )
 _LEGEND_OF_COUNTED = phrase(
     "*MFU*: the model's FLOPs ÷ time ÷ peak of the precision that most of the matmul time ran in. FLOPs were counted "
-    "by PyTorch's formulas as the operators of one step ran, a matmul of (m, k) and (k, n) as 2·m·k·n; where shapes are "
-    "given, they follow from these: one forward pass is 8·B·S·d²·L of projections, 4·B·S²·d·L of attention, "
+    "by PyTorch's formulas as the operators of one step ran, a matmul of (m, k) and (k, n) as 2·m·k·n; where shapes "
+    "are given, they follow from these: one forward pass is 8·B·S·d²·L of projections, 4·B·S²·d·L of attention, "
     "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head, and backward twice that."
 )
 
