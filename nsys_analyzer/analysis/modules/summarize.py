@@ -38,7 +38,7 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     calls = find_calls(attributed)
     if calls is None:
         return None
-    trace, instances = attributed.trace, attributed.instances
+    trace = attributed.trace
     direction = _direction_of_instances(attributed, process)
     of_kernel = direction[attributed.instance_pair[0]]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
