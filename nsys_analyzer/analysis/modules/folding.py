@@ -9,11 +9,8 @@ from statistics import median
 
 from nsys_analyzer.analysis.modules.module import Module, Work
 
-#: The number that tells the modules of a list apart: ``layers.0``.
-_NUMBER = re.compile(r"(?<![^.])\d+$")
-#: The number of a range, ``block 0``, or the place of a call, ``Linear[0]``: two modules that hold others are alike, or
-#: two ranges, but ``norm_1`` and ``norm_2`` are two things.
-_SUFFIX = re.compile(r"(?<=[\s_\-\[a-z])\d+(?=\]?$)")
+#: The number that tells layers apart: ``layers.0``, a range ``block 0``, the place of a call ``Linear[0]``.
+_NUMBER = re.compile(r"(?:(?<![^.])|(?<=[\s_\-\[a-z]))\d+(?=\]?$)")
 #: A layer that takes longer or less than the others' median by more than this is odd.
 _ODD = 0.2
 #: Alike are at least so many.
@@ -108,9 +105,9 @@ def _merged(alike: Sequence[_Node]) -> _Node:
 
 
 def _starred(node: _Node) -> str:
-    """The label of a module with a star for the number that its siblings of one kind may differ in."""
-    label = _NUMBER.sub("*", node.module.label)
-    return _SUFFIX.sub("*", label) if node.inside or not node.module.kind else label
+    """The label of a layer with a star for its number; of modules that hold no others nothing says they are alike."""
+    is_layer = node.inside or not node.module.kind
+    return _NUMBER.sub("*", node.module.label) if is_layer else node.module.label
 
 
 def _added(works: Sequence[Work]) -> Work:
