@@ -18,7 +18,7 @@ from nsys_analyzer.share.names import MARK, is_harmless_word, is_name, readable_
 from nsys_analyzer.share.private import PrivateValues, is_telling
 from nsys_analyzer.share.vocabulary import is_ordinary
 from nsys_analyzer.trace.columns import UNNAMED
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL
 
 #: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
@@ -36,6 +36,9 @@ _OPERATOR = "aten::"
 _VERSION = re.compile(r"\d{1,8}")
 #: A name has no more digits in a row behind its annotation: no counter is as long, and keys and cards are.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
+#: A module's call with its path and class, and the words of these.
+_MODULE = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
+_WORD_OF_PATH = re.compile(r"[^/.]+")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,7 @@ class Scrubber:
         self._known: dict[str, str] = {}
         self._used: set[str] = set()
         self._times: Counter[str] = Counter()
+        self._words: dict[str, str] = {}
         self.changed: set[str] = set()
         self.renamed: list[Renamed] = []
 
@@ -103,9 +107,30 @@ class Scrubber:
             if public != head:
                 self.changed.add(head)
             return self._distinct(public)
+        module = _MODULE.fullmatch(public)
+        if module:
+            return self._distinct(self._module(module["path"], module["kind"]))
         before, alias_kind = _meaning(head)
-        alias = self._distinct(before + alias_kind.text(len(self.renamed) + 1))
-        self.renamed.append(Renamed(public, alias))
+        return self._renamed(public, before + alias_kind.text(len(self.renamed) + 1))
+
+    def _module(self, path: str, kind: str) -> str:
+        """The name of a module's call word by word: without its place among the others it would tell nothing."""
+        together = all(map(is_name, (path.replace("/", "."), kind)))  # a secret may be spread over words
+
+        def shown(word: re.Match[str]) -> str:
+            text = word[0]
+            if text.isdigit() or (together and is_name(text)):
+                return text
+            if text not in self._words:
+                told = "Attention" if text.endswith("Attention") else ""  # its kernels are told by this
+                self._words[text] = self._renamed(text, f"module{len(self._words) + 1}{told}")
+            return self._words[text]
+
+        return f"{MODULE_CALL}{_WORD_OF_PATH.sub(shown, path)}: {_WORD_OF_PATH.sub(shown, kind)}"
+
+    def _renamed(self, text: str, alias: str) -> str:
+        alias = self._distinct(alias)
+        self.renamed.append(Renamed(text, alias))
         return alias
 
     def _distinct(self, clean: str) -> str:
