@@ -62,6 +62,8 @@ class Modules:
         per: the unit of the figures: one "step", one "forward", or the "capture".
         modules: each behind the one that it lies in, siblings in the order of their first calls.
         outside_forward, outside_backward: kernels of no module.
+        communication_forward, communication_backward: collectives, which are of no module: a bucket of gradients is of
+            many.
         softmax_backward: of all attention, one backward pass; None where none is known.
     """
 
@@ -70,24 +72,32 @@ class Modules:
     modules: tuple[Module, ...]
     outside_forward: Work
     outside_backward: Work
+    communication_forward: Work
+    communication_backward: Work
     softmax_backward: Work | None = None
 
     @property
     def forward_ms(self) -> float:
         """Kernel time of all forward passes, losses and whatever else is neither backward nor an optimizer."""
-        return self.outside_forward.ms + sum(one.forward.ms for one in self.modules if not one.depth)
+        inside = sum(one.forward.ms for one in self.modules if not one.depth)
+        return inside + self.outside_forward.ms + self.communication_forward.ms
 
     @property
     def backward_ms(self) -> float:
         """Kernel time of the backward passes."""
-        return self.outside_backward.ms + sum(one.backward.ms for one in self.modules if not one.depth)
+        inside = sum(one.backward.ms for one in self.modules if not one.depth)
+        return inside + self.outside_backward.ms + self.communication_backward.ms
 
     @property
     def forward_coverage(self) -> float | None:
-        """The share of it that belongs to a module; None without any."""
-        return 1 - self.outside_forward.ms / self.forward_ms if self.forward_ms else None
+        """The share of it, collectives left out, that belongs to a module; None without any."""
+        return _coverage(self.forward_ms - self.communication_forward.ms, self.outside_forward.ms)
 
     @property
     def backward_coverage(self) -> float | None:
         """The same of the backward passes."""
-        return 1 - self.outside_backward.ms / self.backward_ms if self.backward_ms else None
+        return _coverage(self.backward_ms - self.communication_backward.ms, self.outside_backward.ms)
+
+
+def _coverage(all_ms: float, outside_ms: float) -> float | None:
+    return 1 - outside_ms / all_ms if all_ms else None

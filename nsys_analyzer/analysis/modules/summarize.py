@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.modules.calls import Calls, Path, find_calls
 from nsys_analyzer.analysis.modules.module import BACKWARD, DIRECTIONS, FORWARD, Module, Modules, Work
 from nsys_analyzer.analysis.modules.places import Places
@@ -22,7 +23,7 @@ _WAYS = len(DIRECTIONS)
 
 
 class _Sums(NamedTuple):
-    """Sums over all units, by module and direction; the last module is that of no call."""
+    """Sums over all units, by module and direction; behind the modules come what is of none, and collectives."""
 
     ns: Ints
     launches: Ints
@@ -47,16 +48,30 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     if not (call != NONE).any():
         return None
     way, duration = of_kernel[kernels], (trace.operations.end - trace.operations.start)[kernels]
-    ns, launches = (_by_module(calls, call, way, values) for values in (duration, np.ones_like(duration)))
+    module = np.append(calls.path, len(calls.paths))[call]
+    classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
+    module[classes == COMMUNICATION] = len(calls.paths) + 1
+    ns, launches = (_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration)))
     sums = _Sums(ns, launches, _flops(attributed, calls, places, direction))
     per, units = _units(attributed, process)
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
-    outside = [tree.work([len(calls.paths)], one) for one in (FORWARD, BACKWARD)]
-    softmax = (way == BACKWARD) & _is_softmax(attributed, calls, kernels, call)
+    outside, communication = (
+        [tree.work([len(calls.paths) + more], one) for one in (FORWARD, BACKWARD)] for more in (0, 1)
+    )
+    softmax = (way == BACKWARD) & _is_softmax(attributed, calls, call, classes)
     found = Work(int(duration[softmax].sum()) / _NS_PER_MS, int(softmax.sum()))
     passes = int((direction[:-1] == BACKWARD).sum())
     a_pass = Work(found.ms / passes, found.launches / passes) if found.launches else None
-    return Modules(calls.source, per, tuple(tree.modules()), outside[FORWARD], outside[BACKWARD], a_pass)
+    return Modules(
+        source=calls.source,
+        per=per,
+        modules=tuple(tree.modules()),
+        outside_forward=outside[FORWARD],
+        outside_backward=outside[BACKWARD],
+        communication_forward=communication[FORWARD],
+        communication_backward=communication[BACKWARD],
+        softmax_backward=a_pass,
+    )
 
 
 def _flops(attributed: AttributedTrace, calls: Calls, places: Places, direction: Ints) -> Ints:
@@ -67,14 +82,14 @@ def _flops(attributed: AttributedTrace, calls: Calls, places: Places, direction:
     phases = Timeline(instances.process, instances.start, instances.end, latest=True)
     way = direction[phases.at(process_of(started.thread), started.start)]
     counted = way != NONE
-    return _by_module(calls, places.of_operators(operators[counted]), way[counted], flops[counted])
+    module = np.append(calls.path, len(calls.paths))[places.of_operators(operators[counted])]
+    return _by_module(calls, module, way[counted], flops[counted])
 
 
-def _is_softmax(attributed: AttributedTrace, calls: Calls, kernels: Ints, call: Ints) -> Bools:
+def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: Any) -> Bools:
     """Which kernels are of attention's softmax: by the range around it in forward, else by name inside attention."""
     part = np.append(attributed.roles.codes(ATTENTION_PARTS)[calls.range], NONE)[call]
     by_range: Bools = part == ATTENTION_PARTS.index("softmax")
-    classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
     by_name: Bools = (part == ATTENTION_PARTS.index("attention")) & (classes == "softmax")
     return by_range if by_range.any() else by_name
 
@@ -89,10 +104,9 @@ def _direction_of_instances(attributed: AttributedTrace, process: int) -> Ints:
     return np.append(np.where(counted, direction, NONE), NONE)
 
 
-def _by_module(calls: Calls, call: Ints, way: Ints, values: Ints) -> Ints:
-    """Sums (exact below 2**53), shape (modules + 1, directions)."""
-    module = np.append(calls.path, len(calls.paths))[call]
-    size = (len(calls.paths) + 1) * _WAYS
+def _by_module(calls: Calls, module: Ints, way: Ints, values: Ints) -> Ints:
+    """Sums (exact below 2**53), shape (modules + 2, directions)."""
+    size = (len(calls.paths) + 2) * _WAYS
     return np.bincount(module * _WAYS + way, values, size).astype(np.int64).reshape(-1, _WAYS)
 
 

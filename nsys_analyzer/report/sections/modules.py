@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.modules.folding import Folded, Odd, fold_modules
-from nsys_analyzer.analysis.modules.module import Module, Modules
+from nsys_analyzer.analysis.modules.module import Module, Modules, Work
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import Evidence
@@ -20,7 +20,7 @@ _MOST_ODD = 4
 #: Modules in the few words of an answer.
 _NAMED = 3
 _FLOPS_PER_MS = 1e9  # of a TFLOP/s
-_NO_MODULE = "(no module)"
+_NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
 _LEGEND = (
     phrase(
         "Total kernel time, mean of a step (of a forward pass where no step is known). A module's time holds that of "
@@ -120,10 +120,17 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     kept = [one for one in kept if one.ms >= least]
     left_out = len(shown) - len(kept)
     rest = f" ({left_out} small ones left out)" if left_out else ""
-    outside = Module(_NO_MODULE, _NO_MODULE, "", 0, modules.outside_forward, modules.outside_backward,
-                     modules.outside_forward.ms, modules.outside_backward.ms)  # fmt: skip
-    rows = [*kept, *([outside] if outside.ms else [])]
+    others = [
+        _row(_COMMUNICATION, modules.communication_forward, modules.communication_backward),
+        _row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
+    ]
+    rows = [*kept, *(one for one in others if one.ms)]
     return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title)
+
+
+def _row(name: str, forward: Work, backward: Work) -> Module:
+    """Kernels of no module as a row."""
+    return Module(name, name, "", 0, forward, backward, forward.ms, backward.ms)
 
 
 def _tflops_per_s(row: _Row) -> float | None:
