@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from .modules import Modules
 #: The phases that operations are counted by; what lies in none of them is ``other``.
 _PHASES = ("forward", "loss", "evaluation", "optimizer")
 _NOWHERE = ""
+_NOT_COUNTING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 class CountedStep:
@@ -28,6 +30,7 @@ class CountedStep:
         self.found: dict[str, Any] = {}
         self._torch, self._modules, self._is_active = torch, modules, is_active
         self._backward = 0
+        self._creates_graph = False
         self._passes: Counter[str] = Counter()
         self._flops: Flops | None = None
         self._batch: dict[str, int] = {}
@@ -35,28 +38,31 @@ class CountedStep:
     def open(self) -> None:
         """The step begins."""
         self._flops = Flops(self._torch, self._place)
-        self._modules.active = True
-        self._flops.open()
-        self.is_open = True
+        self._passes.clear()
+        self.is_open = self._modules.active = True
 
     def close(self, *, well: bool = True) -> None:
         """The step has ended; what was counted of one that was cut short is worth nothing."""
         if not self.is_open or self._flops is None:
             return
         self.is_open = self._modules.active = False
-        self._flops.close()
         if well:
             batch = self._batch if self._passes["forward"] == 1 else {}
             self.found = {**self.found, **batch, "flops": self._flops.counted(self._passes)}
+
+    def counting(self) -> contextlib.AbstractContextManager[None]:
+        """Counts the FLOPs of what is called inside, if the step goes on."""
+        return self._flops.counting() if self.is_open and self._flops else _NOT_COUNTING
 
     def phase_begins(self, name: str) -> None:
         """An instance of a phase begins."""
         if self.is_open:
             self._passes[name] += 1
 
-    def backward_passes(self, more: int) -> None:
-        """So many more backward passes are running."""
+    def backward_passes(self, more: int, *, creates_graph: bool = False) -> None:
+        """So many more backward passes are running; one that creates a graph computes with gradients on."""
         self._backward += more
+        self._creates_graph = creates_graph
 
     def called(self, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """A model is called."""
@@ -68,5 +74,6 @@ class CountedStep:
         """The phase and the module of what this thread does."""
         module = self._modules.current() or _NOWHERE
         if self._backward:
-            return "recomputed" if self._modules.is_called() else "backward", module
+            recomputes = self._torch.is_grad_enabled() and not self._creates_graph
+            return "recomputed" if recomputes else "backward", module
         return next((name for name in _PHASES if self._is_active(name)), "other"), module

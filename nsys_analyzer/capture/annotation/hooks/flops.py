@@ -5,57 +5,58 @@ A compiled function is run operator by operator meanwhile, so that its operation
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 #: Operations of a softmax for each of its scores: maximum, difference, exponential, sum, quotient.
 _OF_A_SCORE = 5
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
+_MAXIMUM = ("aten.max", "aten.amax")
 _FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention")
 #: PyTorch counts five matmuls of a fused attention's backward pass; one computes the scores again.
 _WITHOUT_SCORES = 4, 5
-#: What is in the namespaces of PyTorch itself computes no matmul that it has no formula for.
+#: The namespaces of PyTorch itself, and what in them computes matmuls, whether there is a formula for it or not.
 _KNOWN = ("aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler")
+_COMPUTES = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
 
 
 class Flops:
-    """Counts while it is open: every operator of this thread, and of autograd's threads for it."""
+    """Counts the operators of some calls, those that autograd's threads run for them included."""
 
     def __init__(self, torch: Any, place: Callable[[], tuple[str, str]]) -> None:
         """``place`` gives the phase and the module of an operator that runs."""
         self._torch, self._place = torch, place
-        self._stance: Any = None
         self._formulas = _formulas(torch)
-        self._mode: Any = _mode(self)
+        self._mode: Any = _mode(self, torch)
+        self._counting = False
         self._by_class: dict[tuple[str, str], int] = defaultdict(int)
         self._by_module: dict[tuple[str, str], int] = defaultdict(int)
         self._batched: dict[str, int] = defaultdict(int)
         self._fused = self._softmax = 0
+        self._with_maximum: set[str] = set()
         self._with_softmax: set[str] = set()
         self._unknown: set[str] = set()
 
-    def open(self) -> None:
-        """Counts from here on."""
-        if hasattr(self._torch.compiler, "set_stance"):  # else PyTorch leaves compiled code alone below a mode
-            self._stance = self._torch.compiler.set_stance("force_eager")
-            self._stance.__enter__()
-        self._mode.__enter__()
+    @contextlib.contextmanager
+    def counting(self) -> Iterator[None]:
+        """Counts what is called inside, once."""
+        if self._counting:
+            yield
+            return
+        self._counting = True
+        try:
+            with self._without_compiler(), self._mode:
+                yield
+        finally:
+            self._counting = False
 
-    def close(self) -> None:
-        """Counts no more.
-
-        Raises:
-            RuntimeError: the program opened a mode of its own meanwhile, and has not closed it.
-        """
-        from torch.utils._python_dispatch import _get_current_dispatch_mode
-
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-        current: Any = _get_current_dispatch_mode()
-        if current is not self._mode:
-            raise RuntimeError("a dispatch mode of the program lies over the one that counts FLOPs")
-        self._mode.__exit__(None, None, None)
+    def _without_compiler(self) -> Any:
+        """Else PyTorch leaves compiled code alone below a mode, and complains where nothing is left to compile."""
+        known = hasattr(self._torch.compiler, "set_stance")
+        return self._torch.compiler.set_stance("force_eager") if known else contextlib.nullcontext()
 
     def count(self, function: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Counts an operator that has run."""
@@ -74,10 +75,12 @@ class Flops:
                 self._batched[module] += flops
             self._by_class[phase, kind] += flops
             self._by_module[module, phase] += flops
-        elif name in _SOFTMAX and phase == "forward":
+        elif phase == "forward" and (name in _SOFTMAX or (name == "aten.exp" and module in self._with_maximum)):
             self._with_softmax.add(module)
             self._softmax += _OF_A_SCORE * int(result.numel())
-        elif function.namespace not in _KNOWN:
+        elif name in _MAXIMUM:  # a softmax written by hand begins with it
+            self._with_maximum.add(module)
+        elif function.namespace not in _KNOWN or _COMPUTES.search(name):
             self._unknown.add(name)
 
     def failed(self, function: Any, error: Exception) -> None:
@@ -118,7 +121,7 @@ def _scores(arguments: Any) -> int:
 
 
 def _formulas(torch: Any) -> dict[Any, Any]:
-    """PyTorch's formulas by operator, those of fused attention for its CPU's, too."""
+    """PyTorch's formulas by operator; those of fused attention for its CPU's, too, and products with a vector."""
     from torch.utils.flop_counter import flop_registry
 
     formulas, aten = dict(flop_registry), torch.ops.aten
@@ -127,14 +130,24 @@ def _formulas(torch: Any) -> dict[Any, Any]:
         of_cpu = getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{behind}", None)
         if known is not None and of_cpu is not None:
             formulas.setdefault(of_cpu, known)
+    formulas.setdefault(aten.mv, lambda matrix, _, **__: 2 * matrix.numel())
+    formulas.setdefault(aten.addmv, lambda _, matrix, *__, **___: 2 * matrix.numel())
+    formulas.setdefault(aten.dot, lambda vector, _, **__: 2 * vector.numel())
     return formulas
 
 
-def _mode(flops: Flops) -> Any:
+def _mode(flops: Flops, torch: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if (
+                torch.is_inference_mode_enabled()
+            ):  # operators come whole there, as those that they are made of elsewhere
+                with self:
+                    parts = func.decompose(*args, **(kwargs or {}))
+                if parts is not NotImplemented:
+                    return parts
             result = func(*args, **(kwargs or {}))
             try:
                 flops.count(func, args, kwargs or {}, result)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import threading
 import weakref
 from bisect import bisect_right
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
 
 from .ranges import Ranges
 
@@ -42,6 +42,13 @@ class _Thread:
         self.labels: list[str | None] = []
 
 
+class Backward(NamedTuple):
+    """The hooks of a backward pass, and the module of the backward pass that it lies in."""
+
+    handles: list[Any]
+    around: str | None
+
+
 class Modules:
     """The modules of the program by their paths, and where each thread is.
 
@@ -54,7 +61,7 @@ class Modules:
         self.active = self.written = False
         self._ranges = ranges
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-        self._roots: set[str] = set()
+        self._roots: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._threads: dict[int, _Thread] = {}
         self._next_number = torch._C._autograd._get_sequence_nr
 
@@ -63,17 +70,15 @@ class Modules:
         here = self._here()
         return here.stack[-1][0] if here.stack else here.backward
 
-    def is_called(self) -> bool:
-        """Whether this thread calls a module: in a backward pass, one whose forward is computed again."""
-        return bool(self._here().stack)
-
     def enter(self, module: Any) -> None:
         """A call of a module begins on this thread."""
         here = self._here()
         name = self._names.get(module) or self._named(module, here)
-        here.stack.append((name, self.written))
+        is_wrapper = bool(here.stack) and here.stack[-1][0] == name
+        written = self.written and not is_wrapper
+        here.stack.append((name, written))
         self._mark(here, name)
-        if self.written:
+        if written:
             self._ranges.push(f"{PREFIX}{name}")
 
     def leave(self) -> None:
@@ -89,23 +94,28 @@ class Modules:
         for one in self._threads.values():
             one.numbers, one.labels = one.numbers[-1:], one.labels[-1:]
 
-    def backward_begins(self, roots: Iterable[Any]) -> list[Any]:
-        """Hooks the graph behind some tensors, for ``backward_ended``; a step's graph is walked once, in Python."""
+    def backward_begins(self, roots: Iterable[Any], *, some: bool) -> Backward:
+        """Hooks the graph behind some tensors; of a pass that only runs ``some`` of its nodes every node.
+
+        A step's graph is walked once, in Python.
+        """
         here = self._here()
         nodes = sorted(self._nodes(roots), key=lambda pair: -pair[0])
         handles, before = [], here.backward
         for number, node in nodes:
             at = bisect_right(here.numbers, number) - 1
             label = here.labels[at] if at >= 0 else None
-            if label != before:
+            if label != before or some:
                 handles.append(node.register_prehook(self._switch(label)))
                 before = label
-        return handles
+        return Backward(handles, here.backward)
 
-    def backward_ended(self, handles: Iterable[Any], *, outermost: bool) -> None:
+    def backward_ended(self, backward: Backward, *, outermost: bool) -> None:
         """The backward pass has ended; ``outermost`` where none is running any more."""
-        for handle in handles:
+        for handle in backward.handles:
             handle.remove()
+        if not outermost:  # that of a checkpoint, inside a node that goes on
+            self._move(backward.around)
         for one in list(self._threads.values()) if outermost else ():
             self._ranges.end(one.range)
             one.backward = one.range = None
@@ -127,14 +137,14 @@ class Modules:
 
     def _switch(self, label: str | None) -> Any:
         """A hook that has the thread that runs it be in a module."""
+        return lambda _: self._move(label)
 
-        def switch(_: Any) -> None:
-            here = self._here()
+    def _move(self, label: str | None) -> None:
+        here = self._here()
+        if here.backward != label:
             self._ranges.end(here.range)
             here.backward = label
             here.range = self._ranges.start(f"{PREFIX}{label}") if label and self.written else None
-
-        return switch
 
     def _nodes(self, roots: Iterable[Any]) -> Iterable[tuple[int, Any]]:
         """The nodes behind some tensors that compute a gradient, with their sequence numbers."""
@@ -156,22 +166,26 @@ class Modules:
             path, _, _ = here.stack[-1][0].rpartition(": ")
             name = self._names[module] = _name(path, type(module).__name__, module)
             return name
-        inner = _unwrapped(module)
+        wrappers = list(_unwrapped(module))
+        inner = wrappers[-1]
         root = kind = type(inner).__name__
         while root in self._roots:
             root = f"{kind}#{int(root.partition('#')[2] or 1) + 1}"
-        self._roots.add(root)
+        self._roots[root] = inner
         for path, one in inner.named_modules():
-            self._names.setdefault(one, _name(root, path, one))
-        name = self._names[module] = self._names[inner]
-        return name
+            if "/" not in self._names.get(one, ""):  # one that was called alone before has its place now
+                self._names[one] = _name(root, path, one)
+        for one in wrappers:
+            self._names[one] = self._names[inner]
+        return self._names[module]
 
 
-def _unwrapped(module: Any) -> Any:
-    """The module that wrappers hold: those of compilers, and of training on several GPUs."""
+def _unwrapped(module: Any) -> Iterator[Any]:
+    """A module, and inside it the ones that wrappers hold: those of compilers, and of training on several GPUs."""
+    yield module
     while len(held := list(module.named_children())) == 1 and held[0][0] in (*_WRAPPED, "module"):
         module = held[0][1]
-    return module
+        yield module
 
 
 def _name(root: str, path: str, module: Any) -> str:

@@ -6,6 +6,7 @@ Code that torch.compile traces must not see the hooks: each asks for that first,
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -14,6 +15,10 @@ from typing import Any
 from .session import Phase, Session
 
 Function = Callable[..., Any]
+
+
+#: Phases whose FLOPs are counted.
+_COMPUTING = ("forward", "evaluation", "loss", "backward")
 
 
 def patch(session: Session) -> None:
@@ -53,6 +58,9 @@ def _phase(session: Session, name: str, function: Function) -> Function:
             return function(*arguments, **keywords)
         phase = session.enter(name)
         try:
+            if name in _COMPUTING:
+                with session.counting():
+                    return function(*arguments, **keywords)
             return function(*arguments, **keywords)
         finally:
             session.leave(phase)
@@ -92,7 +100,8 @@ def _patch_calls(session: Session, module: Any) -> None:
 
 def _has_compiled() -> bool:
     utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(utils.counters["frames"]["total"])
+    counted = utils.counters if utils is not None else {}
+    return any(counted[one][many] for one, many in (("frames", "total"), ("stats", "unique_graphs")) if one in counted)
 
 
 def _call(session: Session, original: Function) -> Function:
@@ -136,12 +145,15 @@ def _call(session: Session, original: Function) -> Function:
 def _backward(session: Session, function: Function) -> Function:
     """A backward pass: modules that are called inside compute again what they did."""
     in_a_phase, is_compiling = _phase(session, "backward", function), session.torch.compiler.is_compiling
+    signature = inspect.signature(function)
 
     def backward(*arguments: Any, **keywords: Any) -> Any:
         if is_compiling():
             return function(*arguments, **keywords)
-        session.backward_passes(+1)
-        hooks = session.graph_begins(_tensors(arguments, keywords))
+        given = signature.bind_partial(*arguments, **keywords).arguments
+        session.backward_passes(+1, creates_graph=bool(given.get("create_graph")))
+        some = given.get("inputs") is not None
+        hooks = session.graph_begins(_tensors(given.get("tensors", given.get("outputs"))), some=some)
         try:
             return in_a_phase(*arguments, **keywords)
         finally:
@@ -151,10 +163,9 @@ def _backward(session: Session, function: Function) -> Function:
     return backward
 
 
-def _tensors(arguments: tuple[Any, ...], keywords: dict[str, Any]) -> list[Any]:
-    """What is differentiated: the first argument, a tensor or a sequence of them."""
-    first = arguments[0] if arguments else keywords.get("tensors", keywords.get("outputs", ()))
-    return list(first) if isinstance(first, (tuple, list)) else [first]
+def _tensors(given: Any) -> list[Any]:
+    """What is differentiated: a tensor, or a sequence of them."""
+    return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
 def _patch_optimizers(session: Session, optimizer: Any) -> None:
@@ -183,7 +194,8 @@ def _patch_optimizers(session: Session, optimizer: Any) -> None:
                 else:
                     keywords = {**keywords, "closure": closure}
             try:
-                result = hooked_step(self, *arguments, **keywords)
+                with session.counting():
+                    result = hooked_step(self, *arguments, **keywords)
             finally:
                 session.leave(phase)
             if phase:

@@ -6,6 +6,7 @@ least often closes it. Without an optimizer, a step is a call of a model, or of 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from .counted_step import CountedStep
-from .modules import Modules
+from .modules import Backward, Modules
 from .ranges import Ranges
 from .settings import Settings
 from .times import Clock
@@ -104,12 +105,8 @@ class Session:
     def give_up(self) -> None:
         """The annotation ends: from here on the program is as it would be without it."""
         self.thread = _NO_THREAD
+        self._counted.close(well=False)
         self.modules.active = False
-        if self._counted.is_open:
-            try:
-                self._counted.close(well=False)
-            except Exception as error:  # noqa: BLE001 - as above
-                _say(f"FLOPs are counted to the end: {error}")
 
     # --- phases
 
@@ -157,11 +154,15 @@ class Session:
         phase.begun, phase.pushed = None, False
 
     @harmless
-    def backward_passes(self, more: int) -> None:
+    def backward_passes(self, more: int, *, creates_graph: bool = False) -> None:
         """So many more backward passes are running; calls of modules inside are recomputations."""
         self._backward += more
-        self._counted.backward_passes(more)
+        self._counted.backward_passes(more, creates_graph=creates_graph)
         self._count()
+
+    def counting(self) -> contextlib.AbstractContextManager[None]:
+        """Counts the FLOPs of what is called inside, in the step in which they are counted."""
+        return self._counted.counting()
 
     def is_active(self, name: str) -> bool:
         """Whether a phase goes on."""
@@ -190,14 +191,15 @@ class Session:
         self.modules.leave()
 
     @harmless
-    def graph_begins(self, roots: list[Any]) -> list[Any]:
-        """A backward pass over the graph behind some tensors begins; the hooks are for ``graph_ended``."""
-        return self.modules.backward_begins(roots) if self.modules.active else []
+    def graph_begins(self, roots: list[Any], *, some: bool) -> Backward | None:
+        """A backward pass over (some of) the graph behind some tensors begins; the result is for ``graph_ended``."""
+        return self.modules.backward_begins(roots, some=some) if self.modules.active else None
 
     @harmless
-    def graph_ended(self, hooks: list[Any] | None) -> None:
+    def graph_ended(self, backward: Backward | None) -> None:
         """It has ended."""
-        self.modules.backward_ended(hooks or [], outermost=not self._backward)
+        if backward is not None:
+            self.modules.backward_ended(backward, outermost=not self._backward)
 
     # --- steps
 
@@ -235,6 +237,7 @@ class Session:
         if well:
             self._step_ended()
         else:
+            self._counted.close(well=False)
             self._end_step()
 
     def _step_ended(self) -> None:
