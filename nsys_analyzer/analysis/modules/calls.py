@@ -111,13 +111,13 @@ def _nested(ranges: Ranges, kind_of: Callable[[str], str | None], source: str) -
 
 
 def _of_program(attributed: AttributedTrace) -> Calls | None:
-    """The program's own ranges inside its phases."""
+    """The program's own ranges inside its forward passes, and wherever else it is not in a backward pass."""
     ranges, roles = attributed.trace.ranges, attributed.roles
     every = attributed.trace.operators
     operators = {every.names[code] for code in distinct(every.name)}
     own = [not (is_framework_name(name) or name in operators) for name in ranges.names]
     chosen = np.array([*own, False])[ranges.name] & ~roles.any_phase & ~roles.mask("warmup")
-    phases = ranges.select(roles.leaf)
+    phases = ranges.select(roles.leaf & ~roles.mask("backward"))
     chosen &= any_open(phases.thread, phases.start, phases.end, ranges.thread, ranges.start)
     index = np.flatnonzero(chosen)
     if not len(index):

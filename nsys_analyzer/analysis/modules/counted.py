@@ -32,6 +32,6 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
 
 def _with(module: Module, flops: Mapping[str, Mapping[str, int]]) -> Module:
     def work(name: str, before: Work) -> Work:
-        return replace(before, flops=flops[name].get(module.path))
+        return replace(before, flops=flops[name].get(module.path, before.flops))
 
     return replace(module, forward=work("forward", module.forward), backward=work("backward", module.backward))

@@ -75,18 +75,20 @@ def _folded(nodes: Sequence[_Node], odd: list[Odd], around: str = "") -> Iterato
                 yield replace(node.module, path=path)
                 yield from _folded(node.inside, odd, path)
             continue
-        odd += _odd(alike)
+        odd += _odd(alike, around)
         merged = _merged(alike)
         path = f"{around}.{merged.module.label}" if around else merged.module.label
         yield replace(merged.module, path=path)
         yield from _folded(merged.inside, odd, path)
 
 
-def _odd(alike: Sequence[_Node]) -> Iterator[Odd]:
-    typical = median(node.module.ms for node in alike)
-    for node in alike:
-        if len(alike) > _LEAST and abs(node.module.ms - typical) > _ODD * typical:
-            yield Odd(node.module.path, node.module.ms, typical)
+def _odd(alike: Sequence[_Node], around: str) -> Iterator[Odd]:
+    """Those that differ; inside layers that are folded, each is the mean of its own in all of them."""
+    times = [node.module.ms / node.module.count for node in alike]
+    typical = median(times)
+    for node, ms in zip(alike, times, strict=True):
+        if len(alike) > _LEAST and abs(ms - typical) > _ODD * typical:
+            yield Odd(f"{around}.{node.module.label}" if around else node.module.label, ms, typical)
 
 
 def _merged(alike: Sequence[_Node]) -> _Node:

@@ -24,6 +24,7 @@ from nsys_analyzer.trace.columns import Operators, process_of
 _NODE = re.compile(
     r"(?:autograd::engine::evaluate_function: .*|(?:torch::autograd::)?(?:\w*Backward\w*|AccumulateGrad|CopySlices))"
 )
+_CHECKPOINT = re.compile(r".*\bCheckpointFunctionBackward")
 _ADDS_UP = re.compile(r".*AccumulateGrad")
 
 
@@ -71,6 +72,10 @@ class Places:
         if not len(thread) or not len(nodes) or not len(forward):
             return found
         running = Timeline(nodes.thread, nodes.start, nodes.end, latest=True).at(thread, time)
+        # A checkpoint's node runs a backward pass of its own, over nodes that this thread has numbered.
+        index = np.flatnonzero(_named(nodes, _CHECKPOINT))
+        around = Timeline(nodes.thread[index], nodes.start[index], nodes.end[index], latest=False).at(thread, time)
+        running = np.where(around == NONE, running, np.append(index, NONE)[around])
         for process in distinct(process_of(forward.thread)):
             made = forward.select(process_of(forward.thread) == process)
             made = made.select(made.thread == Counter(made.thread.tolist()).most_common(1)[0][0])

@@ -7,6 +7,7 @@ and twice that backward: what computes its scores again is no work of the model.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 
@@ -21,7 +22,8 @@ Sizes = Sequence[Sequence[int]]
 _FUSED = re.compile(
     r"aten::_scaled_dot_product_(?:flash|efficient|cudnn)_attention(?:_for_cpu)?(?P<backward>_backward)?"
 )
-_DIMENSIONS_OF_ATTENTION = 4
+#: More FLOPs than this no operator has, and fewer fit 64 bits.
+_MOST = 2**62
 
 
 def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
@@ -39,9 +41,10 @@ def _flops(name: str, sizes: str) -> int:
     """The FLOPs of an operator with inputs of these sizes; 0 where they are not those of the operator."""
     formula = _formula(name)
     try:
-        return formula(json.loads(sizes)) if formula else 0
-    except (IndexError, TypeError, ValueError):
+        flops = formula(json.loads(sizes)) if formula else 0
+    except (IndexError, RecursionError, TypeError, ValueError):
         return 0
+    return flops if 0 <= flops < _MOST else 0
 
 
 def _formula(name: str) -> Callable[[Sizes], int] | None:
@@ -51,8 +54,9 @@ def _formula(name: str) -> Callable[[Sizes], int] | None:
 
 
 def _matmul(left: Sequence[int], right: Sequence[int]) -> int:
-    *batch, rows, inner = left
-    return 2 * int(np.prod(batch, dtype=np.int64)) * rows * inner * right[-1]
+    *batch, rows, inner = map(int, left)
+    *_, same, columns = map(int, right)
+    return 2 * math.prod(batch) * rows * inner * columns if inner == same else 0
 
 
 _MATMULS: Mapping[str, Callable[[Sizes], int]] = {
@@ -65,8 +69,8 @@ _MATMULS: Mapping[str, Callable[[Sizes], int]] = {
 
 def _attention(sizes: Sizes) -> int:
     query, key = sizes[:2]
-    batch, heads, queries, d_head = query[-_DIMENSIONS_OF_ATTENTION:]
-    return 4 * batch * heads * queries * key[-2] * d_head
+    batch, heads, queries, d_head = map(int, query)
+    return 4 * batch * heads * queries * int(key[-2]) * d_head
 
 
 def _attention_backward(sizes: Sizes) -> int:

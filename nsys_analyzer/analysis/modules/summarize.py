@@ -40,7 +40,8 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     if calls is None:
         return None
     trace = attributed.trace
-    direction = _direction_of_instances(attributed, process)
+    per, unit = _units(attributed, process)
+    direction = _direction_of_instances(attributed, process, per, unit)
     of_kernel = direction[attributed.instance_pair[0]]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
     places = Places(attributed, calls)
@@ -53,8 +54,7 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     module[classes == COMMUNICATION] = len(calls.paths) + 1
     ns, launches = (_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration)))
     sums = _Sums(ns, launches, _flops(attributed, calls, places, direction))
-    per, units = _units(attributed, process)
-    tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
+    tree = _Tree(calls, trace.ranges.start[calls.range], sums, max(int(unit.sum()), 1))
     outside, communication = (
         [tree.work([len(calls.paths) + more], one) for one in (FORWARD, BACKWARD)] for more in (0, 1)
     )
@@ -62,10 +62,13 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     found = Work(int(duration[softmax].sum()) / _NS_PER_MS, int(softmax.sum()))
     passes = int((direction[:-1] == BACKWARD).sum())
     a_pass = Work(found.ms / passes, found.launches / passes) if found.launches else None
+    modules = tuple(tree.modules())
+    if not modules:  # but for collectives
+        return None
     return Modules(
         source=calls.source,
         per=per,
-        modules=tuple(tree.modules()),
+        modules=modules,
         outside_forward=outside[FORWARD],
         outside_backward=outside[BACKWARD],
         communication_forward=communication[FORWARD],
@@ -81,7 +84,7 @@ def _flops(attributed: AttributedTrace, calls: Calls, places: Places, direction:
     started = attributed.trace.operators.select(operators)
     phases = Timeline(instances.process, instances.start, instances.end, latest=True)
     way = direction[phases.at(process_of(started.thread), started.start)]
-    counted = way != NONE
+    counted = (way != NONE) & ~attributed.in_warmup(process_of(started.thread), started.start)
     module = np.append(calls.path, len(calls.paths))[places.of_operators(operators[counted])]
     return _by_module(calls, module, way[counted], flops[counted])
 
@@ -94,13 +97,37 @@ def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: 
     return by_range if by_range.any() else by_name
 
 
-def _direction_of_instances(attributed: AttributedTrace, process: int) -> Ints:
+def _units(attributed: AttributedTrace, process: int) -> tuple[str, Bools]:
+    """What figures are a mean of, and those instances: measured steps that hold phases, else forward passes."""
+    instances = attributed.instances
+    mine = instances.measured & (instances.process == process)
+    is_step = mine & (instances.phase == instances.phases.index(STEP))
+    held = _step_around(attributed, is_step)
+    if (held != NONE).any():
+        return STEP, is_step
+    is_forward = mine & (instances.phase == instances.phases.index("forward"))
+    return "forward" if is_forward.any() else "capture", is_forward
+
+
+def _step_around(attributed: AttributedTrace, is_step: Bools) -> Ints:
+    """The step, of some, that each instance of another phase starts in, -1 for none."""
+    instances = attributed.instances
+    index = np.flatnonzero(is_step)
+    steps = Timeline(instances.process[index], instances.start[index], instances.end[index], latest=True)
+    around: Ints = np.append(index, NONE)[steps.at(instances.process, instances.start)]
+    around[np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])] = NONE
+    return around
+
+
+def _direction_of_instances(attributed: AttributedTrace, process: int, per: str, unit: Bools) -> Ints:
     """The direction of each measured instance of a phase, -1 for one that is not counted; the last is that of none."""
     instances = attributed.instances
     direction = np.where(instances.phase == instances.phases.index("backward"), BACKWARD, FORWARD)
     counted = instances.measured & (instances.process == process)
     for name in ("optimizer", STEP, OTHER_STEP):
         counted &= instances.phase != instances.phases.index(name)
+    if per == STEP:
+        counted &= _step_around(attributed, unit) != NONE
     return np.append(np.where(counted, direction, NONE), NONE)
 
 
@@ -108,16 +135,6 @@ def _by_module(calls: Calls, module: Ints, way: Ints, values: Ints) -> Ints:
     """Sums (exact below 2**53), shape (modules + 2, directions)."""
     size = (len(calls.paths) + 2) * _WAYS
     return np.bincount(module * _WAYS + way, values, size).astype(np.int64).reshape(-1, _WAYS)
-
-
-def _units(attributed: AttributedTrace, process: int) -> tuple[str, int]:
-    """What figures are a mean of: steps, else forward passes."""
-    instances = attributed.instances
-    for name in (STEP, "forward"):
-        of_phase = instances.phase == instances.phases.index(name)
-        if count := int((instances.measured & (instances.process == process) & of_phase).sum()):
-            return name, count
-    return "capture", 1
 
 
 class _Tree:

@@ -94,7 +94,7 @@ class AttributedTrace:
         phase[is_step & ~trains & np.isin(process, process[trains])] = phases.index(OTHER_STEP)
         incomplete = self._lacks_gpu_activity(picked, process) | self._ends_out_of_memory(picked, process)
         return Instances(
-            index, phase, process, picked.start, picked.end, self._in_warmup(process, picked.start), incomplete, phases
+            index, phase, process, picked.start, picked.end, self.in_warmup(process, picked.start), incomplete, phases
         )
 
     def _lacks_gpu_activity(self, picked: Ranges, process: Ints) -> Bools:
@@ -117,7 +117,7 @@ class AttributedTrace:
         ends: Bools = (last_failure >= picked.start) & ~goes_on
         return ends
 
-    def _in_warmup(self, process: Ints, time: Ints) -> Bools:
+    def in_warmup(self, process: Ints, time: Ints) -> Bools:
         """True where a warm-up range of the process is open, on whichever thread; one without an end stays open."""
         ended = self.trace.ranges.select(self.roles.mask(WARMUP))
         endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
@@ -169,7 +169,7 @@ class AttributedTrace:
     def warm(self) -> Bools:
         """Shape (operations,): True for each that was launched (on the GPU's timeline: ran) in a warm-up range."""
         time, placed = self.attribution.time, self.attribution.thread != NONE
-        warm: Bools = placed & self._in_warmup(self.trace.operations.process, time)
+        warm: Bools = placed & self.in_warmup(self.trace.operations.process, time)
         return warm
 
     def attention_part(self, operations: Ints) -> Ints:

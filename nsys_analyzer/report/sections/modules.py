@@ -18,7 +18,7 @@ _MOST_ROWS, _LEAST_SHARE = 40, 0.002
 #: Layers that differ are named one by one, so many of them.
 _MOST_ODD = 4
 #: Modules in the few words of an answer.
-_NAMED = 3
+_NAMED, _MATTERS = 3, 0.01
 _FLOPS_PER_MS = 1e9  # of a TFLOP/s
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
 _LEGEND = (
@@ -38,7 +38,8 @@ _LEGEND_OF_FLOPS = phrase(
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
 
-_Row = tuple[Module, float]
+#: A module, what it is called, and the kernel time of all.
+_Row = tuple[Module, str, float]
 
 
 def answer(evidence: Evidence) -> Section:
@@ -61,7 +62,7 @@ def _of_capture(title: str, modules: Modules, *, every: bool) -> Iterator[Block]
     yield _answer(title, modules, folded)
     yield _table(title, modules, modules.modules if every else folded.modules, every=every)
     if folded.odd and not every:
-        yield Listing(tuple(map(_odd, folded.odd[:_MOST_ODD])), capture=title)
+        yield Listing(tuple(_odd(one, modules) for one in folded.odd[:_MOST_ODD]), capture=title)
     covered = modules.backward_coverage
     if covered is not None and covered < _COVERED * (modules.forward_coverage or 0.0):
         yield Paragraph(_how(1 - covered), capture=title)
@@ -70,8 +71,11 @@ def _of_capture(title: str, modules: Modules, *, every: bool) -> Iterator[Block]
 def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
     """The modules with the most time of their own, and how much is known."""
     total = modules.forward_ms + modules.backward_ms
-    first = sorted(folded.modules, key=lambda one: -_own_ms(one))[:_NAMED]
-    named = joined(", ", [phrase("`{}` {}", _below_root(one.path), percent(_own_ms(one) / total)) for one in first])
+    heaviest = sorted(folded.modules, key=lambda one: -_own_ms(one))[:_NAMED]
+    first = [one for one in heaviest if _own_ms(one) >= _MATTERS * total] or heaviest[:1]
+    named = joined(
+        ", ", [phrase("`{}` {}", _called(one.path, modules), percent(_own_ms(one) / total)) for one in first]
+    )
     covered = [
         f"{percent(share)} of {name}"
         for name, share in (("forward", modules.forward_coverage), ("backward", modules.backward_coverage))
@@ -98,18 +102,16 @@ def _own_ms(one: Module) -> float:
     return one.own_forward_ms + one.own_backward_ms
 
 
-def _below_root(path: str) -> str:
-    """A module's path without the model's class, but for the model itself."""
-    return path.partition(".")[2] or path
+def _called(path: str, modules: Modules) -> str:
+    """A module's path, without the model's class where there is one model that holds others."""
+    after = zip(modules.modules, modules.modules[1:], strict=False)
+    models = [one for one, next_one in after if not one.depth and next_one.depth]
+    return path.partition(".")[2] or path if len(models) == 1 and models[0].kind else path
 
 
-def _odd(odd: Odd) -> Words:
-    return phrase(
-        "`{}` takes {}, the layers of its kind {} (median).",
-        odd.path,
-        milliseconds(odd.ms),
-        milliseconds(odd.median_ms),
-    )
+def _odd(odd: Odd, modules: Modules) -> Words:
+    called, ms, median_ms = _called(odd.path, modules), milliseconds(odd.ms), milliseconds(odd.median_ms)
+    return phrase("`{}` takes {}, the layers of its kind {} (median).", called, ms, median_ms)
 
 
 def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool) -> Table:
@@ -125,7 +127,8 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
         _row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [*kept, *(one for one in others if one.ms)]
-    return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title)
+    named = [(one, _called(one.path, modules), total) for one in rows]
+    return table(_FIELDS, named, f"Modules{rest}, ms of kernel time:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:
@@ -140,12 +143,12 @@ def _tflops_per_s(row: _Row) -> float | None:
 
 
 _FIELDS: tuple[Field[_Row], ...] = (
-    Field("module", "code", lambda row: _below_root(row[0].path)),
+    Field("module", "code", lambda row: row[1]),
     Field("×", "count", lambda row: row[0].count if row[0].count > 1 else None),
     Field("forward", "ms", lambda row: row[0].forward.ms or None),
     Field("backward", "ms", lambda row: row[0].backward.ms or None),
     Field("own", "ms", lambda row: _own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
-    Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
+    Field("share", "percent", lambda row: row[0].ms / row[2] if row[2] else None),
     Field("TFLOP/s", "count", _tflops_per_s),
 )

@@ -1,0 +1,783 @@
+"""The time and the FLOPs of modules: their sums, what is counted, and layers of one kind as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.modules.counted import with_flops
+from nsys_analyzer.analysis.modules.folding import Odd, fold_modules
+from nsys_analyzer.analysis.modules.module import Module, Modules, Work
+from nsys_analyzer.analysis.modules.shapes import counted_operators
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.configuration import CountedFlops
+from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, PID, Export
+
+RealCapture = Callable[[str], Path]
+NS_PER_MS = 1e6
+NOTHING = Work(0.0, 0.0)
+
+
+def summaries(export: Export, path: Path) -> tuple[CaptureSummary, ...]:
+    return summarize(Trace.load(export.write(path)), "t")
+
+
+def modules_of(export: Export, tmp_path: Path) -> Modules:
+    (summary,) = summaries(export, tmp_path / "t.sqlite")
+    assert summary.modules is not None
+    return summary.modules
+
+
+def in_ns(work: Work) -> float:
+    return round(work.ms * NS_PER_MS, 3)
+
+
+def times(modules: Modules) -> dict[str, tuple[float, float]]:
+    """Forward and backward of each module by its path, ns."""
+    return {one.path: (in_ns(one.forward), in_ns(one.backward)) for one in modules.modules}
+
+
+def outside(modules: Modules) -> tuple[float, float]:
+    return in_ns(modules.outside_forward), in_ns(modules.outside_backward)
+
+
+def all_ns(summary: CaptureSummary, units: int) -> tuple[int, int]:
+    """What modules and the rest say of forward and backward over so many units."""
+    assert summary.modules is not None
+    sums = (summary.modules.forward_ms, summary.modules.backward_ms)
+    forward, backward = (round(ms * units * NS_PER_MS) for ms in sums)
+    return forward, backward
+
+
+def phases_ns(summary: CaptureSummary) -> tuple[int, int]:
+    """The kernel time of all phases in each direction, from the summaries of phases."""
+    found = {True: 0, False: 0}
+    for one in summary.phases:
+        if one.phase not in ("optimizer", "step", "step without backward"):
+            found[one.phase == "backward"] += round((one.kernel_time_ms.mean or 0) * one.instances * NS_PER_MS)
+    return found[False], found[True]
+
+
+# --- the time of modules ---------------------------------------------------------------------------------------------
+
+
+def forward_and_backward(export: Export, at: int) -> Export:
+    """One pass of 600 ns from ``at``: what is in it stands in the comments.
+
+    forward [0, 300): in ``Net`` the operator of ``fc`` launches 100 ns and that of ``act`` 20 ns; behind it 7 ns
+    backward [300, 600): autograd launches 30 ns for ``act`` and 150 ns for ``fc``; the main thread launches 5 ns
+    """
+    number = at // 100
+    export.range("forward", at, at + 300).range("nn.Module: Net: Net", at + 10, at + 290)
+    export.range("nn.Module: Net/fc: Linear", at + 20, at + 100)
+    export.range(f"aten::addmm, seq = {number}, op_id = 1", at + 30, at + 90)
+    export.kernel(GEMM, at + 40, at + 50, at + 150)
+    export.range("nn.Module: Net/act: ReLU", at + 110, at + 200)
+    export.range(f"aten::relu, seq = {number + 1}, op_id = 1", at + 120, at + 190)
+    export.kernel(ADD, at + 130, at + 160, at + 180)
+    export.kernel(ADD, at + 295, at + 297, at + 304)
+    export.range("backward", at + 300, at + 600).kernel(ADD, at + 301, at + 305, at + 310)
+    export.range(f"ReluBackward0, seq = {number + 1}", at + 320, at + 350, AUTOGRAD)
+    export.kernel(ADD, at + 330, at + 340, at + 370, tid=AUTOGRAD)
+    export.range(f"AddmmBackward0, seq = {number}", at + 370, at + 500, AUTOGRAD)
+    return export.kernel(GEMM, at + 380, at + 390, at + 540, tid=AUTOGRAD)
+
+
+def train(export: Export, at: int, passes: int = 1) -> Export:
+    """A step of some passes and an optimizer of 80 ns."""
+    export.range("step", at, at + 600 * passes + 300)
+    for number in range(passes):
+        forward_and_backward(export, at + 600 * number)
+    end = at + 600 * passes
+    return export.range("optimizer", end, end + 200).kernel(ADD, end + 10, end + 20, end + 100)
+
+
+def autograd() -> Export:
+    return Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
+
+
+#: Of one pass: Net holds both modules, 100 + 20 and 150 + 30 ns.
+PASS = {"Net": (120, 180), "Net.fc": (100, 150), "Net.act": (20, 30)}
+
+
+def test_a_module_holds_the_time_of_those_inside_in_both_directions(tmp_path: Path) -> None:
+    """Two steps of one pass: the figures are those of one step; kernels of no module and of the optimizer are none."""
+    modules = modules_of(train(train(autograd(), 0), 1000), tmp_path)
+    assert modules.per == "step"
+    assert times(modules) == PASS
+    assert outside(modules) == (7, 5)
+    net, fc, act = modules.modules
+    assert (net.depth, fc.depth, act.depth) == (0, 1, 1)
+    assert (net.label, fc.label, fc.kind) == ("Net", "fc", "Linear")
+    assert (net.own_forward_ms, net.own_backward_ms) == (0, 0)  # all its kernels are of fc and act
+    assert fc.own_forward_ms * NS_PER_MS == pytest.approx(100)
+    assert (net.forward.launches, net.backward.launches) == (2, 2)
+    # 120 of 127 ns, and 180 of 185.
+    assert modules.forward_coverage == pytest.approx(120 / 127)
+    assert modules.backward_coverage == pytest.approx(180 / 185)
+
+
+def test_steps_in_warm_up_are_left_out(tmp_path: Path) -> None:
+    """Three steps, of which the first lies in warm-up and calls another module besides."""
+    export = autograd().range("warmup", 0, 1000)
+    for at in (0, 1000, 2000):
+        train(export, at)
+    export.range("nn.Module: Net/first: Linear", 205, 280).kernel(GEMM, 210, 220, 270)
+    modules = modules_of(export, tmp_path)
+    assert times(modules) == PASS
+    assert outside(modules) == (7, 5)
+
+
+def test_passes_that_are_accumulated_are_summed_over_a_step(tmp_path: Path) -> None:
+    """Two forwards and two backwards a step: the figures of a step are twice those of a pass."""
+    modules = modules_of(train(train(autograd(), 0, 2), 2000, 2), tmp_path)
+    assert modules.per == "step"
+    assert times(modules) == {path: (2 * one, 2 * other) for path, (one, other) in PASS.items()}
+    assert outside(modules) == (14, 10)
+
+
+def test_without_steps_figures_are_those_of_a_forward(tmp_path: Path) -> None:
+    """Three passes in no step."""
+    export = autograd()
+    for at in (0, 1000, 2000):
+        forward_and_backward(export, at)
+    modules = modules_of(export, tmp_path)
+    assert modules.per == "forward"
+    assert times(modules) == PASS
+
+
+def test_without_any_forward_figures_are_those_of_the_capture(tmp_path: Path) -> None:
+    """Two losses of 30 ns, each in a module, and nothing else."""
+    export = Export()
+    for at in (0, 100):
+        export.range("loss", at, at + 90).range("nn.Module: Loss: Loss", at + 5, at + 80)
+        export.kernel(GEMM, at + 10, at + 20, at + 50)
+    modules = modules_of(export, tmp_path)
+    assert modules.per == "capture"
+    assert times(modules) == {"Loss": (60, 0)}
+    assert modules.backward_coverage is None
+
+
+def test_a_module_without_a_range_of_its_own_is_no_row(tmp_path: Path) -> None:
+    """``h`` has no range: the layers lie in ``GPT``, and their labels hold both words."""
+    export = Export().range("forward", 0, 100).range("nn.Module: GPT: GPT", 5, 95)
+    for layer, at in enumerate((10, 50)):
+        export.range(f"nn.Module: GPT/h.{layer}: Block", at, at + 30).kernel(GEMM, at + 5, at + 7, at + 17)
+    modules = modules_of(export, tmp_path)
+    assert [(one.path, one.label, one.depth) for one in modules.modules] == [
+        ("GPT", "GPT", 0),
+        ("GPT.h.0", "h.0", 1),
+        ("GPT.h.1", "h.1", 1),
+    ]
+
+
+def test_a_module_that_launches_nothing_is_left_out(tmp_path: Path) -> None:
+    """And without any kernel in a module there are no modules."""
+    export = Export().range("forward", 0, 100).range("nn.Module: Net: Net", 5, 50).kernel(GEMM, 60, 62, 70)
+    (summary,) = summaries(export, tmp_path / "t.sqlite")
+    assert summary.modules is None
+    export.kernel(GEMM, 10, 12, 20).range("nn.Module: Net/drop: Dropout", 30, 40)
+    assert times(modules_of(export, tmp_path)) == {"Net": (8, 0)}
+
+
+def test_modules_are_in_the_order_of_their_first_calls(tmp_path: Path) -> None:
+    """Each behind the one that it lies in, whatever its name."""
+    export = Export().range("forward", 0, 100).range("nn.Module: Net: Net", 5, 95)
+    for name, at in (("z", 10), ("a", 40), ("m", 70)):
+        export.range(f"nn.Module: Net/{name}: Linear", at, at + 20).kernel(GEMM, at + 5, at + 7, at + 10)
+    assert list(times(modules_of(export, tmp_path))) == ["Net", "Net.z", "Net.a", "Net.m"]
+
+
+def test_collectives_are_of_no_module(tmp_path: Path) -> None:
+    """A bucket of gradients is of many: its 40 ns are in none, and coverage leaves them out."""
+    export = forward_and_backward(autograd(), 0)
+    collective = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096>)"
+    export.kernel(collective, 400, 540, 580, tid=AUTOGRAD)  # inside the node of fc
+    modules = modules_of(export, tmp_path)
+    assert times(modules) == PASS
+    assert outside(modules) == (7, 5)
+    assert (in_ns(modules.communication_forward), in_ns(modules.communication_backward)) == (0, 40)
+    assert round(modules.backward_ms * NS_PER_MS) == 180 + 5 + 40
+    assert modules.backward_coverage == pytest.approx(180 / 185)
+
+
+def test_each_process_has_modules_of_its_own(tmp_path: Path) -> None:
+    """Two processes of one program: 30 ns in the first, 50 ns in the second."""
+    export = Export()
+    for pid, length in ((PID, 30), (PID + 1, 50)):
+        export.range("forward", 0, 100, pid=pid).range("nn.Module: Net: Net", 5, 95, pid=pid)
+        export.kernel(GEMM, 10, 12, 12 + length, pid=pid)
+    found = [one.modules for one in summaries(export, tmp_path / "t.sqlite")]
+    assert [times(one) if one else None for one in found] == [{"Net": (30, 0)}, {"Net": (50, 0)}]
+
+
+@dataclass
+class Tree:
+    """A module: its own kernels in forward and in backward, each of so many ns, and the modules inside."""
+
+    forward: Sequence[int]
+    backward: Sequence[int]
+    inside: Sequence[Tree]
+
+    def sums(self) -> tuple[int, int]:
+        """Of itself and all inside it."""
+        below = [one.sums() for one in self.inside]
+        return sum(self.forward) + sum(f for f, _ in below), sum(self.backward) + sum(b for _, b in below)
+
+    def every(self, path: str) -> Iterator[tuple[str, Tree]]:
+        yield path, self
+        for number, one in enumerate(self.inside):
+            yield from one.every(f"{path}.m{number}")
+
+
+LENGTHS = st.lists(st.integers(1, 10**7), max_size=2)
+TREES = st.recursive(
+    st.builds(Tree, LENGTHS, LENGTHS, st.just(())),
+    lambda inside: st.builds(Tree, LENGTHS, LENGTHS, st.lists(inside, max_size=3)),
+    max_leaves=6,
+)
+
+
+@dataclass
+class Program:
+    """Writes a tree as a program that runs it: each module's call holds one operator, and its kernels."""
+
+    export: Export = field(default_factory=lambda: Export().thread(AUTOGRAD, "pt_autograd_0"))
+    clock: int = 0
+    gpu_free: int = 0
+    numbers: dict[str, int] = field(default_factory=dict)
+
+    def tick(self) -> int:
+        self.clock += 1
+        return self.clock
+
+    def kernels(self, lengths: Sequence[int], tid: int) -> None:
+        for length in lengths:
+            launch = self.tick()
+            start = max(launch, self.gpu_free) + 1
+            self.gpu_free = start + length
+            self.export.kernel(GEMM, launch, start, self.gpu_free, tid=tid)
+
+    def call(self, tree: Tree, path: str) -> None:
+        start, self.numbers[path] = self.tick(), len(self.numbers)
+        number = self.tick()
+        self.export.range(f"aten::mm, seq = {self.numbers[path]}, op_id = 1", number, self.tick())
+        self.kernels(tree.forward, MAIN)
+        for i, one in enumerate(tree.inside):
+            self.call(one, f"{path}.m{i}")
+        self.export.range(f"nn.Module: {path}: Module", start, self.tick())
+
+    def step(self, tree: Tree, beside: tuple[Sequence[int], Sequence[int]]) -> None:
+        start = self.tick()
+        self.call(tree, "net")
+        self.kernels(beside[0], MAIN)
+        self.export.range("forward", start, self.tick())
+        start = self.tick()
+        for path, one in reversed(list(tree.every("net"))):
+            began = self.tick()
+            self.kernels(one.backward, AUTOGRAD)
+            self.export.range(f"MmBackward0, seq = {self.numbers[path]}", began, self.tick(), AUTOGRAD)
+        self.kernels(beside[1], AUTOGRAD)
+        self.export.range("backward", start, self.tick())
+
+
+@settings(max_examples=40)
+@given(tree=TREES, beside=st.tuples(LENGTHS, LENGTHS))
+def test_modules_and_the_rest_are_the_time_of_the_phases_exactly(
+    tree: Tree, beside: tuple[Sequence[int], Sequence[int]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """In ns: each module's sums, none below those of a module inside, and all of them those of the phases."""
+    program = Program()
+    program.step(tree, beside)
+    (summary,) = summaries(program.export, tmp_path_factory.mktemp("tree") / "t.sqlite")
+    forward, backward = tree.sums()
+    if not any(one.forward or one.backward for _, one in tree.every("net")):
+        assert summary.modules is None
+        return
+    assert summary.modules is not None
+    assert times(summary.modules) == {path: one.sums() for path, one in tree.every("net") if any(one.sums())}
+    assert outside(summary.modules) == (sum(beside[0]), sum(beside[1]))
+    assert all_ns(summary, 1) == phases_ns(summary) == (forward + sum(beside[0]), backward + sum(beside[1]))
+    around: list[Module] = []
+    for one in summary.modules.modules:
+        del around[one.depth :]
+        assert not around or one.forward.ms <= around[-1].forward.ms
+        assert not around or one.backward.ms <= around[-1].backward.ms
+        around.append(one)
+
+
+@pytest.mark.parametrize("name", ["functions_autograd_gpt2", "functions_trace_gpt2", "mem_small256"])
+def test_modules_of_real_captures_are_the_time_of_the_phases_exactly(real_capture: RealCapture, name: str) -> None:
+    """Three steps each: the outermost modules and the rest are forward (with loss) and backward in ns."""
+    (summary,) = summarize(Trace.load(real_capture(name)), name)
+    assert all_ns(summary, 3) == phases_ns(summary)
+    assert summary.modules is not None
+    own = sum(one.own_forward_ms for one in summary.modules.modules) + summary.modules.outside_forward.ms
+    assert own == pytest.approx(summary.modules.forward_ms, rel=1e-12)
+
+
+def test_the_numbers_of_operators_tell_the_modules_of_backward(real_capture: RealCapture) -> None:
+    """``functions_autograd_gpt2``: nsys's calls name the modules, autograd's numbers lead backward to them."""
+    (summary,) = summarize(Trace.load(real_capture("functions_autograd_gpt2")), "gpt2")
+    modules = summary.modules
+    assert modules is not None
+    assert modules.forward_coverage == 1
+    assert modules.backward_coverage is not None
+    assert 0.99 < modules.backward_coverage < 1  # one kernel makes the first gradient
+    assert modules.outside_backward.launches == 1
+    # 12 layers, in each of which backward takes longer than forward.
+    layers = [one for one in modules.modules if one.depth == 2 and one.kind == "Module"]
+    assert len(layers) == 12
+    assert all(one.backward.ms > one.forward.ms for one in layers)
+
+
+def test_calls_without_numbers_tell_the_modules_of_forward_alone(real_capture: RealCapture) -> None:
+    """``functions_trace_gpt2``: the same program without operators."""
+    (summary,) = summarize(Trace.load(real_capture("functions_trace_gpt2")), "gpt2")
+    assert summary.modules is not None
+    assert summary.modules.forward_coverage == 1
+    assert summary.modules.backward_coverage == 0
+    assert all(one.backward == NOTHING for one in summary.modules.modules)
+
+
+def test_softmax_has_a_backward_time(real_capture: RealCapture) -> None:
+    """``mem_small256``: the program's own range around softmax has 5 kernels in each of 12 layers, and its backward."""
+    (summary,) = summarize(Trace.load(real_capture("mem_small256")), "small")
+    assert summary.modules is not None
+    assert summary.modules.source == "the program's own ranges"
+    (softmax,) = (one for one in summary.modules.modules if one.label == "computing softmax")
+    assert softmax.path == "scaled dot product attention.computing softmax"
+    assert softmax.forward.launches == 12 * 5
+    assert softmax.backward.ms > softmax.forward.ms > 0
+    assert summary.modules.softmax_backward == softmax.backward  # each step has one backward pass
+
+
+# --- FLOPs from the sizes of inputs ----------------------------------------------------------------------------------
+
+
+def flops_of(export: Export, tmp_path: Path) -> list[int]:
+    """The FLOPs of each operator that is counted."""
+    flops: list[int] = counted_operators(Trace.load(export.write(tmp_path / "t.sqlite")).operators)[1].tolist()
+    return flops
+
+
+def operator(name: str, sizes: str, start: int = 10, end: int = 20, export: Export | None = None) -> Export:
+    text = f"{name}, seq = 1, op_id = 1, sizes = {sizes}, input_op_ids = [(1,0)]"
+    return (export or Export()).range(text, start, end)
+
+
+QKV = "[2, 3, 5, 7], [2, 3, 11, 7], [2, 3, 11, 7]"
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "expected"),
+    [
+        ("aten::mm", "[[8, 768], [768, 50]]", 2 * 8 * 768 * 50),
+        ("aten::addmm", "[[4], [2, 16], [16, 4], [], []]", 2 * 2 * 16 * 4),
+        ("aten::bmm", "[[3, 4, 5], [3, 5, 6]]", 2 * 3 * 4 * 5 * 6),
+        ("aten::baddbmm", "[[3, 4, 6], [3, 4, 5], [3, 5, 6], [], []]", 2 * 3 * 4 * 5 * 6),
+        # 2 batches, 3 heads, 5 queries, 11 keys, heads of 7: scores and values are 2 · 5 · 11 · 7 each.
+        ("aten::_scaled_dot_product_flash_attention", f"[{QKV}, [], [], []]", 2 * 3 * 2 * (2 * 5 * 11 * 7)),
+        ("aten::_scaled_dot_product_efficient_attention", f"[{QKV}, [], []]", 2 * 3 * 2 * (2 * 5 * 11 * 7)),
+        ("aten::_scaled_dot_product_cudnn_attention", f"[{QKV}]", 2 * 3 * 2 * (2 * 5 * 11 * 7)),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", f"[{QKV}]", 2 * 3 * 2 * (2 * 5 * 11 * 7)),
+        # Behind the gradient of the output: gradients of values, weights, queries and keys, four matmuls.
+        ("aten::_scaled_dot_product_flash_attention_backward", f"[[2, 3, 5, 7], {QKV}]", 2 * 3 * 4 * (2 * 5 * 11 * 7)),
+        ("aten::_scaled_dot_product_cudnn_attention_backward", f"[[2, 3, 5, 7], {QKV}]", 2 * 3 * 4 * (2 * 5 * 11 * 7)),
+    ],
+)
+def test_the_flops_of_an_operator_follow_from_its_sizes(tmp_path: Path, name: str, sizes: str, expected: int) -> None:
+    """2·m·k·n of a matmul, 4·B·H·N·M·d_head of attention, and twice that backward."""
+    assert flops_of(operator(name, sizes), tmp_path) == [expected]
+
+
+@pytest.mark.parametrize("name", ["aten::linear", "aten::matmul", "aten::relu", "aten::_cudnn_attention_forward"])
+def test_an_operator_that_calls_a_counted_one_has_no_flops_of_its_own(tmp_path: Path, name: str) -> None:
+    """What has no formula is not counted."""
+    assert flops_of(operator(name, f"[{QKV}]"), tmp_path) == []
+
+
+def test_the_twins_of_autocast_count_once(tmp_path: Path) -> None:
+    """An ``aten::addmm`` in fp32 casts its inputs and calls another: of the two the inner one counts."""
+    sizes = "[[4], [2, 16], [16, 4], [], []]"
+    export = operator("aten::addmm", sizes, 0, 50)
+    operator("aten::addmm", sizes, 20, 40, export)
+    operator("aten::mm", "[[2, 3], [3, 4]]", 60, 70, export)  # beside them
+    assert flops_of(export, tmp_path) == [256, 48]  # 2·2·16·4, 2·2·3·4
+
+
+def test_operators_at_once_on_two_threads_are_no_twins(tmp_path: Path) -> None:
+    """One lies in the time of the other, and both count."""
+    export = operator("aten::mm", "[[2, 3], [3, 4]]", 0, 50).thread(AUTOGRAD, "pt_autograd_0")
+    export.range("aten::mm, seq = 9, op_id = 2, sizes = [[2, 3], [3, 5]]", 10, 20, AUTOGRAD)
+    assert sorted(flops_of(export, tmp_path)) == [48, 60]  # 2·2·3·4, 2·2·3·5
+
+
+@pytest.mark.parametrize("name", ["aten::mm", "aten::addmm", "aten::bmm", "aten::_scaled_dot_product_flash_attention"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        "[]",
+        "[[]]",
+        "[[], []]",
+        "[[8, 768]]",
+        "[[8], [768], [1]]",
+        "[8, 9, 10]",
+        "[[[2, 3], [4, 3]], [], []]",
+        "[8 9]",
+        "[[2, 3], [5, 4]]",
+        "[[2, 3], [[3, 4]]]",
+        "[[99999999999, 99999999999], [99999999999, 99999999999]]",
+        "[[99999999999999999999, 9, 9], [99999999999999999999, 9, 9]]",
+        "[" * 3000 + "]" * 3000,
+    ],
+)
+def test_sizes_that_are_not_those_of_the_operator_are_no_flops(tmp_path: Path, name: str, sizes: str) -> None:
+    """0, and no error: a trace may say anything."""
+    assert sum(flops_of(operator(name, sizes), tmp_path)) == 0
+
+
+def test_an_operator_without_sizes_is_not_counted(tmp_path: Path) -> None:
+    """Nothing is known of it."""
+    assert flops_of(Export().range("aten::mm, seq = 1, op_id = 1", 10, 20), tmp_path) == []
+
+
+def test_flops_are_those_of_the_module_and_of_the_direction(tmp_path: Path) -> None:
+    """Two steps of a matmul of 48 FLOPs in forward and two in backward; the optimizer's is no module's."""
+    export, sizes = autograd(), "sizes = [[2, 3], [3, 4]]"
+    for number, at in enumerate((0, 1000)):
+        export.range("step", at, at + 900).range("forward", at, at + 300)
+        export.range("nn.Module: Net: Net", at + 10, at + 290).range("nn.Module: Net/fc: Linear", at + 20, at + 100)
+        export.range(f"aten::mm, seq = {number}, op_id = 1, {sizes}", at + 30, at + 90)
+        export.kernel(GEMM, at + 40, at + 50, at + 150)
+        export.range("backward", at + 300, at + 600)
+        export.range(f"MmBackward0, seq = {number}, op_id = 2", at + 310, at + 400, AUTOGRAD)
+        export.range(f"aten::mm, op_id = 3, {sizes}", at + 320, at + 340, AUTOGRAD)
+        export.range(f"aten::mm, op_id = 4, {sizes}", at + 350, at + 370, AUTOGRAD)
+        export.kernel(GEMM, at + 355, at + 360, at + 460, tid=AUTOGRAD)
+        export.range("optimizer", at + 600, at + 800).range(f"aten::mm, op_id = 5, {sizes}", at + 610, at + 620)
+    modules = modules_of(export, tmp_path)
+    for one in modules.modules:
+        assert (one.forward.flops, one.backward.flops) == (48, 96)
+        # 100 ns a step in either direction.
+        assert one.forward.flops_per_s == pytest.approx(48 / 100e-9)
+    assert (modules.outside_forward.flops, modules.outside_backward.flops) == (None, None)
+
+
+def test_the_flops_of_a_real_capture_are_those_of_the_model(real_capture: RealCapture) -> None:
+    """GPT-2: B 8, S 1,024, d 768, L 12; its head has the sizes [8192, 768] and [768, 50304].
+
+    One forward: 24·B·S·d²·L = 1.392e12 in projections and feed-forward (d_ff is 4·d), 4·B·S²·d·L = 0.309e12 in
+    attention, 2·B·S·d·V = 0.633e12 in the head; backward is twice that. Embeddings and norms have none.
+    """
+    trace = Trace.load(real_capture("functions_autograd_gpt2"))
+    batch, context, d_model, layers, vocabulary = 8, 1024, 768, 12, 50_304
+    assert f"[[{batch * context}, {d_model}], [{d_model}, {vocabulary}]]" in trace.operators.shape_texts
+    forward = batch * context * d_model * (24 * d_model * layers + 4 * context * layers + 2 * vocabulary)
+    (summary,) = summarize(trace, "gpt2")
+    assert summary.modules is not None
+    (model,) = (one for one in summary.modules.modules if not one.depth)
+    assert model.forward.flops == pytest.approx(forward, rel=0.01)
+    assert model.backward.flops == pytest.approx(2 * forward, rel=0.01)
+
+
+# --- layers of one kind as one ---------------------------------------------------------------------------------------
+
+
+def module(path: str, label: str, depth: int, kind: str = "Linear", forward: float = 1.0, own: float = 1.0) -> Module:
+    """A module that takes so many ms in forward, in two launches, and twice that in backward, in three."""
+    return Module(path, label, kind, depth, Work(forward, 2), Work(2 * forward, 3), own, 2 * own)
+
+
+def model(layers: Sequence[float], kinds: Sequence[str] = ()) -> list[Module]:
+    """GPT of some layers ``h.N`` of so many ms, in each of which is one ``attn`` of half that."""
+    found = [module("GPT", "GPT", 0, "GPT", sum(layers), 0.0)]
+    for number, ms in enumerate(layers):
+        kind = kinds[number] if kinds else "Block"
+        found.append(module(f"GPT.h.{number}", f"h.{number}", 1, kind, ms, ms / 2))
+        found.append(module(f"GPT.h.{number}.attn", "attn", 2, "Attention", ms / 2, ms / 2))
+    return found
+
+
+def test_the_layers_of_a_list_are_one_with_their_work_added_up() -> None:
+    """Twelve of 2 ms, 4 ms in backward: ``h.*`` takes 24 and 48 ms, its attention half of that."""
+    folded = fold_modules(model([2.0] * 12))
+    assert [(one.path, one.count, one.depth) for one in folded.modules] == [
+        ("GPT", 1, 0),
+        ("GPT.h.*", 12, 1),
+        ("GPT.h.*.attn", 12, 2),
+    ]
+    _, layer, attention = folded.modules
+    assert (layer.forward, layer.backward) == (Work(24.0, 24), Work(48.0, 36))
+    assert (layer.own_forward_ms, layer.own_backward_ms) == (12.0, 24.0)
+    assert (attention.forward.ms, attention.own_forward_ms, attention.kind) == (12.0, 12.0, "Attention")
+    assert folded.odd == ()
+
+
+def test_layers_inside_layers_are_one_too() -> None:
+    """Three blocks of two experts of 1 ms: six experts, 6 ms."""
+    modules = []
+    for block in range(3):
+        modules.append(module(f"h.{block}", f"h.{block}", 0, "Block", 2.0, 0.0))
+        for one in range(2):
+            expert = f"h.{block}.experts.{one}"
+            modules += [module(expert, f"experts.{one}", 1, "MLP", 1.0, 0.0), module(f"{expert}.up", "up", 2)]
+    assert [(one.path, one.count, one.forward.ms) for one in fold_modules(modules).modules] == [
+        ("h.*", 3, 6.0),
+        ("h.*.experts.*", 6, 6.0),
+        ("h.*.experts.*.up", 6, 6.0),
+    ]
+
+
+def test_flops_are_added_up_where_all_are_known() -> None:
+    """Two layers of 10 and 30 are 40; with one unknown the sum is."""
+    one, other = (
+        replace(module(name, name, 0, ""), forward=Work(1.0, 2, flops)) for name, flops in (("h.0", 10), ("h.1", 30))
+    )
+    assert fold_modules([one, other]).modules[0].forward.flops == 40
+    unknown = replace(other, forward=replace(other.forward, flops=None))
+    assert fold_modules([one, unknown]).modules[0].forward.flops is None
+
+
+@pytest.mark.parametrize(
+    ("labels", "folded"),
+    [
+        (("h.0", "h.1"), ["h.*"]),
+        (("0", "1", "2"), ["*"]),  # of a Sequential
+        (("Module[0]", "Module[1]"), ["Module[*]"]),  # places of calls
+        (("h.0", "g.0"), ["h.0", "g.0"]),
+        (("attn", "mlp"), ["attn", "mlp"]),
+    ],
+)
+def test_layers_fold_by_their_number(labels: Sequence[str], folded: list[str]) -> None:
+    """Modules that hold another one, and whose labels differ in a number alone."""
+    modules = [one for label in labels for one in (module(label, label, 0), module(f"{label}.fc", "fc", 1))]
+    assert [one.label for one in fold_modules(modules).modules if not one.depth] == folded
+
+
+@pytest.mark.parametrize("labels", [("ln_1", "ln_2"), ("fc1", "fc2"), ("Linear[0]", "Linear[1]")])
+def test_modules_that_hold_nothing_do_not_fold(labels: Sequence[str]) -> None:
+    """``ln_1`` and ``ln_2`` are two things, though their class is one."""
+    found = fold_modules([module(label, label, 0) for label in labels])
+    assert [one.label for one in found.modules] == list(labels)
+
+
+def test_numbered_ranges_of_the_program_fold() -> None:
+    """They have no class, and need hold nothing."""
+    (found,) = fold_modules([module(label, label, 0, "") for label in ("block 0", "block 1")]).modules
+    assert (found.label, found.count) == ("block *", 2)
+
+
+def test_modules_of_different_classes_do_not_fold() -> None:
+    """Every second layer is of another class: each class is folded by itself."""
+    folded = fold_modules(model([1.0, 1.0, 1.0, 1.0], ["Local", "Global", "Local", "Global"])).modules
+    assert [(one.path, one.kind, one.count) for one in folded if one.depth == 1] == [
+        ("GPT.h.*", "Local", 2),
+        ("GPT.h.*", "Global", 2),
+    ]
+    assert [one.kind for one in fold_modules(model([1.0, 1.0], ["Local", "Global"])).modules if one.depth == 1] == [
+        "Local",
+        "Global",
+    ]
+
+
+def test_layers_that_hold_different_things_do_not_fold() -> None:
+    """The second layer has no attention, the third a feed-forward instead."""
+    modules = model([1.0, 1.0, 1.0])
+    modules[4] = replace(modules[4], label="mlp", path="GPT.h.1.mlp")
+    del modules[6]
+    assert [one.path for one in fold_modules(modules).modules] == [
+        "GPT", "GPT.h.0", "GPT.h.0.attn", "GPT.h.1", "GPT.h.1.mlp", "GPT.h.2",
+    ]  # fmt: skip
+
+
+def test_modules_of_different_parents_do_not_fold() -> None:
+    """The layers of an encoder and of a decoder are two rows."""
+    modules = [module("T", "T", 0, "T")]
+    for half in ("encoder", "decoder"):
+        modules.append(module(f"T.{half}", half, 1, half))
+        for i in range(3):
+            modules += [module(f"T.{half}.{i}", str(i), 2, "Layer"), module(f"T.{half}.{i}.fc", "fc", 3)]
+    assert [(one.path, one.count) for one in fold_modules(modules).modules if one.depth < 3] == [
+        ("T", 1), ("T.encoder", 1), ("T.encoder.*", 3), ("T.decoder", 1), ("T.decoder.*", 3),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("ms", "odd"), [(1.0, False), (1.19, False), (1.21, True), (0.81, False), (0.79, True)])
+def test_a_layer_that_differs_by_more_than_a_fifth_from_the_median_is_named(ms: float, odd: bool) -> None:
+    """Of 12 layers 11 take 1 ms and 2 ms in backward, so that the median is 3 ms; the fifth takes 3·ms.
+
+    Its attention differs alike, but the layer says so.
+    """
+    found = fold_modules(model([1.0] * 4 + [ms] + [1.0] * 7)).odd
+    layers = [one for one in found if not one.path.endswith("attn")]
+    assert layers == ([Odd("GPT.h.4", ms + 2 * ms, 3.0)] if odd else [])
+
+
+def test_of_two_layers_neither_is_odd() -> None:
+    """There is no telling which."""
+    assert fold_modules(model([1.0, 3.0])).odd == ()
+
+
+LABELS = st.lists(st.sampled_from(["h.0", "h.1", "h.2", "ln_1", "ln_2", "0", "1", "block 0", "block 1"]), unique=True)
+
+
+@st.composite
+def trees(draw: st.DrawFn, path: str = "", depth: int = 0) -> list[Module]:
+    """Modules with whole ms, so that sums are exact."""
+    found: list[Module] = []
+    for label in draw(LABELS.filter(lambda one: len(one) <= 4)):
+        own, called = draw(st.integers(0, 9)), f"{path}.{label}" if path else label
+        inside = draw(trees(called, depth + 1)) if depth < 2 else []
+        below = sum(one.forward.ms for one in inside if one.depth == depth + 1)
+        kind = draw(st.sampled_from(["", "A"]))
+        found.append(module(called, label, depth, kind, own + below, own))
+        found += inside
+    return found
+
+
+@settings(max_examples=60)
+@given(trees())
+def test_nothing_is_lost_where_modules_are_folded(modules: list[Module]) -> None:
+    """Their number, the sum of their own times and that of the outermost ones are those of all."""
+    folded = fold_modules(modules).modules
+    assert sum(one.count for one in folded) == len(modules)
+    for total in (_own, _outermost):
+        assert total(folded) == total(modules)
+
+
+def _own(modules: Sequence[Module]) -> tuple[float, float]:
+    return sum(one.own_forward_ms for one in modules), sum(one.own_backward_ms for one in modules)
+
+
+def _outermost(modules: Sequence[Module]) -> tuple[float, float, float]:
+    first = [one for one in modules if not one.depth]
+    launches = sum(one.forward.launches for one in first)
+    return sum(one.forward.ms for one in first), sum(one.backward.ms for one in first), launches
+
+
+def test_the_layers_of_a_real_capture_are_one(real_capture: RealCapture) -> None:
+    """GPT-2's 12 blocks, and all that is in them; the own times add up to those of all 151 modules."""
+    (summary,) = summarize(Trace.load(real_capture("functions_autograd_gpt2")), "gpt2")
+    assert summary.modules is not None
+    every = summary.modules.modules
+    folded = fold_modules(every).modules
+    (layers,) = (one for one in folded if one.depth == 2 and one.count > 1)
+    assert (layers.path, layers.count) == ("Module.Module[0].Module[*]", 12)
+    assert _own(folded) == pytest.approx(_own(every), rel=1e-12)
+    assert sum(one.count for one in folded) == len(every)
+
+
+# --- FLOPs that were counted -----------------------------------------------------------------------------------------
+
+COUNTED = CountedFlops(
+    passes={"forward": 1},
+    classes={},
+    modules={
+        "GPT: GPT": {"loss": 3},
+        "GPT/h.0: Block": {"forward": 1},
+        "GPT/h.0.attn: Attention": {"forward": 10, "backward": 20, "recomputed": 5},
+        "GPT/h.1.unseen: Linear": {"forward": 100},
+        "other": {"forward": 7},
+    },
+)
+
+
+def of_steps(modules: Sequence[Module], per: str = "step") -> Modules:
+    return Modules(
+        source="hooks",
+        per=per,
+        modules=tuple(modules),
+        outside_forward=NOTHING,
+        outside_backward=NOTHING,
+        communication_forward=NOTHING,
+        communication_backward=NOTHING,
+    )
+
+
+def test_counted_flops_are_those_of_the_modules_inside_too() -> None:
+    """What is computed again counts to backward, a loss to forward; what has no row of its own is in those around."""
+    found = with_flops(of_steps(model([1.0, 1.0])), COUNTED)
+    assert {one.path: (one.forward.flops, one.backward.flops) for one in found.modules} == {
+        "GPT": (3 + 1 + 10 + 100, 20 + 5),
+        "GPT.h.0": (1 + 10, 20 + 5),
+        "GPT.h.0.attn": (10, 20 + 5),
+        "GPT.h.1": (100, None),
+        "GPT.h.1.attn": (None, None),
+    }
+    before = of_steps(model([1.0, 1.0]))
+    assert [(one.forward.ms, one.backward.launches) for one in found.modules] == [
+        (one.forward.ms, one.backward.launches) for one in before.modules
+    ]
+
+
+@pytest.mark.parametrize("per", ["forward", "capture"])
+def test_counted_flops_are_those_of_a_step_alone(per: str) -> None:
+    """Figures of anything else stay without."""
+    modules = of_steps(model([1.0]), per)
+    assert with_flops(modules, COUNTED) == modules
+
+
+def test_the_rate_is_flops_over_kernel_time() -> None:
+    """12 FLOPs in 3 ms are 4,000 a second; unknown without FLOPs or time."""
+    assert Work(3.0, 1, 12).flops_per_s == pytest.approx(4000)
+    assert Work(3.0, 1).flops_per_s is None
+    assert Work(0.0, 1, 12).flops_per_s is None
+
+
+def test_flops_from_sizes_stay_where_none_were_counted() -> None:
+    """The manifest knows nothing of ``GPT.h.0.attn``."""
+    modules = [replace(one, forward=replace(one.forward, flops=9.0)) for one in model([1.0])]
+    found = with_flops(of_steps(modules), CountedFlops(passes={}, classes={}))
+    assert [one.forward.flops for one in found.modules] == [9.0] * 3
+
+
+# --- what a figure is a mean of --------------------------------------------------------------------------------------
+
+
+def step(export: Export, at: int) -> Export:
+    """A step of 300 ns with a forward of one kernel of 100 ns in ``Net``."""
+    export.range("step", at, at + 300).range("forward", at + 10, at + 200).range(
+        "nn.Module: Net: Net", at + 20, at + 190
+    )
+    return export.kernel(GEMM, at + 30, at + 40, at + 140)
+
+
+def test_a_forward_outside_every_step_is_not_counted(tmp_path: Path) -> None:
+    """Of two forward passes one lies in the only step: 100 ns a step, not 200."""
+    export = step(Export().gpu(), 0).range("forward", 400, 600).range("nn.Module: Net: Net", 410, 590)
+    assert times(modules_of(export.kernel(GEMM, 430, 440, 540), tmp_path)) == {"Net": (100, 0)}
+
+
+def test_the_forward_of_a_step_that_lacks_kernels_is_not_counted(tmp_path: Path) -> None:
+    """The second step has lost a kernel behind its forward: 100 ns of the first one, not 200."""
+    export = step(step(Export().gpu(), 0), 1000)
+    export.call("cudaLaunchKernel_v7000", 1250)
+    assert times(modules_of(export, tmp_path)) == {"Net": (100, 0)}
+
+
+def test_collectives_alone_are_no_modules(tmp_path: Path) -> None:
+    """There is nothing to say of ``Net``."""
+    export = Export().gpu().range("forward", 0, 1000).range("nn.Module: Net: Net", 10, 900)
+    export.kernel("ncclDevKernel_AllGather_RING_LL(x)", 300, 400, 600)
+    (summary,) = summaries(export, tmp_path / "t.sqlite")
+    assert summary.modules is None
+
+
+def test_an_odd_layer_inside_layers_that_are_folded() -> None:
+    """In each of two layers the third of three experts takes 2 ms, the others 1 ms: one odd one, by its mean."""
+    modules = [module("GPT", "GPT", 0, "GPT")]
+    for i in range(2):
+        modules.append(module(f"GPT.h.{i}", f"h.{i}", 1, "Block"))
+        for expert, ms in enumerate((1.0, 1.0, 2.0)):
+            path = f"GPT.h.{i}.experts.{expert}"
+            one = module(path, f"experts.{expert}", 2, "Expert")
+            modules += [replace(one, forward=Work(ms, 1), backward=NOTHING), module(f"{path}.fc", "fc", 3, "Linear")]
+    assert fold_modules(modules).odd == (Odd("GPT.h.*.experts.2", 2.0, 1.0),)
