@@ -3,7 +3,7 @@
 From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
 answers in README.md, which are of the same run, the report of the sweep and that of the experiments, the table of
 planted faults, and in README.md that table in short and the findings of one fault. Of the sweep's captures four are
-kept, and the timings of all.
+kept, and the timings of all. Of the programs without a range of their own the captures are kept, and one report.
 
 The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
 """
@@ -25,7 +25,7 @@ from PIL import Image, PngImagePlugin
 
 from tests.conftest import ROOT
 
-SWEEP, BENCHES, FAULTS = (ROOT / "examples" / name for name in ("sweep", "benches", "faults"))
+SWEEP, BENCHES, FAULTS, PROGRAMS = (ROOT / "examples" / name for name in ("sweep", "benches", "faults", "programs"))
 RUN = SWEEP / "small_ctx256_train_fp32"
 README = ROOT / "README.md"
 #: The answers of the run, as the terminal shows them, in README.md.
@@ -34,6 +34,9 @@ ANSWERS = re.compile(rf"(?<=```\n){RUN.name}\n.*?(?=```)", re.DOTALL)
 FAULT = "item"
 FINDINGS = re.compile(rf"(?<=```\n){FAULT}: A step takes.*?(?=```)", re.DOTALL)
 SHORT_TABLE = re.compile(r"\| planted fault \|(?:[^\n]*\n)+?(?=\n)")
+#: The program whose modules README.md shows, and their tree.
+PROGRAM = "gpt2"
+TREE = re.compile(rf"(?<=```\n){PROGRAM}: Of the kernel time.*?(?=```)", re.DOTALL)
 #: The key in the picture's metadata that holds the digest of the report which it shows.
 DIGEST = "report-sha256"
 _STYLE = """
@@ -64,6 +67,31 @@ def explained(fault: str) -> str:
     )
     chosen = [blocks[first], *blocks[finding : finding + 3]]
     return "\n".join(line.rstrip() for line in "\n\n".join(chosen).splitlines()) + "\n"
+
+
+def write_programs(path: Path) -> None:
+    """Writes the report of the programs that were recorded as they are, without figures."""
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(Path(folder))
+        _nsys_analyze(Path(folder), "report", ".", "--no-figures")
+        path.write_bytes((Path(folder) / "report.md").read_bytes())
+
+
+def tree() -> str:
+    """What ``modules`` says of a program: the answer and the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(Path(folder))
+        said = _nsys_analyze(Path(folder), "modules", f"{PROGRAM}.sqlite").split("\n\n")
+    return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
+
+
+def _unpack(folder: Path) -> None:
+    """The captures of the programs, their manifests and timings."""
+    for packed in (PROGRAMS / "captures").iterdir():
+        if packed.suffix == ".xz":
+            (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
+        else:
+            shutil.copy(packed, folder)
 
 
 def write_table(path: Path) -> str:
@@ -119,6 +147,8 @@ def main() -> None:
     draw(RUN / "report.md", RUN / "report.png")
     _put_into_readme(SHORT_TABLE, write_table(FAULTS / "table.md"))
     _put_into_readme(FINDINGS, explained(FAULT))
+    write_programs(PROGRAMS / "report.md")
+    _put_into_readme(TREE, tree())
     for folder in (SWEEP, BENCHES):
         shutil.rmtree(folder / "report_figures", ignore_errors=True)
         (folder / "report.md").unlink(missing_ok=True)

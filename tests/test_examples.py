@@ -14,7 +14,19 @@ from nsys_analyzer import summarize
 from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.registry import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
-from tests.renew_examples import FAULT, FAULTS, FINDINGS, README, SHORT_TABLE, explained, write_table
+from tests.renew_examples import (
+    FAULT,
+    FAULTS,
+    FINDINGS,
+    PROGRAMS,
+    README,
+    SHORT_TABLE,
+    TREE,
+    explained,
+    tree,
+    write_programs,
+    write_table,
+)
 from tests.test_bench_command import invoke
 
 BENCHES_FOLDER = Path(__file__).parent.parent / "examples" / "benches"
@@ -55,6 +67,16 @@ def test_the_table_of_planted_faults(tmp_path: Path) -> None:
     short = write_table(tmp_path / "table.md")
     assert (tmp_path / "table.md").read_text(encoding="utf-8") == (FAULTS / "table.md").read_text(encoding="utf-8")
     assert SHORT_TABLE.findall(README.read_text(encoding="utf-8")) == [short]
+
+
+def test_the_report_of_the_programs(tmp_path: Path) -> None:
+    """Programs that nobody annotated, recorded on a GPU, module by module."""
+    write_programs(tmp_path / "report.md")
+    assert (tmp_path / "report.md").read_bytes() == (PROGRAMS / "report.md").read_bytes()
+
+
+def test_the_modules_of_a_program_in_the_readme() -> None:
+    assert TREE.findall(README.read_text(encoding="utf-8")) == [tree()]
 
 
 def test_what_to_change_first_in_the_readme(real_capture: Callable[[str], Path]) -> None:

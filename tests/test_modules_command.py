@@ -96,9 +96,9 @@ def test_the_table_has_a_row_for_layers_of_one_kind(trace: Path) -> None:
     }
     assert found == {
         "GPT": (None, pytest.approx(20), pytest.approx(19), None, 9),
-        "h.*": (4, pytest.approx(19), pytest.approx(19), None, 8),
-        "h.*.attn": (4, pytest.approx(19), pytest.approx(19), pytest.approx(38), 8),
-        "ln_f": (None, pytest.approx(1), None, pytest.approx(1), 1),
+        "· h.*": (4, pytest.approx(19), pytest.approx(19), None, 8),
+        "· · attn": (4, pytest.approx(19), pytest.approx(19), pytest.approx(38), 8),
+        "· ln_f": (None, pytest.approx(1), None, pytest.approx(1), 1),
         "(no module)": (None, pytest.approx(2), pytest.approx(3), pytest.approx(5), 2),
     }
 
@@ -106,8 +106,8 @@ def test_the_table_has_a_row_for_layers_of_one_kind(trace: Path) -> None:
 def test_every_layer_has_a_row_of_its_own(trace: Path) -> None:
     """All nine modules and the rest."""
     names = [row["module"] for row in rows(the_table(trace, every=True))]
-    layers = [name for layer in range(4) for name in (f"h.{layer}", f"h.{layer}.attn")]
-    assert names == ["GPT", *layers, "ln_f", "(no module)"]
+    layers = [name for layer in range(4) for name in (f"· h.{layer}", "· · attn")]
+    assert names == ["GPT", *layers, "· ln_f", "(no module)"]
 
 
 @pytest.mark.parametrize("every", [False, True])
@@ -180,8 +180,8 @@ def test_small_modules_are_left_out_and_counted(tmp_path: Path) -> None:
         export.range(f"nn.Module: Net/{name}: Linear", at, at + 100).kernel(GEMM, at + 10, start, start + ns)
     path = export.write(tmp_path / "t.sqlite")
     few, every = the_table(path), the_table(path, every=True)
-    assert [row["module"] for row in rows(few)] == ["Net", "large"]
-    assert [row["module"] for row in rows(every)] == ["Net", "large", "small"]
+    assert [row["module"] for row in rows(few)] == ["Net", "· large"]
+    assert [row["module"] for row in rows(every)] == ["Net", "· large", "· small"]
     assert plain(few.caption) == "Modules (1 small ones left out), ms of kernel time:"
     assert plain(every.caption) == "Modules, ms of kernel time:"
 
@@ -201,15 +201,15 @@ def test_the_command_prints_the_section(trace: Path, run_main: Main) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     text = on_one_line(outcome.out)
     assert text.startswith("Which modules take the time? train: Of the kernel time of forward and backward (44.00 ms")
-    assert "h.*.attn 4 19.00 19.00 38.00 8 86.4%" in text
+    assert "· · attn 4 19.00 19.00 38.00 8 86.4%" in text
     assert "(no module) – 2.000 3.000 5.000 2 11.4%" in text  # 5 of 44 ms
 
 
 def test_all_is_for_each_layer(trace: Path, run_main: Main) -> None:
     """``h.3`` takes 7 ms in forward and in backward, 14 of 44 ms; no row stands for several."""
     text = on_one_line(run_main("modules", trace, "--all").out)
-    assert "h.3.attn 7.000 7.000 14.00 2 31.8%" in text
-    assert "h.*.attn 4" not in text
+    assert "· · attn 7.000 7.000 14.00 2 31.8%" in text
+    assert "· h.*" not in text
 
 
 def test_markdown_is_a_page_of_its_own(trace: Path, run_main: Main) -> None:
@@ -217,7 +217,7 @@ def test_markdown_is_a_page_of_its_own(trace: Path, run_main: Main) -> None:
     text = run_main("modules", trace, "--format", "markdown").out.replace("\N{NO-BREAK SPACE}", " ")
     assert text.startswith("# The modules of train.sqlite\n\n## Which modules take the time?\n")
     assert re.search(
-        r"^\| `h\.\*\.attn` +\| +4 \| +19\.00 \| +19\.00 \| +38\.00 \| +8 \| +86\.4 % \|$", text, re.MULTILINE
+        r"^\| `· · attn` +\| +4 \| +19\.00 \| +19\.00 \| +38\.00 \| +8 \| +86\.4 % \|$", text, re.MULTILINE
     )
 
 
@@ -257,7 +257,7 @@ def test_a_report_holds_the_section(trace: Path, run_main: Main) -> None:
     """With the rows that the command prints."""
     page = run_main("report", trace, "-o", "-", "--no-figures").out
     table = run_main("modules", trace, "--format", "markdown").out
-    (row,) = (line for line in table.splitlines() if line.startswith("| `h.*.attn`"))
+    (row,) = (line for line in table.splitlines() if line.startswith("| `· · attn`"))
     assert "Which modules take the time?" in page
     assert row in page
 
@@ -275,7 +275,7 @@ def test_counted_flops_of_the_manifest_give_a_rate(trace: Path, run_main: Main) 
     assert found["GPT.h.2"] == (9_500_000_000_000, 9_500_000_000_000)
     assert found["GPT.ln_f"] == (None, None)
     text = on_one_line(run_main("modules", trace).out)
-    assert "h.*.attn 4 19.00 19.00 38.00 8 86.4% 2,000" in text
+    assert "· · attn 4 19.00 19.00 38.00 8 86.4% 2,000" in text
     assert "TFLOP/s: FLOPs ÷ kernel time." in text
 
 

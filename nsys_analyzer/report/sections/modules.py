@@ -38,8 +38,10 @@ _LEGEND_OF_FLOPS = phrase(
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
 
-#: A module, what it is called, and the kernel time of all.
-_Row = tuple[Module, str, float]
+#: What stands before a module for each one that it lies in.
+_DEEPER = "· "
+#: A module, and the kernel time of all.
+_Row = tuple[Module, float]
 
 
 def answer(evidence: Evidence) -> Section:
@@ -127,8 +129,7 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
         _row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [*kept, *(one for one in others if one.ms)]
-    named = [(one, _called(one.path, modules), total) for one in rows]
-    return table(_FIELDS, named, f"Modules{rest}, ms of kernel time:", capture=title)
+    return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:
@@ -143,12 +144,12 @@ def _tflops_per_s(row: _Row) -> float | None:
 
 
 _FIELDS: tuple[Field[_Row], ...] = (
-    Field("module", "code", lambda row: row[1]),
+    Field("module", "code", lambda row: _DEEPER * row[0].depth + row[0].label),
     Field("×", "count", lambda row: row[0].count if row[0].count > 1 else None),
     Field("forward", "ms", lambda row: row[0].forward.ms or None),
     Field("backward", "ms", lambda row: row[0].backward.ms or None),
     Field("own", "ms", lambda row: _own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
-    Field("share", "percent", lambda row: row[0].ms / row[2] if row[2] else None),
+    Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
     Field("TFLOP/s", "count", _tflops_per_s),
 )
