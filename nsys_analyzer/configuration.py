@@ -184,6 +184,8 @@ class Run(Options[None]):
         rank: the rank of the capture's process among those of the run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
+        hooks_ms: the time of the CPU that the hooks took in a step of that run.
+        not_annotated: what of a program of the user's could not be found, and why.
         timed_by: ``hooks`` where the times without a profiler were taken from outside of the program.
     """
 
@@ -214,6 +216,8 @@ class Run(Options[None]):
     peak_memory_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
     timed_by: str | None = None
+    hooks_ms: Annotated[float, Meta(ge=0)] | None = None
+    not_annotated: str | None = None
 
 
 #: What a run says of its model beside the name.

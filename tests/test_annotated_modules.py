@@ -941,3 +941,28 @@ def test_flops_of_a_softmax_by_hand() -> None:
 
     found = counted(attention)
     assert (found["attention_matmul"], found["softmax"]) == (MATMULS, SOFTMAX)
+
+
+# --- what the report says of the hooks -------------------------------------------------------------------------------
+
+
+def test_the_cost_of_the_hooks_is_measured(tmp_path: Path) -> None:
+    """It is a part of a step, and more than nothing."""
+    results = run(tmp_path, MODEL + "train()").results
+    assert 0 < results["hooks_ms"] < max(results["times_ms"]["step"])
+
+
+def test_what_could_not_be_annotated_is_left_for_the_report(tmp_path: Path) -> None:
+    """The program ends within its warm-up of 3 steps."""
+    ran = run(tmp_path, MODEL + "train(2)")
+    assert ran.results == {
+        "timed_by": "hooks", "not_annotated": "the program ended after 2 steps; the first 3 are not recorded",
+    }  # fmt: skip
+
+
+def test_a_program_without_a_model_is_said_to_be_one(tmp_path: Path) -> None:
+    """The report's warnings say that no call of a model was seen."""
+    (tmp_path / "none.py").write_text("print(1)\n")
+    words = ["run", "--profiler", "torch", "--output-dir", "runs", "--", sys.executable, "none.py"]
+    subprocess.run([sys.executable, "-m", "nsys_analyzer", *words], capture_output=True, timeout=LONG, cwd=tmp_path)
+    assert "no call of a PyTorch model was seen" in (tmp_path / "runs" / "report.md").read_text(encoding="utf-8")

@@ -729,6 +729,7 @@ def any_steps(draw: st.DrawFn) -> Steps:
     return steps
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of 30 kB: a capture with many steps
 @settings(max_examples=200)
 @given(any_steps(), st.floats(0, 1), st.sampled_from(["launch", "sync", "data"]))
 def test_findings_of_any_steps(steps: Steps, low_share: float, cause: str) -> None:

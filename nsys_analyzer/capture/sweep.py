@@ -30,6 +30,9 @@ from nsys_analyzer.system.atomic_write import remove_unfinished, write_text
 from nsys_analyzer.system.process import Ended, Progress, last_lines, run_logged
 from nsys_analyzer.system.strict_json import decode_json
 
+#: What is said of a program whose hooks left nothing.
+_NOTHING_FOUND = "no call of a PyTorch model was seen, so no step and no phase is known"
+
 
 def run_sweep(
     targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
@@ -78,7 +81,9 @@ def _run_target(
         if target.is_timed:
             progress.started(target.name, "timing")
             ended, described, times_ms = _timed(target, part, timeout_s)
-            run = overlaid(overlaid(run, described), target.run)  # what the user says outranks what was found
+            run = overlaid(run, described)
+            if target.annotation:  # what the user says of a program outranks what was found in it
+                run = overlaid(run, target.run)
             if times_ms or target.timed:  # a program of the user's may have no steps
                 timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
         # A program of the user's that fails is recorded as far as it comes.
@@ -106,6 +111,8 @@ def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, 
     path.unlink(missing_ok=True)
     run = run_from(results, path)
     times_ms = results.get("times_ms") or {}
+    if target.annotation and ended.status == "ok" and not results:
+        run = replace(run, not_annotated=_NOTHING_FOUND)
     if ended.status == "ok" and not times_ms and target.timed:
         ended = Ended("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
     elif run.status == "oom":

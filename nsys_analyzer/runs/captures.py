@@ -219,6 +219,9 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
     summary = replace(summary, run=run, unprofiled=Unprofiled("missing", peak_memory_bytes=peak) if peak else None)
     if run.rank is not None and not summary.process:
         summary = replace(summary, rank=run.rank, process=f"rank {run.rank}")
+    if run.not_annotated:
+        warning = f"Not everything of this program could be annotated: {run.not_annotated}."
+        summary = replace(summary, warnings=(*summary.warnings, warning))
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")

@@ -72,7 +72,9 @@ def _answer(capture: CaptureSummary, unprofiled: Unprofiled) -> Answer:
     short = [f"{_STEP} {milliseconds(phases[_STEP])}"] if _STEP in phases else said
     costs = [(phase, cost) for phase in phases if (cost := capture.profiler_overhead(phase)) is not None]
     overhead = "".join(f"; profiler: {phase} {signed_percent(cost)}" for phase, cost in costs[-1:])
-    return Answer(capture.title, f"{', '.join((*said, *rest))}.", f"{', '.join((*short, *rest))}{overhead}")
+    hooks = capture.run.hooks_ms if capture.run else None
+    of_hooks = f" The hooks took {milliseconds(hooks)} of the CPU's time in a step." if hooks is not None else ""
+    return Answer(capture.title, f"{', '.join((*said, *rest))}.{of_hooks}", f"{', '.join((*short, *rest))}{overhead}")
 
 
 def _table(capture: CaptureSummary, unprofiled: Unprofiled) -> Table:

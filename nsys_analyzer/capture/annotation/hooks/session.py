@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import os
 import re
 import sys
 import threading
@@ -21,6 +19,7 @@ from typing import Any, TypeVar, cast
 from .counted_step import CountedStep
 from .modules import Backward, Modules
 from .ranges import Ranges
+from .results import Results
 from .settings import Settings
 from .times import Clock
 
@@ -46,12 +45,15 @@ def harmless(method: Method) -> Method:
 
     @functools.wraps(method)
     def guarded(session: Session, *arguments: Any, **keywords: Any) -> Any:
+        begun = session.results.cost_begins()
         try:
             return method(session, *arguments, **keywords)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is none of the program's
             session.give_up()
-            _say(f"the annotation ended: {type(error).__name__}: {error}")
+            session.results.say(f"the annotation ended: {type(error).__name__}: {error}")
             return None
+        finally:
+            session.results.cost_ends(begun)
 
     return cast(Method, guarded)
 
@@ -71,6 +73,7 @@ class Session:
     """The steps of this process, on the thread that makes them: the first that calls a model.
 
     Attributes:
+        results: what is left for the report.
         thread: that thread, None before.
         ranges: what it writes.
         steps: how many have ended.
@@ -83,6 +86,7 @@ class Session:
 
     def __init__(self, settings: Settings, torch: Any) -> None:
         self.settings, self.torch = settings, torch
+        self.results = Results(settings.results)
         self.thread: int | None = None
         self.steps = self._backward = 0
         self.holds_calls = False
@@ -322,6 +326,7 @@ class Session:
         self.modules.active = self.modules.written = self.settings.modules and self.settings.results is None
         if self.settings.results is not None:
             self._clock = Clock(self.torch)
+            self.results.is_measured = True
 
     def _close_window(self) -> None:
         self._synchronize()
@@ -331,6 +336,7 @@ class Session:
 
     def _shut(self) -> None:
         self._open, self._closed = False, True
+        self.results.is_measured = False
         self.modules.active = self.modules.written = False
         if self._clock:
             self._write(self._clock)
@@ -346,7 +352,9 @@ class Session:
         if self._open and not self._own_window:
             self._close_window()
         elif self.steps and not (self._closed or self._own_window):
-            _say(f"the program ended after {self.steps} steps; the first {self.settings.warmup} are not recorded")
+            few = f"the program ended after {self.steps} steps; the first {self.settings.warmup} are not recorded"
+            self.results.say(few)
+        self.results.write_notes()
 
     def _begin(self) -> None:
         """On the first phase: whether the program opens the capture range itself."""
@@ -373,16 +381,7 @@ class Session:
             self.torch.cuda.synchronize()
 
     def _write(self, clock: Clock) -> None:
-        """Writes the times, of the first rank alone; the file is complete or absent."""
-        if self.settings.results is None or os.environ.get("RANK", "0") != "0":
-            return
-        steps = {"timed_by": "hooks", "steps": self._recorded, "warmup_steps": self.steps - self._recorded}
-        results = {**clock.machine(), **steps, **self._counted.found, "times_ms": clock.times_ms()}
-        path = Path(self.settings.results)
-        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps(results), encoding="utf-8")
-        unfinished.replace(path)
-
-
-def _say(message: str) -> None:
-    print(f"nsys-analyze: {message}", file=sys.stderr)
+        """Writes what was found in the capture range."""
+        steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
+        values = {**clock.machine(), **steps, **self._counted.found, "times_ms": clock.times_ms()}
+        self.results.write(self._recorded, values)
