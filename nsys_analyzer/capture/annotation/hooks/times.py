@@ -20,6 +20,7 @@ class Clock:
         self._spans: dict[str, list[tuple[Any, Any]]] = {}
         self._step: Any = None
         self._streams: dict[object, Any] = {}
+        self.begin()  # CUDA prepares its first event for half a millisecond, which is no step's
 
     def begin(self) -> Any:
         """A moment, for ``end``."""
