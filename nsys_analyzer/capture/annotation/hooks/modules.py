@@ -63,7 +63,7 @@ class Modules:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._threads: dict[int, _Thread] = {}
-        self._next_number = torch._C._autograd._get_sequence_nr
+        self._next_number = getattr(torch._C._autograd, "_get_sequence_nr", _unknown)
 
     def current(self) -> str | None:
         """The module that this thread is in, None outside of all."""
@@ -178,6 +178,11 @@ class Modules:
         for one in wrappers:
             self._names[one] = self._names[inner]
         return self._names[module]
+
+
+def _unknown() -> int:
+    """The number of the next node, of a PyTorch that does not say it: modules are known in forward alone."""
+    return 0
 
 
 def _unwrapped(module: Any) -> Iterator[Any]:
