@@ -130,8 +130,10 @@ OPTIONS: dict[str, Option] = {one.name: replace(one.metadata["option"], name=one
 """Every option by the name of its field."""
 
 
+#: FLOPs are more than other counts: a step of a large model has 1e16.
+Flops = Annotated[float, Meta(ge=0, le=1e24)]
 #: FLOPs by one word and another: a phase and a class of kernels, a module and a phase.
-FlopsByTwo: TypeAlias = dict[str, dict[str, CountOrNone]]
+FlopsByTwo: TypeAlias = dict[str, dict[str, Flops]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +151,11 @@ class CountedFlops:
     passes: dict[str, CountOrNone]
     classes: FlopsByTwo
     modules: FlopsByTwo = field(default_factory=dict)
-    softmax: CountOrNone = 0
-    attention_matmul: CountOrNone = 0
+    softmax: Flops = 0
+    attention_matmul: Flops = 0
     unknown: list[str] = field(default_factory=list)
 
-    def of(self, phase: str) -> int:
+    def of(self, phase: str) -> float:
         """Of all passes of a phase."""
         return sum(self.classes.get(phase, {}).values())
 
@@ -163,7 +165,7 @@ class CountedFlops:
         return {name: flops / passes for name, flops in self.classes.get(phase, {}).items()} if passes else {}
 
     @property
-    def of_step(self) -> int:
+    def of_step(self) -> float:
         """Of the model in one step: what is computed again is left out, and what the optimizer does."""
         return sum(self.of(phase) for phase in self.classes if phase not in ("recomputed", "optimizer"))
 
@@ -185,7 +187,7 @@ class Run(Options[None]):
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
         hooks_ms: the time of the CPU that the hooks took in a step of that run.
-        not_annotated: what of a program of the user's could not be found, and why.
+        not_annotated: what of the user's program was not found, and why.
         timed_by: ``hooks`` where the times without a profiler were taken from outside of the program.
     """
 

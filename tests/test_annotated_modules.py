@@ -966,3 +966,76 @@ def test_a_program_without_a_model_is_said_to_be_one(tmp_path: Path) -> None:
     words = ["run", "--profiler", "torch", "--output-dir", "runs", "--", sys.executable, "none.py"]
     subprocess.run([sys.executable, "-m", "nsys_analyzer", *words], capture_output=True, timeout=LONG, cwd=tmp_path)
     assert "no call of a PyTorch model was seen" in (tmp_path / "runs" / "report.md").read_text(encoding="utf-8")
+
+
+# --- programs that a counting mode or an attribute would break --------------------------------------------------------
+
+COMPILED_STEP = (
+    MODEL
+    + """
+@torch.compile(backend="eager")
+def whole(x):
+    loss = model(x).sum()
+    loss.backward()
+    optimizer.step()
+    return loss
+for _ in range(8): optimizer.zero_grad(); whole(torch.randn(4, 8))
+print("end")
+"""
+)
+HIGHER_ORDER = """
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+class Flex(torch.nn.Module):
+    def __init__(self): super().__init__(); self.w = torch.nn.Parameter(torch.ones(1))
+    def forward(self, x): return flex_attention(x * self.w, x, x)
+model = Flex()
+with torch.no_grad():
+    for _ in range(8): model(torch.randn(1, 2, 16, 8))
+print("end")
+"""
+ODD_ATTRIBUTE = """
+import torch
+class Odd(torch.nn.Linear):
+    @property
+    def config(self): raise ValueError("not yet")
+model = Odd(8, 8)
+with torch.no_grad():
+    for _ in range(8): model(torch.randn(4, 8))
+print("end")
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [COMPILED_STEP, HIGHER_ORDER, ODD_ATTRIBUTE], ids=["step", "higher_order", "attribute"]
+)
+def test_a_program_ends_as_it_does_without_us(tmp_path: Path, text: str) -> None:
+    """A compiled function around a whole step, an operator that takes functions, an attribute that raises."""
+    ran = run(tmp_path, text, TO_END)
+    assert (ran.code, ran.out) == (0, "end\n"), ran.err
+    assert ran.results["times_ms"]["step"]
+
+
+def test_another_threads_backward_pass_is_not_the_programs(tmp_path: Path) -> None:
+    """It goes on while the model is called: the FLOPs of the step are those of the thread that makes the steps."""
+    text = (
+        MODEL
+        + """
+import threading
+other, stop = nn.Linear(8, 8), threading.Event()
+def learn():
+    while not stop.is_set(): other(torch.randn(4, 8)).sum().backward()
+train(1)
+thread = threading.Thread(target=learn); thread.start()
+train(9); stop.set(); thread.join()
+"""
+    )
+    ran = run(tmp_path, text, TO_END)
+    assert ran.code == 0, ran.err
+    assert ran.results["flops"]["passes"]["forward"] == ran.results["flops"]["passes"]["backward"] == 1
+
+
+def test_a_softmax_outside_attention_is_none_of_its_own() -> None:
+    """That of a head or a router has no matmuls beside it."""
+    found = counted(lambda: torch.randn(4, 100, requires_grad=True).softmax(-1))
+    assert (found["attention_matmul"], found["softmax"]) == (0, 0)

@@ -276,7 +276,7 @@ def test_counted_flops_of_the_manifest_give_a_rate(trace: Path, run_main: Main) 
     assert found["GPT.ln_f"] == (None, None)
     text = on_one_line(run_main("modules", trace).out)
     assert "· · attn 4 19.00 19.00 38.00 8 86.4% 2,000" in text
-    assert "TFLOP/s: FLOPs ÷ kernel time." in text
+    assert "FLOP/s: FLOPs ÷ kernel time." in text
 
 
 @pytest.mark.parametrize("options", [(), ("--all",), ("--format", "markdown")])

@@ -678,3 +678,19 @@ def test_the_name_of_the_target_is_looked_for(tmp_path: Path, name: str) -> None
     export.add("TARGET_INFO_SYSTEM_ENV", name=name, value="bluefalcon")
     copy = share(export.write(tmp_path / "a.sqlite"), tmp_path / "b.sqlite").path
     assert b"bluefalcon" not in copy.read_bytes()
+
+
+def test_the_words_of_a_modules_path_are_hidden_one_by_one() -> None:
+    """Places stay, numbers that are no place do not, and what tells attention stays told."""
+    scrubber = Scrubber(PrivateValues())
+    names = [
+        "nn.Module: GPT2LMHeadModel/transformer.h.11.mlp: GPT2MLP",
+        "nn.Module: Net/cards.4111111111111111.fc: Linear",
+        "nn.Module: Net/192.168.17.4: Linear",
+    ]
+    shown = [str(scrubber.name(name.encode())) for name in names]
+    assert shown[0] == names[0]
+    assert "4111111111111111" not in shown[1]
+    assert "192" not in shown[2]
+    assert "168" not in shown[2]
+    assert all(re.fullmatch(r"nn\.Module: [^:]+: [^:]+", one) for one in shown)

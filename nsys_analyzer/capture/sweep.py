@@ -83,7 +83,7 @@ def _run_target(
             ended, described, times_ms = _timed(target, part, timeout_s)
             run = overlaid(run, described)
             if target.annotation:  # what the user says of a program outranks what was found in it
-                run = overlaid(run, target.run)
+                run = overlaid(run, replace(target.run, steps=None, warmup_steps=None))
             if times_ms or target.timed:  # a program of the user's may have no steps
                 timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
         # A program of the user's that fails is recorded as far as it comes.

@@ -39,6 +39,9 @@ _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 #: A module's call with its path and class, and the words of these.
 _MODULE = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
 _WORD_OF_PATH = re.compile(r"[^/.]+")
+#: The place of a layer, and how many digits it has where the whole path reads as no name.
+_PLACE = re.compile(r"[0-9]{1,4}")
+_MOST_ALONE = 2
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ class Scrubber:
 
         def shown(word: re.Match[str]) -> str:
             text = word[0]
-            if text.isdigit() or (together and is_name(text)):
+            number = _PLACE.fullmatch(text) is not None and (together or len(text) <= _MOST_ALONE)
+            if number or (together and not text.isdigit() and is_name(text)):
                 return text
             if text not in self._words:
                 told = "Attention" if text.endswith("Attention") else ""  # its kernels are told by this

@@ -41,7 +41,8 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
-#: How the range of a module's call begins that PyTorch's profiler records with stacks: ``nn.Module: Linear_3``.
+#: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
+#: of our hooks.
 MODULE_CALL = "nn.Module: "
 
 _LONGEST_NAME = 500

@@ -20,7 +20,7 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
     """
     if modules.per != "step":
         return modules
-    flops: dict[str, dict[str, int]] = {way: defaultdict(int) for way in DIRECTIONS}
+    flops: dict[str, dict[str, float]] = {way: defaultdict(float) for way in DIRECTIONS}
     for name, by_phase in counted.modules.items():
         words = path_of(name.rpartition(": ")[0])
         for phase, count in by_phase.items():
@@ -30,7 +30,7 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
     return replace(modules, modules=tuple(_with(one, flops) for one in modules.modules))
 
 
-def _with(module: Module, flops: Mapping[str, Mapping[str, int]]) -> Module:
+def _with(module: Module, flops: Mapping[str, Mapping[str, float]]) -> Module:
     def work(name: str, before: Work) -> Work:
         return replace(before, flops=flops[name].get(module.path, before.flops))
 

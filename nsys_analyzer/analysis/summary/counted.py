@@ -31,11 +31,11 @@ def _of_attention(attention: AttentionSummary, counted: CountedFlops) -> Attenti
         for name, flops in counted.modules.items()
         if module_key(MODULE_CALL + name) == "attention"
     )
-    if attention.matmul_ms and in_modules != counted.attention_matmul:
+    if attention.matmul_ms and in_modules and in_modules != counted.attention_matmul:
         attention = replace(attention, matmul_ms=None, runtime_ratio=None)
     return replace(
         attention,
-        softmax_flops=counted.softmax // passes,
-        matmul_flops=counted.attention_matmul // passes,
+        softmax_flops=round(counted.softmax / passes),
+        matmul_flops=round(counted.attention_matmul / passes),
         flop_ratio=counted.attention_matmul / counted.softmax,
     )

@@ -44,8 +44,10 @@ ATTENTION_MATMUL = "attention matmul"
 #: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
 TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
 
-#: GEMV, dot products and GEMMs for CUDA cores, whatever type they multiply in.
+#: The passes whose FLOPs are known, and a class of kernels that may do with fewer.
 _PASSES = ("forward", "backward")
+CONVOLUTION = "convolution"
+#: GEMV, dot products and GEMMs for CUDA cores, whatever type they multiply in.
 _CUDA_CORES = re.compile(r"(?i)gemv|dot_kernel|simt|(?<![a-z\d])hgemm|_sgemm")
 #: Kernels of a forward pass that no backward pass of their own has.
 _FORWARD_ONLY = re.compile(r"(?i)exp_kernel_cuda|SoftMaxForward|softmax_warp_forward|flash_fwd|fprop|fmha_cutlassF")
@@ -230,7 +232,9 @@ class _View:
         counted = self.counted or CountedFlops(passes={}, classes={})
         if counted.unknown:
             self.notes.append(f"FLOPs of these operators are not known, and not counted: {', '.join(counted.unknown)}.")
-        flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in _PASSES}
+        # Of several passes, the prompt's and those of single tokens, none is like their mean.
+        alike = [name for name in _PASSES if counted.passes.get(name) == 1 or self.capture.phase("backward")]
+        flops: dict[str, int | None] = {name: round(sum(counted.of_pass(name).values())) for name in alike}
         steps = self.capture.phase(STEP) or self.capture.phase(OTHER_STEP)
         for name in _PASSES:
             phase, passes = self.capture.phase(name), counted.passes.get(name, 0)
@@ -240,7 +244,7 @@ class _View:
                     f"{steps.instances} recorded steps, so the FLOPs of a step are not known."
                 )
                 return flops
-        return {**flops, STEP: counted.of_step}
+        return {**flops, STEP: round(counted.of_step)}
 
     def step_flops(self, forward: int) -> int | None:
         """The model's FLOPs in a step: three times a forward pass for each backward pass in it.
@@ -337,11 +341,17 @@ class _View:
                 yield from self.without_skipped_work(one)
 
     def without_skipped_work(self, one: ClassRate) -> Iterator[ClassRate]:
-        """A rate, but for that of fused attention which is so high that it cannot have computed every score."""
-        if one.kernel_class == FUSED and (one.share_of_peak or 0.0) > 1 + TOLERANCE:
+        """A rate, but for one so high that work was skipped: scores of fused attention, products of a convolution."""
+        high = (one.share_of_peak or 0.0) > 1 + TOLERANCE
+        if one.kernel_class == FUSED and high:
             self.notes.append(
                 f"Fused attention in {one.phase} skips work: the whole square of scores would be above the GPU's peak, "
                 "so its rate is left out."
+            )
+        elif one.kernel_class == CONVOLUTION and high:
+            self.notes.append(
+                f"Convolution in {one.phase} needs fewer FLOPs than the direct one whose FLOPs are known (Winograd, "
+                "FFT), so its rate is left out."
             )
         else:
             yield one
@@ -402,7 +412,7 @@ class _View:
 
     def doubt(self, phases: Sequence[PhaseRate], classes: Sequence[ClassRate]) -> str:
         """Why no rate can be right; empty where every one is possible."""
-        assumed = "its FLOPs, as they were counted,"
+        assumed = "the counted FLOPs"
         if self.shapes:
             model, batch, context = self.shapes
             assumed = f"the configuration ({model.name}, context length {context}, batch size {batch})"
@@ -419,7 +429,7 @@ class _View:
         )
         return (
             f"{what} would run at {share:.3g} times the GPU's peak in {precision}, which cannot be: {assumed} or the "
-            f"precision is not that of this capture{causal}. Rates are left out."
+            f"precision do not belong to this capture{causal}. Rates are left out."
         )
 
     def too_few_matmuls(self, model: ModelSize) -> str:

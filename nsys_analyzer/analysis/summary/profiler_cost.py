@@ -87,17 +87,9 @@ class RecordedEvents:
 def recorded_ranges(trace: Trace) -> Ranges:
     """The ranges of the program; PyTorch's profiler records a call of a module as one of all Python calls."""
     ranges = trace.ranges
-    by_profiler = trace.metadata.profiler == "torch"
-    is_module = np.array(
-        [
-            *(
-                by_profiler and ": " not in name.removeprefix(MODULE_CALL) and name.startswith(MODULE_CALL)
-                for name in ranges.names
-            ),
-            False,
-        ],
-        np.bool_,
-    )
+    is_call = [name.startswith(MODULE_CALL) and trace.metadata.profiler == "torch" for name in ranges.names]
+    has_path = [": " in name.removeprefix(MODULE_CALL) for name in ranges.names]
+    is_module = np.array([*(one and not other for one, other in zip(is_call, has_path, strict=True)), False], np.bool_)
     return ranges.select(~is_module[ranges.name]) if is_module.any() else ranges
 
 

@@ -19,7 +19,6 @@ _MOST_ROWS, _LEAST_SHARE = 40, 0.002
 _MOST_ODD = 4
 #: Modules in the few words of an answer.
 _NAMED, _MATTERS = 3, 0.01
-_FLOPS_PER_MS = 1e9  # of a TFLOP/s
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
 _LEGEND = (
     phrase(
@@ -32,7 +31,7 @@ _LEGEND = (
     ),
 )
 _LEGEND_OF_FLOPS = phrase(
-    "*TFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from the sizes of "
+    "*FLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from the sizes of "
     "the operators' inputs where the capture has them."
 )
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
@@ -84,8 +83,8 @@ def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
         if share is not None
     ]
     text = phrase(
-        "Of the kernel time of forward and backward ({} a {}), these modules take most themselves: {}. {} belongs to a "
-        "module, by {}.",
+        "Of the kernel time of forward and backward ({} a {}), these modules have the most own time: {}. {} belongs to "
+        "a module, by {}.",
         milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
     )  # fmt: skip
     return Answer(title, text, named)
@@ -129,7 +128,8 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
         _row(_NO_MODULE, modules.outside_forward, modules.outside_backward),
     ]
     rows = [*kept, *(one for one in others if one.ms)]
-    return table(_FIELDS, [(one, total) for one in rows], f"Modules{rest}, ms of kernel time:", capture=title)
+    cells = [(one, total) for one in rows]
+    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms of kernel time:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:
@@ -137,10 +137,17 @@ def _row(name: str, forward: Work, backward: Work) -> Module:
     return Module(name, name, "", 0, forward, backward, forward.ms, backward.ms)
 
 
-def _tflops_per_s(row: _Row) -> float | None:
+def _flops_per_s(row: _Row) -> float | None:
     """Of both directions, as far as they are known."""
     ways = [way for way in (row[0].forward, row[0].backward) if way.flops and way.ms]
-    return sum(way.flops or 0 for way in ways) / sum(way.ms for way in ways) / _FLOPS_PER_MS if ways else None
+    return sum(way.flops or 0 for way in ways) / (sum(way.ms for way in ways) / 1e3) if ways else None
+
+
+def _rate(rows: Sequence[_Row]) -> Field[_Row]:
+    """FLOP/s in one unit for all rows, so that the column stays narrow."""
+    most = max((_flops_per_s(row) or 0.0 for row in rows), default=0.0)
+    unit, scale = ("TFLOP/s", 1e12) if most >= 1e12 else ("GFLOP/s", 1e9)
+    return Field(unit, "count", lambda row: None if (rate := _flops_per_s(row)) is None else rate / scale)
 
 
 _FIELDS: tuple[Field[_Row], ...] = (
@@ -151,5 +158,4 @@ _FIELDS: tuple[Field[_Row], ...] = (
     Field("own", "ms", lambda row: _own_ms(row[0]) or None),
     Field("launches", "count", lambda row: row[0].forward.launches + row[0].backward.launches),
     Field("share", "percent", lambda row: row[0].ms / row[1] if row[1] else None),
-    Field("TFLOP/s", "count", _tflops_per_s),
 )

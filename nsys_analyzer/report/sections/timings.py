@@ -20,8 +20,8 @@ _BY_TARGET = phrase(
     "phase's time includes its GPU work."
 )
 _BY_HOOKS = phrase(
-    "A program of yours was timed from outside, and nothing waits for the GPU inside a step: CUDA events time the "
-    "work of a phase from where it may begin to its end; on a CPU `time.perf_counter()` does."
+    "A program of yours was timed from outside, and nothing waits for the GPU inside a step: CUDA events time a "
+    "phase's work, from the end of the work before it to its own end; on a CPU `time.perf_counter()` does."
 )
 _OTHER_WORDS = phrase(
     "*Tokens/s*: batch size × context length ÷ step time. *Peak memory*: the most memory allocated on the device."

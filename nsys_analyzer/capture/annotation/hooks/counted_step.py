@@ -21,8 +21,8 @@ class CountedStep:
     """The FLOPs of one step, and the dimensions of what it calls.
 
     Attributes:
-        is_open: whether the step goes on.
-        found: its keys of a manifest, empty before it has ended.
+        is_open: whether counting is on.
+        found: the keys of a manifest that were found, empty before the step has ended.
     """
 
     def __init__(self, torch: Any, modules: Modules, is_active: Callable[[str], bool]) -> None:
@@ -30,7 +30,7 @@ class CountedStep:
         self.found: dict[str, Any] = {}
         self._torch, self._modules, self._is_active = torch, modules, is_active
         self._backward = 0
-        self._creates_graph = False
+        self._creating = 0
         self._passes: Counter[str] = Counter()
         self._flops: Flops | None = None
         self._batch: dict[str, int] = {}
@@ -48,10 +48,12 @@ class CountedStep:
         self.is_open = self._modules.active = False
         if well:
             batch = self._batch if self._passes["forward"] == 1 else {}
+            if "vocab_size" not in self.found:  # two dimensions of integers need not be tokens
+                batch.pop("context_length", None)
             self.found = {**self.found, **batch, "flops": self._flops.counted(self._passes)}
 
-    def counting(self) -> contextlib.AbstractContextManager[None]:
-        """Counts the FLOPs of what is called inside, if the step goes on."""
+    def counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Counts the FLOPs of what is called until the result is left, if counting is on."""
         return self._flops.counting() if self.is_open and self._flops else _NOT_COUNTING
 
     def phase_begins(self, name: str) -> None:
@@ -59,14 +61,16 @@ class CountedStep:
         if self.is_open:
             self._passes[name] += 1
 
-    def backward_passes(self, more: int, *, creates_graph: bool = False) -> None:
+    def backward_passes(self, more: int, *, creates_graph: bool) -> None:
         """So many more backward passes are running; one that creates a graph computes with gradients on."""
         self._backward += more
-        self._creates_graph = creates_graph
+        self._creating += more if creates_graph else 0
 
     def called(self, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
         """A model is called."""
-        if self.is_open:
+        if not (self.is_open and self._is_active("forward")):
+            return
+        with contextlib.suppress(Exception):  # whatever a program's attributes and tensors do when they are asked
             self._batch = of_batch(arguments, keywords)
             self.found = {**of_model(module), **self.found}
 
@@ -74,6 +78,6 @@ class CountedStep:
         """The phase and the module of what this thread does."""
         module = self._modules.current() or _NOWHERE
         if self._backward:
-            recomputes = self._torch.is_grad_enabled() and not self._creates_graph
+            recomputes = self._torch.is_grad_enabled() and not self._creating
             return "recomputed" if recomputes else "backward", module
         return next((name for name in _PHASES if self._is_active(name)), "other"), module

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 #: Operations of a softmax for each of its scores: maximum, difference, exponential, sum, quotient.
@@ -16,10 +17,21 @@ _OF_A_SCORE = 5
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
 _MAXIMUM = ("aten.max", "aten.amax")
 _FUSED = ("scaled_dot_product", "flash_attention", "efficient_attention", "flex_attention")
-#: PyTorch counts five matmuls of a fused attention's backward pass; one computes the scores again.
-_WITHOUT_SCORES = 4, 5
+#: Matmuls of a fused attention's backward pass: PyTorch counts one more, which computes the scores again.
+_MATMULS_OF_MODEL, _MATMULS_COUNTED = 4, 5
 #: The namespaces of PyTorch itself, and what in them computes matmuls, whether there is a formula for it or not.
-_KNOWN = ("aten", "prims", "prim", "c10d", "c10d_functional", "_c10d_functional", "inductor", "profiler")
+_KNOWN = (
+    "aten",
+    "prims",
+    "prim",
+    "c10d",
+    "c10d_functional",
+    "_c10d_functional",
+    "inductor",
+    "profiler",
+    "fsdp",
+    "_dtensor",
+)
 _COMPUTES = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
 
 
@@ -35,67 +47,67 @@ class Flops:
         self._by_class: dict[tuple[str, str], int] = defaultdict(int)
         self._by_module: dict[tuple[str, str], int] = defaultdict(int)
         self._batched: dict[str, int] = defaultdict(int)
-        self._fused = self._softmax = 0
+        self._softmax: dict[str, int] = defaultdict(int)
+        self._fused = self._fused_softmax = 0
         self._with_maximum: set[str] = set()
-        self._with_softmax: set[str] = set()
         self._unknown: set[str] = set()
 
-    @contextlib.contextmanager
-    def counting(self) -> Iterator[None]:
-        """Counts what is called inside, once."""
-        if self._counting:
-            yield
-            return
-        self._counting = True
-        try:
-            with self._without_compiler(), self._mode:
-                yield
-        finally:
-            self._counting = False
+    def counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Counts until the result is left; calls inside are counted once.
 
-    def _without_compiler(self) -> Any:
-        """Else PyTorch leaves compiled code alone below a mode, and complains where nothing is left to compile."""
-        known = hasattr(self._torch.compiler, "set_stance")
-        return self._torch.compiler.set_stance("force_eager") if known else contextlib.nullcontext()
+        Raises:
+            RuntimeError: PyTorch allows it nowhere but outside of compiled code.
+        """
+        if self._counting:
+            return contextlib.nullcontext()
+        with contextlib.ExitStack() as stack:
+            if hasattr(self._torch.compiler, "set_stance"):  # compiled code is not seen by a mode
+                stack.enter_context(self._torch.compiler.set_stance("force_eager"))
+            stack.enter_context(self._mode)
+            stack.callback(self._ended)
+            self._counting = True
+            return stack.pop_all()
+
+    def _ended(self) -> None:
+        self._counting = False
 
     def count(self, function: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Counts an operator that has run."""
         phase, module = self._place()
-        packet = function._overloadpacket
+        packet = getattr(function, "_overloadpacket", function)
         formula, name = self._formulas.get(packet), str(packet)
         if formula is not None:
             flops, kind = int(formula(*arguments, **keywords, out_val=result)), _class_of(name)
             if kind == "fused attention":
                 if "backward" in name:
-                    flops = flops * _WITHOUT_SCORES[0] // _WITHOUT_SCORES[1]
+                    flops = flops * _MATMULS_OF_MODEL // _MATMULS_COUNTED
                 elif phase == "forward":
                     self._fused += flops
-                    self._softmax += _OF_A_SCORE * _scores(arguments)
+                    self._fused_softmax += _OF_A_SCORE * _scores(arguments)
             elif name in ("aten.bmm", "aten.baddbmm") and phase == "forward":
                 self._batched[module] += flops
             self._by_class[phase, kind] += flops
             self._by_module[module, phase] += flops
         elif phase == "forward" and (name in _SOFTMAX or (name == "aten.exp" and module in self._with_maximum)):
-            self._with_softmax.add(module)
-            self._softmax += _OF_A_SCORE * int(result.numel())
+            self._softmax[module] += _OF_A_SCORE * int(result.numel())
         elif name in _MAXIMUM:  # a softmax written by hand begins with it
             self._with_maximum.add(module)
-        elif function.namespace not in _KNOWN or _COMPUTES.search(name):
+        elif getattr(function, "namespace", None) not in _KNOWN or _COMPUTES.search(name):
             self._unknown.add(name)
 
     def failed(self, function: Any, error: Exception) -> None:
         """An operator could not be counted."""
-        self._unknown.add(f"{function._overloadpacket} ({type(error).__name__})")
+        self._unknown.add(f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})")
 
     def counted(self, passes: Mapping[str, int]) -> dict[str, Any]:
         """What was counted, by the keys of a manifest; ``passes`` are the instances of each phase in the step."""
-        batched = sum(flops for module, flops in self._batched.items() if module in self._with_softmax)
+        unfused = self._batched.keys() & self._softmax.keys()  # a softmax alone is that of a head or a router
         return {
             "passes": dict(passes),
             "classes": _nested(self._by_class),
             "modules": _nested(self._by_module),
-            "softmax": self._softmax,
-            "attention_matmul": self._fused + batched,
+            "softmax": self._fused_softmax + sum(self._softmax[module] for module in unfused),
+            "attention_matmul": self._fused + sum(self._batched[module] for module in unfused),
             "unknown": sorted(self._unknown),
         }
 
@@ -140,10 +152,14 @@ def _mode(flops: Flops, torch: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        supports_higher_order_operators = True
+
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if (
-                torch.is_inference_mode_enabled()
-            ):  # operators come whole there, as those that they are made of elsewhere
+            distributed = sys.modules.get("torch.distributed.tensor")
+            if distributed is not None and any(issubclass(one, distributed.DTensor) for one in types):
+                return NotImplemented  # the operators on this rank's part follow
+            # In inference mode composite operators arrive undecomposed.
+            if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
                 with self:
                     parts = func.decompose(*args, **(kwargs or {}))
                 if parts is not NotImplemented:

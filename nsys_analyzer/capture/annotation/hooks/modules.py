@@ -58,8 +58,8 @@ class Modules:
     """
 
     def __init__(self, torch: Any, ranges: Ranges) -> None:
-        self.active = self.written = False
-        self._ranges = ranges
+        self.active = self.written = self._replicated = False
+        self._torch, self._ranges = torch, ranges
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._threads: dict[int, _Thread] = {}
@@ -91,7 +91,7 @@ class Modules:
 
     def forget(self) -> None:
         """A step ends: its graph is no longer needed."""
-        for one in self._threads.values():
+        for one in list(self._threads.values()):
             one.numbers, one.labels = one.numbers[-1:], one.labels[-1:]
 
     def backward_begins(self, roots: Iterable[Any], *, some: bool) -> Backward:
@@ -100,6 +100,8 @@ class Modules:
         A step's graph is walked once, in Python.
         """
         here = self._here()
+        if self._replicated:
+            return Backward([], here.backward)
         nodes = sorted(self._nodes(roots), key=lambda pair: -pair[0])
         handles, before = [], here.backward
         for number, node in nodes:
@@ -137,7 +139,16 @@ class Modules:
 
     def _switch(self, label: str | None) -> Any:
         """A hook that has the thread that runs it be in a module."""
-        return lambda _: self._move(label)
+        is_compiling = self._torch.compiler.is_compiling
+
+        def switch(_: Any) -> None:
+            if self.active and not is_compiling():
+                try:
+                    self._move(label)
+                except Exception:  # noqa: BLE001 - it is none of the program's: modules are not known any more
+                    self.active = False
+
+        return switch
 
     def _move(self, label: str | None) -> None:
         here = self._here()
@@ -166,6 +177,8 @@ class Modules:
             path, _, _ = here.stack[-1][0].rpartition(": ")
             name = self._names[module] = _name(path, type(module).__name__, module)
             return name
+        # Its replicas are made anew for each call, and number their nodes on threads of their own.
+        self._replicated |= type(module).__name__ == "DataParallel"
         wrappers = list(_unwrapped(module))
         inner = wrappers[-1]
         root = kind = type(inner).__name__

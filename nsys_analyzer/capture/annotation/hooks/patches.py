@@ -5,14 +5,14 @@ Code that torch.compile traces must not see the hooks: each asks for that first,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import sys
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from .session import Phase, Session
+from .session import Phase, Session, has_compiled
 
 Function = Callable[..., Any]
 
@@ -58,7 +58,7 @@ def _phase(session: Session, name: str, function: Function) -> Function:
             return function(*arguments, **keywords)
         phase = session.enter(name)
         try:
-            if name in _COMPUTING:
+            if phase and name in _COMPUTING:
                 with session.counting():
                     return function(*arguments, **keywords)
             return function(*arguments, **keywords)
@@ -90,18 +90,12 @@ def _patch_calls(session: Session, module: Any) -> None:
     def narrow() -> None:
         classes = session.root_classes
         overridden = any(one.__call__ is not patched for one in classes)
-        if not overridden and not _has_compiled():  # compiled code may rest on what a call is
+        if not overridden and not has_compiled():  # compiled code may rest on what a call is
             for one in classes:
                 setattr(one, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
             setattr(module, "__call__", original)  # noqa: B010
 
     session.on_settled = narrow
-
-
-def _has_compiled() -> bool:
-    utils = sys.modules.get("torch._dynamo.utils")
-    counted = utils.counters if utils is not None else {}
-    return any(counted[one][many] for one, many in (("frames", "total"), ("stats", "unique_graphs")) if one in counted)
 
 
 def _call(session: Session, original: Function) -> Function:
@@ -151,13 +145,15 @@ def _backward(session: Session, function: Function) -> Function:
         if is_compiling():
             return function(*arguments, **keywords)
         given = signature.bind_partial(*arguments, **keywords).arguments
-        session.backward_passes(+1, creates_graph=bool(given.get("create_graph")))
+        creates_graph = bool(given.get("create_graph"))
+        if not session.backward_begins(creates_graph=creates_graph):
+            return function(*arguments, **keywords)
         some = given.get("inputs") is not None
         hooks = session.graph_begins(_tensors(given.get("tensors", given.get("outputs"))), some=some)
         try:
             return in_a_phase(*arguments, **keywords)
         finally:
-            session.backward_passes(-1)
+            session.backward_ends(creates_graph=creates_graph)
             session.graph_ended(hooks)
 
     return backward
@@ -194,7 +190,7 @@ def _patch_optimizers(session: Session, optimizer: Any) -> None:
                 else:
                     keywords = {**keywords, "closure": closure}
             try:
-                with session.counting():
+                with session.counting() if phase else contextlib.nullcontext():
                     result = hooked_step(self, *arguments, **keywords)
             finally:
                 session.leave(phase)

@@ -58,6 +58,13 @@ def harmless(method: Method) -> Method:
     return cast(Method, guarded)
 
 
+def has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    counted = utils.counters if utils is not None else {}
+    return any(counted[one][many] for one, many in (("frames", "total"), ("stats", "unique_graphs")) if one in counted)
+
+
 class Phase:
     """A phase that goes on: whether it has a range, and when it began, where it is timed."""
 
@@ -158,15 +165,34 @@ class Session:
         phase.begun, phase.pushed = None, False
 
     @harmless
-    def backward_passes(self, more: int, *, creates_graph: bool = False) -> None:
-        """So many more backward passes are running; calls of modules inside are recomputations."""
+    def backward_begins(self, *, creates_graph: bool) -> bool:
+        """A backward pass begins, or one inside another: calls of modules inside are recomputations.
+
+        False for one that another thread of the program's runs by itself; else ``backward_ends`` follows.
+        """
+        if not (self._backward or self.is_here()):
+            return False
+        self._backward_passes(+1, creates_graph=creates_graph)
+        return True
+
+    @harmless
+    def backward_ends(self, *, creates_graph: bool) -> None:
+        """It ends."""
+        self._backward_passes(-1, creates_graph=creates_graph)
+
+    def _backward_passes(self, more: int, *, creates_graph: bool) -> None:
         self._backward += more
         self._counted.backward_passes(more, creates_graph=creates_graph)
         self._count()
 
-    def counting(self) -> contextlib.AbstractContextManager[None]:
-        """Counts the FLOPs of what is called inside, in the step in which they are counted."""
-        return self._counted.counting()
+    def counting(self) -> contextlib.AbstractContextManager[Any]:
+        """Counts the FLOPs of what is called until the result is left, in the step in which they are counted."""
+        try:
+            return self._counted.counting()
+        except Exception as error:  # noqa: BLE001 - whatever PyTorch says, it is none of the program's
+            self._counted.close(well=False)
+            self.results.say(f"FLOPs are not counted: {type(error).__name__}: {error}")
+            return contextlib.nullcontext()
 
     def is_active(self, name: str) -> bool:
         """Whether a phase goes on."""
@@ -273,11 +299,21 @@ class Session:
         self._open_window_if_due()
 
     def _count_flops(self) -> None:
-        """Counts the FLOPs of the step that begins; an old PyTorch cannot."""
+        """Counts the FLOPs of the step that begins; an old PyTorch cannot, and compiled code may not fit uncompiled."""
+        if has_compiled() and self._is_full():
+            self.results.say("FLOPs are not counted: without torch.compile a step may not fit into the GPU's memory")
+            return
         try:
             self._counted.open()
         except ImportError as error:
             self.results.say(f"FLOPs are not counted: {error}")
+
+    def _is_full(self) -> bool:
+        """Whether this process has reserved half of the GPU's memory."""
+        cuda = self.torch.cuda
+        if not (cuda.is_available() and cuda.is_initialized()):
+            return False
+        return bool(2 * cuda.max_memory_reserved() > cuda.get_device_properties(cuda.current_device()).total_memory)
 
     def _begin_step(self) -> None:
         if self._open:
@@ -391,4 +427,6 @@ class Session:
         """Writes what was found in the capture range."""
         steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
         values = {**clock.machine(), **steps, **self._counted.found, "times_ms": clock.times_ms()}
+        if "flops" in values and has_compiled():
+            values["peak_memory_bytes"] = None  # it is that of the step that ran uncompiled
         self.results.write(self._recorded, values)
