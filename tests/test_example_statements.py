@@ -24,6 +24,7 @@ NUMBER = re.compile(
 )
 STATEMENTS: tuple[Callable[[], Iterator[str]], ...] = (
     sweep.provenance,
+    sweep.programs,
     sweep.sweep_tables,
     sweep.launches,
     sweep.bf16,

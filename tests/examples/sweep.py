@@ -5,11 +5,13 @@ A function is of one paragraph or table, and yields its phrases as they stand on
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from tests.examples.rows import (
     COUNTS,
     DIMENSIONS,
+    EXAMPLES,
     GB,
     SIZES,
     SWEEP,
@@ -47,6 +49,17 @@ def provenance() -> Iterator[str]:
         "are of "
         f"batch {batch}, naive (unfused) attention, {steps} measured steps after {warmup} of warm-up"
     )
+
+
+def programs() -> Iterator[str]:
+    """How the programs were run, as the manifest of each says."""
+    manifests = [json.loads(path.read_text()) for path in (EXAMPLES / "programs" / "captures").glob("*.manifest.json")]
+    assert {one["gpu"] for one in manifests} == {"NVIDIA H100 80GB HBM3"}
+    (steps,) = {one["steps"] for one in manifests}
+    (warmup,) = {one["warmup_steps"] for one in manifests}
+    assert [one["command"].split()[-1] for one in manifests if "--nproc-per-node 2" in one["command"]] == ["ddp.py"]
+    yield f"--warmup {warmup} --steps {steps} -- python NAME.py"
+    yield "on an H100 (`ddp` on two)"
 
 
 def sweep_tables() -> Iterator[str]:

@@ -34,6 +34,15 @@ from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.text import plural
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE
 
+#: What is taken to be so where several GPUs train together.
+_ONE_RANK = (
+    "FLOPs were counted on the first rank, and are taken to be those of each; where ranks hold other layers (pipeline "
+    "parallelism) the rates of the others are wrong."
+)
+_WHOLE_MODEL = (
+    "The whole model and the batch size are taken to be those of one GPU, as in data parallelism; where GPUs share the "
+    "layers (tensor or pipeline parallelism) the rates are too high."
+)
 #: A rate above a peak by more than this is no measurement.
 TOLERANCE = 0.02
 #: A precision with less of the matmul time has no roof of its own.
@@ -447,15 +456,8 @@ class _View:
         capture = self.capture
         if capture.status in ("partial", "oom"):
             yield "The run did not end well: figures are of the instances that are complete."
-        if (
-            not self.counted
-            and capture.whole
-            and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes)
-        ):
-            yield (
-                "The whole model and the batch size are taken to be those of one GPU, as in data parallelism; where "
-                "GPUs share the layers (tensor or pipeline parallelism) the rates are too high."
-            )
+        if capture.whole and any(row.kernel_class == COMMUNICATION for row in capture.whole.classes):
+            yield _ONE_RANK if self.counted else _WHOLE_MODEL
         if names := _recomputed(capture):
             yield (
                 f"Backward runs {names} forward {plural(names, 'kernel')} again, as activation checkpointing does: MFU "
