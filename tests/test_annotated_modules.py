@@ -802,11 +802,11 @@ def test_flops_of_a_convolution() -> None:
 
 
 def test_an_operator_of_the_programs_own_is_unknown() -> None:
-    @torch.library.custom_op("nsys_analyze_tests::twice", mutates_args=())  # type: ignore[untyped-decorator]
+    @torch.library.custom_op("program::twice", mutates_args=())  # type: ignore[untyped-decorator]
     def twice(x: torch.Tensor) -> torch.Tensor:  # type: ignore[name-defined]
         return x * 2
 
-    assert counted(lambda: twice(torch.randn(2)))["unknown"] == ["nsys_analyze_tests.twice"]
+    assert counted(lambda: twice(torch.randn(2)))["unknown"] == ["program.twice"]
 
 
 # --- dimensions ------------------------------------------------------------------------------------------------------

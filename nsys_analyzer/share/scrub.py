@@ -18,7 +18,7 @@ from nsys_analyzer.share.names import MARK, is_harmless_word, is_name, readable_
 from nsys_analyzer.share.private import PrivateValues, is_telling
 from nsys_analyzer.share.vocabulary import is_ordinary
 from nsys_analyzer.trace.columns import UNNAMED
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH
 
 #: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
 _ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
@@ -36,8 +36,7 @@ _OPERATOR = "aten::"
 _VERSION = re.compile(r"\d{1,8}")
 #: A name has no more digits in a row behind its annotation: no counter is as long, and keys and cards are.
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
-#: A module's call with its path and class, and the words of these.
-_MODULE = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
+#: The words of a module's path and class.
 _WORD_OF_PATH = re.compile(r"[^/.]+")
 #: The place of a layer, and how many digits it has where the whole path reads as no name.
 _PLACE = re.compile(r"[0-9]{1,4}")
@@ -110,7 +109,7 @@ class Scrubber:
             if public != head:
                 self.changed.add(head)
             return self._distinct(public)
-        module = _MODULE.fullmatch(public)
+        module = MODULE_WITH_PATH.fullmatch(public)
         if module:
             return self._distinct(self._module(module["path"], module["kind"]))
         before, alias_kind = _meaning(head)

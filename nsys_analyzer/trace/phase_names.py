@@ -44,6 +44,8 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
 #: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
 #: of our hooks.
 MODULE_CALL = "nn.Module: "
+#: The second kind, with the path and the class of the module.
+MODULE_WITH_PATH = re.compile(rf"{re.escape(MODULE_CALL)}(?P<path>[^:]+): (?P<kind>[^:]+)")
 
 _LONGEST_NAME = 500
 _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")

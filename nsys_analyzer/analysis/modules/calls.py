@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +19,11 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
 from nsys_analyzer.trace.columns import Ranges
+from nsys_analyzer.trace.phase_names import MODULE_WITH_PATH
 
 #: The words of a path, outermost first.
 Path = tuple[str, ...]
 
-_WITH_PATH = re.compile(r"nn\.Module: (?P<path>[^:]+): (?P<kind>[^:]+)")
 _OF_PROFILER = re.compile(r"nn\.Module: (?P<kind>[^:]+?)_\d+")
 _OF_NSYS = re.compile(r"torch\.nn\.modules\.Module\.__call__")
 _FORWARD_OF_NSYS = re.compile(r"torch\.nn\.modules\.(?P<kind>\w+)\.forward")
@@ -55,10 +54,10 @@ class Calls:
 def find_calls(attributed: AttributedTrace) -> Calls | None:
     """The calls of modules in a trace; None where no range names one."""
     names = attributed.trace.ranges.names
-    if any(_WITH_PATH.fullmatch(name) for name in names):
+    if any(MODULE_WITH_PATH.fullmatch(name) for name in names):
         return _with_paths(attributed.trace.ranges)
     if any(_OF_PROFILER.fullmatch(name) for name in names):
-        return _nested(attributed.trace.ranges, _kind_of_profiler, "the module calls that PyTorch's profiler wrote")
+        return _of_profiler(attributed.trace.ranges)
     if any(_OF_NSYS.fullmatch(name) for name in names):
         return _of_nsys(attributed.trace.ranges)
     operators = attributed.trace.operators
@@ -68,7 +67,7 @@ def find_calls(attributed: AttributedTrace) -> Calls | None:
 
 
 def _with_paths(ranges: Ranges) -> Calls:
-    matches = [_WITH_PATH.fullmatch(name) for name in ranges.names]
+    matches = [MODULE_WITH_PATH.fullmatch(name) for name in ranges.names]
     index, name = _chosen(ranges, [match is not None for match in matches])
     used, code = np.unique(name, return_inverse=True)
     found = [match for i in used.tolist() if (match := matches[i])]
@@ -87,9 +86,11 @@ def _chosen(ranges: Ranges, names: list[bool]) -> tuple[Ints, Ints]:
     return index, ranges.name[index]
 
 
-def _kind_of_profiler(name: str) -> str | None:
-    match = _OF_PROFILER.fullmatch(name)
-    return match["kind"] if match else None
+def _of_profiler(ranges: Ranges) -> Calls:
+    kinds = [match["kind"] if (match := _OF_PROFILER.fullmatch(name)) else "" for name in ranges.names]
+    index, name = _chosen(ranges, [kind != "" for kind in kinds])
+    kind = [kinds[i] for i in name.tolist()]
+    return _by_nesting(ranges, index, kind, "the module calls that PyTorch's profiler wrote", numbered=True)
 
 
 def _of_nsys(ranges: Ranges) -> Calls:
@@ -102,12 +103,6 @@ def _of_nsys(ranges: Ranges) -> Calls:
     kind_of_call = {int(p): kinds[n] for p, n in zip(parent[len(index) :], name.tolist(), strict=True)}
     kind = [kind_of_call.get(call, _NO_KIND) for call in range(len(index))]
     return _by_nesting(ranges, index, kind, "the module calls that nsys wrote", numbered=True)
-
-
-def _nested(ranges: Ranges, kind_of: Callable[[str], str | None], source: str) -> Calls:
-    kinds = [kind_of(name) for name in ranges.names]
-    index, name = _chosen(ranges, [kind is not None for kind in kinds])
-    return _by_nesting(ranges, index, [kinds[i] or "" for i in name.tolist()], source, numbered=True)
 
 
 def _of_program(attributed: AttributedTrace) -> Calls | None:

@@ -40,8 +40,10 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     if calls is None:
         return None
     trace = attributed.trace
-    per, unit = _units(attributed, process)
-    direction = _direction_of_instances(attributed, process, per, unit)
+    per, units, counted = _units(attributed, process)
+    is_backward = attributed.instances.phase == attributed.instances.phases.index("backward")
+    # Of each instance of a phase; the last entry serves what is in none.
+    direction = np.append(np.where(counted, np.where(is_backward, BACKWARD, FORWARD), NONE), NONE)
     of_kernel = direction[attributed.instance_pair[0]]
     kernels = np.flatnonzero((trace.operations.kind == KERNEL) & (of_kernel != NONE))
     places = Places(attributed, calls)
@@ -54,7 +56,7 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     module[classes == COMMUNICATION] = len(calls.paths) + 1
     ns, launches = (_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration)))
     sums = _Sums(ns, launches, _flops(attributed, calls, places, direction))
-    tree = _Tree(calls, trace.ranges.start[calls.range], sums, max(int(unit.sum()), 1))
+    tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
     outside, communication = (
         [tree.work([len(calls.paths) + more], one) for one in (FORWARD, BACKWARD)] for more in (0, 1)
     )
@@ -97,38 +99,25 @@ def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: 
     return by_range if by_range.any() else by_name
 
 
-def _units(attributed: AttributedTrace, process: int) -> tuple[str, Bools]:
-    """What figures are a mean of, and those instances: measured steps that hold phases, else forward passes."""
+def _units(attributed: AttributedTrace, process: int) -> tuple[str, int, Bools]:
+    """What figures are a mean of, how many these are, and the instances of phases that count.
+
+    Units are measured steps that hold phases, else forward passes.
+    """
     instances = attributed.instances
+    is_unit = {name: instances.phase == instances.phases.index(name) for name in (STEP, "forward")}
     mine = instances.measured & (instances.process == process)
-    is_step = mine & (instances.phase == instances.phases.index(STEP))
-    held = _step_around(attributed, is_step)
-    if (held != NONE).any():
-        return STEP, is_step
-    is_forward = mine & (instances.phase == instances.phases.index("forward"))
-    return "forward" if is_forward.any() else "capture", is_forward
-
-
-def _step_around(attributed: AttributedTrace, is_step: Bools) -> Ints:
-    """The step, of some, that each instance of another phase starts in, -1 for none."""
-    instances = attributed.instances
-    index = np.flatnonzero(is_step)
-    steps = Timeline(instances.process[index], instances.start[index], instances.end[index], latest=True)
-    around: Ints = np.append(index, NONE)[steps.at(instances.process, instances.start)]
-    around[np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])] = NONE
-    return around
-
-
-def _direction_of_instances(attributed: AttributedTrace, process: int, per: str, unit: Bools) -> Ints:
-    """The direction of each measured instance of a phase, -1 for one that is not counted; the last is that of none."""
-    instances = attributed.instances
-    direction = np.where(instances.phase == instances.phases.index("backward"), BACKWARD, FORWARD)
-    counted = instances.measured & (instances.process == process)
+    counted = mine.copy()
     for name in ("optimizer", STEP, OTHER_STEP):
         counted &= instances.phase != instances.phases.index(name)
-    if per == STEP:
-        counted &= _step_around(attributed, unit) != NONE
-    return np.append(np.where(counted, direction, NONE), NONE)
+    steps = np.flatnonzero(mine & is_unit[STEP])
+    lines = Timeline(instances.process[steps], instances.start[steps], instances.end[steps], latest=True)
+    in_step = ~is_unit[STEP] & (instances.phase != instances.phases.index(OTHER_STEP))
+    in_step &= lines.at(instances.process, instances.start) != NONE
+    if in_step.any():
+        return STEP, len(steps), counted & in_step
+    forwards = int((mine & is_unit["forward"]).sum())
+    return ("forward", forwards, counted) if forwards else ("capture", 1, counted)
 
 
 def _by_module(calls: Calls, module: Ints, way: Ints, values: Ints) -> Ints:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_WITH_PATH, normalized_name
 
 #: Phases in the order of a training step. ``step`` encloses the others.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
@@ -19,8 +19,6 @@ WARMUP = "warmup"
 #: The ranges inside self-attention.
 ATTENTION_PARTS = ("attention", "scores", "softmax", "values")
 
-#: A module's call that names its path and class, as hooks write it: ``nn.Module: GPT/h.0.attn: Attention``.
-_MODULE = re.compile(r"nn\.Module: (?:[^:]*[./])?(?P<word>[^./:]+): (?P<kind>[^:]+)")
 #: The role of a module's range that is not attention.
 MODULE = "module"
 #: This class of attention computes its projections itself.
@@ -36,10 +34,11 @@ def is_framework_name(name: str) -> bool:
 
 def module_key(name: str) -> str | None:
     """The role of a module's range: attention, whose projections are modules inside, or any other; else None."""
-    match = _MODULE.fullmatch(name)
+    match = MODULE_WITH_PATH.fullmatch(name)
     if match is None:
         return None
-    called = normalized_name(match["word"]) in DEFAULT_NAMES["attention"] or match["kind"].endswith("Attention")
+    *_, word = re.split(r"[/.]", match["path"])
+    called = normalized_name(word) in DEFAULT_NAMES["attention"] or match["kind"].endswith("Attention")
     return "attention" if called and match["kind"] != _WITH_PROJECTIONS else MODULE
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import Ranges, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL
+from nsys_analyzer.trace.phase_names import MODULE_CALL, MODULE_WITH_PATH
 from nsys_analyzer.trace.trace import Trace
 
 
@@ -87,9 +87,10 @@ class RecordedEvents:
 def recorded_ranges(trace: Trace) -> Ranges:
     """The ranges of the program; PyTorch's profiler records a call of a module as one of all Python calls."""
     ranges = trace.ranges
-    is_call = [name.startswith(MODULE_CALL) and trace.metadata.profiler == "torch" for name in ranges.names]
-    has_path = [": " in name.removeprefix(MODULE_CALL) for name in ranges.names]
-    is_module = np.array([*(one and not other for one, other in zip(is_call, has_path, strict=True)), False], np.bool_)
+    if trace.metadata.profiler != "torch":
+        return ranges
+    is_call = [name.startswith(MODULE_CALL) and not MODULE_WITH_PATH.match(name) for name in ranges.names]
+    is_module = np.array([*is_call, False], np.bool_)
     return ranges.select(~is_module[ranges.name]) if is_module.any() else ranges
 
 

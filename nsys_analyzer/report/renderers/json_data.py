@@ -34,12 +34,8 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
 
 def report_data(report: Report) -> dict[str, Any]:
     """A report as plain data for ``json.dumps``; times are those of one instance, shares are fractions."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "generator": GENERATOR,
-        "captures": [_capture(capture, report.captures, report.labels) for capture in report.captures],
-        "benches": [_bench(bench) for bench in report.benches],
-    }
+    captures = [_capture(capture, report.captures, report.labels) for capture in report.captures]
+    return {**_document(captures), "benches": [_bench(bench) for bench in report.benches]}
 
 
 def _bench(bench: FinishedBench) -> dict[str, Any]:
@@ -83,20 +79,16 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
 
 def explained_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
     """Why the steps of captures are as long as they are, each figure as in the report's data."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "generator": GENERATOR,
-        "captures": [_explained(capture) for capture in captures],
-    }
+    return _document([_explained(capture) for capture in captures])
 
 
 def data_of_modules(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
     """The modules of captures, each figure as in the report's data."""
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "generator": GENERATOR,
-        "captures": [{**_identity(capture), "modules": _modules(capture)} for capture in captures],
-    }
+    return _document([{**_identity(capture), "modules": _modules(capture)} for capture in captures])
+
+
+def _document(captures: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": captures}
 
 
 def _identity(capture: CaptureSummary) -> dict[str, Any]:

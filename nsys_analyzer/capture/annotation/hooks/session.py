@@ -12,7 +12,9 @@ import re
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -104,7 +106,7 @@ class Session:
         self.on_settled: Callable[[], None] | None = None
         self._root_classes_before = 0
         self._counted = CountedStep(torch, self.modules, self.is_active)
-        self._ends: list[float] = []
+        self._ends: deque[float] = deque(maxlen=_ALIKE + 1)
         self._active: dict[str, Phase] = {}
         self._optimizers: dict[int, int] = {}
         self._clock: Clock | None = None
@@ -361,7 +363,7 @@ class Session:
         """Whether the last steps took equally long, or the warm-up has lasted long enough."""
         if not self.settings.steady or self.steps >= 2 * self.settings.warmup:
             return True
-        taken = [self._ends[i] - self._ends[i - 1] for i in range(-_ALIKE, 0)] if len(self._ends) > _ALIKE else []
+        taken = [end - before for before, end in pairwise(self._ends)]
         return len(taken) == _ALIKE and max(taken) <= _EVEN * min(taken)
 
     def _opened(self) -> None:
