@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from nsys_analyzer.text import Words
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.runs.rows import Row
 
@@ -278,6 +279,7 @@ class Report:
     captures: tuple[CaptureSummary, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     benches: tuple[FinishedBench, ...] = ()
+    runs: tuple[ParallelRun, ...] = ()
 
     @property
     def figures(self) -> tuple[Figure, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -219,12 +220,19 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
     summary = replace(summary, run=run, unprofiled=Unprofiled("missing", peak_memory_bytes=peak) if peak else None)
     if run.rank is not None and not summary.process:
         summary = replace(summary, rank=run.rank, process=f"rank {run.rank}")
+    summary = replace(summary, members=tuple(_with_group(member, summary, run) for member in summary.members))
     if run.not_annotated:
         warning = f"Not everything of this program could be annotated: {run.not_annotated}."
         summary = replace(summary, warnings=(*summary.warnings, warning))
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
+
+
+def _with_group(member: Member, summary: CaptureSummary, run: Run) -> Member:
+    """What a rank did, with what the manifest says of the run that it is of."""
+    rank = member.rank if len(summary.members) > 1 else summary.rank
+    return replace(member, rank=rank, world_size=run.world_size or member.world_size, run=run.group or "")
 
 
 def _without_trace(path: Path, run: Run) -> CaptureSummary:

@@ -68,6 +68,7 @@ class Metadata:
         thread_names: by global thread ID.
         ranges_on_gpu: whether the ranges lie on the GPU's timeline, each on a thread that stands for a stream.
         time_shift_ns: added by the export to each of its times.
+        started_utc_ns: when the session started, since 1970 (UTC); 0 where the export is silent.
     """
 
     profiler: str
@@ -85,6 +86,7 @@ class Metadata:
     ranges_on_gpu: bool = False
     recording: Recording = Recording()
     time_shift_ns: int = 0
+    started_utc_ns: int = 0
 
     @property
     def units(self) -> str:
@@ -122,6 +124,7 @@ def read_metadata(frames: dict[str, Frame], strings: dict[int, str]) -> Metadata
         ranges_on_gpu=RANGES_ON in export,
         recording=_recording(frames["capture"]),
         time_shift_ns=_shift(export.get(TIME_SHIFT, "")),
+        started_utc_ns=max((start for (start,) in rows_of(frames["session_start"])), default=0),
     )
 
 

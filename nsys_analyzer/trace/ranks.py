@@ -7,15 +7,14 @@ ranges when a communicator is made. Nothing follows from the order of devices.
 from __future__ import annotations
 
 import re
-import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import rows_of
 from nsys_analyzer.trace.columns import PROCESS_MASK
+from nsys_analyzer.trace.nccl import INIT_COMMUNICATOR, RANK, RANKS, noted_calls
 from nsys_analyzer.trace.reader import Reader
 
 #: The variables of each launcher: rank, and how many ranks there are. A local rank is another thing.
@@ -27,15 +26,6 @@ _VARIABLES = (
 )
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
 _VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
-
-INIT_COMMUNICATOR = "ncclCommInit"
-"""The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
-
-_WHOLE = re.compile(r"[0-9]{1,9}")
-_RANK, _RANKS = "rank", "no. of ranks"
-#: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each; and NVTX's type "int".
-_HEADER, _INT = struct.Struct("<QQQQ"), struct.Struct("<i")
-_INT_TYPE = 5
 
 
 @dataclass(frozen=True)
@@ -81,63 +71,12 @@ def _environment(reader: Reader) -> Iterator[str]:
 def _of_communicators(reader: Reader) -> dict[int, Rank]:
     """The rank of each process in the largest communicator that it made."""
     found: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for thread, fields in _payloads(reader):
-        if _RANK in fields and _RANKS in fields:
-            found[thread & PROCESS_MASK].add((fields[_RANKS], fields[_RANK]))
+    for call in noted_calls(reader, INIT_COMMUNICATOR):
+        if RANK in call.numbers and RANKS in call.numbers:
+            found[call.thread & PROCESS_MASK].add((call.numbers[RANKS], call.numbers[RANK]))
     largest = {process: max(size for size, _ in pairs) for process, pairs in found.items()}
     ranks = {process: {rank for size, rank in found[process] if size == largest[process]} for process in found}
     return {process: Rank(min(numbers), largest[process]) for process, numbers in ranks.items() if len(numbers) == 1}
-
-
-def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
-    """The thread and the numbers beside each range in which NCCL makes a communicator, as JSON or binary."""
-    events, strings = reader.name_of(schema.NVTX), reader.name_of(schema.STRINGS)
-    columns = reader.columns_of[events] if events else ()
-    named = f"""SELECT id FROM "{strings}" WHERE value GLOB '{INIT_COMMUNICATOR}*'"""
-    if not strings or "textId" not in columns or not reader.rows(f"{named} LIMIT 1"):
-        return
-    readable = {
-        "jsonText": "jsonText",
-        "jsonTextId": f'(SELECT value FROM "{strings}" WHERE id = jsonTextId)',
-        "binaryData": "binaryData",
-    }
-    selected = ", ".join(("globalTid", *(readable[column] for column in readable if column in columns)))
-    fields = _integer_fields(reader)
-    for thread, *payloads in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({named})'):
-        for payload in payloads:
-            yield thread, _decoded(payload, fields) if isinstance(payload, bytes) else _numbers(payload or "")
-
-
-def _numbers(text: str) -> dict[str, int]:
-    """The whole numbers of a payload as JSON, by their names in small letters."""
-    try:
-        payload = decode_json(text.encode())
-    except ValueError:
-        return {}  # of a program that names its own ranges as NCCL does
-    pairs = payload.items() if isinstance(payload, dict) else ()
-    return {name.lower(): int(value) for name, value in pairs if _WHOLE.fullmatch(str(value))}
-
-
-def _integer_fields(reader: Reader) -> dict[int, dict[str, int]]:
-    """Where the integers of each payload schema are: schema ID to names, in small letters, to offsets in bytes."""
-    fields: dict[int, dict[str, int]] = defaultdict(dict)
-    for schema_id, kind, name, offset in rows_of(reader.read(schema.PAYLOAD_FIELDS)):
-        if kind == _INT_TYPE:
-            fields[schema_id][name.lower()] = offset
-    return fields
-
-
-def _decoded(blob: bytes, fields: dict[int, dict[str, int]]) -> dict[str, int]:
-    """The integers of a binary payload."""
-    if len(blob) < _HEADER.size:
-        return {}
-    schema_id = _HEADER.unpack_from(blob)[1] & 0xFFFFFFFF
-    payload = blob[_HEADER.size :]
-    return {
-        name: _INT.unpack_from(payload, offset)[0]
-        for name, offset in fields.get(schema_id, {}).items()
-        if offset + _INT.size <= len(payload)
-    }
 
 
 def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[int, Rank]:

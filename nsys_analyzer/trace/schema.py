@@ -266,6 +266,11 @@ SESSION = Table(
     ("ANALYSIS_DETAILS",),
     (_column("duration", doc="from the start of the session to its end, ns"),),
 )
+SESSION_START = Table(
+    "session_start",
+    ("TARGET_INFO_SESSION_START_TIME",),
+    (_column("utc", "utcEpochNs", doc="start of the session, ns since 1970 (UTC)"),),
+)
 #: How nsys was asked to record. The table holds every environment variable, too: the rows that are read are named.
 CAPTURE = Table(
     "capture",

@@ -51,6 +51,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
+from nsys_analyzer.trace.nccl import NcclCalls, read_nccl_calls
 from nsys_analyzer.trace.operators import (
     annotated_operators,
     are_operators,
@@ -93,6 +94,7 @@ class Trace:
         costly_tables: those of ``schema.COSTLY_TABLES`` that were recorded.
         ranks: by global process ID, or by 0 that of the process launched.
         launch_ns: the median duration of the first kernel launches; None without any.
+        nccl_calls: calls of NCCL's functions.
         callers: what of PyTorch the API calls with a backtrace were made for, by process and correlation ID.
     """
 
@@ -113,6 +115,7 @@ class Trace:
     ranks: Mapping[int, Rank] = field(default_factory=dict)
     launch_ns: float | None = None
     callers: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    nccl_calls: NcclCalls = field(default_factory=NcclCalls.none)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
@@ -168,6 +171,7 @@ class Trace:
             read_ranks(reader),
             _launch_ns(launches),
             read_callers(reader),
+            read_nccl_calls(reader),
         )
 
 

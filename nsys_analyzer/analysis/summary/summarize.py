@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.modules.summarize import summarize_modules
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
+from nsys_analyzer.analysis.ranks.record import record_members
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.device_memory import device_memory
@@ -106,7 +107,8 @@ class _ProcessView:
             modules=modules,
         )
         if not summary.on_cpu:
-            summary = replace(summary, step=summarize_steps(self.attributed, self.process.global_pid))
+            step = summarize_steps(self.attributed, self.process.global_pid)
+            summary = replace(summary, step=step, members=record_members(self.attributed, self.process, name))
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
@@ -174,6 +175,7 @@ class CaptureSummary:
         step: what fills its steps; None where it has none.
         modules: the time of each module of its model; None where no range names one.
         diagnosis: what slows them down; None where no launches are known.
+        members: what each of its devices did step by step, where it exchanges something with others.
     """
 
     name: str
@@ -198,6 +200,7 @@ class CaptureSummary:
     step: StepSummary | None = None
     diagnosis: Diagnosis | None = None
     modules: Modules | None = None
+    members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def title(self) -> str:

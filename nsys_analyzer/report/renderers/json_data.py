@@ -18,6 +18,7 @@ from nsys_analyzer.text import plain
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.findings.finding import Finding
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.analysis.steps.step import DeviceSteps, Parts
     from nsys_analyzer.report.model import FinishedBench, Report
     from nsys_analyzer.trace.metadata import Gpu, Metadata
@@ -35,7 +36,7 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
 def report_data(report: Report) -> dict[str, Any]:
     """A report as plain data for ``json.dumps``; times are those of one instance, shares are fractions."""
     captures = [_capture(capture, report.captures, report.labels) for capture in report.captures]
-    return {**_document(captures), "benches": [_bench(bench) for bench in report.benches]}
+    return {**_document(captures, report.runs), "benches": [_bench(bench) for bench in report.benches]}
 
 
 def _bench(bench: FinishedBench) -> dict[str, Any]:
@@ -77,9 +78,9 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
     }
 
 
-def explained_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
+def explained_data(captures: Sequence[CaptureSummary], runs: Sequence[ParallelRun] = ()) -> dict[str, Any]:
     """Why the steps of captures are as long as they are, each figure as in the report's data."""
-    return _document([_explained(capture) for capture in captures])
+    return _document([_explained(capture) for capture in captures], runs)
 
 
 def data_of_modules(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
@@ -87,8 +88,33 @@ def data_of_modules(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
     return _document([{**_identity(capture), "modules": _modules(capture)} for capture in captures])
 
 
-def _document(captures: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": captures}
+def _document(captures: list[dict[str, Any]], runs: Sequence[ParallelRun] = ()) -> dict[str, Any]:
+    document = {"schema_version": SCHEMA_VERSION, "generator": GENERATOR, "captures": captures}
+    if runs:
+        first, *others = map(_run, runs)
+        document |= {**first, "other_runs": others}
+    return document
+
+
+def _run(run: ParallelRun) -> dict[str, Any]:
+    """Several ranks of one run; those of the run with most ranks stand in the document itself."""
+    slowest = run.slowest_rank
+    return {
+        "run": run.name,
+        "strategies": list(run.strategies),
+        "world_size": run.world_size or None,
+        "missing_ranks": list(run.missing),
+        "steps": run.steps,
+        "ranks": [asdict(one) for one in run.ranks],
+        "slowest_rank": slowest.rank if slowest else None,
+        "slowest": slowest.label if slowest else None,
+        "skew_ms": run.skew_ms,
+        "lost": [asdict(row) for row in run.lost],
+        "collectives": [asdict(row) for row in run.collectives],
+        "run_findings": [_finding(one) for one in run.findings],
+        "clocks": asdict(run.alignment) if run.alignment else None,
+        "run_notes": [plain(note, "`") for note in run.notes],
+    }
 
 
 def _identity(capture: CaptureSummary) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from nsys_analyzer.report.sections import (
     modules,
     other_kernels,
     phase_times,
+    ranks,
     softmax,
     steps,
     summary,
@@ -32,6 +33,7 @@ from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.folding import fold
 
 QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
+    ranks.answer,
     steps.answer,
     timings.answer,
     phase_times.answer,
@@ -62,4 +64,4 @@ def build_report(evidence: Evidence) -> Report:
     first = summary.summarize_answers(evidence, sections)
     said = (first, *(map(fold, sections) if many else sections), *benches)
     title = "Where the time of the training step goes"
-    return Report(title, said, evidence.captures, evidence.labels, evidence.benches)
+    return Report(title, said, evidence.captures, evidence.labels, evidence.benches, evidence.runs)

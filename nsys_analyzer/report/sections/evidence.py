@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Bars, FinishedBench, Paragraph, Spread, Typical
@@ -39,6 +41,11 @@ class Evidence:
     timings: str = ""
     notes: tuple[Words, ...] = ()
     benches: tuple[FinishedBench, ...] = ()
+
+    @cached_property
+    def runs(self) -> tuple[ParallelRun, ...]:
+        """The runs of several ranks among the captures."""
+        return runs_of(self.captures)
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -44,22 +44,24 @@ def _of_each(evidence: Evidence, rows: Table, sections: tuple[Section, ...]) -> 
     said: dict[str, list[Words]] = {}
     for section in sections:
         for answer in section.answers:
-            more = () if first_to_fix(_named(evidence, answer.capture)) else answer.more
+            capture = _named(evidence, answer.capture)
+            more = () if capture and first_to_fix(capture) else answer.more
             said.setdefault(answer.capture, []).extend((phrase("{}: {}", section.topic, answer.short), *more))
     blocks: list[Block] = [rows] if len(rows.rows) > 1 else []
     blocks += [] if said else [Paragraph("No capture could be measured.")]
     for title, lines in said.items():
         capture = _named(evidence, title)
         blocks.append(Paragraph(strong(title)))
-        if first_to_fix(capture):
+        if capture and first_to_fix(capture):
             blocks += [Paragraph("What to do first:"), Listing(in_lines(capture))]
-        figures = table(_fields(evidence), [(capture, phase) for phase in _phases(capture)])
+        figures = table(_fields(evidence), [(capture, phase) for phase in _phases(capture)] if capture else [])
         blocks += [*([figures] if figures.rows else []), Listing(tuple(lines))]
     return blocks
 
 
-def _named(evidence: Evidence, title: str) -> CaptureSummary:
-    return next(capture for capture in evidence.captures if capture.title == title)
+def _named(evidence: Evidence, title: str) -> CaptureSummary | None:
+    """The capture of a title; none is called as a run of several."""
+    return next((capture for capture in evidence.captures if capture.title == title), None)
 
 
 def _phases(capture: CaptureSummary) -> list[PhaseSummary]:

@@ -1,0 +1,1 @@
+"""Ranks: what each did, step by step, and what several of one run did together."""

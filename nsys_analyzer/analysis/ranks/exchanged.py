@@ -1,0 +1,127 @@
+"""The collectives of a run by kind, phase and size: how many, how long, how fast."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.ranks.matching import Matched
+from nsys_analyzer.analysis.ranks.member import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    COLLECTIVE_KINDS,
+    OTHER_KIND,
+    REDUCE_SCATTER,
+    Member,
+)
+from nsys_analyzer.analysis.ranks.run import CollectiveFigures
+from nsys_analyzer.analysis.ranks.waits import Waits
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.trace.arrays import Ints
+
+_NS_PER_MS = 1e6
+
+
+#: Kind, phase, bytes, and how many ranks take part.
+_Key = tuple[int, str, int, int]
+
+
+@dataclass
+class _Some:
+    """Collectives of one kind, phase and size: ns of each on each rank; of those that were matched, how they pass."""
+
+    durations: list[Ints] = field(default_factory=list)
+    waits: list[Ints] = field(default_factory=list)
+    transfers: list[Ints] = field(default_factory=list)
+
+
+def collective_figures(
+    members: Sequence[Member], matched: Matched, steps: Sequence[Ints], waits: Sequence[Waits] | None, lacks_ranks: bool
+) -> tuple[CollectiveFigures, ...]:
+    """The collectives of the shared steps, the longest in all first.
+
+    Args:
+        members: of the run.
+        matched: their collectives that are one.
+        steps: the places of the shared steps among those of each member.
+        waits: of each member; None where that is not known.
+        lacks_ranks: whether ranks of the run are no members, so that nobody knows how long these wait.
+    """
+    found: dict[_Key, _Some] = defaultdict(_Some)
+    sizes = _ranks_of_communicators(members)
+    for position, member in enumerate(members):
+        collectives = member.collectives
+        in_step = np.isin(collectives.step, steps[position])
+        is_match = np.zeros(len(collectives), np.bool_)
+        for matches in matched.found:
+            if position in matches.members:
+                is_match[matches.index[matches.members.index(position)]] = True
+        columns = collectives.kind, collectives.phase, collectives.bytes, collectives.communicator
+        key = np.array(columns)[:, in_step]
+        keys, group = np.unique(key, axis=1, return_inverse=True)
+        index = np.flatnonzero(in_step)
+        for number, (kind, phase, size, communicator) in enumerate(keys.T.tolist()):
+            mine = index[np.ravel(group) == number]
+            name = member.collectives.names[phase] if phase != NONE else ""
+            some = found[kind, name, size, sizes.get(communicator, len(members))]
+            some.durations.append((collectives.end - collectives.start)[mine])
+            if waits:
+                shared = mine[is_match[mine]]
+                some.waits.append((waits[position].until - collectives.start)[shared])
+                some.transfers.append((collectives.end - waits[position].until)[shared])
+    count = len(matched.numbers)
+    rows = [_figures(key, some, count, lacks_ranks=lacks_ranks) for key, some in found.items()]
+    return tuple(sorted(rows, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
+
+
+def _ranks_of_communicators(members: Sequence[Member]) -> dict[int, int]:
+    """How many members use each communicator with an ID; one of all members is of the run's whole size."""
+    users: dict[int, int] = defaultdict(int)
+    for member in members:
+        for one in np.unique(member.collectives.communicator).tolist():
+            users[one] += one > 0
+    world = max(member.world_size for member in members)
+    return {one: max(world, count) if count == len(members) else count for one, count in users.items() if count}
+
+
+def _figures(key: _Key, some: _Some, steps: int, *, lacks_ranks: bool) -> CollectiveFigures:
+    kind, phase, size, ranks = key
+    on = len(some.durations)  # members
+    durations = np.concatenate(some.durations)
+    transfers = np.concatenate(some.transfers) if some.transfers else np.zeros(0, np.int64)
+    known = len(transfers) > 0 and not lacks_ranks
+    one = Stats.of_ns(transfers) if known else Stats()
+    link = _bytes_over_a_link(kind, size, ranks)
+    return CollectiveFigures(
+        kind=COLLECTIVE_KINDS[kind],
+        phase=phase,
+        bytes=size if size >= 0 else None,
+        ranks=ranks,
+        count=len(durations) / on / steps,
+        duration_ms=Stats.of_ns(durations),
+        waiting_ms=float(np.concatenate(some.waits).sum()) / on / steps / _NS_PER_MS if known else None,
+        transfer_ms=float(transfers.sum()) / on / steps / _NS_PER_MS if known else None,
+        transfer_one_ms=one,
+        bus_bytes_per_s=link / (one.median / 1e3) if known and link and one.median else None,
+    )
+
+
+def _bytes_over_a_link(kind: int, size: int, ranks: int) -> float | None:
+    """The bytes that pass each rank's link, as nccl-tests (PERFORMANCE.md) defines bus bandwidth.
+
+    NCCL counts the message of an all-gather and a reduce-scatter on one rank, that of the others as a whole.
+    """
+    if size <= 0 or ranks < 2 or kind == OTHER_KIND:
+        return None
+    if kind == ALL_REDUCE:
+        return size * 2 * (ranks - 1) / ranks
+    if kind in (ALL_GATHER, REDUCE_SCATTER):
+        return float(size * (ranks - 1))
+    if kind == ALL_TO_ALL:
+        return size * (ranks - 1) / ranks
+    return float(size)

@@ -1,0 +1,142 @@
+"""Which collectives of several ranks are one: the same place in the same step of the same communicator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.ranks.member import SEND_RECEIVE, Member
+from nsys_analyzer.trace.arrays import Ints
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Collectives that several members took part in.
+
+    Attributes:
+        members: their positions among the members of the run.
+        index: shape (members, matches), the index into each member's collectives.
+        pairwise: whether these are exchanges between two ranks.
+    """
+
+    members: tuple[int, ...]
+    index: Ints
+    pairwise: bool
+
+    def __len__(self) -> int:
+        return int(self.index.shape[1])
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The matches of a run.
+
+    Attributes:
+        numbers: shape (steps,), of the steps that all members have.
+        found: the matches, of one communicator each.
+        apart: the steps, by number, whose collectives differ from rank to rank.
+    """
+
+    numbers: Ints
+    found: tuple[Matches, ...]
+    apart: tuple[int, ...]
+
+
+def match_collectives(members: Sequence[Member]) -> Matched:
+    """The collectives that are one, in the steps that all members have."""
+    numbers = common_numbers(members)
+    found: list[Matches] = []
+    apart: set[int] = set()
+    for users in _users(members).values():
+        for pairwise in (False, True):
+            for some in _groups(members, users, pairwise=pairwise):
+                matches, lost = _match(members, some, numbers, pairwise=pairwise)
+                apart |= lost
+                if len(matches):
+                    found.append(matches)
+    return Matched(numbers, tuple(found), tuple(sorted(apart)))
+
+
+def common_numbers(members: Sequence[Member]) -> Ints:
+    """The numbers of the steps that all members have; by place, where the ranges of one do not say them."""
+    numbered = all(member.numbered for member in members)
+    common = numbers_of(members[0], numbered=numbered)
+    for member in members[1:]:
+        common = np.intersect1d(common, numbers_of(member, numbered=numbered))
+    return common
+
+
+def numbers_of(member: Member, *, numbered: bool) -> Ints:
+    """Shape (steps,): the steps' numbers, or their places."""
+    return member.number if numbered else np.arange(len(member))
+
+
+#: The collectives of a communicator that each member has: position to indices.
+_Users = dict[int, Ints]
+
+
+def _users(members: Sequence[Member]) -> dict[tuple[str, int], _Users]:
+    """The collectives of each communicator; one without an ID is known by the place of its stream among such."""
+    users: dict[tuple[str, int], _Users] = {}
+    for position, member in enumerate(members):
+        communicator = member.collectives.communicator
+        ids, first = np.unique(communicator, return_index=True)
+        streams = iter(range(len(ids)))
+        for one in ids[np.argsort(first)].tolist():
+            key = ("id", one) if one > 0 else ("stream", next(streams))
+            users.setdefault(key, {})[position] = np.flatnonzero(communicator == one)
+    return users
+
+
+def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list[_Users]:
+    """The collectives to match with each other: those of all, or for exchanges those of each pair."""
+    kept: _Users = {}
+    for position, index in users.items():
+        exchanges = members[position].collectives.kind[index] == SEND_RECEIVE
+        if len(some := index[exchanges == pairwise]):
+            kept[position] = some
+    if not pairwise or len(kept) <= 2:
+        return [kept] if len(kept) > 1 else []
+    # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
+    ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
+    with_peer = [
+        {
+            one: kept[one][members[one].collectives.peer[kept[one]] == ranks.index(other)]
+            for one, other in ((low, high), (high, low))
+        }
+        for low, high in combinations(ranks, 2)
+    ]
+    return [pair for pair in with_peer if all(map(len, pair.values()))]
+
+
+def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise: bool) -> tuple[Matches, set[int]]:
+    """The matches of one communicator in some steps, and the steps in which its ranks' collectives differ."""
+    numbered = all(member.numbered for member in members)
+    ordered, steps = [], []
+    for position, index in users.items():
+        member = members[position]
+        known = member.collectives.step[index] != NONE
+        number = numbers_of(member, numbered=numbered)[member.collectives.step[index[known]]]
+        place = np.searchsorted(numbers, number)
+        inside = np.append(numbers, NONE)[place] == number
+        index, place = index[known][inside], place[inside]
+        order = np.lexsort((member.collectives.start[index], member.collectives.launched[index], place))
+        ordered.append(index[order])
+        steps.append(place[order])
+    counts = np.array([np.bincount(step, minlength=len(numbers)) for step in steps])
+    alike = (counts == counts[0]).all(axis=0)
+    kept = [index[alike[step]] for index, step in zip(ordered, steps, strict=True)]
+    step = steps[0][alike[steps[0]]]
+    kinds = [
+        members[position].collectives.kind[index] for position, index in zip(users, kept, strict=True)
+    ]  # the same number of collectives in each step
+    differs = np.zeros(len(step), np.bool_)
+    for kind in kinds[1:]:
+        differs |= kind != kinds[0]
+    alike[step[differs]] = False
+    index = np.array([one[alike[step]] for one in kept])
+    return Matches(tuple(users), index, pairwise), set(numbers[~alike].tolist())

@@ -1,0 +1,220 @@
+"""From an attributed trace to the record of each rank in it."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.processes import Process
+from nsys_analyzer.analysis.intervals.axis import Axis
+from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, OTHER_KIND, Collectives, Member, StepParts
+from nsys_analyzer.analysis.steps.windows import Windows, find_windows
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.columns import MEMCPY
+from nsys_analyzer.trace.nccl import UNKNOWN
+
+#: The kind of a collective by its kernel's name, or by the function of NCCL that it carries out.
+_KINDS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("all-reduce", "all_?reduce"),
+        ("all-gather", "all_?gather"),
+        ("reduce-scatter", "reduce_?scatter"),
+        ("broadcast", "broadcast|bcast"),
+        ("send/receive", "send_?recv|send|recv"),
+        ("all-to-all", "all_?to_?all"),
+        ("reduce", "reduce"),
+        ("gather", "gather"),
+        ("scatter", "scatter"),
+    )
+)
+_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
+
+
+def record_members(attributed: AttributedTrace, process: Process, capture: str) -> tuple[Member, ...]:
+    """The record of each device that a process uses; none where it exchanges nothing with another one.
+
+    A process exchanges something if it runs collectives, or is one of several of its capture, or uses several devices.
+    """
+    operations = attributed.trace.operations
+    is_collective = _is_collective(attributed)
+    mine = operations.process == process.global_pid
+    devices = np.unique(operations.device[mine]).tolist()
+    if len(devices) < 2 and not (is_collective & mine).any():
+        return ()
+    windows = find_windows(attributed, process.global_pid) or _whole(attributed, mine)
+    numbers, numbered = _numbers(attributed, process.global_pid, windows)
+    calls = _calls(attributed, np.flatnonzero(is_collective))
+    world = attributed.trace.ranks.get(process.global_pid) or attributed.trace.ranks.get(0)
+
+    def member(device: int) -> Member:
+        chosen = np.flatnonzero(mine & (operations.device == device))
+        chosen = chosen[np.argsort(operations.start[chosen], kind="stable")]
+        parts, exposed = _parts(attributed, windows, chosen, is_collective)
+        return Member(
+            capture=capture,
+            source=attributed.trace.path.name,
+            rank=process.rank if len(devices) == 1 else None,
+            world_size=world.world_size if world else 0,
+            process=process.global_pid,
+            device=device,
+            started_utc_ns=_session_start(attributed),
+            number=numbers,
+            numbered=numbered,
+            start=windows.start,
+            end=windows.end,
+            parts=parts,
+            collectives=_collectives(attributed, windows, chosen[is_collective[chosen]], calls),
+            exposed=exposed,
+        )
+
+    return tuple(member(device) for device in devices)
+
+
+def _session_start(attributed: AttributedTrace) -> int:
+    metadata = attributed.trace.metadata
+    return metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0
+
+
+def _is_collective(attributed: AttributedTrace) -> Bools:
+    """Shape (operations,): True for the kernels of collectives and exchanges."""
+    of_class = np.array([*(name == COMMUNICATION for name in attributed.kernels.classes), False], np.bool_)
+    found: Bools = of_class[attributed.kernels.code]
+    return found
+
+
+def _whole(attributed: AttributedTrace, mine: Bools) -> Windows:
+    """The whole capture as one step, of a process where nothing repeats."""
+    operations, launched = attributed.trace.operations, attributed.attribution.time[mine]
+    start, end = int(operations.start[mine].min()), int(operations.end[mine].max())
+    called = np.array([min(start, int(launched.min())), max(end, int(launched.max()) + 1)])
+    return Windows("period", "the whole capture", np.array([start]), np.array([end]), called)
+
+
+def _numbers(attributed: AttributedTrace, process: int, windows: Windows) -> tuple[Ints, bool]:
+    """The number of each step by the name of its range, such as ``ProfilerStep#12``; else by its place, from 0."""
+    by_place = np.arange(len(windows)), False
+    instances, ranges = attributed.instances, attributed.trace.ranges
+    steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
+    chosen = np.flatnonzero(steps & (instances.process == process))
+    order = np.argsort(instances.start[chosen], kind="stable")
+    place = np.searchsorted(instances.start[chosen][order], windows.called[:-1])
+    if windows.source == "period" or len(place) == 0 or place.max() >= len(chosen):
+        return by_place
+    names = [ranges.names[ranges.name[instances.range[i]]] for i in chosen[order][place].tolist()]
+    found = [_NUMBER.fullmatch(name) for name in names]
+    numbers = np.array([int(match[1]) if match else NONE for match in found])
+    rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
+    return (numbers, True) if rising and len(numbers) > 1 else by_place
+
+
+def _parts(
+    attributed: AttributedTrace, windows: Windows, chosen: Ints, is_collective: Bools
+) -> tuple[StepParts, tuple[Ints, Ints]]:
+    """What fills the steps on one device, and the stretches of exposed communication.
+
+    ``chosen`` are the operations of the device, in the order of their starts. Compute comes before copies, and these
+    before communication.
+    """
+    operations = attributed.trace.operations
+    copies = operations.kind[chosen] == MEMCPY
+    collectives = is_collective[chosen]
+
+    def cover(some: Bools) -> Cover:
+        return Cover.of(operations.start[chosen[some]], operations.end[chosen[some]])
+
+    compute, work, communication, busy = (
+        cover(some) for some in (~copies & ~collectives, ~collectives, collectives, np.ones_like(copies))
+    )
+    within = [one.within(windows.start, windows.end) for one in (compute, work, busy, communication)]
+    parts = StepParts(
+        compute=within[0],
+        exposed_copy=within[1] - within[0],
+        exposed_communication=within[2] - within[1],
+        idle=windows.end - windows.start - within[2],
+        communication=within[3],
+    )
+    _, *exposed = work.without(communication.start, communication.end)
+    return parts, (exposed[0], exposed[1])
+
+
+class _Calls:
+    """NCCL's calls by the kernel that carries them out."""
+
+    def __init__(self, kernel: Ints, call: Ints) -> None:
+        """Shape (calls,): index of the operation, and of the call."""
+        order = np.argsort(kernel, kind="stable")
+        self.kernel, self.call = kernel[order], call[order]
+
+    def last(self, chosen: Ints) -> Ints:
+        """The last call of some operations, -1 for none."""
+        at = np.searchsorted(self.kernel, chosen, side="right") - 1
+        found = np.where(at >= 0, np.append(self.kernel, NONE)[at], NONE) == chosen
+        return np.where(found, np.append(self.call, NONE)[at], NONE)
+
+    def sums(self, chosen: Ints, values: Ints) -> Ints:
+        """The sum of a column of the calls over those of each of some operations."""
+        total = np.append(0, np.cumsum(values[self.call]))
+        low, high = (np.searchsorted(self.kernel, chosen, side=side) for side in ("left", "right"))
+        sums: Ints = total[high] - total[low]
+        return sums
+
+
+def _calls(attributed: AttributedTrace, collectives: Ints) -> _Calls:
+    """A call belongs to the first collective that its thread launches from its start on.
+
+    A group of calls is launched at once, when the last one has been made.
+    """
+    calls, attribution = attributed.trace.nccl_calls, attributed.attribution
+    launched = attribution.thread[collectives] != NONE
+    collectives = collectives[launched]
+    thread, time = attribution.thread[collectives], attribution.time[collectives]
+    if not len(calls) or not len(collectives):
+        return _Calls(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    axis = Axis(thread, time)
+    place = axis.place(thread, time)
+    order = np.argsort(place, kind="stable")
+    at = np.searchsorted(place[order], axis.place(calls.thread, calls.start))
+    known = at < len(order)
+    following = collectives[order[np.minimum(at, len(order) - 1)]]
+    known &= attribution.thread[following] == calls.thread
+    return _Calls(following[known], np.flatnonzero(known))
+
+
+def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, calls: _Calls) -> Collectives:
+    """The collectives among the operations of one device, ``chosen`` in the order of their starts."""
+    trace, launched = attributed.trace, attributed.attribution.time[chosen]
+    operations, noted = trace.operations, trace.nccl_calls
+    of_kernel = [_kind(name) for name in (*operations.names, "")]
+    of_call = [_kind(name) for name in (*noted.names, "")]
+    call = calls.last(chosen)
+    by_kernel = np.array(of_kernel)[operations.name[chosen]]
+    by_call = np.array(of_call)[np.append(noted.name, NONE)[call]]
+    step = np.searchsorted(windows.called[:-1], launched, side="right") - 1
+    instances = attributed.instances
+    phase = np.append(instances.phase, NONE)[attributed.instance_pair[0][chosen]]
+    communicator = np.append(noted.communicator, 0)[call]
+    return Collectives(
+        start=operations.start[chosen],
+        end=operations.end[chosen],
+        launched=launched,
+        step=np.where(launched < windows.called[-1], step, NONE),
+        kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
+        communicator=np.where(communicator != 0, communicator, -operations.stream[chosen].astype(np.int64) - 1),
+        bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, calls.sums(chosen, noted.bytes), UNKNOWN),
+        calls=calls.sums(chosen, np.ones_like(noted.start)),
+        peer=np.append(noted.peer, UNKNOWN)[call],
+        phase=phase,
+        names=instances.phases,
+    )
+
+
+def _kind(name: str) -> int:
+    """The kind of collective that a name tells, that of a kernel by what stands before its arguments."""
+    return next((COLLECTIVE_KINDS.index(kind) for kind, pattern in _KINDS if pattern.search(name)), OTHER_KIND)

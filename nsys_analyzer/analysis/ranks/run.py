@@ -1,0 +1,156 @@
+"""The figures of several ranks of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.text import Words
+
+Part = Literal["compute", "copies", "idle", "transferring"]
+
+
+@dataclass(frozen=True)
+class RankFigures:
+    """One rank, mean of a step in ms where no statistics are given; None where other ranks' times are needed.
+
+    compute + exposed copy + exposed communication + idle = step, and waiting + transfer = communication.
+
+    Attributes:
+        label: "rank 1", or "device 1" where the rank is not known or a process drives several devices.
+        process: its global process ID.
+        communication_ms: the union of its collectives, hidden or not.
+        waiting_ms, transfer_ms: of that, until the last rank has started the collective, and from then on.
+        exposed_waiting_ms, exposed_transfer_ms: the same of the exposed communication.
+        own_ms: the step without the exposed waiting: what it would take if no other rank were late.
+        late_ms: its own time less that of the rank with least, step by step.
+        slowest_steps: in how many steps it has the most own time.
+        offset_ms: by how much its clock is ahead of the first rank's.
+    """
+
+    label: str
+    rank: int | None
+    process: int
+    capture: str
+    source: str
+    device: int
+    step_ms: Stats
+    compute_ms: float
+    exposed_copy_ms: float
+    communication_ms: float
+    exposed_communication_ms: float
+    idle_ms: float
+    waiting_ms: float | None = None
+    transfer_ms: float | None = None
+    exposed_waiting_ms: float | None = None
+    exposed_transfer_ms: float | None = None
+    own_ms: Stats | None = None
+    late_ms: Stats | None = None
+    slowest_steps: int = 0
+    offset_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class CollectiveFigures:
+    """The collectives of one kind, phase and size.
+
+    Attributes:
+        kind: one of ``COLLECTIVE_KINDS``.
+        phase: the phase that launches them, empty outside.
+        bytes: the message of one rank as NCCL counts it; None where it is not known.
+        ranks: how many take part.
+        count: in a step, of one rank.
+        duration_ms: of one on one rank.
+        waiting_ms, transfer_ms: of a step, mean of the ranks, sums over collectives; None where ranks are missing.
+        transfer_one_ms: of one, from the last rank's start to the end.
+        bus_bytes_per_s: bytes over each link in the time of transferring, as nccl-tests counts them; None where the
+            size or the time is not known.
+    """
+
+    kind: str
+    phase: str
+    bytes: int | None
+    ranks: int
+    count: float
+    duration_ms: Stats
+    waiting_ms: float | None
+    transfer_ms: float | None
+    transfer_one_ms: Stats
+    bus_bytes_per_s: float | None
+
+
+@dataclass(frozen=True)
+class LostTime:
+    """A part of a rank's own time that another rank does not need, mean ms of a step.
+
+    Attributes:
+        phase: the phase of the work, or of the work that ends a gap; empty of what is transferred.
+        kernel_class, module: what explains most of a loss in compute, empty where nothing does.
+        cause, range: the same of idle time.
+    """
+
+    phase: str
+    part: Part
+    ms: float
+    kernel_class: str = ""
+    module: str = ""
+    cause: Cause | None = None
+    range: str = ""
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How well the clocks of a run agree.
+
+    Attributes:
+        one_clock: all members are of one capture.
+        spread_ms: how far the ends of one collective are apart from rank to rank, a standard deviation.
+        collectives: on how many it rests, of the rank with fewest.
+    """
+
+    one_clock: bool
+    spread_ms: float
+    collectives: int
+
+
+@dataclass(frozen=True)
+class ParallelRun:
+    """Several ranks of one run, joined step by step.
+
+    Attributes:
+        name: of its captures.
+        strategies: how the work is shared, such as "data parallel (DDP)", from the pattern of its collectives.
+        world_size: ranks of the run, 0 where it is not known.
+        missing: the ranks that no capture is of.
+        steps: the steps that all ranks have.
+        slowest: the position of the rank with the most own time; None where waiting is not known.
+        skew_ms: how much more own time it has than the rank with least, median of the steps.
+        fastest: the position of the rank with least.
+        lost: where it loses that, the largest part first; the parts add up to the mean difference.
+        findings: what would make the step shorter, the largest saving first.
+        alignment: None where clocks could not be aligned.
+        notes: what a reader must know of the join.
+    """
+
+    name: str
+    strategies: tuple[str, ...]
+    world_size: int
+    missing: tuple[int, ...]
+    steps: int
+    ranks: tuple[RankFigures, ...]
+    collectives: tuple[CollectiveFigures, ...]
+    slowest: int | None = None
+    fastest: int | None = None
+    skew_ms: float | None = None
+    lost: tuple[LostTime, ...] = ()
+    alignment: Alignment | None = None
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[Words, ...] = ()
+
+    @property
+    def slowest_rank(self) -> RankFigures | None:
+        """The rank with the most own time."""
+        return None if self.slowest is None else self.ranks[self.slowest]

@@ -1,0 +1,187 @@
+"""From the records of ranks to the figures of each run: joined on the steps' numbers and on shared collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from nsys_analyzer.analysis.ranks.clocks import Clock, align_clocks
+from nsys_analyzer.analysis.ranks.exchanged import collective_figures
+from nsys_analyzer.analysis.ranks.grouping import Group, group_members, missing_ranks
+from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of
+from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.strategies import name_strategies
+from nsys_analyzer.analysis.ranks.waits import Waits, find_waits
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.trace.arrays import Ints
+
+_NS_PER_MS = 1e6
+#: Clocks whose error is a larger share of a step tell nothing of who waits for whom.
+_TOO_FAR = 0.05
+#: Steps that are named.
+_NAMED = 3
+_RANK_AT_END = re.compile(r"[\W_]*(?:rank|r)?[\W_]*$", re.IGNORECASE)
+
+
+def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
+    """The runs that some members are of, the one of most ranks first."""
+    return tuple(_Join(group).run() for group in group_members(members))
+
+
+def _name(captures: Sequence[str]) -> str:
+    """What a run is called: as its capture, or as its captures begin."""
+    if len(captures) == 1:
+        return captures[0]
+    # The names are sorted so that the first and the last differ soonest.
+    first, *_, last = sorted(captures)
+    length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    alike = _RANK_AT_END.sub("", first[:length])
+    return f"{alike} ({len(captures)} captures)" if alike else f"{captures[0]} and {len(captures) - 1} more"
+
+
+class _Join:
+    """The members of one run, the steps that they share, and who waited for whom."""
+
+    def __init__(self, group: Group) -> None:
+        self.group, self.members = group, group.members
+        self.matched = match_collectives(self.members)
+        self.missing = missing_ranks(self.members)
+        numbered = all(member.numbered for member in self.members)
+        #: The places of the shared steps among those of each member.
+        self.steps = [
+            np.flatnonzero(np.isin(numbers_of(member, numbered=numbered), self.matched.numbers))
+            for member in self.members
+        ]
+        self.clocks = align_clocks(self.members, self.matched.found)
+        self.alignment = self._alignment()
+        known = [clock or Clock() for clock in self.clocks]
+        self.waits = find_waits(self.members, self.matched.found, known) if self.alignment else None
+
+    def run(self) -> ParallelRun:
+        """The figures."""
+        own = self._own()
+        slowest = fastest = skew = None
+        if own is not None and own.size:
+            median = np.median(own, axis=1)
+            slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
+            skew = float(np.median(own[slowest] - own[fastest])) / _NS_PER_MS
+        return ParallelRun(
+            name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
+            strategies=name_strategies(self.members),
+            world_size=max(member.world_size for member in self.members),
+            missing=self.missing,
+            steps=len(self.matched.numbers),
+            ranks=tuple(self._rank(position, own) for position in range(len(self.members))),
+            collectives=collective_figures(self.members, self.matched, self.steps, self.waits, bool(self.missing)),
+            slowest=slowest,
+            fastest=fastest,
+            skew_ms=skew,
+            alignment=self.alignment,
+            notes=(*self.group.notes, *self._notes()),
+        )
+
+    def _alignment(self) -> Alignment | None:
+        """How well the clocks agree; None where they do not, or where there is nothing to align."""
+        others = self.clocks[1:]
+        if not others or any(clock is None for clock in others) or not len(self.matched.numbers):
+            return None
+        known = [clock for clock in others if clock]
+        spread = max(clock.spread_ns for clock in known)
+        if spread > _TOO_FAR * np.median(self._walls(0)):
+            return None
+        one_clock = len({(member.source, member.started_utc_ns) for member in self.members}) == 1
+        return Alignment(one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in known))
+
+    def _walls(self, position: int) -> Ints:
+        """Shape (steps,): the lengths of the shared steps of a member, ns."""
+        member, steps = self.members[position], self.steps[position]
+        walls: Ints = (member.end - member.start)[steps]
+        return walls
+
+    def _own(self) -> Any:
+        """Shape (members, steps): the steps without exposed waiting, ns; None where waiting is not known."""
+        if not self.waits:
+            return None
+        waits = zip(self.waits, self.steps, strict=True)
+        return np.array([self._walls(i) - one.exposed_waiting[steps] for i, (one, steps) in enumerate(waits)])
+
+    def _rank(self, position: int, own: Any) -> RankFigures:
+        member, steps = self.members[position], self.steps[position]
+
+        def ms(ns: Ints) -> float:
+            return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
+
+        parts = member.parts
+        figures = RankFigures(
+            label=member.label,
+            rank=member.rank,
+            process=member.process,
+            capture=member.capture,
+            source=member.source,
+            device=member.device,
+            step_ms=Stats.of_ns(self._walls(position)),
+            compute_ms=ms(parts.compute),
+            exposed_copy_ms=ms(parts.exposed_copy),
+            communication_ms=ms(parts.communication),
+            exposed_communication_ms=ms(parts.exposed_communication),
+            idle_ms=ms(parts.idle),
+        )
+        return figures if self.waits is None else self._with_waits(figures, position, own, self.waits[position])
+
+    def _with_waits(self, figures: RankFigures, position: int, own: Any, waits: Waits) -> RankFigures:
+        member, steps, clock = self.members[position], self.steps[position], self.clocks[position]
+        waiting, exposed = (float(ns[steps].mean()) / _NS_PER_MS for ns in (waits.waiting, waits.exposed_waiting))
+        return replace(
+            figures,
+            waiting_ms=waiting,
+            transfer_ms=figures.communication_ms - waiting,
+            exposed_waiting_ms=exposed,
+            exposed_transfer_ms=figures.exposed_communication_ms - exposed,
+            own_ms=Stats.of_ns(own[position]),
+            late_ms=Stats.of_ns(own[position] - own.min(axis=0)),
+            slowest_steps=int((own.argmax(axis=0) == position).sum()),
+            offset_ms=self._offset_ms(member, clock) if clock else None,
+        )
+
+    def _offset_ms(self, member: Member, clock: Clock) -> float:
+        """By how much a member's clock is ahead of the first one's: absolute times where both are known."""
+        first = self.members[0]
+        starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
+        return (clock.offset_ns + starts) / _NS_PER_MS
+
+    def _notes(self) -> Iterator[Words]:
+        """What a reader must know of the join."""
+        if self.missing:
+            yield phrase(
+                "No capture is of rank {}: time spent waiting for it counts as transferring.",
+                " and ".join(map(str, self.missing)),
+            )
+        counts = {len(member) for member in self.members}
+        if len(counts) > 1:
+            said = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
+            yield phrase("The ranks have different steps ({}): {} are looked at.", said, len(self.matched.numbers))
+        if self.matched.apart:
+            named = ", ".join(map(str, self.matched.apart[:_NAMED]))
+            more = ", …" if len(self.matched.apart) > _NAMED else ""
+            yield phrase(
+                "The collectives of {} steps differ from rank to rank (steps {}{}): there nothing is known to wait.",
+                len(self.matched.apart), named, more,
+            )  # fmt: skip
+        if len(self.members) > 1 and self.alignment is None:
+            yield self._why_not_aligned()
+
+    def _why_not_aligned(self) -> Words:
+        if not len(self.matched.numbers):
+            return "The ranks have no step in common, so they are not compared step by step."
+        lost = [m.label for m, clock in zip(self.members, self.clocks, strict=True) if clock is None]
+        if lost:
+            named = ", ".join(lost)
+            return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", named)
+        spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
+        return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)

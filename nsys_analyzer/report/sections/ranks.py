@@ -1,0 +1,217 @@
+"""How the ranks of a run work together: who waits for whom, and what the collectives cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.sections.anatomy import CAUSES
+from nsys_analyzer.report.sections.evidence import Evidence, typical
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import milliseconds, percent
+from nsys_analyzer.text import Words, joined, phrase, plural
+
+#: What is below this share of a step is not worth a word, nor a row.
+_MATTERS, _ROW = 0.02, 0.002
+#: Rows of the tables of collectives and of losses.
+_MOST_ROWS = 12
+_LEGEND = (
+    phrase(
+        "compute + exposed copies + waiting + transferring + idle = step, for each rank. *Waiting* and *transferring* "
+        "are here those of exposed communication: collectives run, and nothing else does."
+    ),
+    phrase(
+        "*waiting*: a rank has started a collective that another one has not. *transferring*: all have. The ranks' "
+        "steps are joined by number, and their collectives by their order in a step of a communicator."
+    ),
+    phrase("*own time*: the step without waiting. A rank is *late* by what it has more of than the rank with least."),
+)
+_LEGEND_OF_SIZES = phrase(
+    "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median time "
+    "of transferring, as nccl-tests defines them: of n ranks, 2·(n−1)/n × bytes of an all-reduce, (n−1) × bytes of "
+    "an all-gather and a reduce-scatter."
+)
+_NO_SIZES = (
+    "The sizes of messages are not known: the export lacks what NCCL notes of its calls. Repeat `nsys export` with "
+    "`--include-blobs=true`."
+)
+
+
+def answer(evidence: Evidence) -> Section:
+    """Each run of several ranks: its steps, its collectives, and the rank that the others wait for."""
+    blocks = [block for run in evidence.runs for block in _of_run(run)]
+    if blocks:
+        sized = any(row.bytes is not None for run in evidence.runs for row in run.collectives)
+        blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_SIZES] if sized else []))))
+    return Section("ranks", "How do the ranks work together?", tuple(blocks), "ranks")
+
+
+def _of_run(run: ParallelRun) -> Iterator[Block]:
+    yield Answer(run.name, _text(run), _short(run))
+    several = len({one.capture for one in run.ranks}) > 1
+    yield table(
+        _RANKS if several else _RANKS[:1] + _RANKS[2:], run.ranks, "The steps of each rank, mean ms:", capture=run.name
+    )
+    yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
+    yield from _losses(run)
+    yield from _collectives(run)
+    said = [*([_clocks(run, run.alignment)] if run.alignment else []), *run.notes]
+    if said:
+        yield Listing(tuple(said), capture=run.name)
+
+
+def _text(run: ParallelRun) -> Words:
+    return joined(" ", (_what(run), _who_is_late(run), _communication(run)))
+
+
+def _what(run: ParallelRun) -> str:
+    """How many ranks share the work, how, and how long a step takes."""
+    count = max(len(run.ranks), run.world_size)
+    what = "devices" if all(one.rank is None for one in run.ranks) else "ranks"
+    shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
+    step = max((one.step_ms.median or 0.0) for one in run.ranks)
+    return f"{count} {what}{shared}: a step takes {milliseconds(step)} under the profiler (median of {run.steps})."
+
+
+def _who_is_late(run: ParallelRun) -> Words:
+    slowest = run.slowest_rank
+    if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
+        return "Who waits for whom is not known."
+    if run.skew_ms < _MATTERS * slowest.step_ms.median:
+        return f"No rank is late: their own times differ by {milliseconds(run.skew_ms)}."
+    often = f"in {slowest.slowest_steps} of {run.steps} steps"
+    named = slowest.label.capitalize()
+    late = phrase("{} is late by {} ({}).", named, milliseconds(run.skew_ms), often)
+    most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
+    return joined(" ", (late, phrase("It loses most of that {}.", _loss(most)))) if most else late
+
+
+def _loss(row: LostTime) -> Words:
+    """A loss in words: "in forward: 13.5 ms more idle, because launching takes time"."""
+    if row.part == "transferring":
+        return f"in transferring: {milliseconds(row.ms)} more"
+    words: list[Words] = [f"in {row.phase}: {milliseconds(row.ms)} more {row.part}"]
+    words += [f", because {CAUSES[row.cause]}"] if row.cause else []
+    words += [phrase(" in the range `{}`", row.range)] if row.range else []
+    words += [f" ({row.kernel_class})"] if row.kernel_class else []
+    words += [phrase(" in the module `{}`", row.module)] if row.module else []
+    return joined("", words)
+
+
+def _communication(run: ParallelRun) -> str:
+    """How much communication the slowest step has, and how much of it nothing hides."""
+    most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
+    exposed, step = most.exposed_communication_ms, most.step_ms.mean or 0.0
+    said = f"Of {milliseconds(most.communication_ms)} of communication a step, nothing hides {milliseconds(exposed)}"
+    said += f" ({percent(exposed / step)} of the step, {most.label})" if step else ""
+    if most.exposed_waiting_ms is None or most.exposed_transfer_ms is None:
+        return f"{said}."
+    waits, transfers = milliseconds(most.exposed_waiting_ms), milliseconds(most.exposed_transfer_ms)
+    return f"{said}: {waits} of waiting, {transfers} of transferring."
+
+
+def _short(run: ParallelRun) -> Words:
+    slowest = run.slowest_rank
+    exposed = max(one.exposed_communication_ms for one in run.ranks)
+    shared = f"{' and '.join(run.strategies)}; " if run.strategies else ""
+    late = ""
+    if slowest and run.skew_ms is not None and slowest.step_ms.median and len(run.ranks) > 1:
+        is_late = run.skew_ms >= _MATTERS * slowest.step_ms.median
+        late = f"{slowest.label} late by {milliseconds(run.skew_ms)}; " if is_late else "no rank is late; "
+    return f"{shared}{late}exposed communication {milliseconds(exposed)} a step"
+
+
+def _losses(run: ParallelRun) -> Iterator[Table]:
+    slowest = run.slowest_rank
+    if slowest is None or run.fastest is None or run.skew_ms is None:
+        return
+    if run.skew_ms < _MATTERS * (slowest.step_ms.median or 0.0):
+        return
+    step = slowest.step_ms.mean or 0.0
+    shown = [row for row in run.lost if abs(row.ms) >= _ROW * step][:_MOST_ROWS]
+    rest = sum(row.ms for row in run.lost) - sum(row.ms for row in shown)
+    rows: list[tuple[str, Words, Words, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
+    rows += [("", "smaller ones", "", rest)] if len(shown) < len(run.lost) else []
+    rows += [("", "all", "", sum(row.ms for row in run.lost))]
+    fast = run.ranks[run.fastest].label
+    caption = f"Where {slowest.label} loses time to {fast}, mean ms of a step (below zero: where it needs less):"
+    yield table(_LOSSES, rows, caption, capture=run.name, names=3)
+
+
+def _why(row: LostTime) -> Words:
+    words: list[Words] = [CAUSES[row.cause]] if row.cause else []
+    words += [phrase("range `{}`", row.range)] if row.range else []
+    words += [row.kernel_class] if row.kernel_class else []
+    words += [phrase("module `{}`", row.module)] if row.module else []
+    return joined(", ", words)
+
+
+def _collectives(run: ParallelRun) -> Iterator[Block]:
+    rows = run.collectives
+    if not rows:
+        return
+    rest = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
+    caption = f"The collectives of a step, ms summed over a step and averaged over the ranks{rest}:"
+    yield table(_COLLECTIVES, rows[:_MOST_ROWS], caption, capture=run.name, names=2)
+    if all(row.bytes is None for row in rows):
+        yield Paragraph(phrase(_NO_SIZES), capture=run.name)
+
+
+def _clocks(run: ParallelRun, known: Alignment) -> Words:
+    """How well the clocks agree."""
+    counted = f"{known.collectives:,} {plural(known.collectives, 'collective')}"
+    if known.one_clock:
+        return (
+            f"All ranks are in one capture, on one clock. The ends of {counted} agree to "
+            f"{milliseconds(known.spread_ms)} (standard deviation)."
+        )
+    offsets = ", ".join(
+        f"{one.label} {milliseconds(one.offset_ms)}" for one in run.ranks[1:] if one.offset_ms is not None
+    )
+    return (
+        f"The captures' clocks were aligned on the ends of {counted} that the ranks share. Ahead of "
+        f"{run.ranks[0].label}'s were: {offsets}. Aligned, the ends differ by {milliseconds(known.spread_ms)} "
+        "(standard deviation)."
+    )
+
+
+_RANKS: tuple[Field[RankFigures], ...] = (
+    Field("rank", "text", lambda row: row.label),
+    Field("capture", "text", lambda row: row.capture),
+    Field("GPU", "text", lambda row: str(row.device)),
+    Field("step", "ms", lambda row: row.step_ms.mean),
+    Field("compute", "ms", lambda row: row.compute_ms),
+    Field("exposed copies", "ms", lambda row: row.exposed_copy_ms or None),
+    Field("waiting", "ms", lambda row: row.exposed_waiting_ms),
+    Field("transferring", "ms", lambda row: row.exposed_transfer_ms),
+    Field("idle", "ms", lambda row: row.idle_ms),
+    Field("own time", "ms", lambda row: typical(row.own_ms)),
+    Field("late by", "ms", lambda row: row.late_ms.median if row.late_ms else None),
+)
+_COMMUNICATION: tuple[Field[RankFigures], ...] = (
+    Field("rank", "text", lambda row: row.label),
+    Field("communication", "ms", lambda row: row.communication_ms),
+    Field("hidden", "ms", lambda row: row.communication_ms - row.exposed_communication_ms),
+    Field("exposed", "ms", lambda row: row.exposed_communication_ms),
+    Field("waiting", "ms", lambda row: row.waiting_ms),
+    Field("transferring", "ms", lambda row: row.transfer_ms),
+    Field("slowest in steps", "count", lambda row: row.slowest_steps if row.own_ms else None),
+)
+_LOSSES: tuple[Field[tuple[str, Words, Words, float]], ...] = (
+    Field("phase", "text", lambda row: row[0]),
+    Field("what", "text", lambda row: row[1]),
+    Field("why", "text", lambda row: row[2]),
+    Field("ms", "ms", lambda row: row[3]),
+)
+_COLLECTIVES: tuple[Field[CollectiveFigures], ...] = (
+    Field("collective", "text", lambda row: row.kind),
+    Field("phase", "text", lambda row: row.phase),
+    Field("bytes", "bytes", lambda row: row.bytes),
+    Field("ranks", "count", lambda row: row.ranks),
+    Field("a step", "count", lambda row: row.count),
+    Field("ms of one", "ms", lambda row: typical(row.duration_ms)),
+    Field("waiting ms", "ms", lambda row: row.waiting_ms),
+    Field("transferring ms", "ms", lambda row: row.transfer_ms),
+    Field("bus bandwidth", "bytes/s", lambda row: row.bus_bytes_per_s),
+)

@@ -1,0 +1,156 @@
+"""What NCCL notes of each call of its functions: an NVTX range, and a payload with communicator and message size.
+
+nsys keeps payloads in an export with ``--include-blobs=true``; without it the names of the ranges are left.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from nsys_analyzer.system.strict_json import decode_json
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Ints, SmallInts, rows_of
+from nsys_analyzer.trace.columns import Columns
+from nsys_analyzer.trace.reader import Reader
+
+INIT_COMMUNICATOR = "ncclCommInit"
+"""The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
+UNKNOWN = -1
+_MOST = 2**63 - 1  # IDs have 64 bits, the columns' integers a sign
+
+#: The fields of payloads, in small letters.
+RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
+    "rank", "no. of ranks", "nccl communicator id", "message size [bytes]", "peer rank",
+)  # fmt: skip
+_PEERS = (PEER, "peer")
+_WHOLE = re.compile(r"[0-9]{1,20}")
+#: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each.
+_HEADER = struct.Struct("<QQQQ")
+#: NVTX's numbers of the types of fields: int, int32_t, uint64_t and size_t.
+_TYPES = {5: struct.Struct("<i"), 15: struct.Struct("<i"), 18: struct.Struct("<Q"), 22: struct.Struct("<Q")}
+
+
+@dataclass(frozen=True)
+class NcclCalls(Columns):
+    """Calls of NCCL's functions, in order of start.
+
+    Attributes:
+        start: ns.
+        thread: global thread ID.
+        communicator: its ID (63 bits of it), one for all of its ranks; 0 where it is not known.
+        bytes: the message as NCCL counts it, of one rank; -1 where it is not known.
+        peer: of a send or a receive, the other's rank in the communicator; -1 where it is not known.
+        name: code into ``names``.
+    """
+
+    start: Ints
+    thread: Ints
+    communicator: Ints
+    bytes: Ints
+    peer: Ints
+    name: SmallInts
+    names: tuple[str, ...]
+
+    @staticmethod
+    def none() -> NcclCalls:
+        """No calls."""
+        empty = np.zeros(0, np.int64)
+        return NcclCalls(empty, empty, empty, empty, empty, empty.astype(np.int32), ())
+
+
+class NotedCall(NamedTuple):
+    """A call with the numbers that NCCL notes of it, by their names in small letters."""
+
+    start: int
+    thread: int
+    name: str
+    numbers: dict[str, int]
+
+
+def read_nccl_calls(reader: Reader) -> NcclCalls:
+    """The calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
+    found = (call for call in noted_calls(reader, "nccl[A-Z]") if not call.name.startswith(INIT_COMMUNICATOR))
+    noted = sorted(found, key=lambda call: call.start)
+    if not noted:
+        return NcclCalls.none()
+    names = tuple(dict.fromkeys(call.name for call in noted))
+    code = {name: i for i, name in enumerate(names)}
+
+    def column(default: int, *fields: str) -> Ints:
+        found = (next((c.numbers[field] for field in fields if field in c.numbers), default) for c in noted)
+        return np.fromiter((number & _MOST if number > 0 else number for number in found), np.int64, len(noted))
+
+    return NcclCalls(
+        start=np.array([call.start for call in noted], np.int64),
+        thread=np.array([call.thread for call in noted], np.int64),
+        communicator=column(0, COMMUNICATOR),
+        bytes=column(UNKNOWN, BYTES),
+        peer=column(UNKNOWN, *_PEERS),
+        name=np.array([code[call.name] for call in noted], np.int32),
+        names=names,
+    )
+
+
+def noted_calls(reader: Reader, named: str) -> Iterator[NotedCall]:
+    """The ranges of NCCL's functions whose names begin as a pattern of SQL's GLOB, with what stands beside them."""
+    events, strings = reader.name_of(schema.NVTX), reader.name_of(schema.STRINGS)
+    columns = reader.columns_of[events] if events else ()
+    chosen = f"""SELECT id FROM "{strings}" WHERE value GLOB '{named}*'"""
+    if not strings or "textId" not in columns or not reader.rows(f"{chosen} LIMIT 1"):
+        return
+    readable = {
+        "jsonText": "jsonText",
+        "jsonTextId": f'(SELECT value FROM "{strings}" WHERE id = jsonTextId)',
+        "binaryData": "binaryData",
+    }
+    payloads = [readable[column] for column in readable if column in columns]
+    name = f'(SELECT value FROM "{strings}" WHERE id = textId)'
+    selected = ", ".join(("start", "globalTid", name, *payloads))
+    fields = _fields(reader)
+    for start, thread, text, *notes in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({chosen})'):
+        numbers: dict[str, int] = {}
+        for note in notes:
+            numbers |= _decoded(note, fields) if isinstance(note, bytes) else _numbers(note or "")
+        yield NotedCall(start, thread, text, numbers)
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """The whole numbers of a payload as JSON."""
+    try:
+        payload = decode_json(text.encode())
+    except ValueError:
+        return {}  # of a program that names its own ranges as NCCL does
+    pairs = payload.items() if isinstance(payload, dict) else ()
+    return {name.lower(): int(value) for name, value in pairs if _WHOLE.fullmatch(str(value))}
+
+
+_Fields = dict[int, dict[str, tuple[struct.Struct, int]]]
+
+
+def _fields(reader: Reader) -> _Fields:
+    """Where the numbers of each payload schema are: schema ID to names to type and offset in bytes."""
+    fields: _Fields = defaultdict(dict)
+    for schema_id, kind, name, offset in rows_of(reader.read(schema.PAYLOAD_FIELDS)):
+        if kind in _TYPES:
+            fields[schema_id][name.lower()] = _TYPES[kind], offset
+    return fields
+
+
+def _decoded(blob: bytes, fields: _Fields) -> dict[str, int]:
+    """The numbers of a binary payload."""
+    if len(blob) < _HEADER.size:
+        return {}
+    schema_id = _HEADER.unpack_from(blob)[1] & 0xFFFFFFFF
+    payload = blob[_HEADER.size :]
+    return {
+        name: kind.unpack_from(payload, offset)[0]
+        for name, (kind, offset) in fields.get(schema_id, {}).items()
+        if 0 <= offset <= len(payload) - kind.size
+    }
