@@ -8,11 +8,11 @@ from pathlib import Path
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option, trace_argument
+from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option
 
 
 @click.command(epilog="Example: nsys-analyze explain capture.sqlite")
-@trace_argument
+@click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE...")
 @click.option(
     "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
     help="Timings of unprofiled runs, as nsys-analyze report reads them. Repeatable.",
@@ -24,7 +24,7 @@ from nsys_analyzer.cli.options import command_line, configuration_options, phase
 @phase_names_option("--phase-name")
 @configuration_options
 def explain(
-    trace: Path,
+    traces: tuple[Path, ...],
     csv_paths: tuple[Path, ...],
     output_format: str,
     phase_names: tuple[str, ...],
@@ -36,7 +36,7 @@ def explain(
     """Print why a training step of TRACE is as long as it is, and what would make it shorter.
 
     What the GPU does in a step, why it idles, and the findings, the largest saving first: what was seen, the lines of
-    code to try, and how to check it. TRACE is a capture or a folder of captures.
+    code to try, and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
     """
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
@@ -46,26 +46,32 @@ def explain(
     from nsys_analyzer.report.renderers.json_data import explained_data
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.sections import steps
+    from nsys_analyzer.report.sections import ranks, steps
     from nsys_analyzer.report.sections.evidence import FEW
     from nsys_analyzer.report.sections.folding import fold
     from nsys_analyzer.runs.timings import Selection
 
     names, selection = PhaseNames.parse(phase_names), Selection.parse((), None, None, model)
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    evidence = load_evidence((trace,), csv_paths, command_line(), _tell, names, given, selection=selection)
+    evidence = load_evidence(traces, csv_paths, command_line(), _tell, names, given, selection=selection)
     if output_format == "json":
-        click.echo(json.dumps(explained_data(evidence.captures), indent=1, allow_nan=False), file=data_stream())
+        click.echo(
+            json.dumps(explained_data(evidence.captures, evidence.runs), indent=1, allow_nan=False), file=data_stream()
+        )
         return
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
-    if not section.blocks:
-        click.echo(f"{trace} holds no step that ran on a GPU: there is nothing to explain.")
+    sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
+    names_of = ", ".join(trace.name for trace in traces)
+    if not sections:
+        click.echo(f"{names_of} holds no step that ran on a GPU: there is nothing to explain.")
     elif output_format == "markdown":
-        shown = fold(section) if len(evidence.captures) > FEW else section
-        click.echo(markdown.render(Report(f"The steps of {trace.name}", (shown,)), {}), nl=False)
+        shown = tuple(map(fold, sections)) if len(evidence.captures) > FEW else sections
+        click.echo(markdown.render(Report(f"The steps of {names_of}", shown), {}), nl=False)
     else:
-        print_section(section)
+        for place, one in enumerate(sections):
+            click.echo(nl=place > 0)
+            print_section(one)
 
 
 def _tell(line: str) -> None:

@@ -22,6 +22,8 @@ from nsys_analyzer.trace.reader import Reader
 
 INIT_COMMUNICATOR = "ncclCommInit"
 """The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
+#: The starts of the names of those that send nothing.
+_NO_MESSAGES = ("ncclComm", "ncclGroup")
 UNKNOWN = -1
 _MOST = 2**63 - 1  # IDs have 64 bits, the columns' integers a sign
 
@@ -76,7 +78,7 @@ class NotedCall(NamedTuple):
 
 def read_nccl_calls(reader: Reader) -> NcclCalls:
     """The calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    found = (call for call in noted_calls(reader, "nccl[A-Z]") if not call.name.startswith(INIT_COMMUNICATOR))
+    found = (call for call in noted_calls(reader, "nccl[A-Z]") if not call.name.startswith(_NO_MESSAGES))
     noted = sorted(found, key=lambda call: call.start)
     if not noted:
         return NcclCalls.none()

@@ -49,20 +49,32 @@ def read_ranks(reader: Reader) -> dict[int, Rank]:
 
 
 def _launched(reader: Reader) -> Rank | None:
-    """The rank in the environment that nsys kept of the program it launched; None where two say different ones."""
+    """The rank in the environment that nsys kept of the program it launched; None where two say different ones.
+
+    Blocks of variables are those of other processes, too: they count where the capture's properties say nothing.
+    """
+    of_capture, blocks = _environment_of_capture(reader), _environment_blocks(reader)
+    return _rank_in(of_capture) or _rank_in(blocks)
+
+
+def _rank_in(texts: Iterable[str]) -> Rank | None:
     found: dict[str, set[int]] = defaultdict(set)
-    for name, value in _VARIABLE.findall("\0".join(_environment(reader))):
+    for name, value in _VARIABLE.findall("\0".join(texts)):
         found[name].add(int(value))
     known = (Rank(min(found[rank]), min(found[size], default=0)) for rank, size in _VARIABLES if len(found[rank]) == 1)
     return next(known, None)
 
 
-def _environment(reader: Reader) -> Iterator[str]:
-    """The texts that hold one of the variables wanted: of the capture's properties, and blocks of variables."""
+def _environment_of_capture(reader: Reader) -> Iterator[str]:
+    """The variables wanted among the capture's properties."""
     if "META_DATA_CAPTURE" in reader.columns_of:
         wanted = " OR ".join("value GLOB ?" for _ in _NAMES)
         query = f"SELECT value FROM META_DATA_CAPTURE WHERE name GLOB '*ENVIRONMENT_VARIABLE*' AND ({wanted})"
         yield from (text for (text,) in reader.rows(query, *(f"{name}=*" for name in _NAMES)))
+
+
+def _environment_blocks(reader: Reader) -> Iterator[str]:
+    """The blocks of variables that hold one of those wanted."""
     if strings := reader.name_of(schema.STRINGS):
         block = "(instr(value, 'RANK=') OR instr(value, 'SLURM_PROCID=')) AND instr(CAST(value AS BLOB), x'00')"
         yield from (text for (text,) in reader.rows(f'SELECT value FROM "{strings}" WHERE {block}'))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import Any, TypeVar
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranks.run import LostTime, Part, RankFigures
@@ -16,23 +18,52 @@ Key = TypeVar("Key", bound=Hashable)
 _EXPLAINS = 0.5
 
 
-def lost_time(
-    slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]
-) -> tuple[LostTime, ...]:
-    """The own time of a rank less that of a faster one, by phase and part, the largest loss first.
+@dataclass(frozen=True)
+class Losses:
+    """The own time that a rank loses to another one.
 
-    The parts add up to the difference of their mean own times, as far as all steps were looked at.
+    Attributes:
+        rows: by phase and part, the largest first.
+        slowed_ms: of the other rank: by how much its own work took longer because its collectives waited beside it.
+    """
+
+    rows: tuple[LostTime, ...]
+    slowed_ms: float
+
+
+def find_losses(slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]) -> Losses | None:
+    """The own time of a rank less that of a faster one, mean ms of a step; None where a step is not known.
+
+    The rows less what slowed the faster one down add up to the difference of their mean own times, as far as all steps
+    were looked at. A collective that waits occupies a part of the GPU: what runs beside it takes longer than on the
+    rank that is waited for. So a phase in which the faster rank needs more time counts as slowed, as far as collectives
+    waited beside other work.
     """
     devices = [_device(figures, capture) for figures, capture in (slow, fast)]
     if devices[0] is None or devices[1] is None:
-        return ()
+        return None
     here, there = devices[0], devices[1]
+    less = _less(_own(here), _own(there))
+    slowed, phases = _slowed(less, fast[0])
     transfers = (slow[0].exposed_transfer_ms or 0.0) - (fast[0].exposed_transfer_ms or 0.0)
-    rows = [
-        LostTime(phase, part, ms, **_why(part, ms, here, there, slow[1].modules, fast[1].modules))
-        for (phase, part), ms in _less(_own(here), _own(there)).items()
-    ]
-    return tuple(sorted((*rows, LostTime("", "transferring", transfers)), key=lambda row: -row.ms))
+    rows = [LostTime(phase, part, ms) for (phase, part), ms in less.items() if phase not in phases]
+    rows = sorted((*rows, LostTime("", "transferring", transfers)), key=lambda row: -row.ms)
+    return Losses(tuple(_with_reasons(rows, here, there, slow[1].modules, fast[1].modules)), slowed)
+
+
+def _slowed(less: Mapping[tuple[str, Part], float], fast: RankFigures) -> tuple[float, set[str]]:
+    """What slowed the faster rank's own work down, ms, and in which phases."""
+    hidden = (fast.waiting_ms or 0.0) - (fast.exposed_waiting_ms or 0.0)
+    by_phase: dict[str, float] = defaultdict(float)
+    for (phase, _), ms in less.items():
+        by_phase[phase] += ms
+    phases: set[str] = set()
+    slowed = 0.0
+    for phase, ms in sorted(by_phase.items(), key=lambda pair: pair[1]):
+        if ms < 0 and slowed - ms <= hidden:
+            phases.add(phase)
+            slowed -= ms
+    return slowed, phases
 
 
 def _device(figures: RankFigures, capture: CaptureSummary) -> DeviceSteps | None:
@@ -55,19 +86,23 @@ def _less(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, flo
     return {key: ms for key in keys if (ms := one.get(key, 0.0) - other.get(key, 0.0))}
 
 
-def _why(
-    part: Part, ms: float, here: DeviceSteps, there: DeviceSteps, modules: Modules | None, others: Modules | None
-) -> dict[str, Any]:
-    """What explains most of a loss: a class of kernels and a module, or a cause of idle time and its range."""
-    if part == "idle":
-        causes = [{(row.cause, row.range): row.ms for row in device.idle} for device in (here, there)]
-        cause = _most(ms, _less(*causes))
-        return {"cause": cause[0], "range": cause[1]} if cause else {}
-    if part == "compute":
-        kernel_class = _most(ms, _less(*({one.kernel_class: one.ms for one in d.classes} for d in (here, there))))
-        module = _most(ms, _less(*(dict(_by_module(tree)) for tree in (modules, others))))
-        return {"kernel_class": kernel_class or "", "module": module or ""}
-    return {}
+def _with_reasons(
+    rows: Sequence[LostTime], here: DeviceSteps, there: DeviceSteps, modules: Modules | None, others: Modules | None
+) -> Iterator[LostTime]:
+    """The rows, of which the largest in compute and the largest in idle time get what explains most of them."""
+    classes = _less(*({one.kernel_class: one.ms for one in device.classes} for device in (here, there)))
+    own = _less(*(dict(_by_module(tree)) for tree in (modules, others)))
+    causes = _less(*({(row.cause, row.range): row.ms for row in device.idle} for device in (here, there)))
+    seen: set[Part] = set()
+    for row in rows:
+        first = row.part not in seen
+        seen.add(row.part)
+        if first and row.part == "idle" and (cause := _most(row.ms, causes)):
+            yield replace(row, cause=cause[0], range=cause[1])
+        elif first and row.part == "compute":
+            yield replace(row, kernel_class=_most(row.ms, classes) or "", module=_most(row.ms, own) or "")
+        else:
+            yield row
 
 
 def _most(ms: float, less: Mapping[Key, float]) -> Key | None:

@@ -167,24 +167,33 @@ class _Calls:
 
 
 def _calls(attributed: AttributedTrace, collectives: Ints) -> _Calls:
-    """A call belongs to the first collective that its thread launches from its start on.
+    """A call belongs to the next collective that its thread launches.
 
-    A group of calls is launched at once, when the last one has been made.
+    A group of calls is launched at once, when the last one has been made. Where one thread drives several devices, a
+    group has a collective for each: the calls take turns.
     """
     calls, attribution = attributed.trace.nccl_calls, attributed.attribution
-    launched = attribution.thread[collectives] != NONE
-    collectives = collectives[launched]
-    thread, time = attribution.thread[collectives], attribution.time[collectives]
+    collectives = collectives[attribution.thread[collectives] != NONE]
     if not len(calls) or not len(collectives):
         return _Calls(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    thread, time = attribution.thread[collectives], attribution.time[collectives]
     axis = Axis(thread, time)
-    place = axis.place(thread, time)
-    order = np.argsort(place, kind="stable")
-    at = np.searchsorted(place[order], axis.place(calls.thread, calls.start))
-    known = at < len(order)
-    following = collectives[order[np.minimum(at, len(order) - 1)]]
-    known &= attribution.thread[following] == calls.thread
-    return _Calls(following[known], np.flatnonzero(known))
+    collectives = collectives[np.argsort(axis.place(thread, time), kind="stable")]
+    place = axis.place(attribution.thread[collectives], attribution.time[collectives])
+    made = np.argsort(axis.place(calls.thread, calls.start), kind="stable")
+    first = np.searchsorted(place, axis.place(calls.thread, calls.start)[made])
+    known = first < len(place)
+    known[known] = attribution.thread[collectives[first[known]]] == calls.thread[made[known]]
+    first, made = first[known], made[known]
+    groups, begin, count = np.unique(first, return_index=True, return_counts=True)
+    # The collectives from one group's first to the next one's are launched together, if they are on other devices.
+    until = np.append(groups[1:], len(place))
+    size = np.minimum(until - groups, count)
+    device = attributed.trace.operations.device[collectives]
+    distinct = [len(set(device[a : a + n].tolist())) == n for a, n in zip(groups.tolist(), size.tolist(), strict=True)]
+    size = np.where(distinct, size, 1)
+    turn = (np.arange(len(first)) - np.repeat(begin, count)) % np.repeat(size, count)
+    return _Calls(collectives[first + turn], made)
 
 
 def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, calls: _Calls) -> Collectives:

@@ -26,7 +26,8 @@ class RankFigures:
         waiting_ms, transfer_ms: of that, until the last rank has started the collective, and from then on.
         exposed_waiting_ms, exposed_transfer_ms: the same of the exposed communication.
         own_ms: the step without the exposed waiting: what it would take if no other rank were late.
-        late_ms: its own time less that of the rank with least, step by step.
+        late_ms: its own time less that of the rank with least, step by step, and what slowed that rank down because
+            its collectives waited beside its own work.
         slowest_steps: in how many steps it has the most own time.
         offset_ms: by how much its clock is ahead of the first rank's.
     """
@@ -127,9 +128,11 @@ class ParallelRun:
         missing: the ranks that no capture is of.
         steps: the steps that all ranks have.
         slowest: the position of the rank with the most own time; None where waiting is not known.
-        skew_ms: how much more own time it has than the rank with least, median of the steps.
+        skew_ms: how late it is, median of the steps.
         fastest: the position of the rank with least.
-        lost: where it loses that, the largest part first; the parts add up to the mean difference.
+        lost: where it loses that, the largest part first.
+        slowed_ms: by how much the own work of the rank with least took longer because its collectives waited beside it;
+            ``lost`` less this is the mean difference of their own times.
         findings: what would make the step shorter, the largest saving first.
         alignment: None where clocks could not be aligned.
         notes: what a reader must know of the join.
@@ -146,6 +149,7 @@ class ParallelRun:
     fastest: int | None = None
     skew_ms: float | None = None
     lost: tuple[LostTime, ...] = ()
+    slowed_ms: float = 0.0
     alignment: Alignment | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[Words, ...] = ()

@@ -10,6 +10,7 @@ import numpy as np
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, Member
 
+DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 #: A message of so few bytes carries a loss, a norm or a flag, not activations, gradients or weights.
 _SMALL = 4096
 
@@ -36,16 +37,16 @@ def _strategy(pattern: set[tuple[str, str]]) -> str:
     for kind, phase in pattern:
         phases[kind].add("forward" if phase == "loss" else phase)
     if "send/receive" in phases:
-        return "pipeline parallel"
+        return PIPELINE
     if "all-to-all" in phases:
         return "expert parallel"
     if "all-gather" in phases and "reduce-scatter" in phases:
         if "forward" in phases["reduce-scatter"]:
             return "tensor parallel, with its sequence"
-        return "sharded optimizer (ZeRO)" if phases["all-gather"] == {"optimizer"} else "fully sharded (FSDP)"
+        return "sharded optimizer (ZeRO)" if phases["all-gather"] == {"optimizer"} else SHARDED
     if "all-reduce" in phases:
         reduced = phases["all-reduce"]
         if reduced & {"forward"}:
             return "tensor parallel"
-        return "data parallel (DDP)" if "backward" in reduced else "data or tensor parallel"
+        return DATA_PARALLEL if "backward" in reduced else "data or tensor parallel"
     return ""

@@ -70,7 +70,7 @@ class _Join:
         if own is not None and own.size:
             median = np.median(own, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
-            skew = float(np.median(own[slowest] - own[fastest])) / _NS_PER_MS
+            skew = max(float(np.median(own[slowest] - own[fastest])), 0.0) / _NS_PER_MS
         return ParallelRun(
             name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
             strategies=name_strategies(self.members),

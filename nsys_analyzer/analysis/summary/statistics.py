@@ -19,6 +19,8 @@ from nsys_analyzer.trace.columns import GRAPH, KINDS, Operations
 _NS_PER_MS = 1e6
 #: A share that is shown as 0.0 %.
 _NO_DIGIT = 0.0005
+#: The statistics that are values, and not how far these lie apart.
+_PLACES = ("mean", "min", "median", "max")
 _CLASS, _NAME_AND_CLASS = attrgetter("kernel_class"), attrgetter("key")
 
 
@@ -40,6 +42,11 @@ class Stats:
     def typical(self) -> float | None:
         """The median, else the mean: one slow instance moves the mean of a few."""
         return self.mean if self.median is None else self.median
+
+    def shifted(self, by: float) -> Stats:
+        """The statistics of values that are so much larger."""
+        moved = {key: None if (value := getattr(self, key)) is None else value + by for key in _PLACES}
+        return replace(self, **moved)
 
     @staticmethod
     def of_ns(values: Ints | Sequence[int]) -> Stats:

@@ -39,7 +39,8 @@ _FULL, _MOSTLY, _UNCLEAR = 0.9, 0.5, 0.1
 
 #: The place of a finding, and the finding.
 _Ranked = tuple[int, Finding]
-_FIELDS: tuple[Field[_Ranked], ...] = (
+#: The columns of a table of findings.
+FIELDS: tuple[Field[_Ranked], ...] = (
     Field("#", "text", lambda row: str(row[0])),
     Field("finding", "text", lambda row: row[1].title),
     Field("saves ms", "ms", lambda row: saving(row[1])),
@@ -153,10 +154,10 @@ def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
     for one in diagnosis.findings:
         if one.id == _PROFILER:
             yield Paragraph(_of_profiler(one), capture.title)
-            yield from _fixed(one, capture.title) if explained else ()
+            yield from fixed(one, capture.title) if explained else ()
     if ranked and abs(diagnosis.error) > _REPLAYED:
         yield Paragraph(_roughly(diagnosis), capture.title)
-    shown = [(f"{place}. {in_a_line(one, capture)}", _seen_and_fixed(one, capture.title)) for place, one in ranked]
+    shown = [(f"{place}. {in_a_line(one, capture)}", _seen_andfixed(one, capture.title)) for place, one in ranked]
     for title, blocks in shown[:_FIRST] if explained else ():
         yield Paragraph(strong(title), capture.title)
         yield from blocks
@@ -181,15 +182,15 @@ def remedies(captures: Iterable[CaptureSummary]) -> Iterator[Details]:
 
 def _table(capture: str, ranked: list[_Ranked]) -> Table:
     caption = "What to fix, the largest saving first; of the step without the profiler:"
-    return table(_FIELDS, ranked, caption, capture=capture, names=2)
+    return table(FIELDS, ranked, caption, capture=capture, names=2)
 
 
-def _seen_and_fixed(finding: Finding, capture: str) -> tuple[Block, ...]:
+def _seen_andfixed(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What was seen, what to type, and what both rest on."""
-    return (Paragraph(joined(" ", finding.evidence), capture), *_fixed(finding, capture))
+    return (Paragraph(joined(" ", finding.evidence), capture), *fixed(finding, capture))
 
 
-def _fixed(finding: Finding, capture: str) -> tuple[Block, ...]:
+def fixed(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What to type, and what that rests on."""
     return Listing(finding.remedy, "python", capture), Listing(_reasons(finding), capture=capture)
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.sections.evidence import Evidence, typical
+from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS
+from nsys_analyzer.report.sections.findings import fixed
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
-from nsys_analyzer.text import Words, joined, phrase, plural
+from nsys_analyzer.text import Words, joined, phrase, plural, strong
 
 #: What is below this share of a step is not worth a word, nor a row.
 _MATTERS, _ROW = 0.02, 0.002
@@ -54,6 +57,7 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
         _RANKS if several else _RANKS[:1] + _RANKS[2:], run.ranks, "The steps of each rank, mean ms:", capture=run.name
     )
     yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
+    yield from _findings(run)
     yield from _losses(run)
     yield from _collectives(run)
     said = [*([_clocks(run, run.alignment)] if run.alignment else []), *run.notes]
@@ -80,6 +84,8 @@ def _who_is_late(run: ParallelRun) -> Words:
         return "Who waits for whom is not known."
     if run.skew_ms < _MATTERS * slowest.step_ms.median:
         return f"No rank is late: their own times differ by {milliseconds(run.skew_ms)}."
+    if PIPELINE in run.strategies:
+        return phrase("The longest stage is {}'s: {} more own time.", slowest.label, milliseconds(run.skew_ms))
     often = f"in {slowest.slowest_steps} of {run.steps} steps"
     named = slowest.label.capitalize()
     late = phrase("{} is late by {} ({}).", named, milliseconds(run.skew_ms), often)
@@ -120,6 +126,19 @@ def _short(run: ParallelRun) -> Words:
         is_late = run.skew_ms >= _MATTERS * slowest.step_ms.median
         late = f"{slowest.label} late by {milliseconds(run.skew_ms)}; " if is_late else "no rank is late; "
     return f"{shared}{late}exposed communication {milliseconds(exposed)} a step"
+
+
+def _findings(run: ParallelRun) -> Iterator[Block]:
+    """What would make the step shorter; of the step under the profiler, as the ranks' times are."""
+    if not run.findings:
+        return
+    rows = list(enumerate(run.findings, 1))
+    caption = "What to fix, the largest saving first; of the step under the profiler:"
+    yield table(FINDINGS, rows, caption, capture=run.name, names=2)
+    for place, one in rows:
+        yield Paragraph(strong(f"{place}. {one.title}"), run.name)
+        yield Paragraph(joined(" ", one.evidence), run.name)
+        yield from fixed(one, run.name)
 
 
 def _losses(run: ParallelRun) -> Iterator[Table]:

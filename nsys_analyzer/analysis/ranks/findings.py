@@ -1,0 +1,212 @@
+"""What would make the steps of several ranks shorter: a rank that is late, and communication that nothing hides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from nsys_analyzer.analysis.findings.case import three, times
+from nsys_analyzer.analysis.findings.diagnosis import LEAST
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.strategies import DATA_PARALLEL, PIPELINE, SHARDED
+from nsys_analyzer.text import Words, phrase
+
+#: The GPU's work differs by so much from run to run, that of two GPUs and the CPU's own time by more.
+_RUNS, _GPUS, _CPU_RUNS = 0.03, 0.1, 0.29
+#: PyTorch's default size of a bucket of gradients, bytes; buckets so many times larger are too large.
+_BUCKET, _LARGER = 25 * 2**20, 2
+#: Buckets that a run is taken to have where the size of its messages is not known.
+_USUAL_BUCKETS = 8
+#: Collectives that are hidden slow what runs beside them down, by this share of their time at most: they took a
+#: quarter to a third of it on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
+_SLOWS = 0.35
+#: A bucket may be ready late: so many of the last ones are exposed at most.
+_LAST_BUCKETS = 3
+#: Messages smaller than this take as long as this one would, about, bytes.
+_SMALL = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class _Saving:
+    """A finding before it is ranked: what a step saves at least and at most, ms."""
+
+    id: str
+    title: str
+    low: float
+    high: float
+    evidence: tuple[Words, ...]
+    derivation: Words
+    remedy: tuple[str, ...]
+    disproof: Words
+
+
+def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
+    """The findings of a run of several ranks, the largest saving first."""
+    slowest = run.slowest_rank
+    if slowest is None or slowest.own_ms is None or len(run.ranks) < 2:
+        return ()
+    step_ms = max(one.step_ms.median or 0.0 for one in run.ranks)
+    rules = _late_rank, _large_buckets, _small_collectives, _exposed, _bubble
+    found = [one for rule in rules for one in rule(run, slowest)]
+    kept = [one for one in found if (one.low + one.high) / 2 >= LEAST * step_ms]
+    return tuple(_ranked(sorted(kept, key=lambda one: -(one.low + one.high)), step_ms))
+
+
+def _ranked(found: Sequence[_Saving], step_ms: float) -> Iterator[Finding]:
+    """The findings; they are of different time, so each leaves what those before it left, less its own saving."""
+    left = step_ms
+    for one in found:
+        left = max(left - (one.low + one.high) / 2, 0.0)
+        said = one.evidence, one.derivation, one.remedy, one.disproof
+        yield Finding(one.id, one.title, one.low, min(one.high, step_ms), step_ms, left, *said)
+
+
+def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
+    """The rank that all others wait for."""
+    others = sorted(one.late_ms.median or 0.0 for one in run.ranks if one is not slowest and one.late_ms)
+    late = run.skew_ms or 0.0
+    if not others or PIPELINE in run.strategies:  # stages differ by their making
+        return
+    least, most = late - others[-1], late - others[(len(others) - 1) // 2]
+    apart = _CPU_RUNS if run.lost and run.lost[0].part == "idle" else _GPUS
+    yield _Saving(
+        "late_rank",
+        "All ranks wait for one",
+        max(least, 0.0) * (1 - apart),
+        max(most, 0.0) * (1 + apart),
+        (
+            f"{slowest.label.capitalize()} comes {three(late)} ms later to the collectives than the first rank, in "
+            f"{slowest.slowest_steps} of {run.steps} steps as the last one.",
+        ),
+        f"Its own time less that of the next rank, and less that of the middle one; ±{apart:.0%} from run to run.",
+        (
+            "# what the rank does besides: logging, checkpoints, evaluation; its share of the data",
+            "sampler = DistributedBatchSampler(lengths)  # batches of equal tokens for each rank",
+            "# the same work everywhere: compare clocks and temperature (nvidia-smi -q -d CLOCK), and CPU affinity",
+        ),
+        "Swap the ranks' GPUs: if the same rank is late, it is the program; if the same GPU is, the machine.",
+    )
+
+
+def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
+    """Gradients that wait for the end of backward, since a bucket holds so many of them."""
+    rows, exposed = _of_gradients(run), slowest.exposed_transfer_ms or 0.0
+    transfer = sum(row.transfer_ms or 0.0 for row in rows)
+    count = sum(row.count for row in rows)
+    largest = max((row.bytes or 0 for row in rows), default=0)
+    if not transfer or (largest and largest <= _LARGER * _BUCKET) or (not largest and count > _LARGER):
+        return
+    total = sum((row.bytes or 0) * row.count for row in rows)
+    buckets = max(total / _BUCKET if total else _USUAL_BUCKETS, 1.0)
+    high = exposed - min(exposed, transfer / buckets)
+    low = exposed - min(exposed, _LAST_BUCKETS * transfer / buckets) - _SLOWS * high
+    size = f" of up to {largest / 2**20:,.0f} MiB" if largest else ""
+    yield _Saving(
+        "large_buckets",
+        "Buckets of gradients are too large to be hidden",
+        max(low, 0.0) * (1 - _RUNS),
+        high * (1 + _RUNS),
+        (
+            f"{times(count, 'bucket')}{size} a step are reduced in {three(transfer)} ms, of which nothing hides "
+            f"{three(exposed)} ms: a bucket can start when its last gradient is there.",
+        ),
+        f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {three(buckets)} stay exposed, and the "
+        f"others slow backward down by up to {_SLOWS:.0%} of their time.",
+        ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
+        "Time the step with bucket_cap_mb=25: exposed communication falls to that of the last buckets.",
+    )
+
+
+def _small_collectives(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
+    """Messages so small that each takes the time of a larger one."""
+    known = [row for row in run.collectives if row.bytes and row.bus_bytes_per_s and row.transfer_ms]
+    fastest = max((row.bus_bytes_per_s or 0.0 for row in known), default=0.0)
+    small = [row for row in known if (row.bytes or 0) < _SMALL]
+    # At the rate of the fastest messages of this run, they would take this share of their time.
+    spent = sum(row.transfer_ms or 0.0 for row in small)
+    needed = sum((row.transfer_ms or 0.0) * (row.bus_bytes_per_s or 0.0) / fastest for row in small)
+    count = sum(row.count for row in small)
+    if not small:
+        return
+    high = min(spent - needed, slowest.exposed_transfer_ms or 0.0)
+    yield _Saving(
+        "small_collectives",
+        "Collectives are too small",
+        0.0,
+        high * (1 + _RUNS),
+        (
+            f"{times(count, 'collective')} a step of less than {_SMALL // 2**20} MiB take {three(spent)} ms; at "
+            f"the {fastest / 1e9:,.0f} GB/s of the fastest ones they would take {three(needed)} ms.",
+        ),
+        "From nothing, if they stay as exposed as they are, to the difference, as far as it is exposed.",
+        (
+            "model = DistributedDataParallel(model, bucket_cap_mb=25)  # more gradients in a bucket",
+            "# FSDP2: fully_shard whole blocks, not single layers; join small tensors before dist.all_reduce",
+        ),
+        "Time the step with larger messages: if it is as long, their time was hidden.",
+    )
+
+
+def _exposed(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
+    """Communication that nothing hides, where it is not for the size of the buckets."""
+    exposed = slowest.exposed_transfer_ms or 0.0
+    if next(_large_buckets(run, slowest), None) or PIPELINE in run.strategies:
+        return
+    replicas = not set(run.strategies).isdisjoint((DATA_PARALLEL, SHARDED))
+    remedy = _OVERLAP if replicas else _FEWER
+    yield _Saving(
+        "exposed_communication",
+        "Collectives are not hidden by computation",
+        0.0,
+        exposed * (1 + _RUNS),
+        (
+            f"Collectives transfer for {three(slowest.transfer_ms or 0.0)} ms a step, of which nothing hides "
+            f"{three(exposed)} ms ({slowest.label}; waiting for other ranks is not counted).",
+        ),
+        "From nothing, if none of it can be hidden or left out, to all of it.",
+        remedy,
+        "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
+    )
+
+
+_OVERLAP = (
+    "with model.no_sync(): ...  # accumulate gradients, and reduce those of several batches at once",
+    "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+    "# FSDP2: layer.set_modules_to_forward_prefetch([next_layer]); reshard_after_forward=False where memory allows",
+)
+_FEWER = (
+    "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
+    "torch._inductor.config._micro_pipeline_tp = True  # torch.compile overlaps matmuls with their collectives",
+)
+
+
+def _bubble(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
+    """Stages of a pipeline that wait for each other."""
+    waits = slowest.exposed_waiting_ms or 0.0
+    if PIPELINE not in run.strategies:
+        return
+    yield _Saving(
+        "pipeline_bubble",
+        "The stages of the pipeline wait for each other",
+        0.0,
+        waits / 2 * (1 + _RUNS),
+        (
+            f"{slowest.label.capitalize()}, the longest stage, waits {three(waits)} ms a step for others.",
+            f"The stages' own times differ by {three(run.skew_ms or 0.0)} ms.",
+        ),
+        "From nothing, if smaller microbatches take as long together, to half of it: with twice as many, the pipeline "
+        "fills and drains in half of the time.",
+        (
+            "schedule = Schedule1F1B(stage, n_microbatches=2 * n)  # or ScheduleInterleaved1F1B, several stages a rank",
+            "# layers from the longest stage to the others",
+        ),
+        phrase("Time the step with twice the microbatches; `nsys-analyze report` shows what each stage waits for."),
+    )
+
+
+def _of_gradients(run: ParallelRun) -> list[CollectiveFigures]:
+    """The all-reduces that backward launches, of a run that shares its data alone."""
+    if DATA_PARALLEL not in run.strategies:
+        return []
+    return [row for row in run.collectives if row.kind == "all-reduce" and row.phase == "backward"]
