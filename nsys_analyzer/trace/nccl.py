@@ -30,6 +30,9 @@ RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
     "rank", "no. of ranks", "nccl communicator id", "message size [bytes]", "peer rank",
 )  # fmt: skip
 _PEERS = (PEER, "peer")
+_SIZES = (BYTES, "bytes")  # of a broadcast and an exchange in older versions of NCCL
+#: The functions that send messages, not those that make communicators, group calls or ask for something.
+_SENDS = re.compile(r"nccl(?:All|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)")
 _WHOLE = re.compile(r"[0-9]{1,20}")
 #: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each.
 _HEADER = struct.Struct("<QQQQ")
@@ -76,7 +79,7 @@ class NotedCall(NamedTuple):
 
 def read_nccl_calls(reader: Reader) -> NcclCalls:
     """The calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    found = (call for call in noted_calls(reader, "nccl[A-Z]") if not call.name.startswith(INIT_COMMUNICATOR))
+    found = (call for call in noted_calls(reader, "nccl[A-Z]") if _SENDS.match(call.name))
     noted = sorted(found, key=lambda call: call.start)
     if not noted:
         return NcclCalls.none()
@@ -91,7 +94,7 @@ def read_nccl_calls(reader: Reader) -> NcclCalls:
         start=np.array([call.start for call in noted], np.int64),
         thread=np.array([call.thread for call in noted], np.int64),
         communicator=column(0, COMMUNICATOR),
-        bytes=column(UNKNOWN, BYTES),
+        bytes=column(UNKNOWN, *_SIZES),
         peer=column(UNKNOWN, *_PEERS),
         name=np.array([code[call.name] for call in noted], np.int32),
         names=names,
