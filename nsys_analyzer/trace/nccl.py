@@ -22,8 +22,6 @@ from nsys_analyzer.trace.reader import Reader
 
 INIT_COMMUNICATOR = "ncclCommInit"
 """The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
-#: The starts of the names of those that send nothing.
-_NO_MESSAGES = ("ncclComm", "ncclGroup")
 UNKNOWN = -1
 _MOST = 2**63 - 1  # IDs have 64 bits, the columns' integers a sign
 
@@ -32,6 +30,9 @@ RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
     "rank", "no. of ranks", "nccl communicator id", "message size [bytes]", "peer rank",
 )  # fmt: skip
 _PEERS = (PEER, "peer")
+_SIZES = (BYTES, "bytes")  # of a broadcast and an exchange in older versions of NCCL
+#: The functions that send messages, not those that make communicators, group calls or ask for something.
+_SENDS = re.compile(r"nccl(?:All|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)")
 _WHOLE = re.compile(r"[0-9]{1,20}")
 #: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each.
 _HEADER = struct.Struct("<QQQQ")
@@ -78,7 +79,7 @@ class NotedCall(NamedTuple):
 
 def read_nccl_calls(reader: Reader) -> NcclCalls:
     """The calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    found = (call for call in noted_calls(reader, "nccl[A-Z]") if not call.name.startswith(_NO_MESSAGES))
+    found = (call for call in noted_calls(reader, "nccl[A-Z]") if _SENDS.match(call.name))
     noted = sorted(found, key=lambda call: call.start)
     if not noted:
         return NcclCalls.none()
@@ -93,7 +94,7 @@ def read_nccl_calls(reader: Reader) -> NcclCalls:
         start=np.array([call.start for call in noted], np.int64),
         thread=np.array([call.thread for call in noted], np.int64),
         communicator=column(0, COMMUNICATOR),
-        bytes=column(UNKNOWN, BYTES),
+        bytes=column(UNKNOWN, *_SIZES),
         peer=column(UNKNOWN, *_PEERS),
         name=np.array([code[call.name] for call in noted], np.int32),
         names=names,

@@ -109,11 +109,12 @@ class Export:
         return self
 
     def memory(
-        self, kind: str, launch: int, start: int, end: int, tid: int = MAIN, pid: int = PID, stream: int = 7
-    ) -> Export:
+        self, kind: str, launch: int, start: int, end: int, tid: int = MAIN, pid: int = PID, stream: int = 7,
+        device: int = 0,
+    ) -> Export:  # fmt: skip
         """A MEMCPY or MEMSET."""
         api = "cudaMemcpyAsync_v3020" if kind == "MEMCPY" else "cudaMemsetAsync_v3020"
-        self._gpu(kind, start, end, self.call(api, launch, tid, pid), pid, stream, 0)
+        self._gpu(kind, start, end, self.call(api, launch, tid, pid), pid, stream, device)
         return self
 
     def graph(self, launch: int, start: int, end: int) -> Export:

@@ -68,8 +68,7 @@ def _clock(
         if known is None:
             continue
         own, others = _ends(members, found, position, other)
-        alike = (members[other].source, members[other].started_utc_ns) == (member.source, member.started_utc_ns)
-        if alike:
+        if members[other].capture == member.capture:
             apart = own - others
             spread = _deviation(apart - np.median(apart)) if len(apart) else 0.0
             return Clock(known.offset_ns, known.drift, known.middle, spread, len(apart))

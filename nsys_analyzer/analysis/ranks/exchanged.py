@@ -15,8 +15,10 @@ from nsys_analyzer.analysis.ranks.member import (
     ALL_REDUCE,
     ALL_TO_ALL,
     COLLECTIVE_KINDS,
+    GATHER,
     OTHER_KIND,
     REDUCE_SCATTER,
+    SCATTER,
     Member,
 )
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures
@@ -33,11 +35,17 @@ _Key = tuple[int, str, int, int]
 
 @dataclass
 class _Some:
-    """Collectives of one kind, phase and size: ns of each on each rank; of those that were matched, how they pass."""
+    """Collectives of one kind, phase and size: ns of each on each rank.
 
+    Attributes:
+        members: the positions of those that take part.
+        matched: the transfers of those that were matched.
+    """
+
+    members: set[int] = field(default_factory=set)
     durations: list[Ints] = field(default_factory=list)
     waits: list[Ints] = field(default_factory=list)
-    transfers: list[Ints] = field(default_factory=list)
+    matched: list[Ints] = field(default_factory=list)
 
 
 def collective_figures(
@@ -69,11 +77,12 @@ def collective_figures(
             mine = index[np.ravel(group) == number]
             name = member.collectives.names[phase] if phase != NONE else ""
             some = found[kind, name, size, sizes.get(communicator, len(members))]
+            some.members.add(position)
             some.durations.append((collectives.end - collectives.start)[mine])
             if waits:
                 shared = mine[is_match[mine]]
-                some.waits.append((waits[position].until - collectives.start)[shared])
-                some.transfers.append((collectives.end - waits[position].until)[shared])
+                some.waits.append((waits[position].until - collectives.start)[mine])
+                some.matched.append((collectives.end - waits[position].until)[shared])
     count = len(matched.numbers)
     rows = [_figures(key, some, count, lacks_ranks=lacks_ranks) for key, some in found.items()]
     return tuple(sorted(rows, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
@@ -91,21 +100,22 @@ def _ranks_of_communicators(members: Sequence[Member]) -> dict[int, int]:
 
 def _figures(key: _Key, some: _Some, steps: int, *, lacks_ranks: bool) -> CollectiveFigures:
     kind, phase, size, ranks = key
-    on = len(some.durations)  # members
     durations = np.concatenate(some.durations)
-    transfers = np.concatenate(some.transfers) if some.transfers else np.zeros(0, np.int64)
-    known = len(transfers) > 0 and not lacks_ranks
-    one = Stats.of_ns(transfers) if known else Stats()
+    matched = np.concatenate(some.matched) if some.matched else np.zeros(0, np.int64)
+    known = len(matched) > 0 and not lacks_ranks
+    a_step = len(some.members) * steps * _NS_PER_MS
+    waiting = float(np.concatenate(some.waits).sum()) if known else 0.0
+    one = Stats.of_ns(matched) if known else Stats()
     link = _bytes_over_a_link(kind, size, ranks)
     return CollectiveFigures(
         kind=COLLECTIVE_KINDS[kind],
         phase=phase,
         bytes=size if size >= 0 else None,
         ranks=ranks,
-        count=len(durations) / on / steps,
+        count=len(durations) / len(some.members) / steps,
         duration_ms=Stats.of_ns(durations),
-        waiting_ms=float(np.concatenate(some.waits).sum()) / on / steps / _NS_PER_MS if known else None,
-        transfer_ms=float(transfers.sum()) / on / steps / _NS_PER_MS if known else None,
+        waiting_ms=waiting / a_step if known else None,
+        transfer_ms=(float(durations.sum()) - waiting) / a_step if known else None,
         transfer_one_ms=one,
         bus_bytes_per_s=link / (one.median / 1e3) if known and link and one.median else None,
     )
@@ -114,14 +124,13 @@ def _figures(key: _Key, some: _Some, steps: int, *, lacks_ranks: bool) -> Collec
 def _bytes_over_a_link(kind: int, size: int, ranks: int) -> float | None:
     """The bytes that pass each rank's link, as nccl-tests (PERFORMANCE.md) defines bus bandwidth.
 
-    NCCL counts the message of an all-gather and a reduce-scatter on one rank, that of the others as a whole.
+    NCCL counts the message of an all-reduce, a broadcast and a reduce as a whole, that of the others on one rank or
+    between two.
     """
     if size <= 0 or ranks < 2 or kind == OTHER_KIND:
         return None
     if kind == ALL_REDUCE:
         return size * 2 * (ranks - 1) / ranks
-    if kind in (ALL_GATHER, REDUCE_SCATTER):
+    if kind in (ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER):
         return float(size * (ranks - 1))
-    if kind == ALL_TO_ALL:
-        return size * (ranks - 1) / ranks
     return float(size)

@@ -54,8 +54,8 @@ def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
     return tuple(sorted(set(range(size)) - set(_ranks(group))))
 
 
-def _order(member: Member) -> tuple[bool, int, int]:
-    return member.rank is None, member.rank or 0, member.device
+def _order(member: Member) -> tuple[bool, int, int, str, int]:
+    return member.rank is None, member.rank or 0, member.device, member.capture, member.process
 
 
 def _each_once(members: Sequence[Member]) -> tuple[list[Member], list[Words]]:

@@ -31,7 +31,7 @@ class Collectives(Columns):
         step: which of the rank's steps launched it; -1 outside.
         kind: code into ``COLLECTIVE_KINDS``.
         communicator: its ID, one for all of its ranks; where that is not known, minus the stream it runs on.
-        bytes: the message as NCCL counts it, of one rank; -1 where it is not known.
+        bytes: the message as NCCL counts it, of one rank, of an exchange the larger way; -1 where it is not known.
         calls: NCCL's functions that it carries out; 0 where that is not known.
         peer: the other rank of a send or receive, in its communicator; -1 where it is not known.
         phase: code into ``names``, the phases of steps; -1 outside.

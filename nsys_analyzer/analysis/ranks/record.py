@@ -34,6 +34,7 @@ _KINDS = tuple(
         ("scatter", "scatter"),
     )
 )
+_RECEIVES = re.compile("recv", re.IGNORECASE)
 _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 
 
@@ -169,31 +170,31 @@ class _Calls:
 def _calls(attributed: AttributedTrace, collectives: Ints) -> _Calls:
     """A call belongs to the next collective that its thread launches.
 
-    A group of calls is launched at once, when the last one has been made. Where one thread drives several devices, a
-    group has a collective for each: the calls take turns.
+    A group of calls is launched when the last one has been made: as one kernel, or for several devices as one of each,
+    in the order of the calls. Calls that do not go into the kernels evenly belong to none.
     """
     calls, attribution = attributed.trace.nccl_calls, attributed.attribution
     collectives = collectives[attribution.thread[collectives] != NONE]
-    if not len(calls) or not len(collectives):
-        return _Calls(np.zeros(0, np.int64), np.zeros(0, np.int64))
     thread, time = attribution.thread[collectives], attribution.time[collectives]
+    none = np.zeros(0, np.int64)
+    if not len(calls) or not len(collectives):
+        return _Calls(none, none)
     axis = Axis(thread, time)
-    collectives = collectives[np.argsort(axis.place(thread, time), kind="stable")]
-    place = axis.place(attribution.thread[collectives], attribution.time[collectives])
-    made = np.argsort(axis.place(calls.thread, calls.start), kind="stable")
-    first = np.searchsorted(place, axis.place(calls.thread, calls.start)[made])
-    known = first < len(place)
-    known[known] = attribution.thread[collectives[first[known]]] == calls.thread[made[known]]
-    first, made = first[known], made[known]
-    groups, begin, count = np.unique(first, return_index=True, return_counts=True)
-    # The collectives from one group's first to the next one's are launched together, if they are on other devices.
-    until = np.append(groups[1:], len(place))
-    size = np.minimum(until - groups, count)
-    device = attributed.trace.operations.device[collectives]
-    distinct = [len(set(device[a : a + n].tolist())) == n for a, n in zip(groups.tolist(), size.tolist(), strict=True)]
-    size = np.where(distinct, size, 1)
-    turn = (np.arange(len(first)) - np.repeat(begin, count)) % np.repeat(size, count)
-    return _Calls(collectives[first + turn], made)
+    place = axis.place(thread, time)
+    order = np.lexsort((attributed.trace.operations.start[collectives], place))
+    at = np.searchsorted(place[order], axis.place(calls.thread, calls.start))
+    known = np.flatnonzero((at < len(order)) & np.isin(calls.thread, thread))
+    known = known[thread[order[at[known]]] == calls.thread[known]]
+    first, group, count = np.unique(at[known], return_inverse=True, return_counts=True)
+    last = np.minimum(np.append(first[1:], len(order)), np.searchsorted(thread[order], thread[order[first]], "right"))
+    kernels = last - first
+    each = np.where(kernels > count, 1, np.where(count % kernels == 0, count // kernels, 0))[group]
+    by_group = np.argsort(group, kind="stable")  # the calls are in order of start
+    number = np.empty_like(group)
+    number[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
+    even = each > 0
+    at_kernel = first[group[even]] + number[even] // each[even]
+    return _Calls(collectives[order[at_kernel]], known[even])
 
 
 def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, calls: _Calls) -> Collectives:
@@ -209,6 +210,9 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
     instances = attributed.instances
     phase = np.append(instances.phase, NONE)[attributed.instance_pair[0][chosen]]
     communicator = np.append(noted.communicator, 0)[call]
+    # An exchange sends and receives at the same time.
+    receives = np.array([bool(_RECEIVES.search(name)) for name in (*noted.names, "")])[noted.name]
+    sizes = (calls.sums(chosen, np.where(receives == way, noted.bytes, 0)) for way in (False, True))
     return Collectives(
         start=operations.start[chosen],
         end=operations.end[chosen],
@@ -216,7 +220,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
         step=np.where(launched < windows.called[-1], step, NONE),
         kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
         communicator=np.where(communicator != 0, communicator, -operations.stream[chosen].astype(np.int64) - 1),
-        bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, calls.sums(chosen, noted.bytes), UNKNOWN),
+        bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, np.maximum(*sizes), UNKNOWN),
         calls=calls.sums(chosen, np.ones_like(noted.start)),
         peer=np.append(noted.peer, UNKNOWN)[call],
         phase=phase,

@@ -26,7 +26,7 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
             name = collectives.names[phase] if phase != NONE else ""
             patterns[communicator].add((COLLECTIVE_KINDS[kind], name))
     found = dict.fromkeys(name for pattern in patterns.values() if (name := _strategy(pattern)))
-    if any(member.rank is None for member in members) and len({member.process for member in members}) == 1:
+    if len(members) > 1 and len({(member.capture, member.process) for member in members}) == 1:
         return ("several GPUs in one process",)
     return tuple(found)
 

@@ -95,7 +95,7 @@ class _Join:
         spread = max(clock.spread_ns for clock in known)
         if spread > _TOO_FAR * np.median(self._walls(0)):
             return None
-        one_clock = len({(member.source, member.started_utc_ns) for member in self.members}) == 1
+        one_clock = len({member.capture for member in self.members}) == 1
         return Alignment(one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in known))
 
     def _walls(self, position: int) -> Ints:

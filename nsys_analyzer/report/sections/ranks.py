@@ -33,7 +33,7 @@ _LEGEND = (
 _LEGEND_OF_SIZES = phrase(
     "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median time "
     "of transferring, as nccl-tests defines them: of n ranks, 2·(n−1)/n × bytes of an all-reduce, (n−1) × bytes of "
-    "an all-gather and a reduce-scatter."
+    "an all-gather, a reduce-scatter and an all-to-all."
 )
 _NO_SIZES = (
     "The sizes of messages are not known: the export lacks what NCCL notes of its calls. Repeat `nsys export` with "
