@@ -81,9 +81,10 @@ def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
         ),
         f"Its own time less that of the next rank, and less that of the middle one; ±{apart:.0%} from run to run.",
         (
-            "# what the rank does besides: logging, checkpoints, evaluation; its share of the data",
-            "sampler = DistributedBatchSampler(lengths)  # batches of equal tokens for each rank",
-            "# the same work everywhere: compare clocks and temperature (nvidia-smi -q -d CLOCK), and CPU affinity",
+            "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",
+            "if rank == 0 and step % 100 == 0: log(metrics)",
+            "torch.distributed.checkpoint.async_save(state, checkpoint_id=path)",
+            "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
         ),
         "Swap the ranks' GPUs: if the same rank is late, it is the program; if the same GPU is, the machine.",
     )

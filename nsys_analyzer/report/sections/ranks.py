@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
+from nsys_analyzer.analysis.steps.step import OUTSIDE
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.sections.evidence import Evidence, typical
@@ -52,11 +53,10 @@ def answer(evidence: Evidence) -> Section:
 
 def _of_run(run: ParallelRun) -> Iterator[Block]:
     yield Answer(run.name, _text(run), _short(run))
-    several = len({one.capture for one in run.ranks}) > 1
-    yield table(
-        _RANKS if several else _RANKS[:1] + _RANKS[2:], run.ranks, "The steps of each rank, mean ms:", capture=run.name
-    )
+    yield table(_RANKS, run.ranks, "The steps of each rank, mean ms:", capture=run.name)
     yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
+    if run.slowest is not None and len(run.ranks) > 1:
+        yield table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name)
     yield from _findings(run)
     yield from _losses(run)
     yield from _collectives(run)
@@ -97,7 +97,8 @@ def _loss(row: LostTime) -> Words:
     """A loss in words: "in forward: 13.5 ms more idle, because launching takes time"."""
     if row.part == "transferring":
         return f"in transferring: {milliseconds(row.ms)} more"
-    words: list[Words] = [f"in {row.phase}: {milliseconds(row.ms)} more {row.part}"]
+    where = row.phase if row.phase == OUTSIDE else f"in {row.phase}"
+    words: list[Words] = [f"{where}: {milliseconds(row.ms)} more {row.part}"]
     words += [f", because {CAUSES[row.cause]}"] if row.cause else []
     words += [phrase(" in the range `{}`", row.range)] if row.range else []
     words += [f" ({row.kernel_class})"] if row.kernel_class else []
@@ -151,11 +152,18 @@ def _losses(run: ParallelRun) -> Iterator[Table]:
     shown = [row for row in run.lost if abs(row.ms) >= _ROW * step][:_MOST_ROWS]
     rest = sum(row.ms for row in run.lost) - sum(row.ms for row in shown)
     rows: list[tuple[str, Words, Words, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
-    rows += [("", "smaller ones", "", rest)] if len(shown) < len(run.lost) else []
+    rows += [("", "smaller ones", "", rest)] if abs(rest) >= _ROW * step else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fast = run.ranks[run.fastest].label
     caption = f"Where {slowest.label} loses time to {fast}, mean ms of a step (below zero: where it needs less):"
     yield table(_LOSSES, rows, caption, capture=run.name, names=3)
+    if run.slowed_ms >= _ROW * step:
+        yield Paragraph(
+            f"Their own times differ by {milliseconds(run.skew_ms - run.slowed_ms)}. {fast.capitalize()}'s own work took "
+            f"{milliseconds(run.slowed_ms)} longer because its waiting collectives occupy a part of the GPU: without "
+            f"that, {slowest.label} would be as late as said.",
+            run.name,
+        )
 
 
 def _why(row: LostTime) -> Words:
@@ -171,8 +179,9 @@ def _collectives(run: ParallelRun) -> Iterator[Block]:
     if not rows:
         return
     rest = f" ({len(rows) - _MOST_ROWS} smaller rows left out)" if len(rows) > _MOST_ROWS else ""
-    caption = f"The collectives of a step, ms summed over a step and averaged over the ranks{rest}:"
-    yield table(_COLLECTIVES, rows[:_MOST_ROWS], caption, capture=run.name, names=2)
+    caption = f"The collectives{rest}; waiting and transferring: ms of a step, mean of the ranks; of one: median ms:"
+    fields = [one for one in _COLLECTIVES if one.title != "ranks" or len({row.ranks for row in rows}) > 1]
+    yield table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
     if all(row.bytes is None for row in rows):
         yield Paragraph(phrase(_NO_SIZES), capture=run.name)
 
@@ -197,15 +206,13 @@ def _clocks(run: ParallelRun, known: Alignment) -> Words:
 
 _RANKS: tuple[Field[RankFigures], ...] = (
     Field("rank", "text", lambda row: row.label),
-    Field("capture", "text", lambda row: row.capture),
-    Field("GPU", "text", lambda row: str(row.device)),
     Field("step", "ms", lambda row: row.step_ms.mean),
     Field("compute", "ms", lambda row: row.compute_ms),
-    Field("exposed copies", "ms", lambda row: row.exposed_copy_ms or None),
+    Field("copies", "ms", lambda row: row.exposed_copy_ms or None),
     Field("waiting", "ms", lambda row: row.exposed_waiting_ms),
     Field("transferring", "ms", lambda row: row.exposed_transfer_ms),
     Field("idle", "ms", lambda row: row.idle_ms),
-    Field("own time", "ms", lambda row: typical(row.own_ms)),
+    Field("own time", "ms", lambda row: row.own_ms.median if row.own_ms else None),
     Field("late by", "ms", lambda row: row.late_ms.median if row.late_ms else None),
 )
 _COMMUNICATION: tuple[Field[RankFigures], ...] = (
@@ -215,7 +222,14 @@ _COMMUNICATION: tuple[Field[RankFigures], ...] = (
     Field("exposed", "ms", lambda row: row.exposed_communication_ms),
     Field("waiting", "ms", lambda row: row.waiting_ms),
     Field("transferring", "ms", lambda row: row.transfer_ms),
+)
+_STEPS: tuple[Field[RankFigures], ...] = (
+    Field("rank", "text", lambda row: row.label),
+    Field("own time", "ms", lambda row: typical(row.own_ms)),
+    Field("late by", "ms", lambda row: typical(row.late_ms)),
     Field("slowest in steps", "count", lambda row: row.slowest_steps if row.own_ms else None),
+    Field("GPU", "text", lambda row: str(row.device)),
+    Field("capture", "text", lambda row: row.capture),
 )
 _LOSSES: tuple[Field[tuple[str, Words, Words, float]], ...] = (
     Field("phase", "text", lambda row: row[0]),
@@ -224,13 +238,12 @@ _LOSSES: tuple[Field[tuple[str, Words, Words, float]], ...] = (
     Field("ms", "ms", lambda row: row[3]),
 )
 _COLLECTIVES: tuple[Field[CollectiveFigures], ...] = (
-    Field("collective", "text", lambda row: row.kind),
-    Field("phase", "text", lambda row: row.phase),
+    Field("collective", "text", lambda row: f"{row.kind}, {row.phase}" if row.phase else row.kind),
     Field("bytes", "bytes", lambda row: row.bytes),
     Field("ranks", "count", lambda row: row.ranks),
     Field("a step", "count", lambda row: row.count),
-    Field("ms of one", "ms", lambda row: typical(row.duration_ms)),
-    Field("waiting ms", "ms", lambda row: row.waiting_ms),
-    Field("transferring ms", "ms", lambda row: row.transfer_ms),
+    Field("ms of one", "ms", lambda row: row.duration_ms.median),
+    Field("waiting", "ms", lambda row: row.waiting_ms),
+    Field("transferring", "ms", lambda row: row.transfer_ms),
     Field("bus bandwidth", "bytes/s", lambda row: row.bus_bytes_per_s),
 )
