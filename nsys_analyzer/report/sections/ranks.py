@@ -159,9 +159,9 @@ def _losses(run: ParallelRun) -> Iterator[Table]:
     yield table(_LOSSES, rows, caption, capture=run.name, names=3)
     if run.slowed_ms >= _ROW * step:
         yield Paragraph(
-            f"Their own times differ by {milliseconds(run.skew_ms - run.slowed_ms)}. {fast.capitalize()}'s own work took "
-            f"{milliseconds(run.slowed_ms)} longer because its waiting collectives occupy a part of the GPU: without "
-            f"that, {slowest.label} would be as late as said.",
+            f"Their own times differ by {milliseconds(run.skew_ms - run.slowed_ms)}. But {fast}'s own work took "
+            f"{milliseconds(run.slowed_ms)} longer, since its waiting collectives occupy a part of the GPU: that is "
+            f"added to how late {slowest.label} is.",
             run.name,
         )
 
