@@ -15,6 +15,7 @@ from nsys_analyzer.share.private import PrivateValues, find_private
 from nsys_analyzer.share.scrub import Renamed, Scrubber
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.nccl import NcclCalls, read_nccl_calls
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.schema import Table
@@ -22,9 +23,11 @@ from nsys_analyzer.trace.sources import sqlite_of
 from nsys_analyzer.trace.sources.inputs import check_no_input
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 
-#: The tables that a copy has, those of threads and strings last, for others refer to them. Payloads stay behind.
+#: The tables that a copy has, those of threads and strings last, for others refer to them. Payloads and the time of
+#: the day stay behind; what is read of NCCL's is written as a table of ours.
 _LAST = (schema.THREADS, schema.STRINGS)
-_FIRST = (table for table in dict.fromkeys(schema.TABLES.values()) if table not in (*_LAST, schema.PAYLOAD_FIELDS))
+_BEHIND = (schema.PAYLOAD_FIELDS, schema.SESSION_START, schema.NCCL_CALLS)
+_FIRST = (table for table in dict.fromkeys(schema.TABLES.values()) if table not in (*_LAST, *_BEHIND))
 _TABLES = (*_FIRST, *_LAST)
 
 #: Columns of numbers that are kept beside those that the package reads: what a look at one kernel or copy asks for.
@@ -151,6 +154,7 @@ def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> tupl
                 _copy_table(source, reader, table, name)
         if not reader.name_of(schema.RANKS):
             _write_ranks(source, read_ranks(reader))
+        _write_nccl_calls(source, read_nccl_calls(reader))
         _note_costly_tables(source, reader)
         source.commit()
     return private, scrubber
@@ -235,6 +239,20 @@ def _write_ranks(source: sqlite3.Connection, ranks: Mapping[int, Rank]) -> None:
         source.execute("CREATE TABLE copy.PROCESS_RANKS (globalPid INTEGER, rank INTEGER, worldSize INTEGER)")
         rows = [(process, rank.number, rank.world_size) for process, rank in ranks.items()]
         source.executemany("INSERT INTO copy.PROCESS_RANKS VALUES (?, ?, ?)", rows)
+
+
+def _write_nccl_calls(source: sqlite3.Connection, calls: NcclCalls) -> None:
+    """The calls of NCCL's functions with the numbers of their payloads."""
+    if len(calls):
+        source.execute(
+            "CREATE TABLE copy.NCCL_CALLS (start INTEGER, globalTid INTEGER, function TEXT, communicator INTEGER,"
+            " bytes INTEGER, peer INTEGER)"
+        )
+        names = [calls.names[code] for code in calls.name.tolist()]
+        numbers = [c.tolist() for c in (calls.start, calls.thread, calls.communicator, calls.bytes, calls.peer)]
+        start, thread, *rest = numbers
+        rows = zip(start, thread, names, *rest, strict=True)
+        source.executemany("INSERT INTO copy.NCCL_CALLS VALUES (?, ?, ?, ?, ?, ?)", rows)
 
 
 def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:

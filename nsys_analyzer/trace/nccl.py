@@ -32,7 +32,9 @@ RANK, RANKS, COMMUNICATOR, BYTES, PEER = (
 _PEERS = (PEER, "peer")
 _SIZES = (BYTES, "bytes")  # of a broadcast and an exchange in older versions of NCCL
 #: The functions that send messages, not those that make communicators, group calls or ask for something.
-_SENDS = re.compile(r"nccl(?:All|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)")
+_SENDS = re.compile(
+    "nccl(?:AllReduce|AllGather|All[Tt]o[Aa]ll|ReduceScatter|Reduce|Broadcast|Bcast|Send|Recv|Gather|Scatter)"
+)
 _WHOLE = re.compile(r"[0-9]{1,20}")
 #: What nsys writes before a binary payload: domain, schema, size and offset, 8 bytes each.
 _HEADER = struct.Struct("<QQQQ")
@@ -79,26 +81,44 @@ class NotedCall(NamedTuple):
 
 def read_nccl_calls(reader: Reader) -> NcclCalls:
     """The calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    found = (call for call in noted_calls(reader, "nccl[A-Z]") if _SENDS.match(call.name))
-    noted = sorted(found, key=lambda call: call.start)
-    if not noted:
+    rows = sorted(_kept(reader) if reader.name_of(schema.NCCL_CALLS) else _noted(reader))
+    if not rows:
         return NcclCalls.none()
-    names = tuple(dict.fromkeys(call.name for call in noted))
+    start, thread, functions, *numbers = zip(*rows, strict=True)
+    names = tuple(dict.fromkeys(functions))
     code = {name: i for i, name in enumerate(names)}
-
-    def column(default: int, *fields: str) -> Ints:
-        found = (next((c.numbers[field] for field in fields if field in c.numbers), default) for c in noted)
-        return np.fromiter((number & _MOST if number > 0 else number for number in found), np.int64, len(noted))
-
+    communicator, size, peer = (np.array(column, np.int64) for column in numbers)
     return NcclCalls(
-        start=np.array([call.start for call in noted], np.int64),
-        thread=np.array([call.thread for call in noted], np.int64),
-        communicator=column(0, COMMUNICATOR),
-        bytes=column(UNKNOWN, *_SIZES),
-        peer=column(UNKNOWN, *_PEERS),
-        name=np.array([code[call.name] for call in noted], np.int32),
+        start=np.array(start, np.int64),
+        thread=np.array(thread, np.int64),
+        communicator=communicator,
+        bytes=size,
+        peer=peer,
+        name=np.array([code[name] for name in functions], np.int32),
         names=names,
     )
+
+
+#: Start, thread, function, communicator, bytes and peer of a call.
+_Row = tuple[int, int, str, int, int, int]
+
+
+def _kept(reader: Reader) -> Iterator[_Row]:
+    """The calls that a table of ours holds."""
+    return rows_of(reader.read(schema.NCCL_CALLS))
+
+
+def _noted(reader: Reader) -> Iterator[_Row]:
+    """The calls by their ranges, and by what stands beside these."""
+
+    def number(call: NotedCall, default: int, *fields: str) -> int:
+        found = next((call.numbers[field] for field in fields if field in call.numbers), default)
+        return found & _MOST if found > 0 else found
+
+    for call in noted_calls(reader, "nccl[A-Z]"):
+        if sends := _SENDS.match(call.name):
+            sizes = number(call, 0, COMMUNICATOR), number(call, UNKNOWN, *_SIZES), number(call, UNKNOWN, *_PEERS)
+            yield call.start, call.thread, sends[0], *sizes
 
 
 def noted_calls(reader: Reader, named: str) -> Iterator[NotedCall]:

@@ -255,6 +255,20 @@ RANKS = Table(
     ),
     ("process", "rank"),
 )
+#: Calls of NCCL's functions, as a copy to share keeps them; nsys writes them among the NVTX ranges.
+NCCL_CALLS = Table(
+    "nccl_calls",
+    ("NCCL_CALLS",),
+    (
+        _START,
+        _column("thread", "globalTid", doc="global thread ID that made the call"),
+        _column("function", default="", doc="NCCL's function"),
+        _column("communicator", doc="ID of the communicator, 0 where it is not known"),
+        _column("bytes", default=-1, doc="the message as NCCL counts it, of one rank; -1 where it is not known"),
+        _column("peer", default=-1, doc="the other's rank in the communicator of a send or receive, or -1"),
+    ),
+    ("start", "thread", "function"),
+)
 EXPORT = Table(
     "export",
     ("META_DATA_EXPORT", "EXPORT_META_DATA"),

@@ -142,7 +142,7 @@ def _findings(run: ParallelRun) -> Iterator[Block]:
         yield from fixed(one, run.name)
 
 
-def _losses(run: ParallelRun) -> Iterator[Table]:
+def _losses(run: ParallelRun) -> Iterator[Block]:
     slowest = run.slowest_rank
     if slowest is None or run.fastest is None or run.skew_ms is None:
         return
