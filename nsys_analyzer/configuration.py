@@ -184,6 +184,8 @@ class Run(Options[None]):
         run: the ``nsys-analyze run`` that did both.
         capture: the file name of the trace that it belongs to.
         rank: the rank of the capture's process among those of the run.
+        world_size: how many ranks the run has.
+        group: the same word for all ranks of one run, and for no other run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
         hooks_ms: the time of the CPU that the hooks took in a step of that run.
@@ -215,6 +217,8 @@ class Run(Options[None]):
     run: str | None = None
     capture: str | None = None
     rank: CountOrNone | None = None
+    world_size: Count | None = None
+    group: str | None = None
     peak_memory_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)
     timed_by: str | None = None

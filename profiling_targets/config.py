@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 
@@ -44,21 +45,18 @@ class Config(Options[NoReturn]):
 
 
 def parse(arguments: list[str]) -> tuple[Config, argparse.Namespace]:
-    """Reads the command line; a known model's dimensions can be changed one by one.
+    """Reads the command line of the transformer target, as :func:`read` does."""
+    return read(command_line("transformer", "Trains a transformer for a few steps, with NVTX ranges."), arguments)
 
-    Returns:
-        The configuration, and what else was said: ``results``, the file for times and status, or None; ``no_ranges``.
 
-    Raises:
-        ConfigurationError: an unknown model, impossible dimensions or a combination that cannot run.
-    """
-    parser = argparse.ArgumentParser(
-        "python -m profiling_targets.transformer", description="Trains a transformer for a few steps, with NVTX ranges."
-    )
+def command_line(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
+    """The command line of a target that trains the transformer: its model, these options, and where results go."""
+    parser = argparse.ArgumentParser(f"python -m profiling_targets.{target}", description=description)
     parser.add_argument("--model", default="small", help=model_names())
     for dimension in DIMENSIONS:
         parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
-    for name, one in OPTIONS.items():
+    for name in options:
+        one = OPTIONS[name]
         if one.kind is bool:
             parser.add_argument(one.flag, dest=name, action="store_true", help=one.help)
         else:
@@ -67,10 +65,24 @@ def parse(arguments: list[str]) -> tuple[Config, argparse.Namespace]:
     parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges: the difference is what they cost")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status there, as JSON")
     parser.set_defaults(device="cuda" if torch.cuda.is_available() else "cpu")
+    return parser
+
+
+def read(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[Config, argparse.Namespace]:
+    """Reads a command line; a known model's dimensions can be changed one by one.
+
+    Returns:
+        The configuration, and what else was said: ``results``, the file for times and status, or None; ``no_ranges``;
+        and what the target added.
+
+    Raises:
+        ConfigurationError: an unknown model, impossible dimensions or a combination that cannot run.
+    """
     given = parser.parse_args(arguments)
     if given.steps < 1 or given.warmup_steps < 0:
         parser.error("--steps must be at least 1, and --warmup at least 0")
-    return Config(_size(given), **{name: getattr(given, name) for name in OPTIONS}), given
+    asked: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
+    return Config(_size(given), **asked), given
 
 
 def _size(given: argparse.Namespace) -> ModelSize:

@@ -97,20 +97,40 @@ def run(
         results: the JSON file for all that a manifest holds of the run, and the times; None for none.
         ranges: whether there are NVTX ranges.
     """
+
+    def measure(times: Times) -> Mapping[str, Any]:
+        _measure(build().phases(), options, times)
+        return {}
+
+    return run_measured(measure, options.device, described, results, ranges=ranges)
+
+
+def run_measured(
+    measure: Callable[[Times], Mapping[str, Any]], device: str, described: Run, results: Path | None,
+    *, ranges: bool = True,
+) -> int:  # fmt: skip
+    """Measures as the target does, as :func:`run` is for those that are timed phase by phase.
+
+    Args:
+        measure: adds milliseconds to the times, step by step; returns what else the results are to hold.
+        device: where it runs.
+        described, results, ranges: as for :func:`run`.
+    """
     global _ranges_wanted
     _ranges_wanted = ranges
     times: Times = {}
+    more: Mapping[str, Any] = {}
     status, message = "ok", None
     try:
-        _measure(build().phases(), options, times)
+        more = measure(times)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
         status, message = "oom", str(error).strip().partition("\n")[0] or type(error).__name__
         print(f"Out of memory: {message}", file=sys.stderr)
-    ended = replace(described, **machine(options.device), status=status, message=message)
+    ended = replace(described, **machine(device), status=status, message=message)
     if results:
-        write_text(results, json.dumps({**as_json(ended), "times_ms": times}, indent=1) + "\n")
+        write_text(results, json.dumps({**as_json(ended), **more, "times_ms": times}, indent=1) + "\n")
     _print(times)
     return 3 if status == "oom" else 0
 
@@ -129,11 +149,11 @@ def _measure(phases: Phases, options: Options[NoReturn], times: Times) -> None:
         for _ in range(options.warmup_steps):
             step_ns(phases, device)
         synchronize(device)  # nothing that made the model and its data may run into the first measured step
-    _profiler("start", device)
+    profiler("start", device)
     for _ in range(options.steps):
         for phase, ns in step_ns(phases, device).items():
             times.setdefault(phase, []).append(ns / 1e6)
-    _profiler("stop", device)
+    profiler("stop", device)
 
 
 def step_ns(phases: Phases, device: str) -> dict[str, int]:
@@ -175,7 +195,7 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _profiler(call: str, device: str) -> None:
+def profiler(call: str, device: str) -> None:
     """Opens or closes the capture range; without a GPU only a recorder that replaced the function hears it."""
     try:
         getattr(torch.cuda.profiler, call)()

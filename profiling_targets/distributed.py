@@ -1,0 +1,268 @@
+"""Trains the transformer of ``transformer.py`` on several GPUs: DDP, FSDP2, tensor or pipeline parallel.
+
+``torchrun --nproc-per-node 2 -m profiling_targets.distributed --strategy ddp`` trains on two GPUs, one process each;
+``--strategy single-process`` needs no torchrun. ``--device cpu`` trains anywhere, its ranks talking through gloo.
+
+Nothing waits between the phases of a step, so communication overlaps with what is computed as in real training.
+``--late-rank 1 --late-ms 10`` plants a fault: that rank starts each forward pass later than the others, because its CPU
+was busy with something else (``--late-by cpu``), or because its GPU has more to do (``--late-by gpu``).
+
+The strategies are in ``parallelism.py``; options of the model in ``config.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nsys_analyzer.configuration import OPTIONS
+from nsys_analyzer.errors import ConfigurationError
+from profiling_targets import harness
+from profiling_targets.config import Config, command_line, read
+from profiling_targets.harness import Times, annotate, profiler, synchronize
+from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Sharing
+
+_MICROBATCHES = 4
+_SIDE = {"cuda": 4096, "cpu": 256}
+"""The side of the matrices that keep a device busy: large enough for a GPU to be full, small enough to count well."""
+_TIMED_MATMULS = 50
+_TIMEOUT = timedelta(minutes=10)
+#: Options of the transformer that each strategy can do.
+_OPTIONS = tuple(name for name in OPTIONS if name not in ("mode", "compile", "cuda_graph", "optimizer"))
+_LAUNCH = (
+    "Start it with torchrun --nproc-per-node 2 -m profiling_targets.distributed …, or use --strategy single-process"
+)
+
+
+@dataclass(frozen=True)
+class Lateness:
+    """The fault: which rank is late in each step, by how many milliseconds, and whether its CPU is or its GPU."""
+
+    late_rank: int | None
+    late_ms: float
+    late_by: str
+
+
+class Moment:
+    """Now: on the CPU's clock and, on a GPU, when the work it was given so far is done."""
+
+    def __init__(self, device: str) -> None:
+        self.cpu_ns = time.perf_counter_ns()
+        self.event = torch.cuda.Event(enable_timing=True) if device == "cuda" else None  # type: ignore[no-untyped-call]
+        if self.event:
+            self.event.record()
+
+    def cpu_ms(self, later: Moment) -> float:
+        """Milliseconds to a later moment on the CPU."""
+        return (later.cpu_ns - self.cpu_ns) / 1e6
+
+    def gpu_ms(self, later: Moment) -> float:
+        """Milliseconds to a later moment on the GPU, which has reached it; without one, those on the CPU."""
+        if self.event is None or later.event is None:
+            return self.cpu_ms(later)
+        milliseconds: float = self.event.elapsed_time(later.event)
+        return milliseconds
+
+
+class Delay:
+    """Something that takes time in each step of a late rank, and how long it took."""
+
+    def __init__(self, device: str, cause: Callable[[], None]) -> None:
+        self.device, self.cause = device, cause
+        self.moments: list[tuple[Moment, Moment]] = []
+
+    def __call__(self) -> None:
+        """Causes the delay."""
+        before = Moment(self.device)
+        self.cause()
+        self.moments.append((before, Moment(self.device)))
+
+    def times_ms(self) -> list[float]:
+        """Each delay, on the clock of what was busy."""
+        return [before.gpu_ms(after) for before, after in self.moments]
+
+
+def plant(lateness: Lateness, training: SharedTraining) -> Delay | None:
+    """Makes this rank late in each step to come, if it is the one."""
+    if training.rank.number != lateness.late_rank:
+        return None
+    if lateness.late_by == "cpu":
+        delay = training.before_load = Delay("cpu", lambda: time.sleep(lateness.late_ms / 1e3))
+    else:
+        device = training.config.device
+        delay = training.before_forward = Delay(device, matmuls(device, lateness.late_ms))
+    return delay
+
+
+def matmuls(device: str, milliseconds: float) -> Callable[[], None]:
+    """As many matmuls as take the device so long, by how long they take it alone."""
+    matrix = torch.randn(2 * (_SIDE[device],), device=device, dtype=torch.bfloat16)
+
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            torch.mm(matrix, matrix)
+
+    multiply(_TIMED_MATMULS)  # the first one chooses an algorithm
+    synchronize(device)
+    before = Moment(device)
+    multiply(_TIMED_MATMULS)
+    after = Moment(device)
+    synchronize(device)
+    count = max(1, round(milliseconds / before.gpu_ms(after) * _TIMED_MATMULS))
+    return lambda: multiply(count)
+
+
+def step(training: SharedTraining, *, synchronized: bool) -> None:
+    """One step of training; the GPU may be steps behind when it returns, unless steps are synchronized."""
+    with annotate("step"):
+        with annotate("input"):
+            training.load()
+        for name, phase in training.phases().items():
+            with annotate(name):
+                phase()
+        if synchronized:
+            synchronize(training.config.device)
+
+
+def measure(
+    training: SharedTraining, lateness: Lateness, meet: Callable[[], None], times: Times, *, synchronized: bool
+) -> dict[str, Any]:
+    """Warms up, then runs the steps inside the capture range, which all ranks open and close together.
+
+    Adds milliseconds of each step to the times: ``step`` from its start to that of the next on the CPU, ``step on the
+    GPU`` on its own stream, and ``delay`` where this rank is made late. Returns the loss, where this rank has it.
+    """
+    config, device = training.config, training.config.device
+    delay = plant(lateness, training)
+    with annotate("warmup"):
+        for _ in range(config.warmup_steps):
+            step(training, synchronized=synchronized)
+        synchronize(device)
+    meet()
+    profiler("start", device)
+    meet()  # a profiler starts faster on one rank than on another
+    moments = [Moment(device)]
+    for _ in range(config.steps):
+        step(training, synchronized=synchronized)
+        moments.append(Moment(device))
+    synchronize(device)
+    ended = Moment(device)  # on the CPU the last step lasts until the GPU has done it
+    meet()
+    profiler("stop", device)
+    times["step"] = [one.cpu_ms(later) for one, later in pairwise([*moments[:-1], ended])]
+    if device == "cuda":
+        times["step on the GPU"] = [one.gpu_ms(later) for one, later in pairwise(moments)]
+    if delay:
+        times["delay"] = delay.times_ms()[-config.steps :]
+    return {"loss": training.value.item() if training.has_loss else None}
+
+
+@contextmanager
+def process_group(device: str, rank: Rank) -> Iterator[Callable[[], None]]:
+    """Joins this process with the other ranks; yields a function in which they meet, by messages between CPUs alone.
+
+    Raises:
+        ConfigurationError: this machine has no GPU for the rank.
+    """
+    on_gpu = device == "cuda"
+    if on_gpu:
+        if rank.local >= torch.cuda.device_count():
+            raise ConfigurationError(
+                f"Rank {rank.number} has no GPU: this machine has {torch.cuda.device_count()}",
+                "Start as many processes as there are GPUs, or give --device cpu",
+            )
+        torch.cuda.set_device(rank.local)
+    own = rank.device(device) if on_gpu else None
+    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=own)
+    try:
+        gate = dist.new_group(backend="gloo")  # a barrier of NCCL's would be a kernel in the capture
+        yield lambda: dist.monitored_barrier(gate, _TIMEOUT)
+    finally:
+        dist.destroy_process_group()
+
+
+def this_rank() -> Rank:
+    """The rank that the launcher's environment variables say.
+
+    Raises:
+        ConfigurationError: there is no launcher.
+    """
+    try:
+        return Rank(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+    except KeyError as error:
+        raise ConfigurationError(
+            f"{error.args[0]} is not set: no launcher has started this process", _LAUNCH
+        ) from error
+
+
+def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Namespace]:
+    """Reads the command line: the model, how it is shared, who is late, and what else was said.
+
+    Raises:
+        ConfigurationError: what cannot run, or an option that another one leaves without effect.
+    """
+    parser = command_line("distributed", "Trains a transformer on several GPUs for a few steps.", _OPTIONS)
+    add = parser.add_argument
+    add("--strategy", default="ddp", choices=STRATEGIES, help="how the ranks share the model (default ddp)")
+    add("--bucket-mb", type=int, metavar="MIB", help="size of DDP's buckets of gradients (default: PyTorch's, 25)")
+    add("--microbatches", type=int, metavar="N", help=f"parts of a pipeline's batch (default {_MICROBATCHES})")
+    add("--late-rank", type=int, metavar="RANK", help="this rank is late in each step")
+    add("--late-ms", type=float, default=10.0, metavar="MS", help="by so much (default 10)")
+    add("--late-by", choices=("cpu", "gpu"), default="cpu",
+        help="because its CPU sleeps before forward, or its GPU has more to do in it (default cpu)")  # fmt: skip
+    add("--synchronize", action="store_true", help="wait for the GPU at the end of each step")
+    config, given = read(parser, arguments)
+    for option, value, strategy in (
+        ("--bucket-mb", given.bucket_mb, "ddp"),
+        ("--microbatches", given.microbatches, "pipeline"),
+    ):
+        if value is not None and given.strategy != strategy:
+            raise ConfigurationError(f"{option} is for --strategy {strategy}")
+        if value is not None and value < 1:
+            raise ConfigurationError(f"{option} must be at least 1")
+    if given.strategy == "pipeline":
+        given.microbatches = given.microbatches or _MICROBATCHES
+    sharing = Sharing(given.strategy, given.bucket_mb, given.microbatches)
+    return config, sharing, Lateness(given.late_rank, given.late_ms, given.late_by), given
+
+
+def run(config: Config, sharing: Sharing, lateness: Lateness, given: argparse.Namespace) -> int:
+    """Trains as this rank; returns the exit code."""
+    is_alone = sharing.strategy == "single-process"
+    rank = Rank() if is_alone else this_rank()
+    if lateness.late_rank is not None and not 0 <= lateness.late_rank < rank.world_size:
+        raise ConfigurationError(f"There is no rank {lateness.late_rank}: ranks are 0 to {rank.world_size - 1}")
+    described = replace(config.run(), rank=rank.number, world_size=rank.world_size)
+    results = given.results and given.results.with_stem(f"{given.results.stem}_rank{rank.number}")
+    with nullcontext(lambda: None) if is_alone else process_group(config.device, rank) as meet:
+
+        def measured(times: Times) -> Mapping[str, Any]:
+            training = STRATEGIES[sharing.strategy](config, sharing, rank)
+            found = measure(training, lateness, meet, times, synchronized=given.synchronize)
+            return {**asdict(sharing), **asdict(lateness), "synchronize": given.synchronize, **found}
+
+        return harness.run_measured(measured, config.device, described, results, ranges=not given.no_ranges)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs what the command line asks for; returns the exit code."""
+    try:
+        return run(*parse(sys.argv[1:] if arguments is None else arguments))
+    except ConfigurationError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,286 @@
+"""The transformer's training shared by several GPUs: each way is a class that says who holds what of model and batch.
+
+===============  ===================================  ======================================================
+strategy         a rank holds                         ranks exchange
+===============  ===================================  ======================================================
+ddp              the whole model, its own batch       gradients, in buckets, during backward
+fsdp             a part of each tensor, its own batch parameters before a block, gradients after its backward
+tensor           some heads and features, one batch   activations, twice in each block
+pipeline         some blocks, one batch               activations and their gradients, by microbatch
+single-process   every GPU, one batch for each        parameters, logits and gradients, between the GPUs
+===============  ===================================  ======================================================
+
+Shapes are those of ``transformer.py``; N ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from inspect import signature
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from nsys_analyzer.errors import ConfigurationError
+from profiling_targets.config import Config
+from profiling_targets.harness import annotate
+from profiling_targets.transformer import Block, Training, Transformer
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process among all of its run, and the GPU of its machine that is its own."""
+
+    number: int = 0
+    world_size: int = 1
+    local: int = 0
+
+    def device(self, kind: str) -> torch.device:
+        """The rank's GPU, or the CPU."""
+        return torch.device("cuda", self.local) if kind == "cuda" else torch.device(kind)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the ranks share the work.
+
+    Attributes:
+        strategy: one of ``STRATEGIES``.
+        bucket_mb: the size of DDP's buckets of gradients, in MiB; None for PyTorch's own choice.
+        microbatches: into how many the pipeline cuts its batch; None for another strategy.
+    """
+
+    strategy: str
+    bucket_mb: int | None = None
+    microbatches: int | None = None
+
+
+class SharedTraining(Training):
+    """A rank's part of the training; a subclass shares the model.
+
+    Attributes:
+        has_own_batch: whether each rank has a batch of its own; otherwise all have the same.
+        before_load, before_forward: called first in each step, and in each forward pass.
+    """
+
+    has_own_batch = True
+
+    def __init__(self, config: Config, sharing: Sharing, rank: Rank) -> None:
+        super().__init__(config)
+        self.sharing, self.rank = sharing, rank
+        self.before_load: Callable[[], None] = lambda: None
+        self.before_forward: Callable[[], None] = lambda: None
+        self.model = self.shared(cast(Transformer, self.model))
+        self.parameters = tuple(self.model.parameters())
+        self.optimizer = self._make_optimizer(lr=3e-4)
+        self.host_tokens, self.host_targets = (self._random_tokens(which) for which in range(2))
+        self.tokens, self.targets = (host.to(config.device) for host in (self.host_tokens, self.host_targets))
+
+    def shared(self, model: Transformer) -> nn.Module:
+        """What this rank trains of the model, which is the same on each."""
+        raise NotImplementedError
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank computes the loss."""
+        return True
+
+    @property
+    def batch_size(self) -> int:
+        """B, of this process."""
+        return self.config.batch_size
+
+    def load(self) -> None:
+        """Copies the batch to the device, without waiting for the copy."""
+        self.before_load()
+        self.tokens.copy_(self.host_tokens, non_blocking=True)
+        self.targets.copy_(self.host_targets, non_blocking=True)
+
+    def forward(self) -> None:
+        """The model on the batch."""
+        self.before_forward()
+        super().forward()
+
+    def _random_tokens(self, which: int) -> Tensor:
+        seed = self.config.seed + (self.rank.number if self.has_own_batch else 0)
+        generator = torch.Generator().manual_seed(2 * seed + which)
+        shape = (self.batch_size, self.config.context_length)
+        tokens = torch.randint(self.config.size.vocab_size, shape, generator=generator)  # (B, S)
+        return tokens.pin_memory() if self.config.device == "cuda" else tokens
+
+
+class Replicated(SharedTraining):
+    """Data parallel: gradients are averaged in buckets while backward runs on."""
+
+    def shared(self, model: Transformer) -> nn.Module:
+        """The whole model."""
+        # Cosines, sines and mask never change: there is nothing to send from rank 0 before each forward.
+        known = signature(DistributedDataParallel).parameters
+        sending = "forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"
+        options: dict[str, Any] = {"bucket_cap_mb": self.sharing.bucket_mb, sending: False}
+        return DistributedDataParallel(model, **options)
+
+
+class Sharded(SharedTraining):
+    """Fully sharded (FSDP2): a block's parameters are gathered when it runs, and its gradients scattered."""
+
+    def shared(self, model: Transformer) -> nn.Module:
+        """A part of each parameter: by block, and of what is outside of the blocks."""
+        mesh = init_device_mesh(self.config.device, (self.rank.world_size,))
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        return model
+
+
+class TensorParallel(SharedTraining):
+    """Tensor parallel: projections are split by features, so attention by heads; two all-reduces a block and pass."""
+
+    has_own_batch = False
+
+    def shared(self, model: Transformer) -> nn.Module:
+        """Its heads and features of each block; embedding, norms and head are whole on each rank."""
+        ranks, size = self.rank.world_size, self.config.size
+        if size.num_heads % ranks or size.d_ff % ranks:
+            raise ConfigurationError(
+                f"{size.num_heads} heads and d_ff {size.d_ff} cannot be shared by {ranks} ranks",
+                "Give --num-heads and --d-ff that the number of processes divides",
+            )
+        mesh = init_device_mesh(self.config.device, (ranks,))
+        up = ("attention.q", "attention.k", "attention.v", "feed_forward.w1", "feed_forward.w3")
+        down = ("attention.out", "feed_forward.w2")
+        styles: list[tuple[tuple[str, ...], type[ParallelStyle]]] = [(up, ColwiseParallel), (down, RowwiseParallel)]
+        for block in model.blocks:
+            parallelize_module(block, mesh, {name: style() for names, style in styles for name in names})
+            cast(Block, block).attention.heads //= ranks
+        return model
+
+    def _make_optimizer(self, lr: float) -> torch.optim.Optimizer:
+        split = [parameter for parameter in self.parameters if isinstance(parameter, DTensor)]
+        whole = [parameter for parameter in self.parameters if not isinstance(parameter, DTensor)]
+        groups = [{"params": group} for group in (split, whole) if group]  # one kernel cannot update both
+        return torch.optim.AdamW(groups, lr)
+
+
+class Pipeline(SharedTraining):
+    """A pipeline of stages (GPipe): all microbatches go forward from rank to rank, then backward."""
+
+    has_own_batch = False
+
+    def __init__(self, config: Config, sharing: Sharing, rank: Rank) -> None:
+        super().__init__(config, sharing, rank)
+        microbatches = sharing.microbatches or 1
+        if config.batch_size % microbatches:
+            raise ConfigurationError(
+                f"A batch of {config.batch_size} cannot be cut into {microbatches} microbatches",
+                "Give a --batch-size that --microbatches divides",
+            )
+        stage = Stage(cast(nn.Module, self.model), rank.number, rank.world_size, rank.device(config.device))
+        self.schedule = ScheduleGPipe(stage, microbatches, self._loss)
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this is the last rank."""
+        return self.rank.number == self.rank.world_size - 1
+
+    def phases(self) -> dict[str, Callable[[], None]]:
+        """The pipeline, whose ranges are by microbatch, and the optimizer."""
+        return {"microbatches": self.run_microbatches, "optimizer": self.update}
+
+    def run_microbatches(self) -> None:
+        """Forward, loss and backward of all microbatches; the first rank has the tokens, the last the targets."""
+        self.before_forward()
+        for parameter in self.parameters:
+            parameter.grad = None
+        losses: list[Tensor] = []
+        tokens = (self.tokens,) if self.rank.number == 0 else ()
+        if self.has_loss:
+            self.schedule.step(*tokens, target=self.targets, losses=losses)
+            self.value = torch.stack(losses).mean()
+        else:
+            self.schedule.step(*tokens)
+
+    def shared(self, model: Transformer) -> nn.Module:
+        """Some of the blocks in a row, the first rank's with the embedding, the last's with norm and head."""
+        ranks, layers, number = self.rank.world_size, len(model.blocks), self.rank.number
+        if layers < ranks:
+            raise ConfigurationError(
+                f"{layers} layers make no {ranks} stages", "Give as many --num-layers as processes, or more"
+            )
+        mine = range(layers * number // ranks, layers * (number + 1) // ranks)
+        elsewhere = [f"blocks.{index}" for index in range(layers) if index not in mine]
+        elsewhere += ["embedding"] * (number > 0) + ["norm", "head"] * (number < ranks - 1)
+        for name in elsewhere:
+            model.set_submodule(name, Elsewhere())
+        return Autocast(model, self._autocast)
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        with annotate("loss"), self._autocast():
+            return nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+class Elsewhere(nn.Module):
+    """In the place of a part of the model that another rank holds."""
+
+    def forward(self, x: Tensor, *_: Tensor) -> Tensor:
+        """The input as it is."""
+        return x
+
+
+class Autocast(nn.Module):
+    """A model that runs in the precision of the configuration, whoever calls it."""
+
+    def __init__(self, model: nn.Module, autocast: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__()
+        self.model, self.autocast = model, autocast
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What the model makes of x."""
+        with self.autocast():
+            out: Tensor = self.model(x)
+            return out
+
+
+class Stage(PipelineStage):
+    """A stage of the pipeline, with the ranges of a training step around each microbatch's passes."""
+
+    def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The forward pass of one microbatch."""
+        with annotate("forward"):
+            return super().forward_one_chunk(*args, **kwargs)
+
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
+        """The backward pass of one microbatch."""
+        with annotate("backward"):
+            return super().backward_one_chunk(*args, **kwargs)
+
+
+class SingleProcess(SharedTraining):
+    """One process for all GPUs: ``nn.DataParallel`` copies the model to each before each forward pass."""
+
+    @property
+    def batch_size(self) -> int:
+        """As many sequences for each GPU as another strategy has on a rank."""
+        return self.config.batch_size * max(1, torch.cuda.device_count() if self.config.device == "cuda" else 1)
+
+    def shared(self, model: Transformer) -> nn.Module:
+        """The whole model, and copies of it that last for a step."""
+        return DataParallel(model)
+
+
+STRATEGIES: dict[str, type[SharedTraining]] = {
+    "ddp": Replicated,
+    "fsdp": Sharded,
+    "tensor": TensorParallel,
+    "pipeline": Pipeline,
+    "single-process": SingleProcess,
+}
