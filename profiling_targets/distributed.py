@@ -138,7 +138,7 @@ def step(training: SharedTraining, *, synchronized: bool) -> None:
 def measure(
     training: SharedTraining, lateness: Lateness, meet: Callable[[], None], times: Times, *, synchronized: bool
 ) -> dict[str, Any]:
-    """Warms up, then runs the steps inside the capture range, which all ranks open and close together.
+    """Warms up, then runs the steps from cudaProfilerStart to cudaProfilerStop, which all ranks call together.
 
     Adds milliseconds of each step to the times: ``step`` from its start to that of the next on the CPU, ``step on the
     GPU`` on its own stream, and ``delay`` where this rank is made late. Returns the loss, where this rank has it.

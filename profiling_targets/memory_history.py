@@ -13,10 +13,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.capture.cases import FOLDER
@@ -112,7 +111,7 @@ def _moments(training: Training) -> Iterator[Tensor]:
 def _living(training: Training) -> Iterator[Tensor]:
     """All tensors that outlive a step."""
     yield from training.parameters
-    yield from cast(nn.Module, training.model).buffers()
+    yield from training.model.buffers()
     yield from (parameter.grad for parameter in training.parameters if parameter.grad is not None)
     yield from _moments(training)
     yield from (training.tokens, training.targets, training.logits, training.value)

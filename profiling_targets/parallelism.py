@@ -65,7 +65,7 @@ class Sharing:
 
 
 class SharedTraining(Training):
-    """A rank's part of the training; a subclass shares the model.
+    """A rank's part of the training; a subclass shares the model, which is the same on each at first.
 
     Attributes:
         has_own_batch: whether each rank has a batch of its own; otherwise all have the same.
@@ -75,19 +75,12 @@ class SharedTraining(Training):
     has_own_batch = True
 
     def __init__(self, config: Config, sharing: Sharing, rank: Rank) -> None:
-        super().__init__(config)
         self.sharing, self.rank = sharing, rank
         self.before_load: Callable[[], None] = lambda: None
         self.before_forward: Callable[[], None] = lambda: None
-        self.model = self.shared(cast(Transformer, self.model))
-        self.parameters = tuple(self.model.parameters())
-        self.optimizer = self._make_optimizer(lr=3e-4)
+        super().__init__(config)
         self.host_tokens, self.host_targets = (self._random_tokens(which) for which in range(2))
         self.tokens, self.targets = (host.to(config.device) for host in (self.host_tokens, self.host_targets))
-
-    def shared(self, model: Transformer) -> nn.Module:
-        """What this rank trains of the model, which is the same on each."""
-        raise NotImplementedError
 
     @property
     def has_loss(self) -> bool:
@@ -121,7 +114,7 @@ class SharedTraining(Training):
 class Replicated(SharedTraining):
     """Data parallel: gradients are averaged in buckets while backward runs on."""
 
-    def shared(self, model: Transformer) -> nn.Module:
+    def prepared(self, model: Transformer) -> nn.Module:
         """The whole model."""
         # Cosines, sines and mask never change: there is nothing to send from rank 0 before each forward.
         known = signature(DistributedDataParallel).parameters
@@ -133,7 +126,7 @@ class Replicated(SharedTraining):
 class Sharded(SharedTraining):
     """Fully sharded (FSDP2): a block's parameters are gathered when it runs, and its gradients scattered."""
 
-    def shared(self, model: Transformer) -> nn.Module:
+    def prepared(self, model: Transformer) -> nn.Module:
         """A part of each parameter: by block, and of what is outside of the blocks."""
         mesh = init_device_mesh(self.config.device, (self.rank.world_size,))
         for block in model.blocks:
@@ -147,7 +140,7 @@ class TensorParallel(SharedTraining):
 
     has_own_batch = False
 
-    def shared(self, model: Transformer) -> nn.Module:
+    def prepared(self, model: Transformer) -> nn.Module:
         """Its heads and features of each block; embedding, norms and head are whole on each rank."""
         ranks, size = self.rank.world_size, self.config.size
         if size.num_heads % ranks or size.d_ff % ranks:
@@ -184,7 +177,7 @@ class Pipeline(SharedTraining):
                 f"A batch of {config.batch_size} cannot be cut into {microbatches} microbatches",
                 "Give a --batch-size that --microbatches divides",
             )
-        stage = Stage(cast(nn.Module, self.model), rank.number, rank.world_size, rank.device(config.device))
+        stage = Stage(self.model, rank.number, rank.world_size, rank.device(config.device))
         self.schedule = ScheduleGPipe(stage, microbatches, self._loss)
 
     @property
@@ -209,7 +202,7 @@ class Pipeline(SharedTraining):
         else:
             self.schedule.step(*tokens)
 
-    def shared(self, model: Transformer) -> nn.Module:
+    def prepared(self, model: Transformer) -> nn.Module:
         """Some of the blocks in a row, the first rank's with the embedding, the last's with norm and head."""
         ranks, layers, number = self.rank.world_size, len(model.blocks), self.rank.number
         if layers < ranks:
@@ -272,7 +265,7 @@ class SingleProcess(SharedTraining):
         """As many sequences for each GPU as another strategy has on a rank."""
         return self.config.batch_size * max(1, torch.cuda.device_count() if self.config.device == "cuda" else 1)
 
-    def shared(self, model: Transformer) -> nn.Module:
+    def prepared(self, model: Transformer) -> nn.Module:
         """The whole model, and copies of it that last for a step."""
         return DataParallel(model)
 

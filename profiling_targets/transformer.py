@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
@@ -193,10 +194,14 @@ class Training:
         with torch.device(config.device):
             model = Transformer(config)
             self.tokens, self.targets = (torch.randint(config.size.vocab_size, shape) for _ in range(2))  # (B, S) each
-        self.parameters = tuple(model.parameters())
-        self.model = torch.compile(model) if config.compile else model
+        self.model = self.prepared(model)
+        self.parameters = tuple(self.model.parameters())
         self.optimizer = self._make_optimizer(lr=3e-4)
         self.logits = self.value = torch.empty(0)
+
+    def prepared(self, model: Transformer) -> nn.Module:
+        """The model as it is trained."""
+        return cast(nn.Module, torch.compile(model)) if self.config.compile else model
 
     def phases(self) -> dict[str, Callable[[], None]]:
         """The phases of the mode, in the order of a step."""

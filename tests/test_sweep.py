@@ -16,7 +16,7 @@ from nsys_analyzer.capture.runner import locked
 from nsys_analyzer.capture.sweep import remaining, run_sweep
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.runs.targets import Ranks, Target
 from nsys_analyzer.system.atomic_write import UNFINISHED_MARK
 from nsys_analyzer.system.process import Ended, Progress, run_logged
 from tests.support.export import Export, training_step
@@ -51,8 +51,8 @@ class FakeProfiler:
     def described(self) -> dict[str, str]:
         return {"nsys": "2025.3.2"}
 
-    def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        del folder
+    def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
+        del folder, ranks
         return [*program[:-1], str(self.code)]
 
     def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
@@ -186,9 +186,7 @@ def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_whole_folders_only(tmp_path: Path) -> None:
     class Interrupted(FakeProfiler):
-        def record(
-            self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, _: Any = None
-        ) -> Ended:
+        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
             del program, log, timeout_s
             (folder / "capture.sqlite").write_bytes(b"half")
             raise KeyboardInterrupt
@@ -218,9 +216,7 @@ def test_a_kill_while_a_result_is_put_in_place(moment: str, tmp_path: Path) -> N
 
 def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None:
     class Killed(FakeProfiler):
-        def record(
-            self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, _: Any = None
-        ) -> Ended:
+        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
             del program, log, timeout_s
             (folder / ".capture-export-abcd_123").mkdir()
             (folder / ".capture-export-abcd_123/plain.json").write_text("half")

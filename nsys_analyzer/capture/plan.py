@@ -12,10 +12,11 @@ from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.capture.nsys.installation import importer_check
 from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler
+from nsys_analyzer.capture.timing import timed_command
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
 from nsys_analyzer.runs.machine import gpu_count, torch_version
-from nsys_analyzer.runs.targets import Annotation, Choices, Target, program_target, transformer_targets
+from nsys_analyzer.runs.targets import Annotation, Choices, Ranks, Target, program_target, transformer_targets
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 
 #: What a program of the user's may be described by; the other options are those of our transformer alone.
@@ -26,6 +27,11 @@ _OF_ANY_PROGRAM = (
 _LIGHTER = {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
 #: What only the annotation of a program does.
 _OF_ANNOTATION = ("run_to_end", "modules")
+#: What says how many processes a program has, and the words behind which our own has several.
+_OF_RANKS = ("nproc", "one_report")
+_RANKS_OF_OURS = "Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.distributed --strategy ddp"
+#: Programs that start the ranks themselves.
+_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "mpirun", "srun")
 DEFAULT_TRACE = "cuda,nvtx"
 INSTALL_TORCH = "Install it: pip install 'nsys-analyze[run]'"
 
@@ -43,6 +49,13 @@ class Recording:
     annotate: bool = True
     run_to_end: bool = False
     modules: bool = False
+    nproc: int | None = None
+    one_report: bool = False
+
+    @property
+    def ranks(self) -> Ranks | None:
+        """The processes of a program that is started several times at once; None for one that is started once."""
+        return Ranks(self.nproc, self.one_report) if self.nproc else None
 
 
 NO_RECORDING = Recording()
@@ -62,9 +75,9 @@ class Plan:
             place = folder / target.name
             yield f"# {target.name}"
             if target.is_timed:
-                yield shlex.join(target.program)
+                yield shlex.join(timed_command(target, place))
             if self.profiler:
-                yield shlex.join(self.profiler.command(target.program, place))
+                yield shlex.join(self.profiler.command(target.program, place, target.ranks))
 
 
 def make_plan(
@@ -94,6 +107,7 @@ def make_plan(
         _refuse(foreign, "for our transformer", "Give the program its own option")
         return Plan((_program(program, models, options, recording, profiler),), profiler, notices)
     of_programs = [] if recording.annotate else ["--no-annotate"]
+    _refuse(_given(recording, _OF_RANKS), "for a program", _RANKS_OF_OURS)
     _refuse([*of_programs, *_given(recording, _OF_ANNOTATION)], "for a program of yours")
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
@@ -139,8 +153,12 @@ def _program(
     program: Sequence[str], models: Sequence[str], options: Choices, recording: Recording, profiler: Profiler | None
 ) -> Target:
     """The user's program, described by the options on the command line."""
+    if recording.one_report:
+        _refuse([] if recording.nproc else ["--one-report"], "for several processes", "Say how many: --nproc 2")
+    if recording.nproc and (name := Path(program[0]).name) in _LAUNCHERS:
+        raise ConfigurationError(f"--nproc starts the ranks, and so would {name}", f"Leave --nproc or {name} out")
     if profiler:
-        profiler.command(program, Path())  # it raises where this program cannot be recorded
+        profiler.command(program, Path(), recording.ranks)  # it raises where this program cannot be recorded
     elif not recording.annotate:
         raise ConfigurationError("--profiler none leaves nothing to do: --no-annotate takes no times")
     if not recording.annotate:
@@ -152,7 +170,7 @@ def _program(
         if len(values) > 1:
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in given.items() if values and name != "device"}
-    return program_target(program, Run(**described), _annotation(described, recording))
+    return program_target(program, Run(**described), _annotation(described, recording), recording.ranks)
 
 
 def _annotation(described: Mapping[str, Any], asked: Recording) -> Annotation | None:
@@ -162,7 +180,8 @@ def _annotation(described: Mapping[str, Any], asked: Recording) -> Annotation | 
     steps, warmup = (described.get(name, OPTIONS[name].default) for name in ("steps", "warmup_steps"))
     return Annotation(
         int(warmup), int(steps), window=not asked.whole_program, run_to_end=asked.run_to_end,
-        steady="warmup_steps" not in described, modules=asked.modules,
+        # Ranks that end at different steps would wait for each other for ever.
+        steady="warmup_steps" not in described and not asked.ranks, modules=asked.modules,
     )  # fmt: skip
 
 
@@ -173,7 +192,8 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         NsysAnalyzerError: what was asked for is not here, or does not go with the other options.
     """
     if asked.profiler == "none":
-        names = [one.name for one in fields(Recording) if one.name not in ("profiler", "annotate", "run_to_end")]
+        of_all = ("profiler", "annotate", "run_to_end", "nproc")
+        names = [one.name for one in fields(Recording) if one.name not in of_all]
         _refuse(_given(asked, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
+from nsys_analyzer.capture.launcher import launched, rank_log
 from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.runs.targets import OF_RANK, Ranks, capture_stems
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Ended, run_logged
 from nsys_analyzer.trace.sources import sqlite_of
@@ -28,24 +31,35 @@ class NsysProfiler:
         """Its keys in a manifest: the version of nsys."""
         return {"nsys": self.nsys.version}
 
-    def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """The command line that records a program into ``capture.nsys-rep`` of the folder.
+    def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
+        """The command line that records a program into ``capture.nsys-rep`` of the folder, or a report of each rank.
 
         Raises:
             CaptureError: this nsys lacks an option that was asked for.
         """
-        return profile_command(self.nsys, folder / "capture.nsys-rep", program, self.options)
+        report = folder / "capture.nsys-rep"
+        if ranks is None:
+            return profile_command(self.nsys, report, program, self.options)
+        if ranks.one_report:
+            return profile_command(self.nsys, report, launched(program, ranks.count, folder), self.options)
+        return launched(profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder)
 
     def record(
         self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, ranks: Ranks | None = None,
     ) -> Ended:  # fmt: skip
-        """Leaves ``capture.sqlite`` in the folder; of a program that crashed, what was recorded until then."""
-        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s, environment=environment)
+        """Leaves ``capture.sqlite`` in the folder, or that of each rank; of a crash, what was recorded until then."""
+        ended = run_logged(self.command(program, folder.absolute(), ranks), log, timeout_s, environment=environment)
         if ended.status == "timeout":
             return ended
-        report = folder / "capture.nsys-rep"
-        return _exported(ended, lambda: sqlite_of(finished_report(self.nsys, report, log, timeout_s), timeout_s))
+        stems = capture_stems(ranks)
+        logs = [log] if stems == capture_stems(None) else [rank_log(folder, rank) for rank in range(len(stems))]
+        for stem, said in zip(stems, logs, strict=True):
+            ended = _exported(ended, partial(self._export, folder / f"{stem}.nsys-rep", said, timeout_s))
+        return ended
+
+    def _export(self, report: Path, log: Path, timeout_s: float | None) -> None:
+        sqlite_of(finished_report(self.nsys, report, log, timeout_s), timeout_s)
 
 
 @dataclass(frozen=True)
@@ -60,33 +74,40 @@ class TorchProfiler:
         """Its keys in a manifest: none, the target states the version of PyTorch."""
         return {}
 
-    def command(self, program: Sequence[str], folder: Path) -> list[str]:
-        """The command line that records a Python program into ``capture.json.gz`` of the folder.
+    def command(self, program: Sequence[str], folder: Path, ranks: Ranks | None = None) -> list[str]:
+        """The command line that records a Python program into ``capture.json.gz`` of the folder, or a trace by rank.
 
         Raises:
-            ConfigurationError: no Python program, or one whose code is not in a file.
+            ConfigurationError: no Python program, or one whose code is not in a file; or one trace of several ranks.
         """
+        if ranks and ranks.one_report:
+            raise ConfigurationError("--one-report is for nsys, and torch.profiler records each rank by itself")
         if not Path(program[0]).name.startswith("python"):
             raise ConfigurationError(
                 f"The torch recorder runs Python programs, and {program[0]} is none",
                 "Start it with python, or install Nsight Systems: nsys-analyze doctor",
             )
         before = _interpreter_flags(program[1:])
-        recorder = ["-m", "nsys_analyzer.capture.recorder", "--output", str(folder / "capture.json.gz")]
+        output = str(folder / f"capture{OF_RANK if ranks else ''}.json.gz")
         flags = ["--memory"] * self.memory + ["--whole-program"] * self.whole_program
-        return [program[0], *before, *recorder, *flags, "--", *program[1 + len(before) :]]
+        recorder = [program[0], *before, "-m", "nsys_analyzer.capture.recorder", "--output", output, *flags]
+        command = [*recorder, "--", *program[1 + len(before) :]]
+        return launched(command, ranks.count, folder) if ranks else command
 
     def record(
         self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None,
-        environment: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None, ranks: Ranks | None = None,
     ) -> Ended:  # fmt: skip
-        """Leaves ``capture.sqlite`` in the folder."""
-        ended = run_logged(self.command(program, folder.absolute()), log, timeout_s, environment=environment)
-        trace = folder / "capture.json.gz"
-        if not trace.is_file():
-            silent = Ended("failed", "it ended well and left no trace, as a program does that ends with os._exit()")
-            return silent if ended.status == "ok" else ended
-        return _exported(ended, lambda: sqlite_of(trace))
+        """Leaves ``capture.sqlite`` in the folder, or that of each rank."""
+        ended = run_logged(self.command(program, folder.absolute(), ranks), log, timeout_s, environment=environment)
+        for stem in capture_stems(ranks):
+            trace = folder / f"{stem}.json.gz"
+            if trace.is_file():
+                ended = _exported(ended, partial(sqlite_of, trace))
+            elif ended.status == "ok":
+                silent = f"it ended well and left no {trace.name}, as a program does that ends with os._exit()"
+                ended = Ended("failed", silent)
+        return ended
 
 
 Profiler: TypeAlias = NsysProfiler | TorchProfiler

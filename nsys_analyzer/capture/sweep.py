@@ -11,7 +11,8 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,16 @@ from typing import Any
 from nsys_analyzer.capture.annotation.environment import annotating
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.runner import ELSEWHERE, FINAL, LOG, already_there
+from nsys_analyzer.capture.timing import Told, time_target, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.machine import provenance
-from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, read_manifest, run_from
-from nsys_analyzer.runs.targets import Target
+from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest
+from nsys_analyzer.runs.targets import Ranks, Target, capture_stems
 from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
 from nsys_analyzer.runs.timings.writing import is_from_a_sweep, write_timings
 from nsys_analyzer.system.atomic_write import remove_unfinished, write_text
-from nsys_analyzer.system.process import Ended, Progress, last_lines, run_logged
-from nsys_analyzer.system.strict_json import decode_json
-
-#: What is said of a program whose hooks left nothing.
-_NOTHING_FOUND = "no call of a PyTorch model was seen, so no step and no phase is known"
+from nsys_analyzer.system.process import Ended, Progress
 
 
 def run_sweep(
@@ -77,47 +75,45 @@ def _run_target(
     part.mkdir()
     try:
         run = replace(where, **{**as_json(target.run), **_recorded(target, profiler)})
-        ended, timings = Ended("ok"), None
+        ended, told = Ended("ok"), [Told()] * (target.ranks.count if target.ranks else 1)
         if target.is_timed:
             progress.started(target.name, "timing")
-            ended, described, times_ms = _timed(target, part, timeout_s)
-            run = overlaid(run, described)
-            if target.annotation:  # what the user says of a program outranks what was found in it
-                run = overlaid(run, replace(target.run, steps=None, warmup_steps=None))
-            if times_ms or target.timed:  # a program of the user's may have no steps
-                timings = {"status": ended.status, "message": ended.message, "times_ms": times_ms}
+            ended, told = time_target(target, part, timeout_s)
         # A program of the user's that fails is recorded as far as it comes.
         if profiler and (ended.status == "ok" or not target.timed):
             progress.started(target.name, f"profiling with {profiler.name}")
-            ended = profiler.record(target.program, part, part / LOG, timeout_s, annotating(target.annotation))
+            environment = annotating(target.annotation)
+            ended = profiler.record(target.program, part, part / LOG, timeout_s, environment, target.ranks)
             if ended.message:  # what it names is about to move
                 ended = Ended(ended.status, ended.message.replace(str(part), str(folder / target.name)))
-        run = replace(run, status=ended.status, message=ended.message)
         remove_unfinished(part)  # a recorder that was killed in the middle of its trace
-        write_text(part / MANIFEST, json.dumps({**as_json(run), "timings": timings}, indent=1) + "\n")
+        for name, manifest in _manifests(target, run, ended, told):
+            write_text(part / name, json.dumps(manifest, indent=1) + "\n")
         _put_in_place(part, folder / target.name)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return ended
 
 
-def _timed(target: Target, part: Path, timeout_s: float | None) -> tuple[Ended, Run, dict[str, Any]]:
-    """Runs the target without a profiler: how it ended, its description of the run, and its times in ms by phase."""
-    path = part / "results.json"  # absolute: an output folder may be called like an option
-    words = ["--results", str(path.absolute())] if target.timed else []
-    environment = annotating(target.annotation, path)
-    ended = run_logged([*target.program, *words], part / LOG, timeout_s, environment=environment)
-    results = decode_json(path.read_bytes()) if path.is_file() else {}
-    path.unlink(missing_ok=True)
-    run = run_from(results, path)
-    times_ms = results.get("times_ms") or {}
-    if target.annotation and ended.status == "ok" and not results:
-        run = replace(run, not_annotated=_NOTHING_FOUND)
-    if ended.status == "ok" and not times_ms and target.timed:
-        ended = Ended("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
-    elif run.status == "oom":
-        ended = Ended("oom", run.message)
-    return ended, run, times_ms
+def _manifests(target: Target, run: Run, ended: Ended, told: Sequence[Told]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name and values of the manifest of each capture: one, or one for each rank with a capture of its own.
+
+    One capture of all ranks has the first rank's description, and all their times.
+    """
+    ranks, stems = target.ranks, capture_stems(target.ranks)
+    group = uuid.uuid4().hex
+    for number, (stem, process) in enumerate(zip(stems, told, strict=False)):
+        made = overlaid(run, process.run)
+        if target.annotation:  # what the user says of a program outranks what was found in it
+            made = overlaid(made, replace(target.run, steps=None, warmup_steps=None))
+        made = replace(made, status=ended.status, message=ended.message)
+        made = replace(made, capture=f"{stem}.sqlite") if run.capture else made
+        manifest: dict[str, Any] = {"timings": process.timings}
+        if ranks:
+            made = replace(made, rank=None if ranks.one_report else number, world_size=ranks.count, group=group)
+        if ranks and ranks.one_report:
+            manifest["rank_timings"] = [one.timings for one in told]
+        yield manifest_of_stem(stem), {**as_json(made), **manifest}
 
 
 def _part(folder: Path, target: Target) -> Path:
@@ -146,13 +142,16 @@ def _restore(part: Path, place: Path) -> None:
 
 def _recorded(target: Target, profiler: Profiler | None) -> dict[str, Any]:
     """The manifest's entries on the profiler, and the command lines as one would type them beside the capture."""
-    program = ["python" if target.program[0] == sys.executable else target.program[0], *target.program[1:]]
-    known = {"command": shlex.join(program), "profiler": profiler.name if profiler else "none"}
+    known = {"command": _typed(timed_command(target, Path())), "profiler": profiler.name if profiler else "none"}
     if profiler is None:
         return known
-    first, *rest = profiler.command(program, Path())
-    typed = shlex.join([Path(first).name, *rest])
+    first, *rest = profiler.command(target.program, Path(), target.ranks)
+    typed = _typed([first if first == sys.executable else Path(first).name, *rest])
     return {**known, **profiler.described(), "profile_command": typed, "capture": "capture.sqlite"}
+
+
+def _typed(command: Sequence[str]) -> str:
+    return shlex.join("python" if word == sys.executable else word for word in command)
 
 
 def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
@@ -220,8 +219,9 @@ def _finished(place: Path) -> Run | None:
     """
     if not place.exists():
         return None
+    of_first_rank = place / manifest_of_stem(capture_stems(Ranks(1))[0])
     try:
-        run = read_manifest(place / MANIFEST)
+        run = read_manifest(of_first_rank if of_first_rank.is_file() else place / MANIFEST)
     except ManifestError as error:
         raise ConfigurationError(f"{place} is there, and has no {MANIFEST} of a sweep", ELSEWHERE) from error
     if run.profiler is None:

@@ -37,6 +37,9 @@ _NO_PLACE = "Free some space, or name another --output-dir; finished results sta
 @click.option("--run-to-end", is_flag=True, help="Let a program of yours go on after the recorded steps.")
 @click.option("--modules", is_flag=True, help="A range around each call of a module of a program of yours, and in its "
               "backward pass: the report says what each module takes.")  # fmt: skip
+@click.option("--nproc", type=click.IntRange(1), metavar="N",
+              help="Start a program of yours as N ranks, as torchrun does, and record each of them.")  # fmt: skip
+@click.option("--one-report", is_flag=True, help="With --nproc: one report of nsys over all ranks.")
 @click.option("--nsys-option", multiple=True, metavar="OPTION", help="Passed on to nsys profile. Repeatable.")
 @running_options(Path("runs"))
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- PROGRAM ARGUMENTS...]")

@@ -17,16 +17,19 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.runs.manifest import configuration_of, find_manifest, manifests_without_trace
+from nsys_analyzer.runs.manifest import (
+    capture_name,
+    configuration_of,
+    find_manifest,
+    manifests_without_trace,
+    stem_of_manifest,
+)
 from nsys_analyzer.runs.timed import with_timings
 from nsys_analyzer.runs.timings import Selection, Timings, read_timings
 from nsys_analyzer.runs.timings.table import has_rows
 from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
 from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
 from nsys_analyzer.trace.trace import Trace
-
-#: A capture of this name is called after its folder: `small_ctx256/capture.sqlite`.
-_GENERIC_STEM = "capture"
 
 
 def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
@@ -193,7 +196,7 @@ def _read(path: Path, title: str, names: PhaseNames, given: Run, *, alone: bool)
 def _name(path: Path) -> str:
     known = trace_stem(path)
     stem = known if known != path.name else path.name.removesuffix(path.suffix)
-    return Path(os.path.realpath(path)).parent.name if stem == _GENERIC_STEM else stem
+    return capture_name(stem, Path(os.path.realpath(path)).parent)
 
 
 def _overridden(known: Configuration | None, given: Run) -> Configuration | None:
@@ -243,8 +246,7 @@ def _without_trace(path: Path, run: Run) -> CaptureSummary:
 
 def _name_by(manifest: Path) -> str:
     """The name of a run that has left only a manifest."""
-    own = manifest.name.removesuffix(".json").removesuffix(".manifest")
-    return Path(os.path.realpath(manifest)).parent.name if own == "manifest" else own
+    return capture_name(stem_of_manifest(manifest), Path(os.path.realpath(manifest)).parent)
 
 
 def _order(summary: CaptureSummary) -> tuple[object, ...]:

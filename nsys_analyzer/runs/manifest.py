@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from nsys_analyzer.trace.sources import is_capture, trace_stem
 
 MANIFEST = "manifest.json"
 _SUFFIX = ".manifest.json"
+_IN_A_FOLDER = re.compile(r"capture((?:_rank\d+)?)")
 _REMEDY = "Correct it, or remove it and give --model, --context-length and --batch-size"
 
 
@@ -83,6 +86,12 @@ def run_from(values: Any, path: Path) -> Run:
     return run
 
 
+def capture_name(stem: str, folder: Path) -> str:
+    """The name of a capture: its file's, or after its folder for ``capture`` and a rank's ``capture_rank0``."""
+    own = _IN_A_FOLDER.fullmatch(stem)
+    return Path(os.path.realpath(folder)).name + own[1] if own else stem
+
+
 def find_manifest(trace: Path) -> Run | None:
     """The manifest of this trace, ``None`` without one: ``<stem>.manifest.json``, or ``manifest.json`` of its folder.
 
@@ -127,6 +136,16 @@ def manifests_without_trace(folder: Path) -> dict[Path, Run | ManifestError]:
             if not _has_trace(path, manifest):
                 found[path] = manifest
     return found
+
+
+def stem_of_manifest(path: Path) -> str:
+    """The name, without suffix, of the capture that a manifest belongs to, as its own name says it."""
+    return "capture" if path.name == MANIFEST else path.name.removesuffix(_SUFFIX)
+
+
+def manifest_of_stem(stem: str) -> str:
+    """The name of the manifest of a capture in a target's folder."""
+    return MANIFEST if stem == "capture" else f"{stem}{_SUFFIX}"
 
 
 def _manifests_in(folder: Path) -> list[Path]:

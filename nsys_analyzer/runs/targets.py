@@ -51,12 +51,29 @@ class Annotation:
     modules: bool = False
 
 
+#: What is put behind a file's name where each rank of a run writes its own; nsys spells it so, too.
+OF_RANK = "_rank%q{RANK}"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together in one run, started with a rank each.
+
+    Attributes:
+        count: how many they are.
+        one_report: whether one profiler records all of them into one capture; otherwise each has its own.
+    """
+
+    count: int
+    one_report: bool = False
+
+
 @dataclass(frozen=True)
 class Target:
     """One program to run and to profile; ``name`` is its folder in the output folder.
 
     A ``timed`` program takes ``--results FILE`` and writes its times there, as our own targets do; one with an
-    ``annotation`` is timed by that.
+    ``annotation`` is timed by that. One with ``ranks`` is started once for each.
     """
 
     name: str
@@ -64,6 +81,7 @@ class Target:
     run: Run
     timed: bool = False
     annotation: Annotation | None = None
+    ranks: Ranks | None = None
 
     @property
     def is_timed(self) -> bool:
@@ -101,7 +119,16 @@ def _target(run: Run, more: Sequence[str]) -> Target:
     return Target(name, program, run, timed=True)
 
 
-def program_target(program: Sequence[str], run: Run, annotation: Annotation | None = None) -> Target:
+def capture_stems(ranks: Ranks | None) -> tuple[str, ...]:
+    """The names, without suffix, of the captures that a profiler leaves in a target's folder, in the order of ranks."""
+    if ranks is None or ranks.one_report:
+        return ("capture",)
+    return tuple(f"capture_rank{rank}" for rank in range(ranks.count))
+
+
+def program_target(
+    program: Sequence[str], run: Run, annotation: Annotation | None = None, ranks: Ranks | None = None
+) -> Target:
     """The target for a program of the user's, called after its script: ``python -u src/train.py`` is ``train``.
 
     Raises:
@@ -115,4 +142,4 @@ def program_target(program: Sequence[str], run: Run, annotation: Annotation | No
     name = re.sub(r"[^\w.-]+", "-", stem).strip("-.")
     if not name:
         raise ConfigurationError(f"{program[0]!r} gives no name for a folder", "Name the program by its path")
-    return Target(name, tuple(program), run, annotation=annotation)
+    return Target(name, tuple(program), run, annotation=annotation, ranks=ranks)

@@ -236,13 +236,19 @@ def _ended(code: int, log: Path, start: int, *, starved: bool) -> Ended:
         return Ended("ok")
     if starved and code in _KILLED:
         return Ended("oom", "the system ran out of memory and killed it")
-    lines = _lines(log, start)
-    if found := [line for line in lines if _OUT_OF_MEMORY.search(line)]:
-        return Ended("oom", found[-1])
-    errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
-    last = (errors or lines or ["it said nothing"])[-1]
+    said = final_words(log, start)
+    if _OUT_OF_MEMORY.search(said):
+        return Ended("oom", said)
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return Ended("failed", f"{how}: {last}")
+    return Ended("failed", f"{how}: {said}")
+
+
+def final_words(log: Path, start: int = 0) -> str:
+    """The line of a log, from a position on, that says why a program failed: memory, its last error, or its last."""
+    lines = _lines(log, start)
+    full = [line for line in lines if _OUT_OF_MEMORY.search(line)]
+    errors = [line for line in lines if _ERROR.match(line)]  # a profiler goes on to speak after its target has died
+    return (full or errors or lines or ["it said nothing"])[-1]
 
 
 def _lines(log: Path, start: int) -> list[str]:

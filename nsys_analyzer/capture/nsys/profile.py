@@ -13,6 +13,7 @@ from pathlib import Path
 
 from nsys_analyzer.capture.nsys.installation import find_importer, library_remedy, missing_libraries
 from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.runs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import last_lines, run_captured
@@ -42,8 +43,12 @@ class ProfileOptions:
     extra: tuple[str, ...] = ()
 
 
-def profile_command(nsys: Nsys, report: Path, program: Sequence[str], options: ProfileOptions) -> list[str]:
+def profile_command(
+    nsys: Nsys, report: Path, program: Sequence[str], options: ProfileOptions, *, by_rank: bool = False
+) -> list[str]:
     """The command line that records ``program`` into ``report``; whatever bears that name is overwritten.
+
+    ``by_rank`` has nsys put the rank of its process behind the report's name.
 
     Raises:
         CaptureError: this nsys lacks an option that was asked for, or does not list its options.
@@ -58,6 +63,7 @@ def profile_command(nsys: Nsys, report: Path, program: Sequence[str], options: P
             raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _WITHOUT.get(name, _NEWER))
     chosen = [argument for argument in chosen if argument.partition("=")[0] in known]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
+    output += OF_RANK if by_rank else ""
     return [str(nsys.path), "profile", *chosen, f"--output={output}", *options.extra, *program]
 
 

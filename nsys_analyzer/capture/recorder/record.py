@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import platform
+import re
 import runpy
 import shutil
 import sys
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 NOTHING_RECORDED = 4
 """The exit code where the program ended well and no trace was written; 3 is what our targets say of memory."""
 
+_VARIABLE = re.compile(r"%q\{(\w+)\}")
 _COMPRESSION = 4  # of a trace's size it takes all but a few per cent, in a third of the time of gzip's default
 
 
@@ -221,7 +223,8 @@ def _say(message: str) -> None:
 def main(arguments: list[str]) -> int:
     """Record the program behind ``--``; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nsys_analyzer.capture.recorder")
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE.json.gz", help="the trace to write")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE.json.gz",
+                        help="the trace to write; %%q{RANK} in its name is that variable, as for nsys")  # fmt: skip
     parser.add_argument("--memory", action="store_true", help="record what the allocator gives out and takes back")
     parser.add_argument("--whole-program", action="store_true", help="record all, not from cudaProfilerStart to Stop")
     parser.add_argument("program", nargs="+", metavar="-- (-m MODULE | SCRIPT) ARGS", help="the Python program to run")
@@ -230,7 +233,8 @@ def main(arguments: list[str]) -> int:
         parser.error("-m needs the name of a module")
     if not given.output.parent.is_dir():
         parser.error(f"{given.output.parent} is no folder")
+    output = given.output.with_name(_VARIABLE.sub(lambda found: os.environ.get(found[1], ""), given.output.name))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before PyTorch is imported: Kineto reads it once
     if given.memory:  # PyTorch warns of each block that it gets back and did not see going
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return record(given.program, Recorder(given.output, memory=given.memory), whole_program=given.whole_program)
+    return record(given.program, Recorder(output, memory=given.memory), whole_program=given.whole_program)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.analysis.steps.step import OUTSIDE
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.sections.evidence import Evidence, typical
 from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS

@@ -13,6 +13,7 @@ import msgspec
 from nsys_analyzer.analysis.transformer.models import mode_from_text
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.runs.manifest import MANIFEST, capture_name, stem_of_manifest
 from nsys_analyzer.runs.rows import Times
 from nsys_analyzer.runs.targets import PHASES
 from nsys_analyzer.system.atomic_write import write_text
@@ -36,8 +37,8 @@ def write_timings(folder: Path) -> Path:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for path in sorted(folder.glob("[!.]*/manifest.json")):  # what is hidden is not finished
-        writer.writerows(_rows(path.parent.name, _manifest(path)))
+    for path in sorted(folder.glob(f"[!.]*/*{MANIFEST}")):  # what is hidden is not finished
+        writer.writerows(_rows(capture_name(stem_of_manifest(path), path.parent), _manifest(path)))
     write_text(folder / NAME, text.getvalue())
     return folder / NAME
 

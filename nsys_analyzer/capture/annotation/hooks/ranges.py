@@ -119,13 +119,17 @@ class _Cudart:
 
 
 def _followed(function: Function, said: Callable[[], None]) -> Function:
-    """The function, with a word behind it: what is said of an open capture range lies inside."""
+    """The function, with a word behind it, also where it fails: a PyTorch without CUDA cannot open the range.
+
+    What is said of an open capture range lies inside.
+    """
 
     @functools.wraps(function)
     def saying(*arguments: Any, **keywords: Any) -> Any:
-        result = function(*arguments, **keywords)
-        said()
-        return result
+        try:
+            return function(*arguments, **keywords)
+        finally:
+            said()
 
     setattr(saying, _OURS, True)
     return saying

@@ -9,9 +9,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+#: Is replaced by the rank of the process in the name of a file that is each rank's own.
+_OF_RANK = "%q{RANK}"
+
 
 class Results:
-    """The results of this process; those of the first rank are written.
+    """The results of this process; those of the first rank are written, or each rank's where the file is its own.
 
     Attributes:
         is_measured: whether the time of the hooks is added up.
@@ -19,7 +22,9 @@ class Results:
 
     def __init__(self, path: str | None) -> None:
         self.is_measured = self._is_written = False
-        self._path = Path(path) if path and os.environ.get("RANK", "0") == "0" else None
+        rank = os.environ.get("RANK", "0")
+        is_written = path is not None and (rank == "0" or _OF_RANK in path)
+        self._path = Path(str(path).replace(_OF_RANK, rank)) if is_written else None
         self._notes: list[str] = []
         self._cost_ns = 0
 
