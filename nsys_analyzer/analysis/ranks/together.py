@@ -89,7 +89,7 @@ class _Join:
     def _alignment(self) -> Alignment | None:
         """How well the clocks agree; None where they do not, or where there is nothing to align."""
         others = self.clocks[1:]
-        if not others or any(clock is None for clock in others) or not len(self.matched.numbers):
+        if not others or any(clock is None for clock in others) or not self.matched.found:
             return None
         known = [clock for clock in others if clock]
         spread = max(clock.spread_ns for clock in known)
@@ -158,14 +158,14 @@ class _Join:
     def _notes(self) -> Iterator[Words]:
         """What a reader must know of the join."""
         if self.missing:
-            yield phrase(
-                "No capture is of rank {}: time spent waiting for it counts as transferring.",
-                " and ".join(map(str, self.missing)),
+            unknown = (
+                "time spent waiting for it counts as transferring" if self.waits else "who waits for it is unknown"
             )
-        counts = {len(member) for member in self.members}
-        if len(counts) > 1:
+            yield phrase("No capture is of rank {}: {}.", " and ".join(map(str, self.missing)), unknown)
+        shared = len(self.matched.numbers)
+        if any(len(member) != shared for member in self.members):
             said = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
-            yield phrase("The ranks have different steps ({}): {} are looked at.", said, len(self.matched.numbers))
+            yield phrase("The ranks have different steps ({}): {} of all are looked at.", said, shared)
         if self.matched.apart:
             named = ", ".join(map(str, self.matched.apart[:_NAMED]))
             more = ", …" if len(self.matched.apart) > _NAMED else ""
@@ -183,5 +183,7 @@ class _Join:
         if lost:
             named = ", ".join(lost)
             return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", named)
+        if not self.matched.found:
+            return "The ranks share no collective, so nothing is known to wait."
         spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
         return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)
