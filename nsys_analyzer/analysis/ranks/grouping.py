@@ -25,7 +25,7 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
     Where neither communicators nor manifests tell, captures of different ranks of as many are of one run, if they
     were recorded at one time as far as that is known.
     """
-    once, notes = _each_once(members)
+    once, copies = _each_once(members)
     groups: list[list[Member]] = []
     for member in once:
         mine = [group for group in groups if any(_certainly_one_run(member, other) for other in group)]
@@ -41,8 +41,14 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
             merged.append(group)
             reasons.append([reason for reason in why if reason])
     found = [
-        # A run that has all of its ranks is nobody's rest.
-        Group(tuple(sorted(group, key=_order)), (*notes, *(why[:1] if missing_ranks(group) else ())))
+        Group(
+            tuple(sorted(group, key=_order)),
+            (
+                *(note for same, note in copies if any(same is member for member in group)),
+                # A run that has all of its ranks is nobody's rest.
+                *(why[:1] if missing_ranks(group) or len(group) == 1 else ()),
+            ),
+        )
         for group, why in zip(merged, reasons, strict=True)
     ]
     return tuple(sorted(found, key=lambda group: -len(group.members)))
@@ -58,17 +64,18 @@ def _order(member: Member) -> tuple[bool, int, int, str, int]:
     return member.rank is None, member.rank or 0, member.device, member.capture, member.process
 
 
-def _each_once(members: Sequence[Member]) -> tuple[list[Member], list[Words]]:
-    """The members without copies of a capture."""
+def _each_once(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Member, Words]]]:
+    """The members without copies of a capture, and for each copy a member that stays and what to say of it."""
     once: list[Member] = []
-    notes: list[Words] = []
+    copies: dict[str, tuple[Member, Words]] = {}
     for member in members:
         same = next((other for other in once if _is_copy(member, other)), None)
         if same is None:
             once.append(member)
         else:
-            notes.append(phrase("`{}` is the same capture as `{}`, and counts once.", member.source, same.source))
-    return once, notes
+            said = phrase("`{}` is the same capture as `{}`, and counts once.", member.capture, same.capture)
+            copies[member.capture] = same, said
+    return once, list(copies.values())
 
 
 def _is_copy(one: Member, other: Member) -> bool:
@@ -105,7 +112,7 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None
         why = "one had ended before the other began"
     else:
         return None
-    return phrase("`{}` and `{}` are not joined: {}.", other[0].source, group[0].source, why)
+    return phrase("`{}` and `{}` are not joined: {}.", other[0].capture, group[0].capture, why)
 
 
 def _ranks(group: Sequence[Member]) -> Iterator[int]:
