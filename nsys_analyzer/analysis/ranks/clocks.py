@@ -62,19 +62,17 @@ def align_clocks(members: Sequence[Member], found: Sequence[Matches]) -> list[Cl
 def _clock(
     members: Sequence[Member], found: Sequence[Matches], clocks: Sequence[Clock | None], position: int
 ) -> Clock | None:
-    """The clock of a member by the collectives that it shares with one whose clock is known."""
-    member = members[position]
-    for other, known in enumerate(clocks):
-        if known is None:
-            continue
-        own, others = _ends(members, found, position, other)
-        if members[other].capture == member.capture:
-            apart = own - others
-            spread = _deviation(apart - np.median(apart)) if len(apart) else 0.0
-            return Clock(known.offset_ns, known.drift, known.middle, spread, len(apart))
-        if len(own):
-            return _fitted(own, known.aligned(others))
-    return None
+    """The clock of a member by the collectives that it shares with one whose clock is known: where these are most."""
+    known = [other for other, clock in enumerate(clocks) if clock]
+    ends = {other: _ends(members, found, position, other) for other in known}
+    alike = [other for other in known if members[other].capture == members[position].capture]
+    other = max(alike or known, key=lambda other: len(ends[other][0]))
+    (own, others), clock = ends[other], clocks[other]
+    assert clock
+    if alike:
+        spread = _deviation(own - others - np.median(own - others)) if len(own) else 0.0
+        return Clock(clock.offset_ns, clock.drift, clock.middle, spread, len(own))
+    return _fitted(own, clock.aligned(others)) if len(own) else None
 
 
 def _fitted(own: Ints, others: Ints) -> Clock:
