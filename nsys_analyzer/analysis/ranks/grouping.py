@@ -104,7 +104,7 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None
         why = "the rank of one is not known"
     elif len(sizes) > 1:
         why = f"one is of {sizes[0]} ranks, one of {sizes[-1]}"
-    elif _knows_communicators(group) and _knows_communicators(other):
+    elif all(map(knows_communicators, (*group, *other))):
         why = "they share no communicator"
     elif len({member.run for member in (*group, *other) if member.run}) > 1:
         why = "their manifests name different runs"
@@ -119,8 +119,9 @@ def _ranks(group: Sequence[Member]) -> Iterator[int]:
     return (member.rank for member in group if member.rank is not None)
 
 
-def _knows_communicators(group: Sequence[Member]) -> bool:
-    return all((member.collectives.communicator > 0).any() for member in group)
+def knows_communicators(member: Member) -> bool:
+    """Whether it is known which communicators a member's collectives are of."""
+    return bool((member.collectives.communicator > 0).any())
 
 
 #: Clocks of hosts that run for one job differ by less, ns.

@@ -11,7 +11,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.ranks.clocks import Clock, align_clocks
 from nsys_analyzer.analysis.ranks.exchanged import collective_figures
-from nsys_analyzer.analysis.ranks.grouping import Group, group_members, missing_ranks
+from nsys_analyzer.analysis.ranks.grouping import Group, group_members, knows_communicators, missing_ranks
 from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures
@@ -96,7 +96,7 @@ class _Join:
         if spread > _TOO_FAR * np.median(self._walls(0)):
             return None
         one_clock = len({member.capture for member in self.members}) == 1
-        return Alignment(one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in known))
+        return Alignment(one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in known if clock.collectives))
 
     def _walls(self, position: int) -> Ints:
         """Shape (steps,): the lengths of the shared steps of a member, ns."""
@@ -173,6 +173,12 @@ class _Join:
                 "The collectives of {} steps differ from rank to rank (steps {}{}): there nothing is known to wait.",
                 len(self.matched.apart), named, more,
             )  # fmt: skip
+        if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
+            yield phrase(
+                "The captures do not name communicators: each collective is taken to be of all {} ranks, which is "
+                "wrong where groups of them have their own. Repeat `nsys export` with `--include-blobs=true`.",
+                len(self.members),
+            )  # fmt: skip
         if len(self.members) > 1 and self.alignment is None:
             yield self._why_not_aligned()
 
@@ -184,6 +190,6 @@ class _Join:
             named = ", ".join(lost)
             return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", named)
         if not self.matched.found:
-            return "The ranks share no collective, so nothing is known to wait."
+            return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
         spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
         return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)
