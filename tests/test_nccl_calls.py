@@ -1,0 +1,241 @@
+"""What NCCL notes of its calls: read from payloads of both kinds, and taken to the kernels that carry them out."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.ranks.member import Collectives
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.share.copy import share
+from nsys_analyzer.trace.nccl import NcclCalls
+from tests.support.export import GEMM, Export, global_tid
+from tests.support.ranks import (
+    COLLECTIVE,
+    EXCHANGE,
+    KERNELS,
+    WORLD,
+    Noted,
+    Rank,
+    binary,
+    own_captures,
+    with_schemas,
+)
+
+#: The ID of a communicator without its highest bit, which the columns have no room for.
+KEPT = WORLD - 2**63
+
+
+def calls_of(export: Export, folder: Path) -> NcclCalls:
+    return Trace.load(export.write(folder / "t.sqlite")).nccl_calls
+
+
+def collectives_of(rank: Rank, folder: Path, device: int = 0) -> Collectives:
+    """What the only process of a capture noted of its collectives on one device."""
+    (summary,) = summarize(Trace.load(rank.export.write(folder / "t.sqlite")), "t")
+    return next(member.collectives for member in summary.members if member.device == device)
+
+
+def alone(noted: Noted = "json") -> Rank:
+    return own_captures(1, noted)[0].step(0, 1000)
+
+
+# --- payloads
+
+
+@pytest.mark.parametrize("noted", ["json", "binary"])
+def test_a_payload_says_communicator_size_and_peer(noted: Noted, tmp_path: Path) -> None:
+    rank = Rank(0, with_schemas(Export()), noted=noted)
+    rank.call("ncclAllReduce", 10, 4096, communicator=5).call("ncclSend", 20, 512, communicator=6, peer=3)
+    calls = calls_of(rank.export, tmp_path)
+    assert calls.start.tolist() == [10, 20]
+    assert calls.communicator.tolist() == [5, 6]
+    assert calls.bytes.tolist() == [4096, 512]
+    assert calls.peer.tolist() == [-1, 3]
+    assert [calls.names[code] for code in calls.name] == ["ncclAllReduce", "ncclSend"]
+    assert calls.thread.tolist() == [global_tid(100, 100)] * 2
+
+
+@pytest.mark.parametrize("noted", ["json", "binary"])
+@pytest.mark.parametrize("communicator", [1, 2**63 - 1, 2**63 + 1, 2**64 - 1])
+def test_a_communicator_keeps_63_bits_of_its_id(noted: Noted, communicator: int, tmp_path: Path) -> None:
+    rank = Rank(0, with_schemas(Export()), noted=noted).call("ncclAllReduce", 10, 8, communicator=communicator)
+    assert calls_of(rank.export, tmp_path).communicator.tolist() == [communicator % 2**63]
+
+
+def test_a_payload_may_be_a_string_of_its_own(tmp_path: Path) -> None:
+    export = Export()
+    text = export.string(json.dumps({"NCCL communicator ID": 7, "Message size [bytes]": 64}))
+    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
+    export.add("NVTX_EVENTS", textId=export.string("ncclAllGather"), jsonTextId=text, **row)
+    calls = calls_of(export, tmp_path)
+    assert (calls.communicator.tolist(), calls.bytes.tolist()) == ([7], [64])
+
+
+def test_older_versions_call_the_size_bytes_and_name_no_communicator(tmp_path: Path) -> None:
+    export = Export()
+    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
+    export.add("NVTX_EVENTS", textId=export.string("ncclSend"), jsonText='{"Bytes": 96, "Peer rank": 1}', **row)
+    calls = calls_of(export, tmp_path)
+    assert (calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()) == ([0], [96], [1])
+
+
+#: Nothing, or nothing that can be read.
+UNREADABLE: tuple[dict[str, Any], ...] = (
+    {},
+    {"jsonText": "somebody's own"},
+    {"jsonText": "[1, 2]"},
+    {"jsonText": '{"NCCL communicator ID": "x", "Message size [bytes]": -5, "Peer rank": null}'},
+    {"jsonText": '{"Message size [bytes]": 1e400, "Peer rank": 123456789012345678901234567890}'},
+    {"jsonText": '{"Message size [bytes]": {"a": 1}'},
+    {"binaryData": b""},
+    {"binaryData": b"short"},
+    {"binaryData": binary(COLLECTIVE, b"")},
+    {"binaryData": binary(COLLECTIVE, b"1234567")},  # ends within the first field
+    {"binaryData": binary(999, struct.pack("<QQ", 5, 64))},  # of a schema that nobody has described
+)
+
+
+@pytest.mark.parametrize("payload", UNREADABLE)
+def test_what_cannot_be_read_is_not_known(payload: dict[str, Any], tmp_path: Path) -> None:
+    export = with_schemas(Export())
+    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
+    calls = calls_of(export.add("NVTX_EVENTS", textId=export.string("ncclSend"), **row, **payload), tmp_path)
+    assert (calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()) == ([0], [-1], [-1])
+
+
+def test_a_payload_cut_short_keeps_what_is_whole(tmp_path: Path) -> None:
+    """16 bytes of communicator and size are there, 2 of the peer's 4 are not."""
+    export = with_schemas(Export())
+    row = {"start": 5, "end": 6, "eventType": 59, "domainId": 1, "globalTid": global_tid()}
+    payload = binary(EXCHANGE, struct.pack("<QQ", 5, 64) + b"\1\0")
+    calls = calls_of(export.add("NVTX_EVENTS", textId=export.string("ncclSend"), binaryData=payload, **row), tmp_path)
+    assert (calls.communicator.tolist(), calls.bytes.tolist(), calls.peer.tolist()) == ([5], [64], [-1])
+
+
+@pytest.mark.parametrize("missing", ["NVTX_PAYLOAD_SCHEMA_ENTRIES", "NVTX_EVENTS.binaryData", "NVTX_EVENTS.textId"])
+def test_an_export_without_payloads_or_schemas(missing: str, tmp_path: Path) -> None:
+    rank = alone("binary").collective("all-reduce", 10, 20)
+    rank.export.drop(missing)
+    noted = collectives_of(rank, tmp_path)
+    assert (noted.communicator.tolist(), noted.bytes.tolist()) == ([-21], [-1])  # known by its stream, 20
+
+
+@pytest.mark.parametrize("name", ["ncclGroupStart", "ncclGroupEnd", "ncclCommSplit", "ncclCommInitRank", "ncclRedOpX"])
+def test_functions_that_send_nothing_are_no_calls(name: str, tmp_path: Path) -> None:
+    assert not len(calls_of(alone().call(name, 10, 64).export, tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ncclAllReduce\0\x1b[31m", "ncclAllReduce" + "`|<script>" * 9, "ncclSendé\u202e"])
+def test_a_hostile_name_is_a_name(name: str, tmp_path: Path) -> None:
+    calls = calls_of(alone().call(name, 10, 64).export, tmp_path)
+    assert len(calls) == 1
+    assert calls.bytes.tolist() == [64]
+
+
+# --- from calls to kernels
+
+
+@pytest.mark.parametrize("noted", ["json", "binary"])
+def test_each_kernel_has_its_call(noted: Noted, tmp_path: Path) -> None:
+    rank = alone(noted)
+    rank.collective("all-reduce", 100, 200, 10, size=64)
+    rank.collective("all-gather", 200, 300, 20, size=32, communicator=9)
+    collectives = collectives_of(rank, tmp_path)
+    assert collectives.communicator.tolist() == [KEPT, 9]
+    assert collectives.bytes.tolist() == [64, 32]
+    assert collectives.calls.tolist() == [1, 1]
+    assert collectives.kind.tolist() == [0, 1]
+
+
+def test_grouped_calls_are_one_kernel(tmp_path: Path) -> None:
+    """Three all-reduces of 64 bytes in one kernel are 192; a send of 512 and a receive of 256 pass 512 one way."""
+    rank = alone().call("ncclGroupStart", 9)
+    for at in (10, 11, 12):
+        rank.call("ncclAllReduce", at, 64)
+    rank.call("ncclGroupEnd", 13).kernel(100, 200, 14, KERNELS["all-reduce"], 20)
+    rank.call("ncclGroupStart", 20).call("ncclSend", 21, 512, peer=1).call("ncclRecv", 22, 256, peer=1)
+    rank.call("ncclGroupEnd", 23).kernel(200, 300, 24, KERNELS["send/receive"], 20)
+    collectives = collectives_of(rank, tmp_path)
+    assert collectives.bytes.tolist() == [192, 512]
+    assert collectives.calls.tolist() == [3, 2]
+    assert collectives.communicator.tolist() == [KEPT, KEPT]
+    assert collectives.peer.tolist() == [-1, 1]
+
+
+def test_a_call_for_each_device_of_a_process(tmp_path: Path) -> None:
+    """A group of two calls is launched as a kernel on either device: each carries out the call of its own."""
+    first = alone()
+    second = Rank(0, first.export, device=1)
+    first.call("ncclGroupStart", 9).call("ncclBroadcast", 10, 64)
+    second.call("ncclBroadcast", 11, 128)
+    first.call("ncclGroupEnd", 12)
+    for rank in (first, second):
+        rank.kernel(100, 200, 13 + rank.device, KERNELS["broadcast"], 20)
+    first.export.write(tmp_path / "t.sqlite")
+    assert [collectives_of(first, tmp_path, device).bytes.tolist() for device in (0, 1)] == [[64], [128]]
+
+
+def test_calls_that_do_not_go_into_the_kernels_evenly_are_nobodys(tmp_path: Path) -> None:
+    rank = alone()
+    for at in (10, 11, 12):
+        rank.call("ncclAllReduce", at, 64)
+    for launch in (13, 14):
+        rank.kernel(launch * 10, launch * 10 + 5, launch, KERNELS["all-reduce"], 20)
+    collectives = collectives_of(rank, tmp_path)
+    assert (collectives.bytes.tolist(), collectives.calls.tolist()) == ([-1, -1], [0, 0])
+
+
+def test_a_graph_repeats_kernels_without_calls(tmp_path: Path) -> None:
+    """Two calls while the graph is captured, then three replays of two kernels: the first one has their sizes."""
+    rank = alone().call("ncclAllReduce", 10, 64).call("ncclAllReduce", 11, 32)
+    for replay in range(3):
+        launch = 100 + replay * 100
+        correlation = 900 + replay
+        rank.export.call("cudaGraphLaunch_v10000", launch, 100, 100, correlation)
+        for node, start in enumerate((launch + 10, launch + 30)):
+            rank.export.kernel(
+                KERNELS["all-reduce"], None, start, start + 10, 100, 100, correlation=correlation, stream=20, node=node
+            )
+    assert collectives_of(rank, tmp_path).bytes.tolist() == [64, 32, -1, -1, -1, -1]
+
+
+def test_the_calls_of_another_thread_are_not_its_kernels(tmp_path: Path) -> None:
+    rank = alone()
+    rank.export.add(
+        "NVTX_EVENTS", start=10, end=11, eventType=59, domainId=1, globalTid=global_tid(555, 100),
+        textId=rank.export.string("ncclAllReduce"), jsonText='{"Message size [bytes]": 64}',
+    )  # fmt: skip
+    rank.kernel(100, 200, 20, KERNELS["all-reduce"], 20)
+    assert collectives_of(rank, tmp_path).bytes.tolist() == [-1]
+
+
+def test_the_kernel_tells_the_kind_where_no_call_does(tmp_path: Path) -> None:
+    rank = alone("none")
+    for number, name in enumerate(KERNELS.values()):
+        rank.kernel(100 + number * 10, 105 + number * 10, name=name, stream=20)
+    rank.kernel(400, 410).kernel(500, 510, name="void nvshmemi_init_array_kernel(int)", stream=20)
+    assert collectives_of(rank, tmp_path).kind.tolist() == [0, 1, 2, 3, 4, 5, 9]
+
+
+def test_a_process_that_exchanges_nothing_is_no_member(tmp_path: Path) -> None:
+    export = Export().kernel(GEMM, 20, 30, 45)
+    (summary,) = summarize(Trace.load(export.write(tmp_path / "t.sqlite")), "t")
+    assert summary.members == ()
+
+
+# --- a copy to share
+
+
+def test_a_copy_to_share_still_tells_who_waits_but_not_for_which_message(tmp_path: Path) -> None:
+    rank = alone("binary").collective("all-reduce", 10, 20, size=1234567)
+    copied = share(rank.export.write(tmp_path / "t.sqlite"), tmp_path / "copy.sqlite").path
+    assert b"1234567" not in copied.read_bytes()
+    (summary,) = summarize(Trace.load(copied), "t")
+    (member,) = summary.members
+    assert (member.rank, member.collectives.kind.tolist()) == (0, [0])
