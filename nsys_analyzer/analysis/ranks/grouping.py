@@ -33,7 +33,7 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
         groups.append([*(other for group in mine for other in group), member])
     merged: list[list[Member]] = []
     reasons: list[list[Words]] = []
-    for group in groups:
+    for group in (part for one in groups for part in _each_rank_once(one)):
         why = [_why_apart(group, other) for other in merged]
         if None in why:
             merged[why.index(None)] += group
@@ -76,6 +76,19 @@ def _each_once(members: Sequence[Member]) -> tuple[list[Member], list[tuple[Memb
             said = phrase("`{}` is the same capture as `{}`, and counts once.", member.capture, same.capture)
             copies[member.capture] = same, said
     return once, list(copies.values())
+
+
+def _each_rank_once(group: Sequence[Member]) -> list[list[Member]]:
+    """The members, in several parts where several captures are of one rank, the first capture of each in the first."""
+    parts: list[list[Member]] = []
+    for member in sorted(group, key=lambda member: (member.started_utc_ns, member.capture)):
+        free = (part for part in parts if member.rank is None or member.rank not in _ranks(part))
+        part = next(free, None)
+        if part is None:
+            parts.append([member])
+        else:
+            part.append(member)
+    return parts
 
 
 def _is_copy(one: Member, other: Member) -> bool:
