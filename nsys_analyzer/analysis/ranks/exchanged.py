@@ -60,6 +60,9 @@ def collective_figures(
         waits: of each member; None where that is not known.
         lacks_ranks: whether ranks of the run are no members, so that nobody knows how long these wait.
     """
+    count = len(matched.numbers)
+    if not count:
+        return ()
     found: dict[_Key, _Some] = defaultdict(_Some)
     sizes = _ranks_of_communicators(members)
     for position, member in enumerate(members):
@@ -83,7 +86,6 @@ def collective_figures(
                 shared = mine[is_match[mine]]
                 some.waits.append((waits[position].until - collectives.start)[mine])
                 some.matched.append((collectives.end - waits[position].until)[shared])
-    count = len(matched.numbers)
     rows = [_figures(key, some, count, lacks_ranks=lacks_ranks) for key, some in found.items()]
     return tuple(sorted(rows, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
 

@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import name_strategies
 from nsys_analyzer.analysis.ranks.waits import Waits, find_waits
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import Words, phrase, plural
 from nsys_analyzer.trace.arrays import Ints
 
 _NS_PER_MS = 1e6
@@ -53,11 +53,10 @@ class _Join:
         self.matched = match_collectives(self.members)
         self.missing = missing_ranks(self.members)
         numbered = all(member.numbered for member in self.members)
-        #: The places of the shared steps among those of each member.
-        self.steps = [
-            np.flatnonzero(np.isin(numbers_of(member, numbered=numbered), self.matched.numbers))
-            for member in self.members
-        ]
+        numbers = [numbers_of(member, numbered=numbered) for member in self.members]
+        shared = self.matched.numbers
+        #: The places of the shared steps among those of each member; where they share none, of all that it has.
+        self.steps = [np.flatnonzero(np.isin(one, shared if len(shared) else one)) for one in numbers]
         self.clocks = align_clocks(self.members, self.matched.found)
         self.alignment = self._alignment()
         known = [clock or Clock() for clock in self.clocks]
@@ -158,20 +157,21 @@ class _Join:
     def _notes(self) -> Iterator[Words]:
         """What a reader must know of the join."""
         if self.missing:
-            unknown = (
-                "time spent waiting for it counts as transferring" if self.waits else "who waits for it is unknown"
-            )
-            yield phrase("No capture is of rank {}: {}.", " and ".join(map(str, self.missing)), unknown)
+            ranks = f"{plural(len(self.missing), 'rank')} {', '.join(map(str, self.missing))}"
+            known = "time spent waiting for it counts as transferring"
+            yield phrase("No capture is of {}: {}.", ranks, known if self.waits else "who waits for it is unknown")
         shared = len(self.matched.numbers)
-        if any(len(member) != shared for member in self.members):
+        if shared and any(len(member) != shared for member in self.members):
             said = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
             yield phrase("The ranks have different steps ({}): {} of all are looked at.", said, shared)
         if self.matched.apart:
             named = ", ".join(map(str, self.matched.apart[:_NAMED]))
             more = ", …" if len(self.matched.apart) > _NAMED else ""
+            count = len(self.matched.apart)
+            steps = plural(count, "step")
             yield phrase(
-                "The collectives of {} steps differ from rank to rank (steps {}{}): there nothing is known to wait.",
-                len(self.matched.apart), named, more,
+                "The collectives of {} {} differ from rank to rank ({} {}{}): there nothing is known to wait.",
+                count, steps, steps, named, more,
             )  # fmt: skip
         if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
             yield phrase(
@@ -184,7 +184,7 @@ class _Join:
 
     def _why_not_aligned(self) -> Words:
         if not len(self.matched.numbers):
-            return "The ranks have no step in common, so they are not compared step by step."
+            return "The ranks have no step of one number in common: each is shown by its own steps, and none compared."
         lost = [m.label for m, clock in zip(self.members, self.clocks, strict=True) if clock is None]
         if lost:
             named = ", ".join(lost)

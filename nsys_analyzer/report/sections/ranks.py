@@ -72,10 +72,11 @@ def _text(run: ParallelRun) -> Words:
 def _what(run: ParallelRun) -> str:
     """How many ranks share the work, how, and how long a step takes."""
     count = max(len(run.ranks), run.world_size)
-    what = "devices" if all(one.rank is None for one in run.ranks) else "ranks"
+    what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     step = max((one.step_ms.median or 0.0) for one in run.ranks)
-    return f"{count} {what}{shared}: a step takes {milliseconds(step)} under the profiler (median of {run.steps})."
+    median = f" (median of {run.steps})" if run.steps else ""
+    return f"{count} {what}{shared}: a step takes {milliseconds(step)} under the profiler{median}."
 
 
 def _who_is_late(run: ParallelRun) -> Words:
