@@ -14,6 +14,21 @@ Part = Literal["compute", "copies", "idle", "transferring"]
 
 
 @dataclass(frozen=True)
+class RankStep:
+    """One step of one rank, ms, as of ``RankFigures``; ``number`` is that of the step."""
+
+    number: int
+    step_ms: float
+    compute_ms: float
+    exposed_copy_ms: float
+    communication_ms: float
+    exposed_communication_ms: float
+    idle_ms: float
+    exposed_waiting_ms: float | None = None
+    own_ms: float | None = None
+
+
+@dataclass(frozen=True)
 class RankFigures:
     """One rank, mean of a step in ms where no statistics are given; None where other ranks' times are needed.
 
@@ -30,6 +45,7 @@ class RankFigures:
             its collectives waited beside its own work.
         slowest_steps: in how many steps it has the most own time.
         offset_ms: by how much its clock is ahead of the first rank's.
+        steps: one by one, those that all ranks have.
     """
 
     label: str
@@ -52,6 +68,7 @@ class RankFigures:
     late_ms: Stats | None = None
     slowest_steps: int = 0
     offset_ms: float | None = None
+    steps: tuple[RankStep, ...] = ()
 
 
 @dataclass(frozen=True)

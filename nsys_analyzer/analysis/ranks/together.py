@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.ranks.exchanged import collective_figures
 from nsys_analyzer.analysis.ranks.grouping import Group, group_members, knows_communicators, missing_ranks
 from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures, RankStep
 from nsys_analyzer.analysis.ranks.strategies import name_strategies
 from nsys_analyzer.analysis.ranks.waits import Waits, find_waits
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -130,8 +130,21 @@ class _Join:
             communication_ms=ms(parts.communication),
             exposed_communication_ms=ms(parts.exposed_communication),
             idle_ms=ms(parts.idle),
+            steps=self._steps(position, own),
         )
         return figures if self.waits is None else self._with_waits(figures, position, own, self.waits[position])
+
+    def _steps(self, position: int, own: Any) -> tuple[RankStep, ...]:
+        """The shared steps of a member, one by one."""
+        member, steps = self.members[position], self.steps[position]
+        parts = member.parts
+        numbers = numbers_of(member, numbered=all(one.numbered for one in self.members))[steps].tolist()
+        known = [parts.compute, parts.exposed_copy, parts.communication, parts.exposed_communication, parts.idle]
+        columns = [self._walls(position), *(part[steps] for part in known)]
+        if self.waits is not None:
+            columns += [self.waits[position].exposed_waiting[steps], own[position]]
+        rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
+        return tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True))
 
     def _with_waits(self, figures: RankFigures, position: int, own: Any, waits: Waits) -> RankFigures:
         member, steps, clock = self.members[position], self.steps[position], self.clocks[position]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.analysis.steps.step import OUTSIDE
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Answer, Block, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.sections.evidence import Evidence, typical
 from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS
@@ -20,6 +20,8 @@ from nsys_analyzer.text import Words, joined, phrase, plural, strong
 _MATTERS, _ROW = 0.02, 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
+#: Fewer steps are no curve.
+_CURVE = 3
 _LEGEND = (
     phrase(
         "compute + exposed copies + waiting + transferring + idle = step, for each rank. *Waiting* and *transferring* "
@@ -57,6 +59,8 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
     yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
     if run.slowest is not None and len(run.ranks) > 1:
         yield table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name)
+        if run.steps >= _CURVE:
+            yield _own_times(run)
     yield from _findings(run)
     yield from _losses(run)
     yield from _collectives(run)
@@ -128,6 +132,12 @@ def _short(run: ParallelRun) -> Words:
         is_late = run.skew_ms >= _MATTERS * slowest.step_ms.median
         late = f"{slowest.label} late by {milliseconds(run.skew_ms)}; " if is_late else "no rank is late; "
     return f"{shared}{late}exposed communication {milliseconds(exposed)} a step"
+
+
+def _own_times(run: ParallelRun) -> Lines:
+    """The own time of each rank, step by step."""
+    series = tuple((one.label, tuple((float(step.number), step.own_ms) for step in one.steps)) for one in run.ranks)
+    return Lines(f"{run.name}-own-times", f"Own time of each rank: {run.name}", series, "step", "ms without waiting")
 
 
 def _findings(run: ParallelRun) -> Iterator[Block]:
