@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.ranks.captures import without_waiting
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -124,7 +125,7 @@ def load_captures(
         rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
     if timings:
         rows = with_timings(rows, timings)
-    return tuple(sorted(rows, key=_order))
+    return tuple(sorted(without_waiting(rows), key=_order))
 
 
 def timings_beside(

@@ -31,8 +31,11 @@ _ROUNDS, _MOST = 30, 4.0
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
 
 
-def diagnose(capture: CaptureSummary) -> Diagnosis | None:
-    """The findings of a capture; None where it has no steps, or no launches to replay them from."""
+def diagnose(capture: CaptureSummary, without: frozenset[str] = frozenset()) -> Diagnosis | None:
+    """The findings of a capture; None where it has no steps, or no launches to replay them from.
+
+    ``without`` are the IDs of findings that are told elsewhere.
+    """
     if capture.step is None or capture.step.study is None or capture.on_cpu:
         return None
     study = capture.step.study
@@ -53,7 +56,8 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     if why:
         return Diagnosis(low, high, profiled, study.busy_ms, error, bool(unprofiled), (), why)
     case = Case(capture.step, study, capture.configuration, baselines, (low + high) / 2)
-    found = [(candidate, _saves(case, candidate)) for rule in RULES for candidate in rule(case)]
+    candidates = (one for rule in RULES for one in rule(case) if one.id not in without)
+    found = [(candidate, _saves(case, candidate)) for candidate in candidates]
     found = [(one, saves) for one, saves in found if sum(saves) / 2 >= LEAST * case.step_ms]
     if profiled - high > _HIDES * profiled:
         found.append((_overhead(profiled, profiled - high), (profiled - high, profiled - steps[len(steps) // 2])))
