@@ -143,9 +143,11 @@ def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--strategy", "fsdp", "--bucket-mb", "2"], "--bucket-mb is for --strategy ddp"),
-        (["--microbatches", "2"], "--microbatches is for --strategy pipeline"),
-        (["--bucket-mb", "0"], "--bucket-mb must be at least 1"),
+        (["--strategy", "fsdp", "--bucket-mb", "2"], "--bucket-mb goes with --strategy ddp"),
+        (["--microbatches", "2"], "--microbatches goes with --strategy pipeline"),
+        (["--late-by", "gpu"], "--late-by goes with --late-rank"),
+        (["--bucket-mb", "0"], "--bucket-mb must be above 0"),
+        (["--late-rank", "0", "--late-ms", "-1"], "--late-ms must be above 0"),
     ],
 )
 def test_options_without_effect_are_refused(words: list[str], message: str) -> None:
