@@ -16,8 +16,7 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from itertools import pairwise
@@ -34,6 +33,7 @@ from profiling_targets.harness import Times, annotate, profiler, synchronize
 from profiling_targets.parallelism import STRATEGIES, Rank, SharedTraining, Sharing
 
 _MICROBATCHES = 4
+_LATE_MS = 10.0
 _SIDE = {"cuda": 4096, "cpu": 256}
 """The side of the matrices that keep a device busy: large enough for a GPU to be full, small enough to count well."""
 _TIMED_MATMULS = 50
@@ -168,28 +168,23 @@ def measure(
     return {"loss": training.value.item() if training.has_loss else None}
 
 
-@contextmanager
-def process_group(device: str, rank: Rank) -> Iterator[Callable[[], None]]:
-    """Joins this process with the other ranks; yields a function in which they meet, by messages between CPUs alone.
+def join(device: str, rank: Rank) -> Callable[[], None]:
+    """Joins this process with the other ranks; returns a function in which they meet, by messages between CPUs alone.
 
     Raises:
         ConfigurationError: this machine has no GPU for the rank.
     """
-    on_gpu = device == "cuda"
-    if on_gpu:
+    own = rank.device(device) if device == "cuda" else None
+    if own:
         if rank.local >= torch.cuda.device_count():
             raise ConfigurationError(
                 f"Rank {rank.number} has no GPU: this machine has {torch.cuda.device_count()}",
                 "Start as many processes as there are GPUs, or give --device cpu",
             )
-        torch.cuda.set_device(rank.local)
-    own = rank.device(device) if on_gpu else None
-    dist.init_process_group("nccl" if on_gpu else "gloo", timeout=_TIMEOUT, device_id=own)
-    try:
-        gate = dist.new_group(backend="gloo")  # a barrier of NCCL's would be a kernel in the capture
-        yield lambda: dist.monitored_barrier(gate, _TIMEOUT)
-    finally:
-        dist.destroy_process_group()
+        torch.cuda.set_device(own)
+    dist.init_process_group("nccl" if own else "gloo", timeout=_TIMEOUT, device_id=own)
+    gate = dist.new_group(backend="gloo")  # a barrier of NCCL's would be a kernel in the capture
+    return lambda: dist.monitored_barrier(gate, _TIMEOUT)
 
 
 def this_rank() -> Rank:
@@ -218,23 +213,25 @@ def parse(arguments: list[str]) -> tuple[Config, Sharing, Lateness, argparse.Nam
     add("--bucket-mb", type=int, metavar="MIB", help="size of DDP's buckets of gradients (default: PyTorch's, 25)")
     add("--microbatches", type=int, metavar="N", help=f"parts of a pipeline's batch (default {_MICROBATCHES})")
     add("--late-rank", type=int, metavar="RANK", help="this rank is late in each step")
-    add("--late-ms", type=float, default=10.0, metavar="MS", help="by so much (default 10)")
-    add("--late-by", choices=("cpu", "gpu"), default="cpu",
+    add("--late-ms", type=float, metavar="MS", help=f"by so much (default {_LATE_MS:g})")
+    add("--late-by", choices=("cpu", "gpu"),
         help="because its CPU sleeps before forward, or its GPU has more to do in it (default cpu)")  # fmt: skip
     add("--synchronize", action="store_true", help="wait for the GPU at the end of each step")
     config, given = read(parser, arguments)
-    for option, value, strategy in (
-        ("--bucket-mb", given.bucket_mb, "ddp"),
-        ("--microbatches", given.microbatches, "pipeline"),
+    for option, value, goes_with, has_it in (
+        ("--bucket-mb", given.bucket_mb, "--strategy ddp", given.strategy == "ddp"),
+        ("--microbatches", given.microbatches, "--strategy pipeline", given.strategy == "pipeline"),
+        ("--late-ms", given.late_ms, "--late-rank", given.late_rank is not None),
+        ("--late-by", given.late_by, "--late-rank", given.late_rank is not None),
     ):
-        if value is not None and given.strategy != strategy:
-            raise ConfigurationError(f"{option} is for --strategy {strategy}")
-        if value is not None and value < 1:
-            raise ConfigurationError(f"{option} must be at least 1")
+        if value is not None and not has_it:
+            raise ConfigurationError(f"{option} goes with {goes_with}")
+        if isinstance(value, int | float) and value <= 0:
+            raise ConfigurationError(f"{option} must be above 0")
     if given.strategy == "pipeline":
         given.microbatches = given.microbatches or _MICROBATCHES
     sharing = Sharing(given.strategy, given.bucket_mb, given.microbatches)
-    return config, sharing, Lateness(given.late_rank, given.late_ms, given.late_by), given
+    return config, sharing, Lateness(given.late_rank, given.late_ms or _LATE_MS, given.late_by or "cpu"), given
 
 
 def run(config: Config, sharing: Sharing, lateness: Lateness, given: argparse.Namespace) -> int:
@@ -245,14 +242,17 @@ def run(config: Config, sharing: Sharing, lateness: Lateness, given: argparse.Na
         raise ConfigurationError(f"There is no rank {lateness.late_rank}: ranks are 0 to {rank.world_size - 1}")
     described = replace(config.run(), rank=rank.number, world_size=rank.world_size)
     results = given.results and given.results.with_stem(f"{given.results.stem}_rank{rank.number}")
-    with nullcontext(lambda: None) if is_alone else process_group(config.device, rank) as meet:
+    meet = (lambda: None) if is_alone else join(config.device, rank)
 
-        def measured(times: Times) -> Mapping[str, Any]:
-            training = STRATEGIES[sharing.strategy](config, sharing, rank)
-            found = measure(training, lateness, meet, times, synchronized=given.synchronize)
-            return {**asdict(sharing), **asdict(lateness), "synchronize": given.synchronize, **found}
+    def measured(times: Times) -> Mapping[str, Any]:
+        training = STRATEGIES[sharing.strategy](config, sharing, rank)
+        found = measure(training, lateness, meet, times, synchronized=given.synchronize)
+        return {**asdict(sharing), **asdict(lateness), "synchronize": given.synchronize, **found}
 
-        return harness.run_measured(measured, config.device, described, results, ranges=not given.no_ranges)
+    code = harness.run_measured(measured, config.device, described, results, ranges=not given.no_ranges)
+    if not is_alone and code == 0:  # where memory ran out, the others still wait, and would not let this rank go
+        dist.destroy_process_group()
+    return code
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,7 +10,7 @@ pipeline         some blocks, one batch               activations and their grad
 single-process   every GPU, one batch for each        parameters, logits and gradients, between the GPUs
 ===============  ===================================  ======================================================
 
-Shapes are those of ``transformer.py``; N ranks.
+Shapes are those of ``transformer.py``. FSDP2 needs PyTorch 2.6 or newer.
 """
 
 from __future__ import annotations

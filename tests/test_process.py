@@ -28,6 +28,10 @@ def python(code: str) -> list[str]:
             "import no_such_module",
             Ended("failed", "exit code 1: ModuleNotFoundError: No module named 'no_such_module'"),
         ),
+        (  # PyTorch says on which rank; a profiler goes on to speak
+            "print('[rank1]: Traceback\\n[rank1]: ValueError: bad\\n[rank1]: \\nGenerated: a'); exit(1)",
+            Ended("failed", "exit code 1: ValueError: bad"),
+        ),
         ("raise SystemExit(7)", Ended("failed", "exit code 7: it said nothing")),
         ("import os; os.kill(os.getpid(), 11)", Ended("failed", "killed by SIGSEGV: it said nothing")),
         (

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from nsys_analyzer.capture.plan import Plan, Recording, make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.configuration import OPTIONS, Run
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError
+from nsys_analyzer.runs.targets import Ranks
 from tests.support.sweeping import make_recording_nsys
 
 
@@ -116,6 +118,44 @@ def test_what_the_target_is_told_comes_last() -> None:
 def test_every_light_default_can_be_changed_and_then_nothing_is_said() -> None:
     assert len(plan(context_length=(64,), warmup_steps=2, steps=3).notices) == 1
     assert "context 64, 1 + 2 steps" in plan(context_length=(64,)).notices[1]
+
+
+def test_a_program_as_several_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, gpus=2, nsys=make_recording_nsys(tmp_path))
+    made = plan(program=("python", "train.py"), nproc=2)
+    (target,) = made.targets
+    assert target.ranks == Ranks(2)
+    assert target.annotation
+    assert not target.annotation.steady  # ranks that stop at different steps wait for each other
+    _, timed, profiled = made.command_lines(Path("out"))
+    launcher = f"{sys.executable} -m nsys_analyzer.capture.launcher --nproc 2 --logs out/train -- "
+    assert timed == f"{launcher}python train.py"
+    assert profiled.startswith(f"{launcher}{tmp_path}")
+    assert "'--output=out/train/capture_rank%q{RANK}'" in profiled
+    (together,) = plan(program=("python", "train.py"), nproc=2, one_report=True).targets
+    assert together.ranks == Ranks(2, one_report=True)
+    assert plan(program=("python", "train.py"), nproc=2, profiler="none").targets[0].ranks == Ranks(2)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (
+            {"nproc": 2},
+            "--nproc is for a program. Give one: nsys-analyze run --nproc 2 -- python -m profiling_targets.d",
+        ),
+        ({"one_report": True, "program": ("python", "a.py")}, "--one-report is for several processes. Say how many"),
+        ({"nproc": 2, "program": ("bin/torchrun", "a.py")}, "--nproc starts the ranks, and so would torchrun"),
+        ({"nproc": 2, "one_report": True, "program": ("python", "a.py")}, "--one-report is for nsys"),
+        (
+            {"nproc": 2, "one_report": True, "profiler": "none", "program": ("python", "a.py")},
+            "--one-report is for a pr",
+        ),
+    ],
+)
+def test_ranks_that_cannot_be(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        plan(**given)
 
 
 def test_no_pytorch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

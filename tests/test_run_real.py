@@ -170,6 +170,36 @@ def test_a_program_of_the_users(crash: bool, tmp_path: Path) -> None:
         assert forward_products(Trace.load(place / "capture.sqlite")) == [1, 1]
 
 
+DDP = """
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(64, 64))
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(100):
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_a_program_of_the_users_as_two_ranks(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(DDP)
+    words = ("run", "--nproc", "2", "--device", "cpu", "--profiler", "torch", "--warmup", "2", "--steps", "3", "--")
+    ended = command(tmp_path, *words, sys.executable, "train.py")
+    assert ended.returncode == 0, ended.stderr
+    place = tmp_path / "runs/train"
+    said = [read_manifest(place / f"capture_rank{rank}.manifest.json") for rank in (0, 1)]
+    assert [(one.rank, one.world_size, one.steps, one.warmup_steps) for one in said] == [(0, 2, 3, 2), (1, 2, 3, 2)]
+    for rank in (0, 1):
+        (summary,) = summarize(Trace.load(place / f"capture_rank{rank}.sqlite"), "train")
+        assert summary.rank == rank  # PyTorch's trace says it, too
+        assert {phase.phase: phase.instances for phase in summary.phases}["backward"] == 3
+    with (tmp_path / "runs/timings.csv").open() as file:
+        steps = [(row["capture"], row["steps"]) for row in csv.DictReader(file) if row["phase"] == "step"]
+    assert steps == [("train_rank0", "3"), ("train_rank1", "3")]
+
+
 def test_a_memory_error_that_says_nothing(tmp_path: Path) -> None:
     """Python's own does not; a result must not take that for all is well."""
     from nsys_analyzer.configuration import Options, Run

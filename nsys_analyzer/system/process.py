@@ -37,6 +37,7 @@ _OUT_OF_MEMORY = re.compile(
     r"OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|MemoryError"
     r"|DefaultCPUAllocator: (?:can't allocate|not enough) memory"
 )
+_RANK = re.compile(r"^\[rank\d+\]: ?")
 _ERROR = re.compile(r"[\w.]*(Error|Exception|Interrupt|Exit)\b")
 
 
@@ -252,11 +253,11 @@ def final_words(log: Path, start: int = 0) -> str:
 
 
 def _lines(log: Path, start: int) -> list[str]:
-    """The last lines of a log from a position on that are not empty."""
+    """The last lines of a log from a position on that are not empty, without the rank that PyTorch puts before them."""
     with log.open("rb") as file:
         file.seek(max(start, log.stat().st_size - _TAIL_BYTES))
         text = file.read().decode(errors="replace")
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    return [line for raw in text.splitlines() if (line := _RANK.sub("", raw).strip())]
 
 
 def _oom_kills() -> int:

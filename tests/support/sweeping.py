@@ -49,7 +49,7 @@ profile)
 END
   exit 0; fi
   while case "$1" in --output=*) output="${{1#--output=}}";; -*) ;; *) false;; esac; do shift; done
-  output=$(echo "$output" | sed s/%%/%/g)
+  output=$(echo "$output" | sed "s/%q{{RANK}}/$RANK/; s/%%/%/g")
   "$@"
   code=$?
   {after}

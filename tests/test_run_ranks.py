@@ -1,0 +1,168 @@
+"""A program that is started as several ranks: what a sweep leaves of each, under an nsys that does as it is told."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nsys_analyzer.capture.nsys.profile import ProfileOptions
+from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
+from nsys_analyzer.capture.sweep import remaining
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.runs.captures import load_captures
+from nsys_analyzer.runs.manifest import read_manifest
+from nsys_analyzer.runs.targets import Annotation, Ranks, Target, program_target
+from nsys_analyzer.runs.timings import read_timings
+from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.process import Ended
+from tests.support.sweeping import make_recording_nsys
+from tests.test_sweep import sweep
+
+#: Writes times as the hooks do where they are wanted: 1 and 3 ms on rank 0, 2 and 4 ms on rank 1.
+PROGRAM = """
+import json, os, pathlib
+rank = int(os.environ["RANK"])
+results = json.loads(os.environ["NSYS_ANALYZE_ANNOTATION"])["results"]
+print("rank", rank, "timed" if results else "profiled")
+if results:
+    times = {"step": [1.0 + rank, 3.0 + rank]}
+    path = pathlib.Path(results.replace("%q{RANK}", str(rank)))
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps({"gpu": f"GPU {rank}", "times_ms": times}))
+    unfinished.replace(path)
+"""
+
+
+@pytest.fixture
+def nsys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NsysProfiler:
+    return recording(tmp_path, monkeypatch)
+
+
+def recording(folder: Path, monkeypatch: pytest.MonkeyPatch, **more: str) -> NsysProfiler:
+    path = make_recording_nsys(folder, **more)
+    monkeypatch.setenv("NSYS", str(path))  # exports, too
+    return NsysProfiler(Nsys(path, "2022.4.2.1"), ProfileOptions())
+
+
+def target(folder: Path, ranks: Ranks | None, program: str = PROGRAM) -> Target:
+    script = folder / "train.py"
+    script.write_text(program)
+    return program_target((sys.executable, str(script)), Run(batch_size=2), Annotation(1, 2), ranks)
+
+
+def manifest(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(path.read_text())
+    return read
+
+
+def test_each_rank_leaves_a_capture_a_manifest_and_its_times(tmp_path: Path, nsys: NsysProfiler) -> None:
+    runs = tmp_path / "runs"
+    (ended,), told = sweep([target(tmp_path, Ranks(2))], runs, nsys)
+    assert ended == Ended("ok"), ended
+    assert told == ["train: timing", "train: profiling with nsys", "train: ok"]
+    of_ranks = {f"{stem}_rank{rank}" for stem in ("capture", "target") for rank in (0, 1)}
+    suffixes = {"capture": (".nsys-rep", ".sqlite", ".manifest.json"), "target": (".log",)}
+    expected = {f"{stem}{suffix}" for stem in of_ranks for suffix in suffixes[stem.partition("_")[0]]}
+    assert {path.name for path in (runs / "train").iterdir()} == {"target.log", *expected}
+    assert (runs / "train/target_rank1.log").read_text() == "rank 1 timed\nrank 1 profiled\n"
+    said = [read_manifest(runs / f"train/capture_rank{rank}.manifest.json") for rank in (0, 1)]
+    assert [(one.rank, one.world_size, one.capture, one.gpu, one.batch_size) for one in said] == [
+        (0, 2, "capture_rank0.sqlite", "GPU 0", 2), (1, 2, "capture_rank1.sqlite", "GPU 1", 2),
+    ]  # fmt: skip
+    assert len({one.group for one in said}) == 1
+    assert said[0].group
+
+
+def test_times_and_captures_of_a_rank_find_each_other(tmp_path: Path, nsys: NsysProfiler) -> None:
+    runs = tmp_path / "runs"
+    sweep([target(tmp_path, Ranks(2))], runs, nsys)
+    with (runs / "timings.csv").open() as file:
+        rows = {row["capture"]: row["mean_ms"] for row in csv.DictReader(file)}
+    # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
+    assert rows == {"train_rank0": "2.000000", "train_rank1": "3.000000"}
+    captures = load_captures([runs], timings=read_timings(runs / "timings.csv"))
+    found = {one.name: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
+    assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
+
+
+def test_another_run_is_another_group(tmp_path: Path, nsys: NsysProfiler) -> None:
+    groups = set()
+    for name in ("one", "two"):
+        sweep([target(tmp_path, Ranks(1))], tmp_path / name, nsys)
+        groups.add(manifest(tmp_path / name / "train/capture_rank0.manifest.json")["group"])
+    assert len(groups) == 2
+
+
+def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: NsysProfiler) -> None:
+    runs = tmp_path / "runs"
+    assert sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)[0] == [Ended("ok")]
+    captures = {path.name for path in (runs / "train").iterdir() if path.name.startswith("capture")}
+    assert captures == {"capture.nsys-rep", "capture.sqlite"}
+    said = manifest(runs / "train/manifest.json")
+    assert ("rank" in said, said["world_size"], said["capture"]) == (False, 2, "capture.sqlite")
+    assert said["timings"]["times_ms"] == {"step": [1.0, 3.0]}
+    assert [one["times_ms"]["step"] for one in said["rank_timings"]] == [[1.0, 3.0], [2.0, 4.0]]
+
+
+def test_times_alone(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [Ended("ok")]
+    captures = load_captures([runs], timings=read_timings(runs / "timings.csv"))
+    assert [(one.name, one.status, one.rank) for one in captures] == [
+        ("train_rank0", "not_profiled", 0), ("train_rank1", "not_profiled", 1),
+    ]  # fmt: skip
+
+
+def test_a_rank_that_fails_fails_the_run(tmp_path: Path, nsys: NsysProfiler) -> None:
+    dies = PROGRAM + "if rank: raise ValueError('no data')\n"
+    (ended,), _ = sweep([target(tmp_path, Ranks(2), dies)], tmp_path / "runs", nsys)
+    assert ended == Ended("failed", "exit code 1: rank 1: ValueError: no data")
+    for rank in (0, 1):
+        said = read_manifest(tmp_path / f"runs/train/capture_rank{rank}.manifest.json")
+        assert (said.status, said.message) == (ended.status, ended.message)
+
+
+def test_a_rank_that_recorded_nothing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent = recording(tmp_path, monkeypatch, after='[ "$RANK" = 1 ] || echo report > "$output.nsys-rep"')
+    (ended,), _ = sweep([target(tmp_path, Ranks(2))], tmp_path / "runs", silent)
+    assert ended.status == "failed"
+    assert "nsys wrote no report: " in str(ended.message)
+    assert "rank 1 profiled" in str(ended.message)
+    assert "train/target_rank1.log" in str(ended.message)
+
+
+def test_finished_ranks_are_not_run_again(tmp_path: Path, nsys: NsysProfiler) -> None:
+    runs = tmp_path / "runs"
+    one = target(tmp_path, Ranks(2))
+    sweep([one], runs, nsys)
+    assert remaining([one], runs, nsys, resume=True) == []
+    assert remaining([one], runs, nsys, resume=False) == [one]
+    with pytest.raises(ConfigurationError, match="is there already"):
+        remaining([one], runs, nsys, resume=None)
+    with pytest.raises(ConfigurationError, match=r"made with other options: python -m .*launcher --nproc 2"):
+        remaining([target(tmp_path, Ranks(3))], runs, nsys, resume=True)
+    with pytest.raises(ConfigurationError, match="made with other options"):
+        remaining([target(tmp_path, None)], runs, nsys, resume=True)
+
+
+def test_commands_say_where_each_rank_writes(nsys: NsysProfiler) -> None:
+    each = nsys.command(("python", "a.py"), Path("100%"), Ranks(2))
+    assert each[1:8] == ["-m", "nsys_analyzer.capture.launcher", "--nproc", "2", "--logs", "100%", "--"]
+    assert "--output=100%%/capture_rank%q{RANK}" in each  # nsys reads %% as %
+    assert each[-2:] == ["python", "a.py"]
+    together = nsys.command(("python", "a.py"), Path("out"), Ranks(2, one_report=True))
+    assert together.index("--output=out/capture") < together.index("nsys_analyzer.capture.launcher")
+    recorded = TorchProfiler().command(("python", "-u", "a.py"), Path("out"), Ranks(2))
+    behind = recorded[recorded.index("--") + 1 :]
+    assert behind == [
+        "python", "-u", "-m", "nsys_analyzer.capture.recorder", "--output", "out/capture_rank%q{RANK}.json.gz", "--",
+        "a.py",
+    ]  # fmt: skip
+    with pytest.raises(ConfigurationError, match="--one-report is for nsys"):
+        TorchProfiler().command(("python", "a.py"), Path("out"), Ranks(2, one_report=True))
