@@ -55,9 +55,10 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
 
 
 def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
-    """The ranks of a run that no member is, as far as it is known how many there are."""
+    """The ranks of a run that no member is, as far as it is known how many there are, and which the members are."""
     size = max(member.world_size for member in group)
-    return tuple(sorted(set(range(size)) - set(_ranks(group))))
+    known = set(_ranks(group))
+    return () if not known and len(group) >= size else tuple(sorted(set(range(size)) - known))
 
 
 def _order(member: Member) -> tuple[bool, int, int, str, int]:

@@ -24,7 +24,8 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         columns = collectives.communicator, collectives.kind, collectives.phase
         for communicator, kind, phase in np.unique([column[counted] for column in columns], axis=1).T.tolist():
             name = collectives.names[phase] if phase != NONE else ""
-            patterns[communicator].add((COLLECTIVE_KINDS[kind], name))
+            # One communicator may use several streams: those without an ID are looked at together.
+            patterns[max(communicator, 0)].add((COLLECTIVE_KINDS[kind], name))
     found = dict.fromkeys(name for pattern in patterns.values() if (name := _strategy(pattern)))
     if len(members) > 1 and len({(member.capture, member.process) for member in members}) == 1:
         return ("several GPUs in one process",)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import subprocess
@@ -14,6 +15,9 @@ from nsys_analyzer.system.process import run_captured
 from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places
 from nsys_analyzer.trace.sources.source import Source, WriteExport
 
+#: Keeps what NCCL notes of its calls: ranks, communicators, message sizes.
+_BLOBS = "--include-blobs"
+_ANSWER_TIMEOUT_S = 60
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
 _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
 _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
@@ -33,6 +37,8 @@ def _open(report: Path, timeout_s: float | None) -> WriteExport:
 
 def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path) -> None:
     options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
+    if _BLOBS in _known_options(nsys):
+        options.append(f"{_BLOBS}=true")
     try:  # an absolute path is never taken for an option
         finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
     except OSError as error:
@@ -44,6 +50,16 @@ def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path) -> 
         ) from error
     if finished.returncode != 0 or not is_sqlite(output):
         raise _failed_export(nsys, report, finished)
+
+
+@functools.cache
+def _known_options(nsys: Path) -> str:
+    """What ``nsys export --help`` says; nothing where it does not answer."""
+    try:
+        answer = run_captured([str(nsys), "export", "--help"], _ANSWER_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # the export itself will say what is wrong
+    return answer.stdout + answer.stderr
 
 
 def _missing_nsys(report: Path) -> ExportError:
