@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.sources import convert
+from nsys_analyzer.trace.sources.kineto import kept
+from nsys_analyzer.trace.sources.kineto.read import read_kineto
 from tests.conftest import DATA
-from tests.support.kineto import AUTOGRAD, Kineto
+from tests.support.kineto import AUTOGRAD, Kineto, events_of
 
 ANCHOR = "anchor"
 
@@ -180,6 +184,34 @@ def test_what_stands_in_one_event_is_its_own(given_trace: tuple[Base, dict[str, 
         return
     for table, rows in untouched.items():
         assert rows <= found.get(table, Counter()), table
+
+
+def read(trace: Any) -> Any:
+    """What a trace is read as: its events by kind and its warnings, or the error."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.json"
+        path.write_text(json.dumps(trace), encoding="utf-8")
+        try:
+            found = read_kineto(path)
+        except NsysAnalyzerError as error:
+            return str(error).replace(folder, "")
+        return events_of(found), sorted(found.remarks)
+
+
+def _never(_text: str) -> Any:
+    raise msgspec.DecodeError
+
+
+@settings(max_examples=100, deadline=None)
+@given(touched())
+def test_events_that_are_read_together_are_those_read_one_by_one(
+    given_trace: tuple[Base, dict[str, Any], set[int]],
+) -> None:
+    _, trace, _ = given_trace
+    together = read(trace)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(kept, "decode_many", _never)
+        assert read(trace) == together
 
 
 def _texts(trace: dict[str, Any]) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ import pytest
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.errors import TraceError
 from tests.support.kineto import Kineto
 
 
@@ -98,3 +99,11 @@ def test_another_tools_processes_are_none_of_it(tmp_path: Path) -> None:
     trace.events[0]["pid"] = "Compositor"
     trace.operator("aten::add", 10, 5)
     assert loaded(trace, tmp_path).operations.names == ("aten::add",)
+
+
+def test_a_trace_without_operators_is_refused(tmp_path: Path) -> None:
+    """On the GPU is a range alone, which is no kernel; of the CPU nothing is there."""
+    trace = Kineto().legacy(0, "forward", 100.0, 100.0, (300.0, 200.0))
+    trace.events = [event for event in trace.events if event.get("pid") == "CUDA functions"]
+    with pytest.raises(TraceError, match=r"holds no events of PyTorch's profiler"):
+        loaded(trace, tmp_path)

@@ -20,7 +20,7 @@ from nsys_analyzer.errors import TraceError
 from nsys_analyzer.trace.sources import sqlite_of
 from nsys_analyzer.trace.sources.kineto import json_text
 from nsys_analyzer.trace.sources.kineto.read import read_kineto
-from tests.support.kineto import Kineto
+from tests.support.kineto import Kineto, events_of
 
 MIB = 1 << 20
 
@@ -52,7 +52,7 @@ def spread(text: str, space: str) -> str:
 def test_white_space_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(spread(step().text(), " \n\t\r" * (MIB // 2)).encode(), 1))  # 2 MiB at 9 places
-    assert read_kineto(path).events == read_kineto(step().write(tmp_path / "u.json")).events
+    assert events_of(read_kineto(path)) == events_of(read_kineto(step().write(tmp_path / "u.json")))
     assert peak_of(read_kineto, path) < 30
 
 
@@ -102,7 +102,8 @@ def test_memory_follows_what_is_kept(tmp_path: Path) -> None:
     event = step().text().partition('"traceEvents": [')[2].partition("}, {")[0] + "}"
     path = tmp_path / "t.json"
     path.write_text('{"traceEvents": [' + ", ".join(([stack] * 99 + [event]) * 600) + "," + step().array()[1:] + "}")
-    assert len(read_kineto(path).of("range", "operator")) >= 3
+    trace = read_kineto(path)
+    assert len(trace.of("range")) + len(trace.of("operator")) >= 3
     assert peak_of(read_kineto, path) < 12
 
 
@@ -125,7 +126,7 @@ def test_what_is_unpacked_by_hand_is_read(tmp_path: Path, monkeypatch: pytest.Mo
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     with pytest.raises(TraceError, match="expands more than"):
         read_kineto(packed)
-    assert read_kineto(plain).of("operator")
+    assert len(read_kineto(plain).of("operator")) == 2
 
 
 @pytest.mark.parametrize("depth", [10_000, 1_000_000])
@@ -196,5 +197,5 @@ def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int,
         whole = read_kineto(path)
         patched.setattr(json_text, "_PIECE", piece)
         cut = read_kineto(path)
-        assert (cut.events, cut.remarks) == (whole.events, whole.remarks)
+        assert (events_of(cut), cut.remarks) == (events_of(whole), whole.remarks)
     assert len(whole.of("operator")) == 3

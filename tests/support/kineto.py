@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nsys_analyzer.trace.sources.kineto.events import NULL, KinetoTrace
+
 PID = 500
 MAIN = 500
 AUTOGRAD = 560
@@ -116,3 +118,16 @@ class Kineto:
         content = self.text().encode()
         path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
         return path
+
+
+def events_of(trace: KinetoTrace) -> dict[str, list[dict[str, Any]]]:
+    """The events by kind, each with its texts and its place instead of their numbers."""
+    return {
+        kind: [_event(trace, dict(zip(rows.dtype.names or (), row, strict=True))) for row in rows.tolist()]
+        for kind, rows in trace.events.items()
+    }
+
+
+def _event(trace: KinetoTrace, row: dict[str, int]) -> dict[str, Any]:
+    texts = {key: None if row[key] == NULL else trace.texts[row[key]] for key in ("name", "shapes") if key in row}
+    return {**row, **texts, "place": trace.places[row["place"]]}

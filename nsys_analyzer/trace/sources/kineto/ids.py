@@ -23,8 +23,8 @@ class Threads:
 
     def __init__(self, trace: KinetoTrace) -> None:
         threads: dict[Name, set[Name]] = defaultdict(set)
-        for event in trace.of(*ON_A_THREAD):
-            threads[event.pid].add(event.tid)
+        for pid, tid in {place for kind in ON_A_THREAD for place in trace.places_of(kind)}:
+            threads[pid].add(tid)
         self._pids = folded(threads)
         self._threads = {
             (pid, tid): self.process(pid) | number
@@ -67,39 +67,39 @@ def processes_of_gpus(trace: KinetoTrace, threads: Threads) -> dict[Name, int]:
     Raises:
         TraceError: several ranks call their GPU by one number.
     """
-    gpus = sorted({event.pid for event in trace.operations}, key=str)
+    operations, calls = trace.operations, trace.calls
+    gpus = sorted({trace.places[place][0] for place in np.unique(operations["place"])}, key=str)
     processes = threads.processes
     if len(processes) == 1:
         return dict.fromkeys(gpus, processes[0])
     launched: dict[int, dict[int, int]] = {process: {} for process in processes}
-    for event in trace.calls:
-        launched[threads.process(event.pid)].setdefault(event.correlation, event.start)
-    _check_ranks(trace, list(launched.values()))
-    return {gpu: max(processes, key=lambda process: _fit(trace, gpu, launched[process])) for gpu in gpus}
+    for place, correlation, start in calls[["place", "correlation", "start"]].tolist():
+        launched[threads.process(trace.places[place][0])].setdefault(correlation, start)
+    ran: dict[Name, list[tuple[int, int]]] = {gpu: [] for gpu in gpus}
+    for place, correlation, start in operations[["place", "correlation", "start"]].tolist():
+        ran[trace.places[place][0]].append((correlation, start))
+    _check_ranks(trace, ran, list(launched.values()))
+    return {gpu: max(processes, key=lambda process: _fit(ran[gpu], launched[process])) for gpu in gpus}
 
 
-def _check_ranks(trace: KinetoTrace, launched: list[dict[int, int]]) -> None:
+def _check_ranks(trace: KinetoTrace, ran: dict[Name, list[tuple[int, int]]], launched: list[dict[int, int]]) -> None:
     """Refuses a GPU on which two operations of one correlation ID have a launch each, by either rank.
 
     A replay of a graph is one launch of many operations.
     """
-    replays = {event.correlation for event in trace.calls if "Graph" in event.name} | {0}
-    times = Counter((event.pid, event.correlation) for event in trace.operations)
-    for (gpu, correlation), operations in times.items():
-        ranks = sum(correlation in launches for launches in launched)
-        if correlation not in replays and min(operations, ranks) > 1:
-            raise TraceError(
-                f"{trace.path} holds several ranks under one GPU number ({gpu}): their kernels cannot be told apart",
-                "Give the trace of each rank alone",
-            )
+    calls = trace.calls
+    graphs = [number for number in np.unique(calls["name"]) if "Graph" in trace.texts[number]]
+    replays = {*calls["correlation"][np.isin(calls["name"], graphs)].tolist(), 0}
+    for gpu, operations in ran.items():
+        for correlation, times in Counter(correlation for correlation, _ in operations).items():
+            ranks = sum(correlation in launches for launches in launched)
+            if correlation not in replays and min(times, ranks) > 1:
+                what = f"holds several ranks under one GPU number ({gpu}): their kernels cannot be told apart"
+                raise TraceError(f"{trace.path} {what}", "Give the trace of each rank alone")
 
 
-def _fit(trace: KinetoTrace, gpu: Name, launched: dict[int, int]) -> tuple[int, float]:
+def _fit(ran: list[tuple[int, int]], launched: dict[int, int]) -> tuple[int, float]:
     """How many operations of a GPU these launches explain; of equals, the shorter wait between the two is better."""
-    waits = [
-        event.start - launched[event.correlation]
-        for event in trace.operations
-        if event.pid == gpu and event.correlation in launched
-    ]
+    waits = [start - launched[correlation] for correlation, start in ran if correlation in launched]
     possible = [wait for wait in waits if wait >= 0]
     return len(possible), -float(np.median(possible)) if possible else 0.0

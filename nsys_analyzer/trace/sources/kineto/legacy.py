@@ -13,7 +13,19 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from nsys_analyzer.trace.sources.kineto.events import Call, Event, GpuOperation, Name
+import numpy as np
+
+from nsys_analyzer.trace.sources.kineto.events import (
+    CALL,
+    COLUMNS,
+    EVENT,
+    GPU_OPERATION,
+    OPERATOR,
+    Name,
+    Place,
+    Rows,
+    with_columns,
+)
 from nsys_analyzer.trace.sources.kineto.operators import longest, own_stretches
 
 ARROW = "arrow"
@@ -49,29 +61,39 @@ def is_arrow(phase: str, category: str | None) -> bool:
     return phase in ("s", "f") and category is not None and category.startswith(_ARROWS)
 
 
-def sort_legacy(events: dict[str, list[Any]]) -> tuple[str, ...]:
+def sort_legacy(events: dict[str, Rows], texts: list[str], places: list[Place]) -> tuple[str, ...]:
     """Sorts the events of this profiler into operators or ranges, kernels and launches, in place; returns warnings."""
-    functions, spans, arrows = (events.pop(kind, []) for kind in (LEGACY_ON_CPU, LEGACY_ON_GPU, ARROW))
-    names = {event.name for event in functions}
-    for event in functions:
-        is_operator = "::" in event.name or f"aten::{event.name}" in names or _BACKWARD.search(event.name)
-        event.kind = "operator" if is_operator else "range"
-        events[event.kind].append(event)
-    if not spans:
-        return (_WITHOUT_GPU,) if functions and arrows else ()
-    events["kernel"] = list(_kernels(spans, arrows))
-    events["runtime"] = [event for event in arrows if legacy_kind(event.pid) == LEGACY_ON_CPU]
+    functions, spans, arrows = (
+        events.pop(kind, np.empty(0, columns))
+        for kind, columns in ((LEGACY_ON_CPU, OPERATOR), (LEGACY_ON_GPU, EVENT), (ARROW, CALL))
+    )
+    names = {texts[number]: number for number in np.unique(functions["name"])}
+    operators = [
+        number for name, number in names.items() if "::" in name or f"aten::{name}" in names or _BACKWARD.search(name)
+    ]
+    is_operator = np.isin(functions["name"], operators)
+    for kind, rows in (("operator", functions[is_operator]), ("range", functions[~is_operator])):
+        if len(rows):
+            columns = COLUMNS.get(kind, EVENT)
+            events[kind] = np.concatenate([events.get(kind, np.empty(0, columns)), with_columns(rows, columns)])
+    if not len(spans):
+        return (_WITHOUT_GPU,) if len(functions) and len(arrows) else ()
+    from_cpu, on_gpu = (
+        arrows[np.isin(arrows["place"], [n for n, (pid, _) in enumerate(places) if legacy_kind(pid) == side])]
+        for side in (LEGACY_ON_CPU, LEGACY_ON_GPU)
+    )
+    events["kernel"] = np.array(list(_kernels(spans, on_gpu, texts, places)), GPU_OPERATION)
+    events["runtime"] = from_cpu
     return (_TIMED_BY_EVENTS,)
 
 
-def _kernels(spans: list[Event], arrows: list[Call]) -> Iterator[GpuOperation]:
+def _kernels(spans: Rows, arrows: Rows, texts: list[str], places: list[Place]) -> Iterator[tuple[int, ...]]:
     """The spans as kernels, each with the number of the arrow that ends where it starts."""
-    ends: dict[tuple[str, Name, int], list[int]] = defaultdict(list)
-    for arrow in reversed(arrows):
-        if legacy_kind(arrow.pid) == LEGACY_ON_GPU:
-            ends[arrow.name, arrow.tid, arrow.start].append(arrow.correlation)
-    for span, free in chain.from_iterable(own_stretches(spans)):
-        correlations = ends[span.name, span.tid, span.start]
+    ends: dict[tuple[int, Name, int], list[int]] = defaultdict(list)
+    for name, place, start, _, correlation in reversed(arrows.tolist()):
+        ends[name, places[place][1], start].append(correlation)
+    for (name, place, start, _), free in chain.from_iterable(own_stretches(spans, texts)):
+        device = places[place][1]
+        correlations = ends[name, device, start]
         correlation = correlations.pop() if correlations else 0
-        run = longest(span, free)
-        yield GpuOperation("kernel", span.name, span.pid, span.tid, *run, correlation, device=int(span.tid))
+        yield name, place, *longest(start, free), correlation, int(device), 0, 0, 0

@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from typing import Any
 
-from nsys_analyzer.trace.sources.kineto.events import Call, Event, GpuOperation, Name
+import numpy as np
+
+from nsys_analyzer.trace.sources.kineto.events import CALL, GPU_OPERATION, OPERATOR, Numbered, Rows
 
 #: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
 #: ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's ``MyBackward``.
@@ -27,22 +28,28 @@ _TOLERATED = 0.01
 Stretch = tuple[int, int]
 """Where an operator runs and none that it calls: start and end in ns."""
 
+Span = tuple[int, int, int, int]
+"""The columns that every event has: the numbers of its name and place, start and end in ns."""
 
-def make_kernels(events: dict[str, list[Any]]) -> Iterator[str]:
+
+def make_kernels(events: dict[str, Rows], texts: Numbered[str]) -> Iterator[str]:
     """Makes a kernel and its launch of each call of an operator, in place; a thread is a stream. Yields warnings."""
-    calls, kernels = list[Call](), list[GpuOperation]()
+    calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
+    operators = events.get("operator", np.empty(0, OPERATOR))
+    names = list(texts)
     own_ns = 0
-    for stream, operators in enumerate(own_stretches(events.get("operator", []))):
-        for event, free in operators:
+    for stream, found in enumerate(own_stretches(operators, names)):
+        for (name, place, start, end), free in found:
             own_ns += sum(end - start for start, end in free)
-            is_compiled = event.name.startswith(_COMPILED)
-            name = COMPILED_GRAPH if is_compiled else event.name  # without the hash, which would part equals
-            for run in free if is_compiled else [longest(event, free)]:
-                launch = run if is_compiled else (event.start, event.end)
-                calls.append(Call("runtime", name, event.pid, event.tid, *launch, len(calls) + 1))
-                kernels.append(GpuOperation("kernel", name, event.pid, event.tid, *run, len(calls), stream=stream))
-    events |= {"runtime": calls, "kernel": kernels}
-    lost_ns = own_ns - sum(kernel.end - kernel.start for kernel in kernels)
+            is_compiled = names[name].startswith(_COMPILED)
+            if is_compiled:
+                name = texts[COMPILED_GRAPH]  # without the hash, which would part equals
+            for run in free if is_compiled else [longest(start, free)]:
+                launch = run if is_compiled else (start, end)
+                calls.append((name, place, *launch, len(calls) + 1))
+                kernels.append((name, place, *run, len(calls), 0, stream, 0, 0))
+    events |= {"runtime": np.array(calls, CALL), "kernel": np.array(kernels, GPU_OPERATION)}
+    lost_ns = own_ns - int((events["kernel"]["end"] - events["kernel"]["start"]).sum())
     if lost_ns > _TOLERATED * own_ns:
         yield (
             f"{lost_ns / own_ns:.1%} of the operators' own time lies between the operators that they call, outside "
@@ -50,20 +57,20 @@ def make_kernels(events: dict[str, list[Any]]) -> Iterator[str]:
         )
 
 
-def own_stretches(events: Iterable[Event]) -> Iterator[list[tuple[Event, list[Stretch]]]]:
+def own_stretches(events: Rows, texts: list[str]) -> Iterator[list[tuple[Span, list[Stretch]]]]:
     """The operators of each thread, each with the stretches in which it calls no other."""
-    threads: dict[tuple[Name, Name], list[Event]] = defaultdict(list)
-    for event in events:
-        if is_operator(event.name):
-            threads[event.pid, event.tid].append(event)
+    names = [number for number in np.unique(events["name"]) if is_operator(texts[number])]
+    threads: dict[int, list[Span]] = defaultdict(list)
+    for span in events[np.isin(events["name"], names)][["name", "place", "start", "end"]].tolist():
+        threads[span[1]].append(span)
     for found in threads.values():
-        found.sort(key=lambda event: (event.start, -event.end))
-        yield list(zip(found, stretches((event.start, event.end) for event in found), strict=True))
+        found.sort(key=lambda span: (span[2], -span[3]))
+        yield list(zip(found, stretches((start, end) for _, _, start, end in found), strict=True))
 
 
-def longest(event: Event, free: list[Stretch]) -> Stretch:
+def longest(start: int, free: list[Stretch]) -> Stretch:
     """The longest stretch of an operator; empty, at its start, where it has none."""
-    return max(free, key=lambda one: one[1] - one[0], default=(event.start, event.start))
+    return max(free, key=lambda one: one[1] - one[0], default=(start, start))
 
 
 def is_operator(name: str) -> bool:

@@ -1,7 +1,7 @@
 """Reads a Chrome trace of a PyTorch profiler (Kineto, or the older autograd profiler): the events worth keeping.
 
 A trace of a million events is a text of 200 MB and more, and most of it is of no use here (flow arrows, Python
-stacks, arguments of operators). So it is read a piece at a time, and each event condensed to a small record.
+stacks, arguments of operators). So it is read a piece at a time, and its events condensed to a few columns.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.sources.kineto.events import KinetoTrace, Properties
+from nsys_analyzer.trace.sources.kineto.events import KinetoTrace, Properties, Rows
 from nsys_analyzer.trace.sources.kineto.json_text import RECORD, JsonText, opened
+from nsys_analyzer.trace.sources.kineto.kept import Events
 from nsys_analyzer.trace.sources.kineto.legacy import sort_legacy
 from nsys_analyzer.trace.sources.kineto.operators import make_kernels
-from nsys_analyzer.trace.sources.kineto.written import GPU_RANGE, Events, read_properties
+from nsys_analyzer.trace.sources.kineto.written import GPU_RANGE, read_properties
 
 #: Events that start so far apart are of two clocks, or of a clock that was set.
 _APART_NS = 24 * 3600 * 10**9
@@ -38,27 +39,29 @@ def read_kineto(path: Path) -> KinetoTrace:
     with opened(path) as file:
         status = os.fstat(file.fileno())
         properties, ignored = read_properties(_read(JsonText(path, file), read))
-    events = read.found
+    read.finish()
     _leave_out_strays(read)
+    events, numbers = read.found, read.numbers
     refused = read.remarks()
-    remarks = [*ignored, *refused, *sort_legacy(events)]
+    remarks = [*ignored, *refused, *sort_legacy(events, list(numbers.texts), list(numbers.places))]
     if "range" in events or "operator" in events:
         events.pop(GPU_RANGE, None)  # it repeats the CPU's
     because = f": {refused[0]}" if refused else ""
-    if not (set(events) - {"thread"}):
+    if not any(len(rows) for rows in _timed(events)):
         raise TraceError(f"{path} holds no events of PyTorch's profiler{because}", RECORD)
     if not (set(events) & {"kernel", "memcpy", "memset", "operator"}):
         hint = "Record again with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]"
         raise TraceError(f"{path} holds neither operators nor kernels{because}", hint)
     on_cpu = not set(events) & {"kernel", "memcpy", "memset"}
     if on_cpu:
-        remarks += make_kernels(events)
+        remarks += make_kernels(events, numbers.texts)
         if properties.device_properties:
             remarks.append(
                 "The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
             )
     _count_from_the_first(events)
-    return KinetoTrace(path, status, properties, events, remarks, on_mtia=read.on_mtia, on_cpu=on_cpu)
+    texts, places = list(numbers.texts), list(numbers.places)
+    return KinetoTrace(path, status, properties, events, texts, places, remarks, on_mtia=read.on_mtia, on_cpu=on_cpu)
 
 
 def _read(text: JsonText, events: Events) -> dict[str, Any]:
@@ -118,23 +121,23 @@ def _read_events(text: JsonText, events: Events, ends: tuple[str, ...]) -> None:
 
 def _leave_out_strays(read: Events) -> None:
     """Takes out the events that start a day and more from all but a few others, in place."""
-    starts = np.sort(np.array([event.start for event in _timed(read.found)], np.int64))
+    starts = np.sort(np.concatenate([np.empty(0, np.int64), *(rows["start"] for rows in _timed(read.found))]))
     groups = np.split(starts, np.flatnonzero(np.diff(starts) >= _APART_NS) + 1)
     largest = max(map(len, groups))
     strays = [(int(group[0]), int(group[-1])) for group in groups if len(group) < _OF_THE_MOST * largest]
     if strays:
-        read.leave_out(lambda event: any(low <= event.start <= high for low, high in strays), _STRAY)
+        read.leave_out(lambda start: np.any([(low <= start) & (start <= high) for low, high in strays], 0), _STRAY)
 
 
-def _timed(events: dict[str, list[Any]]) -> list[Any]:
+def _timed(events: dict[str, Rows]) -> list[Rows]:
     """The events that have a time, which a thread's name has not."""
-    return [event for kind, found in events.items() if kind != "thread" for event in found]
+    return [rows for kind, rows in events.items() if kind != "thread"]
 
 
-def _count_from_the_first(events: dict[str, list[Any]]) -> None:
+def _count_from_the_first(events: dict[str, Rows]) -> None:
     """Makes the start of the first event 0, in place."""
     timed = _timed(events)
-    origin = min(event.start for event in timed)
-    for event in timed:
-        event.start -= origin
-        event.end -= origin
+    origin = min(rows["start"].min() for rows in timed if len(rows))
+    for rows in timed:
+        rows["start"] -= origin
+        rows["end"] -= origin
