@@ -39,6 +39,7 @@ benchmark: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report
 	$(BIN)/python -m tests.benchmarks.bench_kineto
 	$(BIN)/python -m tests.benchmarks.bench_timings
+	$(BIN)/python -m tests.benchmarks.bench_many
 	$(BIN)/python -m tests.benchmarks.bench_target
 
 mutants: $(READY)  ## single changes to the analysis, and the share of them that its tests notice

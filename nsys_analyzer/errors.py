@@ -48,3 +48,7 @@ class CaptureError(NsysAnalyzerError):
 
 class NoSpaceError(NsysAnalyzerError):
     """A file for which the disk has no room."""
+
+
+class ClusterError(NsysAnalyzerError):
+    """A Dask cluster that is missing, or whose workers are of another version or see other files."""

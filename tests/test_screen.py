@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.text import Text
 
-from nsys_analyzer.cli.run_progress import shown
+from nsys_analyzer.cli.run_progress import reading, shown
 from nsys_analyzer.report.screen import Screen, console
 from nsys_analyzer.system.process import Ended
 from tests.conftest import Main
@@ -130,6 +130,23 @@ def test_the_bar_of_a_sweep_has_its_moves_and_no_others(monkeypatch: pytest.Monk
         return controls(terminal.getvalue())
 
     assert controls_of(WORST) == controls_of("tame") == {"\x1b", "\r"}
+
+
+def test_captures_that_are_read_are_counted_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Tty()
+    monkeypatch.setattr(sys, "stderr", Screen(terminal))
+    monkeypatch.setenv("TERM", "xterm")
+    with reading(2) as done:
+        done()
+        done()
+    assert "2/2" in terminal.getvalue()
+    assert terminal.getvalue().count("\n") == 1
+    with reading(1) as done:  # one capture, or no terminal: no bar
+        done()
+    monkeypatch.setattr(sys, "stderr", other := io.StringIO())
+    with reading(2) as done:
+        done()
+    assert other.getvalue() == ""
 
 
 def test_an_ascii_terminal_is_no_way_around(trace: Path) -> None:

@@ -8,7 +8,12 @@ from pathlib import Path
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option
+from nsys_analyzer.cli.options import (
+    command_line,
+    configuration_options,
+    phase_names_option,
+    scheduler_option,
+)
 
 
 @click.command(epilog="Example: nsys-analyze explain capture.sqlite")
@@ -21,12 +26,14 @@ from nsys_analyzer.cli.options import command_line, configuration_options, phase
     "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="json holds every figure, as the report's JSON does.",
 )  # fmt: skip
+@scheduler_option
 @phase_names_option("--phase-name")
 @configuration_options
 def explain(
     traces: tuple[Path, ...],
     csv_paths: tuple[Path, ...],
     output_format: str,
+    scheduler: str | None,
     phase_names: tuple[str, ...],
     model: str | None,
     context_length: int | None,
@@ -39,6 +46,7 @@ def explain(
     code to try, and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
     """
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
@@ -50,10 +58,14 @@ def explain(
     from nsys_analyzer.report.sections.evidence import FEW
     from nsys_analyzer.report.sections.folding import fold
     from nsys_analyzer.runs.timings import Selection
+    from nsys_analyzer.system.cluster import Workers
 
     names, selection = PhaseNames.parse(phase_names), Selection.parse((), None, None, model)
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    evidence = load_evidence(traces, csv_paths, command_line(), _tell, names, given, selection=selection)
+    workers = Workers(scheduler, reading, _tell)
+    evidence = load_evidence(
+        traces, csv_paths, command_line(), _tell, names, given, selection=selection, workers=workers
+    )
     if output_format == "json":
         click.echo(
             json.dumps(explained_data(evidence.captures, evidence.runs), indent=1, allow_nan=False), file=data_stream()

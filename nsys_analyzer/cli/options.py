@@ -27,10 +27,32 @@ _PHASE_HELP = (
 )
 
 
+_SCHEDULER = "--scheduler"
+
+
 def command_line() -> str:
-    """The command line of this process as a reader of the report would type it, beside the captures."""
+    """The command line of this process as a reader of the report would type it, beside the captures.
+
+    Where the captures were read is left out: it changes nothing.
+    """
     words = [Path(word).name if Path(word).is_absolute() else word for word in sys.argv[1:]]
-    return shlex.join(["nsys-analyze", *words])
+    apart = {place for place, word in enumerate(words) if word == _SCHEDULER}
+    kept = (
+        word
+        for place, word in enumerate(words)
+        if not apart & {place, place - 1} and not word.startswith(f"{_SCHEDULER}=")
+    )
+    return shlex.join(["nsys-analyze", *kept])
+
+
+def scheduler_option(function: Command) -> Command:
+    """The option that says where captures are read."""
+    text = (
+        "Read each capture as a task of the Dask scheduler at this address, such as tcp://host:8786. Its workers have "
+        "this version, and see the captures under the same paths, as on a shared file system. none: one capture after "
+        "another, here. Default: on the cores of this machine, where there are enough captures to be worth it."
+    )
+    return click.option(_SCHEDULER, metavar="ADDRESS", help=text)(function)
 
 
 def phase_names_option(*names: str) -> Callable[[Command], Command]:

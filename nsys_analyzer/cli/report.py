@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option
+from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option, scheduler_option
 from nsys_analyzer.report.renderers import RENDERERS
 
 
@@ -36,6 +36,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
+@scheduler_option
 @phase_names_option("--phase", "--phase-name")
 @configuration_options
 def report(
@@ -48,6 +49,7 @@ def report(
     csv_skip: int | None,
     force: bool,
     no_figures: bool,
+    scheduler: str | None,
     phase_names: tuple[str, ...],
     model: str | None,
     context_length: int | None,
@@ -58,7 +60,8 @@ def report(
 
     TRACE is an nsys export (.sqlite) or report (.nsys-rep), or a PyTorch profiler trace (.json, .json.gz); a FOLDER
     stands for the traces in it, with its timings.csv, or for what nsys-analyze bench left there. A report of
-    nsys-analyze is replaced; any other file only with --force.
+    nsys-analyze is replaced; any other file only with --force. With nsys-analyze[cluster], many captures are read side
+    by side.
     """
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
@@ -66,6 +69,7 @@ def report(
     if not has_timings and (csv_where or csv_phase or csv_skip is not None):
         raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
@@ -73,6 +77,7 @@ def report(
     from nsys_analyzer.report.sections import build_report
     from nsys_analyzer.report.writing import check_target, write_as
     from nsys_analyzer.runs.timings import Selection
+    from nsys_analyzer.system.cluster import Workers
     from nsys_analyzer.text import plural
 
     # Before the captures are read: a long wait should not end in a typing error.
@@ -85,7 +90,8 @@ def report(
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     beside = target.parent if target else None
     names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
-    evidence = load_evidence(traces, csv_paths, command_line(), _tell, names, given, beside, selection)
+    workers = Workers(scheduler, reading, _tell)
+    evidence = load_evidence(traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers)
     if target:  # reading has made exports
         check_target(target, sources, force=force)
     built = build_report(evidence)

@@ -1,4 +1,4 @@
-"""The progress of a sweep on the terminal: a bar with what is at work, and a line for each result."""
+"""The progress of a sweep on the terminal: a bar with what is at work, and a line for each result; and of reading."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from textwrap import shorten
 import click
 
 from nsys_analyzer.report.screen import console
+from nsys_analyzer.system.cluster import Done
 from nsys_analyzer.system.process import Ended, Progress
 
 #: Characters of a message on the terminal; the manifest has all of it.
@@ -54,3 +55,18 @@ def shown(total: int, done: int) -> Iterator[Progress]:
             bar.advance(task)
 
         yield Progress(started, ended)
+
+
+@contextmanager
+def reading(total: int) -> Iterator[Done]:
+    """A bar of ``total`` captures that are read, in one line; shown on terminals only, and for several."""
+    if total < 2 or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    columns = (TextColumn("Reading"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments.results import bench_folders, read_finished
@@ -14,6 +15,7 @@ from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.captures import holds_captures, load_captures, timings_beside
 from nsys_analyzer.runs.timings import Selection, read_timings
+from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
 
 
@@ -26,6 +28,7 @@ def load_evidence(
     given: Run | None = None,
     beside: Path | None = None,
     selection: Selection | None = None,
+    workers: Workers = IN_TURN,
 ) -> Evidence:
     """Reads all that a report is made from.
 
@@ -38,6 +41,7 @@ def load_evidence(
         given: what is known of the configuration besides.
         beside: the report's folder, to which links into a bench's folder are relative.
         selection: which rows of the timings to read.
+        workers: where the captures are read.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -49,7 +53,9 @@ def load_evidence(
     with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
-    captures = load_captures(with_traces, names, given, timings) if with_traces or timings or not benches else ()
+    captures: tuple[CaptureSummary, ...] = ()
+    if with_traces or timings or not benches:
+        captures = load_captures(with_traces, names, given, timings, workers=workers)
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
         notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))

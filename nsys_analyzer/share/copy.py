@@ -5,18 +5,19 @@ from __future__ import annotations
 import os
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.share.private import PrivateValues, find_private
 from nsys_analyzer.share.scrub import Renamed, Scrubber
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.nccl import NcclCalls, read_nccl_calls
-from nsys_analyzer.trace.ranks import Rank, read_ranks
+from nsys_analyzer.trace.nccl import read_nccl_calls
+from nsys_analyzer.trace.ranks import read_ranks
 from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.schema import Table
 from nsys_analyzer.trace.sources import sqlite_of
@@ -152,11 +153,9 @@ def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> tupl
         for table in _TABLES:
             if name := reader.name_of(table):
                 _copy_table(source, reader, table, name)
-        if not reader.name_of(schema.RANKS):
-            _write_ranks(source, read_ranks(reader))
-        _write_nccl_calls(source, read_nccl_calls(reader))
         _note_costly_tables(source, reader)
         source.commit()
+    _write_found(reader, output)
     return private, scrubber
 
 
@@ -233,26 +232,25 @@ def _conditions(reader: Reader, table: Table, name: str) -> Iterator[str]:
         yield rows
 
 
-def _write_ranks(source: sqlite3.Connection, ranks: Mapping[int, Rank]) -> None:
-    """The ranks as numbers, in a table of ours: what the export tells them by stays behind."""
-    if ranks:
-        source.execute("CREATE TABLE copy.PROCESS_RANKS (globalPid INTEGER, rank INTEGER, worldSize INTEGER)")
-        rows = [(process, rank.number, rank.world_size) for process, rank in ranks.items()]
-        source.executemany("INSERT INTO copy.PROCESS_RANKS VALUES (?, ?, ?)", rows)
+def _write_found(reader: Reader, output: Path) -> None:
+    """Ranks and the calls of NCCL's functions as numbers, in tables of ours: what tells them stays behind."""
+    from sqlite_utils import Database
 
-
-def _write_nccl_calls(source: sqlite3.Connection, calls: NcclCalls) -> None:
-    """The calls of NCCL's functions with the numbers of their payloads."""
-    if len(calls):
-        source.execute(
-            "CREATE TABLE copy.NCCL_CALLS (start INTEGER, globalTid INTEGER, function TEXT, communicator INTEGER,"
-            " bytes INTEGER, peer INTEGER)"
-        )
-        names = [calls.names[code] for code in calls.name.tolist()]
-        numbers = [c.tolist() for c in (calls.start, calls.thread, calls.communicator, calls.bytes, calls.peer)]
-        start, thread, *rest = numbers
-        rows = zip(start, thread, names, *rest, strict=True)
-        source.executemany("INSERT INTO copy.NCCL_CALLS VALUES (?, ?, ?, ?, ?, ?)", rows)
+    tables: dict[str, list[dict[str, Any]]] = {}
+    if not reader.name_of(schema.RANKS):
+        tables["PROCESS_RANKS"] = [
+            {"globalPid": process, "rank": rank.number, "worldSize": rank.world_size}
+            for process, rank in read_ranks(reader).items()
+        ]
+    calls = read_nccl_calls(reader)
+    columns = (calls.start, calls.thread, calls.name, calls.communicator, calls.bytes, calls.peer)
+    names = ("start", "globalTid", "function", "communicator", "bytes", "peer")
+    rows = (dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True))
+    tables["NCCL_CALLS"] = [{**row, "function": calls.names[row["function"]]} for row in rows]
+    with closing(Database(output).conn) as connection:
+        for name, found in tables.items():
+            if found:
+                Database(connection).table(name).insert_all(found)
 
 
 def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:

@@ -1,0 +1,460 @@
+"""Captures read side by side on Dask: the same rows as in turn, whatever becomes of a worker."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.cli.options import command_line
+from nsys_analyzer.errors import ClusterError, TraceError
+from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.report.renderers import RENDERERS
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.system import cluster
+from nsys_analyzer.system.cluster import IN_TURN, WORTH_A_CLUSTER_S, Done, Workers, workers_within
+from tests.conftest import Main
+from tests.support.export import Export, training_step
+
+MB = 1_000_000
+
+
+@dataclass(frozen=True)
+class Text:
+    """A task: a file, whose text is the result."""
+
+    path: Path
+    seconds: float = 0.0
+    memory_bytes: int = MB
+
+
+@dataclass(frozen=True)
+class SeenByOne:
+    """A task whose file is there for one process alone."""
+
+    there: Path
+    process: int
+    seconds: float = 0.0
+    memory_bytes: int = MB
+
+    @property
+    def path(self) -> Path:
+        return self.there if os.getpid() == self.process else self.there.with_name("missing")
+
+
+def text_of(task: Text) -> str:
+    return task.path.read_text()
+
+
+def doubled(task: Text) -> str:
+    """Fails where the file says so."""
+    if task.path.read_text() == "bad":
+        raise TraceError("bad file", "Give another")
+    return text_of(task) * 2
+
+
+def deadly(task: Text) -> str:
+    """Ends the process that reads a file which says "deadly"."""
+    if task.path.read_text() == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return text_of(task)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a task is done: the process, its folder and threads, and the addresses on which it listens."""
+
+    pid: int
+    folder: str
+    threads: str | None
+    addresses: frozenset[str]
+
+
+def place(_: Text) -> Place:
+    listens = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == psutil.CONN_LISTEN]
+    return Place(os.getpid(), str(Path.cwd()), os.environ.get("OMP_NUM_THREADS"), frozenset(listens))
+
+
+def ends(pid: int, task: Text) -> str:
+    os.kill(pid, signal.SIGKILL)
+    return text_of(task)
+
+
+def first_dies(marker: Path, function: Callable[[Any], Any], task: Any) -> Any:
+    """Kills the process that does the first of all tasks; the marker is who was it."""
+    try:
+        with marker.open("x") as file:
+            file.write(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGKILL)
+    except FileExistsError:
+        pass
+    return function(task)
+
+
+def no_result(task: Any) -> Any:
+    raise AssertionError(f"{task} was given up")
+
+
+def given_up(_: Text) -> str:
+    return "given up"
+
+
+def texts(folder: Path, *contents: str) -> list[Text]:
+    paths = [folder / f"{number}.txt" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        path.write_text(content)
+    return [Text(path) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    """A scheduler with two workers of one process each, started in another folder than the tests'."""
+    import dask
+    from distributed import LocalCluster
+
+    keep = dask.config.set({"distributed.deploy.lost-worker-timeout": "1 day"})
+    with keep, tempfile.TemporaryDirectory() as folder, LocalCluster(
+        n_workers=2, threads_per_worker=1, local_directory=folder, dashboard_address=None,
+        scheduler_kwargs={"dashboard_address": "127.0.0.1:0", "allowed_failures": 1},
+    ) as running:  # fmt: skip
+        yield running.scheduler_address
+
+
+# --- how many workers, and whether any ---
+
+
+def test_workers_are_bounded_by_cores_tasks_and_memory() -> None:
+    assert workers_within(100, 4, [10, 10]) == 2  # tasks
+    assert workers_within(100, 4, [10] * 9) == 4  # cores
+    # The largest first: 60 + 30 = 90 fit in 100, 60 + 30 + 20 = 110 do not.
+    assert workers_within(100, 4, [20, 30, 20, 60]) == 2
+    assert workers_within(100, 4, [200, 1]) == 0
+
+
+@given(st.integers(0, 500), st.integers(1, 8), st.lists(st.integers(1, 200), max_size=12))
+def test_any_tasks_that_so_many_workers_hold_fit(free: int, cores: int, sizes: list[int]) -> None:
+    count = workers_within(free, cores, sizes)
+    assert count <= min(cores, len(sizes))
+    assert sum(sorted(sizes)[-count:] if count else []) <= free
+
+
+def test_in_turn(tmp_path: Path) -> None:
+    """Results in the order of tasks; the one who shows progress is told of each."""
+    seen: list[int] = []
+
+    @contextmanager
+    def shown(total: int) -> Iterator[Done]:
+        yield lambda: seen.append(total)
+
+    assert Workers("none", shown).map(doubled, texts(tmp_path, "b", "a"), no_result) == ["bb", "aa"]
+    assert seen == [2, 2]
+    with pytest.raises(TraceError, match="bad file"):
+        IN_TURN.map(doubled, texts(tmp_path, "a", "bad"), no_result)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"), [((WORTH_A_CLUSTER_S * 0.4,) * 2, 0), ((WORTH_A_CLUSTER_S * 0.6,) * 2, 1), ((99.0,), 0)]
+)
+def test_without_the_extra_files_are_read_in_turn(
+    seconds: Sequence[float], told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a cluster would be worth it (two files, and together long enough), a line says how to have one."""
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    lines: list[str] = []
+    (tmp_path / "a").write_text("a")
+    tasks = [Text(tmp_path / "a", one) for one in seconds]
+    assert Workers(tell=lines.append).map(text_of, tasks, no_result) == ["a"] * len(seconds)
+    assert lines == ["2 files are read one after another. On all cores: pip install 'nsys-analyze[cluster]'"][:told]
+
+
+def test_an_address_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ClusterError, match=r"not installed.* pip install 'nsys-analyze\[cluster\]'"):
+        Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
+
+
+def test_one_capture_needs_no_dask(step_trace: Path) -> None:
+    program = (
+        "import sys; from nsys_analyzer.cli.main import cli\n"
+        f"cli(['report', {str(step_trace)!r}, '--format', 'json'], standalone_mode=False)\n"
+        "sys.exit(bool({'dask', 'distributed', 'psutil'} & set(sys.modules)))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.DEVNULL, check=False)
+    assert ended.returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--scheduler", "tcp://host:1"], ["--scheduler=tcp://host:1"], []])
+def test_a_report_does_not_say_where_its_captures_were_read(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["nsys-analyze", "report", *words, "many", "-o", "-"])
+    assert command_line() == "nsys-analyze report many -o -"
+
+
+# --- schedulers that do not do ---
+
+
+def test_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 0.5)
+    with pytest.raises(ClusterError, match=r"No Dask scheduler answers at tcp://127.0.0.1:1\. .*dask scheduler"):
+        Workers("tcp://127.0.0.1:1").map(text_of, texts(tmp_path, "a"), no_result)
+
+
+@pytest.mark.slow
+def test_a_scheduler_without_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from distributed import LocalCluster
+
+    monkeypatch.setattr(cluster, "_ANSWER_TIMEOUT_S", 2)
+    with LocalCluster(
+        n_workers=0, threads_per_worker=1, dashboard_address=None, scheduler_kwargs={"dashboard_address": "127.0.0.1:0"}
+    ) as running, pytest.raises(ClusterError, match=r"has no workers\. .*dask worker tcp://"):  # fmt: skip
+        Workers(running.scheduler_address).map(text_of, texts(tmp_path, "a"), no_result)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """A scheduler and a worker that nobody starts again, each a process."""
+
+    address: str
+    scheduler: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    noted = tmp_path / "scheduler.json"
+    words = {
+        "scheduler": ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"],
+        "worker": ["--no-nanny", "--no-dashboard", "--local-directory", str(tmp_path)],
+    }
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-m", f"distributed.cli.dask_{name}", "--scheduler-file", noted, *words[name]],
+            stderr=subprocess.DEVNULL,
+        )
+        for name in words
+    ]
+    try:
+        while not noted.exists() and started[0].poll() is None:
+            time.sleep(0.1)
+        yield Programs(json.loads(noted.read_text())["address"], *started)
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_scheduler_that_ends(programs: Programs, tmp_path: Path) -> None:
+    with pytest.raises(ClusterError, match="The Dask scheduler is gone"):
+        Workers(programs.address).map(partial(ends, programs.scheduler.pid), texts(tmp_path, "a"), no_result)
+
+
+@pytest.mark.slow
+def test_the_last_worker_ends(programs: Programs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_LOOK_S", 0.5)
+    with pytest.raises(ClusterError, match=r"has no workers\. "):
+        Workers(programs.address).map(deadly, texts(tmp_path, "deadly"), no_result)
+
+
+@pytest.mark.slow
+def test_workers_of_another_version(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = cluster._version()
+    monkeypatch.setattr(cluster, "_version", lambda: "9.9")
+    with pytest.raises(ClusterError, match=rf"has nsys-analyze {ours}, and this command is 9\.9\. .*==9\.9"):
+        Workers(address).map(text_of, texts(tmp_path, "a"), no_result)
+
+
+def test_a_worker_of_another_version_that_comes_later(tmp_path: Path) -> None:
+    (task,) = texts(tmp_path, "a")
+    with pytest.raises(ClusterError, match=r"and this command is 9\.9"):
+        cluster._do(str(tmp_path), "9.9", text_of, task)
+    assert cluster._do(str(tmp_path), cluster._version(), text_of, task) == "a"
+
+
+# --- tasks on workers ---
+
+
+@pytest.mark.slow
+def test_results_and_errors_are_those_of_the_function(address: str, tmp_path: Path) -> None:
+    workers = Workers(address)
+    assert workers.map(doubled, texts(tmp_path, *"hgfedcba"), no_result) == [2 * letter for letter in "hgfedcba"]
+    assert workers.map(doubled, [], no_result) == []
+    with pytest.raises(TraceError, match="bad file") as raised:
+        workers.map(doubled, texts(tmp_path, "a", "bad"), no_result)
+    assert raised.value.hint == "Give another"
+
+
+@pytest.mark.slow
+def test_a_relative_path_is_relative_to_the_command(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts(tmp_path, "here")
+    monkeypatch.chdir(tmp_path)
+    assert Workers(address).map(text_of, [Text(Path("0.txt"))], no_result) == ["here"]
+    (found,) = Workers(address).map(place, [Text(Path("0.txt"))], no_result)
+    assert (found.pid != os.getpid(), found.folder) == (True, str(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_worker_that_does_not_see_the_file(address: str, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a")
+    with pytest.raises(ClusterError, match=rf"does not see {tmp_path}/a\. .*shared file system"):
+        Workers(address).map(text_of, [SeenByOne(tmp_path / "a", os.getpid())], no_result)  # type: ignore[type-var]
+    with pytest.raises(FileNotFoundError):  # nobody sees it: what the function says of that
+        Workers(address).map(text_of, [Text(tmp_path / "b")], no_result)
+
+
+@pytest.mark.slow
+def test_a_task_whose_worker_is_killed_is_done_again(address: str, tmp_path: Path) -> None:
+    marker = tmp_path / "killed"
+    tasks = texts(tmp_path, *"abcdefghij")
+    assert Workers(address).map(partial(first_dies, marker, text_of), tasks, no_result) == list("abcdefghij")
+    assert int(marker.read_text()) != os.getpid()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("others", ["", "abc", "abcdefghij"])
+def test_a_task_that_kills_its_workers_is_given_up_alone(address: str, others: str, tmp_path: Path) -> None:
+    """Two of its workers die beside others, and two where it is alone; what waited on the same workers is done."""
+    found = Workers(address).map(deadly, texts(tmp_path, "deadly", *others), given_up)
+    assert found == ["given up", *others]
+
+
+# --- the cluster of this machine ---
+
+
+@pytest.mark.slow
+def test_the_local_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Processes of its own, on no address but this machine's, with a share of its threads, and gone without trace."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(cluster, "_local_workers", lambda _: 2)
+    monkeypatch.setattr("dask.system.CPU_COUNT", 6)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    tasks = [Text(one.path, WORTH_A_CLUSTER_S) for one in texts(tmp_path, *"abcdefgh")]
+    before = {one.laddr for one in psutil.Process().net_connections()}
+    listens: set[str] = set()
+
+    @contextmanager
+    def shown(_: int) -> Iterator[Done]:
+        yield lambda: listens.update(
+            one.laddr.ip for one in psutil.Process().net_connections() if one.laddr not in before
+        )
+
+    placed = Workers(shown=shown).map(place, tasks, no_result)
+    assert listens == {address for found in placed for address in found.addresses} == {"127.0.0.1"}
+    assert {(found.folder, found.threads) for found in placed} == {(str(tmp_path), "3")}  # 6 cores ÷ 2 workers
+    assert os.getpid() not in {found.pid for found in placed}
+    assert not any(psutil.pid_exists(found.pid) for found in placed)
+    assert Workers().map(deadly, [*tasks, *deadly_one(tmp_path)], given_up) == [*"abcdefgh", "given up"]
+    assert [path.name for path in (tmp_path / "temporary").iterdir()] == []
+    assert not [path for path in tmp_path.iterdir() if path.suffix != ".txt" and path.name != "temporary"]
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_all_of_it(tmp_path: Path, real_capture: Callable[[str], Path]) -> None:
+    """As Ctrl-C sends it: to the command and to every process that it has started."""
+    for number in range(60):  # at 0.25 s and more each, enough for a cluster
+        shutil.copyfile(real_capture("jax_mlp"), tmp_path / f"{number}.sqlite")
+    command = [sys.executable, "-m", "nsys_analyzer", "report", tmp_path, "-o", tmp_path / "report.md"]
+    with subprocess.Popen(command, start_new_session=True, stderr=subprocess.PIPE, text=True) as process:
+        watched = psutil.Process(process.pid)
+        workers: list[psutil.Process] = []
+        while process.poll() is None and len(workers) < min(2, os.cpu_count() or 1):
+            time.sleep(0.05)
+            workers = [one for one in watched.children() if "spawn_main" in " ".join(one.cmdline())]
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.stderr
+        assert process.stderr.read().strip() == "Aborted!"
+    assert process.returncode == 1
+    assert not [one for one in workers if one.is_running()]
+    assert not (tmp_path / "report.md").exists()
+
+
+def deadly_one(folder: Path) -> list[Text]:
+    (folder / "deadly.txt").write_text("deadly")
+    return [Text(folder / "deadly.txt", 1.0)]
+
+
+# --- reports ---
+
+
+class FirstDies(Workers):
+    """Workers of which the first to read anything is killed."""
+
+    def map(self, function: Any, tasks: Any, lost: Any) -> Any:
+        return super().map(partial(first_dies, Path("killed"), function), tasks, lost)
+
+
+@pytest.fixture
+def many(tmp_path: Path, real_capture: Callable[[str], Path]) -> Path:
+    """A folder of good captures, two of one name, and of files that cannot be read."""
+    folder = tmp_path / "many"
+    (folder / "sub").mkdir(parents=True)
+    names = ("train_small256", "jax_mlp", "nccl_init", "graph_small256", "functions_autograd_gpt2", "oom_fp32")
+    for number, name in enumerate(names):
+        (folder / f"{name}_{number}.sqlite").symlink_to(real_capture(name))
+    for place in (folder, folder / "sub"):
+        training_step(Export().gpu()).write(place / "twice.sqlite")
+    (folder / "damaged.sqlite").write_bytes(b"no database")
+    (folder / "nowhere.sqlite").symlink_to("missing.sqlite")
+    (folder / "run.nsys-rep").write_bytes(b"")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_report_is_the_same_to_the_last_byte(
+    address: str, many: Path, monkeypatch: pytest.MonkeyPatch, run_main: Main
+) -> None:
+    """In turn, on workers, and where one of these is killed: markdown and JSON, failed rows and their messages too."""
+    monkeypatch.chdir(many.parent)
+    reports = [
+        build_report(load_evidence([Path(many.name)], [], "command", workers=workers))
+        for workers in (IN_TURN, Workers(address), FirstDies(address))
+    ]
+    assert Path("killed").exists()
+    for name in ("markdown", "json"):
+        in_turn, *others = (RENDERERS[name].render(report, {}) for report in reports)
+        assert others == [in_turn, in_turn]
+    printed = [run_main("report", "many", "--format", "json", "--scheduler", one) for one in ("none", address)]
+    assert printed[0] == printed[1]
+    assert printed[0].code == 0
+    explained = [run_main("explain", "many", "--scheduler", one).out for one in ("none", address)]
+    assert explained[0] == explained[1] != ""
+
+
+@pytest.mark.slow
+def test_a_capture_that_no_process_survives_keeps_its_row(address: str, many: Path) -> None:
+    class Deadly(Workers):
+        def map(self, function: Any, tasks: Any, lost: Any) -> Any:
+            return super().map(partial(_dies_at, "twice", function), tasks, lost)
+
+    evidence = load_evidence([many], [], "command", workers=Deadly(address))
+    in_turn = load_evidence([many], [], "command")
+    assert [row.name for row in evidence.captures] == [row.name for row in in_turn.captures]
+    lost = {row.name: row.message for row in evidence.captures if "killed" in row.message}
+    assert list(lost) == ["many/twice", "sub/twice"]
+    assert f"nsys-analyze report {many}/twice.sqlite" in lost["many/twice"]
+
+
+def _dies_at(stem: str, function: Callable[[Any], Any], task: Any) -> Any:
+    if task.path.stem == stem:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(task)
