@@ -140,7 +140,9 @@ def _step(capture: CaptureSummary) -> dict[str, Any] | None:
         "source": step.source,
         "unit": step.unit,
         "wall_ms": asdict(step.wall_ms),
+        "wall_values_ms": list(step.values_ms),
         **_device(step.main),
+        **_compared(step.main),
         "devices": [{"device": device.device, **_device(device)} for device in step.devices],
         "launch_latency_us": {"median": latency[0], "p90": latency[1]} if latency else None,
         "queue": {"median": queue[0], "max": queue[1]} if queue else None,
@@ -155,7 +157,7 @@ def _device(device: DeviceSteps) -> dict[str, Any]:
     """What fills a step on one device; the four parts add up to its mean duration."""
     return {
         **_parts(device.parts),
-        "classes": [{"class": one.kernel_class, "ms": one.ms} for one in device.classes],
+        "classes": [{"class": one.kernel_class, "ms": one.ms, "std_ms": one.std_ms} for one in device.classes],
         "phases": [{"phase": one.phase, **_parts(one.parts)} for one in device.phases],
         "idle_by_cause": [
             {
@@ -168,6 +170,21 @@ def _device(device: DeviceSteps) -> dict[str, Any]:
             for one in device.idle
         ],
     }
+
+
+def _compared(device: DeviceSteps) -> dict[str, Any]:
+    """What a comparison of two captures needs beside: of the device that computes most."""
+    return {
+        "busy_values_ms": list(device.busy_values_ms),
+        "exposed_communication_std_ms": device.communication_std_ms,
+        "exposed_copy_std_ms": device.copy_std_ms,
+        "causes": [asdict(one) for one in device.causes],
+        "kernels": [_with_class(asdict(one)) for one in device.kernels],
+    }
+
+
+def _with_class(row: dict[str, Any]) -> dict[str, Any]:
+    return {"class": row.pop("kernel_class"), **row}
 
 
 def _parts(parts: Parts) -> dict[str, float]:
