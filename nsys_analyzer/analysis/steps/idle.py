@@ -47,6 +47,7 @@ class Causes:
         base: shape (gaps,), code into ``CAUSES`` of what is left of each gap without its pauses and allocator calls.
         base_ns, pause_ns, allocator_ns: shape (gaps,).
         data_ns: shape (gaps,), the part of ``pause_ns`` in which the program loads a batch.
+        own: shape (gaps,), True for the short pauses between operations that are both queued: the device's own.
         pause: shape (gaps,), code into ``CAUSES`` of the last pause in or before each gap.
         rows: the causes over all steps, the longest first.
     """
@@ -57,6 +58,7 @@ class Causes:
     allocator_ns: Ints
     pause: Ints
     data_ns: Ints
+    own: Bools
     rows: tuple[IdleRow, ...]
 
     @property
@@ -96,7 +98,8 @@ def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: SmallInts, steps: 
     last = np.searchsorted(host.pauses.start, gaps.end) - 1
     pause = np.where(np.append(host.loading, False)[last], _DATA, _HOST)
     loads = Cover.of(host.pauses.start[host.loading], host.pauses.end[host.loading])
-    return Causes(base, base_ns, pause_ns, allocator_ns, pause, _within(loads, gaps, until), _joined(rows))
+    data_ns, own = _within(loads, gaps, until), queued & (gaps.length <= _QUEUED_NS)
+    return Causes(base, base_ns, pause_ns, allocator_ns, pause, data_ns, own, _joined(rows))
 
 
 def _within(cover: Cover, gaps: Gaps, until: Ints) -> Ints:

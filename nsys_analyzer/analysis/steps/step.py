@@ -88,6 +88,7 @@ class DeviceSteps:
         causes: the idle time by cause alone, longest first.
         busy_values_ms: the GPU's work in each step, as of ``StepSummary.values_ms``.
         copy_std_ms, communication_std_ms: of the exposed parts.
+        own_pauses_ms: the idle time in short pauses between operations that are both queued, which no program delays.
     """
 
     device: int
@@ -100,6 +101,7 @@ class DeviceSteps:
     busy_values_ms: tuple[float, ...] = ()
     copy_std_ms: float | None = None
     communication_std_ms: float | None = None
+    own_pauses_ms: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class _Sums:
     phases: Ints
     rows: list[IdleRow]
     busy: list[Ints]
+    own_pauses: int = 0
 
 
 class _View:
@@ -144,6 +145,7 @@ class _View:
             values_ms(np.concatenate(sums.busy)),
             copy_std,
             communication_std,
+            sums.own_pauses / (steps * 1e6),
         )
 
     def _nothing(self) -> _Sums:
@@ -194,6 +196,7 @@ class _View:
         sums.phases[:, 3] += _sums(self.phase[gaps.next], gaps.length, len(self.phase_names))
         for cause, ns in causes.parts:
             sums.causes.add(gaps.window, cause, ns)
+        sums.own_pauses += int(gaps.length[causes.own].sum())
         sums.rows += causes.rows
 
     def _add_compute(self, sums: _Sums, fragments: Fragments) -> None:

@@ -178,6 +178,7 @@ def _compared(device: DeviceSteps) -> dict[str, Any]:
         "busy_values_ms": list(device.busy_values_ms),
         "exposed_communication_std_ms": device.communication_std_ms,
         "exposed_copy_std_ms": device.copy_std_ms,
+        "own_pauses_ms": device.own_pauses_ms,
         "causes": [asdict(one) for one in device.causes],
         "kernels": [_with_class(asdict(one)) for one in device.kernels],
     }

@@ -1,0 +1,235 @@
+"""From two sides to their comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+import msgspec
+
+from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, NOTHING, Change, Figure
+from nsys_analyzer.analysis.comparison.comparability import differences, reasons_against
+from nsys_analyzer.analysis.comparison.comparison import (
+    Comparison,
+    FindingChange,
+    KernelChange,
+    PartChange,
+    PartKind,
+    PhaseChange,
+    Side,
+    StepChange,
+)
+from nsys_analyzer.analysis.comparison.kernels import match_kernels
+from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedPhase, RecordedStep
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+
+#: A part of the step: its kind, and the class or the cause.
+_Key: TypeAlias = "tuple[PartKind, str]"
+#: A kernel's name and class.
+_Kernel: TypeAlias = "tuple[str, str]"
+_NO_KERNEL = RecordedKernel("", 0.0, 0.0, None, "")
+
+
+def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Comparison:
+    """What changed from one side to the other.
+
+    Args:
+        before, after: the sides.
+        cpu_spread: by how much the time that the GPU waits for the program differs from run to run, a standard
+            deviation as a share of that time. Where a side has several runs, these tell it.
+    """
+    spread = _Spread(cpu_spread)
+    return Comparison(
+        before,
+        after,
+        differences(before, after),
+        _step_change(before, after, spread),
+        _unprofiled(before, after, STEP, spread),
+        tuple(_phase_changes(before, after, spread)),
+        _findings(before, after),
+        reasons_against(before, after),
+        _is_same(before, after),
+    )
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """By how much figures of one program differ from run to run, standard deviations in ms.
+
+    The GPU's work differs little, the time that it waits for the program much.
+    """
+
+    cpu: float
+
+    def of(self, gpu_ms: float, waiting_ms: float) -> float:
+        """Of a time that is the GPU's in one part, and the program's in the other."""
+        return math.hypot(GPU_SPREAD * gpu_ms, self.cpu * max(waiting_ms, 0.0))
+
+    def of_step(self, step: RecordedStep, ms: float) -> float:
+        """Of a step that takes so long, whether or not under the profiler."""
+        own = step.compute_ms + step.own_pauses_ms
+        return self.of(own, ms - own)
+
+    def of_phase(self, phase: RecordedPhase, ms: float, busy_ms: float) -> float:
+        """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""
+        return self.of(busy_ms, ms - busy_ms) if phase.synchronized else self.of(0.0, ms)
+
+
+def _step_change(before: Side, after: Side, spread: _Spread) -> StepChange | None:
+    steps = _steps(before), _steps(after)
+    if not all(steps):
+        return None
+    wall, busy = (
+        Change.of(*(Figure.of_runs([figure(step, spread) for step in side]) for side in steps))
+        for figure in (_wall, _busy)
+    )
+    parts = [[_parts(step, spread) for step in side] for side in steps]
+    kernels = _kernel_changes(*steps)
+    keys = dict.fromkeys(chain.from_iterable(part for side in parts for part in side))
+    changes = [
+        PartChange(
+            *key,
+            Change.of(*(Figure.of_runs([part.get(key, NOTHING) for part in side]) for side in parts)),
+            tuple(one for kernel_class, one in kernels if key == ("compute", kernel_class)),
+        )
+        for key in keys
+    ]
+    launches = (sum(step.launches for step in side) / len(side) for side in steps)
+    return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
+
+
+def _steps(side: Side) -> list[RecordedStep]:
+    return [run.step for run in side.runs if run.step]
+
+
+def _wall(step: RecordedStep, spread: _Spread) -> Figure:
+    figure = Figure.of_values(step.wall_values_ms, step.instances)
+    return figure.between_runs(spread.of_step(step, figure.ms))
+
+
+def _busy(step: RecordedStep, spread: _Spread) -> Figure:
+    figure = Figure.of_values(step.busy_values_ms, step.instances)
+    return figure.between_runs(spread.of(step.compute_ms, step.exposed_copy_ms + step.exposed_communication_ms))
+
+
+def _parts(step: RecordedStep, spread: _Spread) -> dict[_Key, Figure]:
+    """The parts of a step, which add up to its mean duration."""
+    exposed: list[tuple[PartKind, float, float | None]] = [
+        ("exposed copies", step.exposed_copy_ms, step.exposed_copy_std_ms),
+        ("exposed communication", step.exposed_communication_ms, step.exposed_communication_std_ms),
+    ]
+    found: dict[_Key, Figure] = {}
+    for one in step.classes:
+        figure = Figure.of_mean(one.ms, one.std_ms, step.instances)
+        found["compute", one.kernel_class] = figure.between_runs(spread.of(one.ms, 0.0))
+    for kind, ms, std_ms in exposed:
+        if ms:
+            found[kind, ""] = Figure.of_mean(ms, std_ms, step.instances).between_runs(spread.of(0.0, ms))
+    for cause in step.causes:
+        own = step.own_pauses_ms if cause.cause == "launch" else 0.0
+        figure = Figure.of_mean(cause.ms, cause.std_ms, step.instances)
+        found["idle", cause.cause] = figure.between_runs(spread.of(own, cause.ms - own))
+    return found
+
+
+def _kernel_changes(before: list[RecordedStep], after: list[RecordedStep]) -> list[tuple[str, KernelChange]]:
+    """Every kernel that computes with its class, the largest change first."""
+    tables = _kernels(before), _kernels(after)
+    merged = [[kernel for kernel, _ in table.values()] for table in tables]
+    changes = []
+    for pair in match_kernels(*merged):
+        figures = [table[_key(one)][1] if one else NOTHING for table, one in zip(tables, pair, strict=True)]
+        was, now = (one or _NO_KERNEL for one in pair)
+        before_name, after_name = (one.name if one else None for one in pair)
+        change = KernelChange(before_name, after_name, was.launches, now.launches, Change.of(*figures))
+        changes.append((was.kernel_class or now.kernel_class, change))
+    return sorted(changes, key=lambda one: -abs(one[1].change.ms))
+
+
+def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, Figure]]:
+    """The kernels of some runs, each with its means over them."""
+    tables = [{_key(one): one for one in step.kernels} for step in steps]
+    found: dict[_Kernel, tuple[RecordedKernel, Figure]] = {}
+    for key in dict.fromkeys(chain.from_iterable(tables)):
+        figures, launches = [], 0.0
+        for table, step in zip(tables, steps, strict=True):
+            one = table.get(key)
+            launches += one.launches / len(steps) if one else 0.0
+            figure = Figure.of_mean(one.ms, one.std_ms, step.instances) if one else NOTHING
+            figures.append(figure.between_runs(GPU_SPREAD * figure.ms))
+        pooled = Figure.of_runs(figures)
+        found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
+    return found
+
+
+def _key(kernel: RecordedKernel) -> _Kernel:
+    return kernel.name, kernel.kernel_class
+
+
+def _unprofiled(before: Side, after: Side, phase: str, spread: _Spread) -> Change | None:
+    """The change of a phase's time without the profiler."""
+    sides = []
+    for side in (before, after):
+        figures = [figure for run in side.runs if (figure := _timed(run, phase, spread))]
+        if not figures:
+            return None
+        sides.append(Figure.of_runs(figures))
+    return Change.of(*sides)
+
+
+def _timed(run: Recorded, name: str, spread: _Spread) -> Figure | None:
+    stats = run.unprofiled.trusted(name) if run.unprofiled else None
+    if stats is None:
+        return None
+    figure, phase = Figure.of_stats(stats), run.phase(name)
+    if name == STEP and run.step:
+        return figure.between_runs(spread.of_step(run.step, figure.ms))
+    busy = Figure.of_values(phase.busy_values_ms).ms if phase else 0.0
+    return figure.between_runs(spread.of(busy, figure.ms - busy))  # timed as it is: synchronized
+
+
+def _phase_changes(before: Side, after: Side, spread: _Spread) -> Iterator[PhaseChange]:
+    """The phases that every run has, but the step."""
+    runs = (*before.runs, *after.runs)
+    for name in (one.phase for one in runs[0].phases if one.phase not in (STEP, OTHER_STEP)):
+        if all(run.phase(name) for run in runs):
+            phases = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
+            wall, busy = (
+                Change.of(*(Figure.of_runs([figure(phase, spread) for phase in side]) for side in phases))
+                for figure in (_phase_wall, _phase_busy)
+            )
+            kernels = (sum(phase.kernels_per_instance for phase in side) / len(side) for side in phases)
+            yield PhaseChange(name, _unprofiled(before, after, name, spread), wall, busy, *kernels)
+
+
+def _phase_wall(phase: RecordedPhase, spread: _Spread) -> Figure:
+    figure = Figure.of_values(phase.wall_values_ms, phase.instances)
+    return figure.between_runs(spread.of_phase(phase, figure.ms, Figure.of_values(phase.busy_values_ms).ms))
+
+
+def _phase_busy(phase: RecordedPhase, spread: _Spread) -> Figure:
+    figure = Figure.of_values(phase.busy_values_ms, phase.instances)
+    return figure.between_runs(spread.of(figure.ms, 0.0))
+
+
+def _findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
+    """The findings of each side's first run: gone, new, changed, then those that stay; the largest saving first."""
+    sides = before.runs[0].findings, after.runs[0].findings
+    if sides[0] is None or sides[1] is None:
+        return None
+    tables = [{one.id: one for one in side} for side in sides if side is not None]
+    found = [FindingChange(*(table.get(key) for table in tables)) for key in dict.fromkeys(chain(*tables))]
+    order = ("gone", "new", "changed", "stays")
+    return tuple(sorted(found, key=lambda one: (order.index(one.status), -one.one.saves_ms_high)))
+
+
+def _is_same(before: Side, after: Side) -> bool:
+    """Whether one capture stands on both sides, by whatever name."""
+    return _nameless(before) == _nameless(after)
+
+
+def _nameless(side: Side) -> list[Recorded]:
+    return [msgspec.structs.replace(run, name="", source="") for run in side.runs]
