@@ -18,10 +18,9 @@ import numpy as np
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.trace.arrays import Ints
 
-#: By how much the GPU's work differs between runs of one program, a standard deviation as a share of it.
-GPU_SPREAD = 0.0025
-#: By how much the time that the GPU waits for the program differs, as a share of that time.
-CPU_SPREAD = 0.25
+#: By how much the GPU's work differs between runs of one program, a standard deviation as a share of it; its pauses
+#: between two operations that are both queued; and the rest of its idle time, in which it waits for the program.
+GPU_SPREAD, PAUSES_SPREAD, CPU_SPREAD = 0.0025, 0.04, 0.25
 
 RESAMPLES = 1_000
 #: Student's t that 95 % lie within, for 1 to 30 degrees of freedom and for very many.
@@ -85,7 +84,10 @@ NOTHING = Figure(0.0, 10**9, 0.0)
 
 @dataclass(frozen=True)
 class Change:
-    """A figure before and after, ms, and the interval that its change lies in at 95 %; None where nothing tells it."""
+    """A figure before and after, ms, and the interval that its change lies in at 95 %; None where nothing tells it.
+
+    ``inside`` is the share of the interval's variance that more instances would make smaller.
+    """
 
     before_ms: float
     after_ms: float
@@ -93,14 +95,19 @@ class Change:
     high_ms: float | None
     before_n: int
     after_n: int
+    inside: float = 0.0
 
     @staticmethod
     def of(before: Figure, after: Figure) -> Change:
-        """The change from one run to another."""
-        width = half_width_ms(before, after)
+        """The change from one run to another: Student's t × the standard error of the difference to either side."""
         difference = after.ms - before.ms
-        low, high = (None, None) if width is None else (difference - width, difference + width)
-        return Change(before.ms, after.ms, low, high, before.n, after.n)
+        if before.error_ms is None or after.error_ms is None:
+            return Change(before.ms, after.ms, None, None, before.n, after.n, 1.0)
+        inside = before.error_ms**2 + after.error_ms**2
+        variance = inside + before.run_error_ms**2 + after.run_error_ms**2
+        width = student_t(_freedom(before, after, variance)) * math.sqrt(variance)
+        share = inside / variance if variance else 0.0
+        return Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
 
     @property
     def ms(self) -> float:
@@ -128,18 +135,10 @@ class Change:
         return self.low_ms is not None and self.high_ms is not None and (self.low_ms > 0 or self.high_ms < 0)
 
 
-def half_width_ms(before: Figure, after: Figure) -> float | None:
-    """Half of the width of the interval at 95 %: Student's t × the standard error of the difference.
-
-    The degrees of freedom are those of Welch and Satterthwaite, n − 1 for each run's instances. The spread between runs
-    is taken as known. None where one run has a single instance.
-    """
-    if before.error_ms is None or after.error_ms is None:
-        return None
-    inside = before.error_ms**2, after.error_ms**2
-    variance = sum(inside) + before.run_error_ms**2 + after.run_error_ms**2
-    loss = sum(one**2 / (run.n - 1) for one, run in zip(inside, (before, after), strict=True))
-    return student_t(variance**2 / loss if loss else math.inf) * math.sqrt(variance)
+def _freedom(before: Figure, after: Figure, variance: float) -> float:
+    """The degrees of freedom of Welch and Satterthwaite: n − 1 of each error; the spread between runs is known."""
+    loss = sum((one.error_ms or 0.0) ** 4 / (one.n - 1) for one in (before, after) if one.n > 1)
+    return variance**2 / loss if loss else math.inf
 
 
 def student_t(freedom: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from nsys_analyzer.analysis.comparison.comparison import Difference, Side
 from nsys_analyzer.analysis.comparison.recorded import Recorded
+from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.text import Words, phrase
 
 #: What makes another program of a run, by the key of the report's JSON.
@@ -14,7 +15,9 @@ _WORK = (
     "model", "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length", "batch_size", "mode",
 )  # fmt: skip
 #: What people change, and see what it gains.
-OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer")
+_OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "block_ranges", "device")
+#: All of a configuration: runs of one that is the same in every key are runs of one program.
+CONFIGURATION = (*_WORK, *_OPTIONS)
 #: What differs by itself between machines and days.
 _VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
 #: A matmul precision that stands for a run, as a share of the matmul time.
@@ -38,21 +41,24 @@ def value_of(run: Recorded, key: str) -> Any:
 def differences(before: Side, after: Side) -> tuple[Difference, ...]:
     """What both sides know, and say otherwise: first what was asked for, then versions."""
     one, other = before.runs[0], after.runs[0]
-    found = list(_differing(one, other, (*_WORK, *OPTIONS)))
+    found = list(differing(one, other, CONFIGURATION))
     precisions = _matmul_precision(one), _matmul_precision(other)
     if all(precisions) and precisions[0] != precisions[1] and not any(each.key == "precision" for each in found):
         found.append(Difference("matmul precision", *precisions))
-    return (*found, *_differing(one, other, _VERSIONS))
+    return (*found, *differing(one, other, _VERSIONS))
 
 
-def _differing(one: Recorded, other: Recorded, keys: tuple[str, ...]) -> Iterator[Difference]:
+def differing(one: Recorded, other: Recorded, keys: tuple[str, ...], unknown: str = "") -> Iterator[Difference]:
+    """The keys under which two runs say otherwise; with a word for ``unknown``, those that one leaves out, too."""
     for key in keys:
         values = value_of(one, key), value_of(other, key)
-        if None not in values and values[0] != values[1]:
-            yield Difference(key, *(_written(value) for value in values))
+        if values[0] != values[1] and (unknown or None not in values):
+            yield Difference(key, *(_written(value, unknown) for value in values))
 
 
-def _written(value: Any) -> str:
+def _written(value: Any, unknown: str) -> str:
+    if value is None:
+        return unknown
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
@@ -71,6 +77,8 @@ def reasons_against(before: Side, after: Side) -> tuple[Words, ...]:
 
 
 def _of_run(run: Recorded) -> Iterator[Words]:
+    if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted(STEP):
+        return  # its times alone are compared
     if run.status != "ok":
         said = f" ({run.message})" if run.message else ""
         yield f"{run.title} {_STATUS.get(run.status, run.status)}{said}"
@@ -81,7 +89,7 @@ def _of_run(run: Recorded) -> Iterator[Words]:
 def _of_pair(one: Recorded, other: Recorded) -> Iterator[Words]:
     if one.gpu and other.gpu and one.gpu != other.gpu:
         yield f"{one.title} is of {one.gpu}, {other.title} of {other.gpu}"
-    for difference in _differing(one, other, _WORK):
+    for difference in differing(one, other, _WORK):
         what = difference.key.replace("_", " ")
         yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"
     if one.step and other.step and one.step.source != other.step.source:

@@ -10,7 +10,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, NOTHING, Change, Figure
+from nsys_analyzer.analysis.comparison.change import (
+    CPU_SPREAD,
+    GPU_SPREAD,
+    NOTHING,
+    PAUSES_SPREAD,
+    Change,
+    Figure,
+)
 from nsys_analyzer.analysis.comparison.comparability import differences, reasons_against
 from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
@@ -64,18 +71,23 @@ class _Spread:
 
     cpu: float
 
-    def of(self, gpu_ms: float, waiting_ms: float) -> float:
-        """Of a time that is the GPU's in one part, and the program's in the other."""
-        return math.hypot(GPU_SPREAD * gpu_ms, self.cpu * max(waiting_ms, 0.0))
+    def of(self, gpu_ms: float, waiting_ms: float, pauses_ms: float = 0.0) -> float:
+        """Of a time that is the GPU's in one part, the program's in another, and of pauses between queued work."""
+        return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
 
     def of_step(self, step: RecordedStep, ms: float) -> float:
         """Of a step that takes so long, whether or not under the profiler."""
-        own = step.compute_ms + step.own_pauses_ms
-        return self.of(own, ms - own)
+        pauses = step.own_pauses_ms
+        return self.of(step.compute_ms, ms - step.compute_ms - pauses, pauses)
 
     def of_phase(self, phase: RecordedPhase, ms: float, busy_ms: float) -> float:
         """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""
         return self.of(busy_ms, ms - busy_ms) if phase.synchronized else self.of(0.0, ms)
+
+    @staticmethod
+    def of_kernels(step: RecordedStep, ms: float) -> float:
+        """Of some kernels of a step, which differ more than all together: as if by chance of each."""
+        return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
 
 
 def _step_change(before: Side, after: Side, spread: _Spread) -> StepChange | None:
@@ -124,14 +136,14 @@ def _parts(step: RecordedStep, spread: _Spread) -> dict[_Key, Figure]:
     found: dict[_Key, Figure] = {}
     for one in step.classes:
         figure = Figure.of_mean(one.ms, one.std_ms, step.instances)
-        found["compute", one.kernel_class] = figure.between_runs(spread.of(one.ms, 0.0))
+        found["compute", one.kernel_class] = figure.between_runs(spread.of_kernels(step, one.ms))
     for kind, ms, std_ms in exposed:
         if ms:
             found[kind, ""] = Figure.of_mean(ms, std_ms, step.instances).between_runs(spread.of(0.0, ms))
     for cause in step.causes:
         own = step.own_pauses_ms if cause.cause == "launch" else 0.0
         figure = Figure.of_mean(cause.ms, cause.std_ms, step.instances)
-        found["idle", cause.cause] = figure.between_runs(spread.of(own, cause.ms - own))
+        found["idle", cause.cause] = figure.between_runs(spread.of(0.0, cause.ms - own, own))
     return found
 
 
@@ -159,7 +171,7 @@ def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, F
             one = table.get(key)
             launches += one.launches / len(steps) if one else 0.0
             figure = Figure.of_mean(one.ms, one.std_ms, step.instances) if one else NOTHING
-            figures.append(figure.between_runs(GPU_SPREAD * figure.ms))
+            figures.append(figure.between_runs(_Spread.of_kernels(step, figure.ms)))
         pooled = Figure.of_runs(figures)
         found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
     return found

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 
+_Values: TypeAlias = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
 _CLASS = msgspec.field(name="class")
 
 
@@ -45,8 +46,8 @@ class RecordedStep(msgspec.Struct, frozen=True):
     source: str
     unit: str
     wall_ms: Stats
-    wall_values_ms: tuple[float, ...]
-    busy_values_ms: tuple[float, ...]
+    wall_values_ms: _Values
+    busy_values_ms: _Values
     compute_ms: float
     exposed_copy_ms: float
     exposed_communication_ms: float
@@ -78,6 +79,10 @@ class RecordedPhase(msgspec.Struct, frozen=True):
     wall_values_ms: tuple[float, ...]
     busy_values_ms: tuple[float, ...]
     synchronized: bool
+
+    def __post_init__(self) -> None:
+        if self.instances and not (self.wall_values_ms and self.busy_values_ms):
+            raise ValueError(f"the phase {self.phase} has instances without a time")
 
 
 class RecordedFinding(msgspec.Struct, frozen=True):
@@ -116,7 +121,6 @@ class Recorded(msgspec.Struct, frozen=True):
     status: str
     message: str | None
     gpu: str | None
-    profiler: str | None
     configuration: dict[str, Any] | None
     run: dict[str, Any] | None
     precisions: dict[str, float]

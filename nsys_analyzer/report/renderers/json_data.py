@@ -49,14 +49,11 @@ def _bench(bench: FinishedBench) -> dict[str, Any]:
 
 
 def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> dict[str, Any]:
-    configuration = capture.configuration
     return {
         **_identity(capture),
         **_profiler(capture),
         "conditions": _conditions(capture.metadata, capture.gpu) if capture.metadata else None,
-        "configuration": {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
-        if configuration
-        else None,
+        "configuration": _configuration(capture),
         "precisions": capture.precisions,
         "phases": [{**_phase(phase, labels), "busy_share": _busy_share(capture, phase)} for phase in capture.phases],
         "share_in_phases": capture.share_in_phases,
@@ -77,9 +74,32 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
     }
 
 
+def _configuration(capture: CaptureSummary) -> dict[str, Any] | None:
+    known = capture.configuration
+    return {**asdict(known), "model": known.model.name if known.model else None} if known else None
+
+
 def explained_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
     """Why the steps of captures are as long as they are, each figure as in the report's data."""
     return _document([_explained(capture) for capture in captures])
+
+
+def recorded_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
+    """What a comparison reads of captures (``analysis.comparison.recorded``), each figure as in the report's data."""
+    return _document([_recorded(capture) for capture in captures])
+
+
+def _recorded(capture: CaptureSummary) -> dict[str, Any]:
+    return {
+        **_identity(capture),
+        "configuration": _configuration(capture),
+        "precisions": capture.precisions,
+        "phases": [_phase(replace(phase, kernels=(), classes=()), {}) for phase in capture.phases],
+        "step": _step(capture),
+        **_findings(capture),
+        "run": asdict(capture.run) if capture.run else None,
+        "unprofiled": _unprofiled(capture),
+    }
 
 
 def data_of_modules(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
