@@ -78,13 +78,13 @@ def load_runs(
     """
     if is_report(path):
         return read_report(path)
-    if path.is_dir():
-        return recorded(load_evidence((path,), csv_paths, "", tell, names, given).captures)
-    places = [path.parent, path.resolve().parent.parent]
-    near = next(([place] for place in places if (place / TIMINGS).is_file()), [])
-    timings = read_timings(*csv_paths) if csv_paths else timings_beside(near, tell)
+    folders = [path] if path.is_dir() else [path.parent, path.resolve().parent.parent]
+    near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
+    timings = (
+        read_timings(*csv_paths) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
+    )
     captures = load_captures((path,), names, given, timings)
-    return recorded([capture for capture in captures if capture.source == path.name])
+    return recorded([one for one in captures if path.is_dir() or one.source == path.name])
 
 
 def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:

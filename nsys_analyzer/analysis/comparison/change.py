@@ -78,10 +78,6 @@ class Figure:
         return replace(self, run_error_ms=run_error_ms)
 
 
-#: What a run has none of: in each of its instances 0, and of that very many.
-NOTHING = Figure(0.0, 10**9, 0.0)
-
-
 @dataclass(frozen=True)
 class Change:
     """A figure before and after, ms, and the interval that its change lies in at 95 %; None where nothing tells it.

@@ -15,7 +15,7 @@ _WORK = (
     "model", "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length", "batch_size", "mode",
 )  # fmt: skip
 #: What people change, and see what it gains.
-_OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "block_ranges", "device")
+_OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
 #: All of a configuration: runs of one that is the same in every key are runs of one program.
 CONFIGURATION = (*_WORK, *_OPTIONS)
 #: What differs by itself between machines and days.

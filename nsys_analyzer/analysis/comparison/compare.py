@@ -13,7 +13,6 @@ import msgspec
 from nsys_analyzer.analysis.comparison.change import (
     CPU_SPREAD,
     GPU_SPREAD,
-    NOTHING,
     PAUSES_SPREAD,
     Change,
     Figure,
@@ -104,13 +103,24 @@ def _step_change(before: Side, after: Side, spread: _Spread) -> StepChange | Non
     changes = [
         PartChange(
             *key,
-            Change.of(*(Figure.of_runs([part.get(key, NOTHING) for part in side]) for side in parts)),
+            Change.of(*(_part_of_runs(key, *one) for one in zip(steps, parts, strict=True))),
             tuple(one for kernel_class, one in kernels if key == ("compute", kernel_class)),
         )
         for key in keys
     ]
     launches = (sum(step.launches for step in side) / len(side) for side in steps)
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
+
+
+def _part_of_runs(key: _Key, steps: list[RecordedStep], parts: list[dict[_Key, Figure]]) -> Figure:
+    """A part of the steps of some runs; a run without it has 0 in each step."""
+    figures = [part.get(key, Figure(0.0, step.instances, 0.0)) for step, part in zip(steps, parts, strict=True)]
+    return Figure.of_runs(figures)
+
+
+def _nothing(steps: list[RecordedStep]) -> Figure:
+    """What no step has."""
+    return Figure.of_runs([Figure(0.0, step.instances, 0.0) for step in steps])
 
 
 def _steps(side: Side) -> list[RecordedStep]:
@@ -153,7 +163,10 @@ def _kernel_changes(before: list[RecordedStep], after: list[RecordedStep]) -> li
     merged = [[kernel for kernel, _ in table.values()] for table in tables]
     changes = []
     for pair in match_kernels(*merged):
-        figures = [table[_key(one)][1] if one else NOTHING for table, one in zip(tables, pair, strict=True)]
+        figures = [
+            table[_key(one)][1] if one else _nothing(side)
+            for side, table, one in zip((before, after), tables, pair, strict=True)
+        ]
         was, now = (one or _NO_KERNEL for one in pair)
         before_name, after_name = (one.name if one else None for one in pair)
         change = KernelChange(before_name, after_name, was.launches, now.launches, Change.of(*figures))
@@ -170,7 +183,7 @@ def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, F
         for table, step in zip(tables, steps, strict=True):
             one = table.get(key)
             launches += one.launches / len(steps) if one else 0.0
-            figure = Figure.of_mean(one.ms, one.std_ms, step.instances) if one else NOTHING
+            figure = Figure.of_mean(one.ms, one.std_ms, step.instances) if one else Figure(0.0, step.instances, 0.0)
             figures.append(figure.between_runs(_Spread.of_kernels(step, figure.ms)))
         pooled = Figure.of_runs(figures)
         found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
@@ -213,8 +226,10 @@ def _phase_changes(before: Side, after: Side, spread: _Spread) -> Iterator[Phase
                 Change.of(*(Figure.of_runs([figure(phase, spread) for phase in side]) for side in phases))
                 for figure in (_phase_wall, _phase_busy)
             )
-            kernels = (sum(phase.kernels_per_instance for phase in side) / len(side) for side in phases)
-            yield PhaseChange(name, _unprofiled(before, after, name, spread), wall, busy, *kernels)
+            kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in phases]
+            synchronized = all(phase.synchronized for side in phases for phase in side)
+            unprofiled = _unprofiled(before, after, name, spread)
+            yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
 
 
 def _phase_wall(phase: RecordedPhase, spread: _Spread) -> Figure:

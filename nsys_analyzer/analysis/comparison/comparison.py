@@ -99,7 +99,10 @@ class StepChange:
 
 @dataclass(frozen=True)
 class PhaseChange:
-    """A phase of both sides, medians; ``unprofiled`` is None where a side was not timed without the profiler."""
+    """A phase of both sides, medians; ``unprofiled`` is None where a side was not timed without the profiler.
+
+    ``synchronized`` tells whether its GPU work ends inside it on both sides: only then does ``wall`` hold its work.
+    """
 
     phase: str
     unprofiled: Change | None
@@ -107,6 +110,7 @@ class PhaseChange:
     busy: Change
     before_kernels: float
     after_kernels: float
+    synchronized: bool
 
 
 @dataclass(frozen=True)
@@ -165,6 +169,8 @@ class Comparison:
     def verdict(self, threshold: float = THRESHOLD) -> Verdict:
         """Whether the step changed; ``unclear`` where a change of this share would not have been seen."""
         change = self.headline
+        if self.same:
+            return "no change"
         if change is None or change.low_share is None or change.high_share is None:
             return "unclear"
         if change.is_change:

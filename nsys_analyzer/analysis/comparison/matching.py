@@ -39,7 +39,7 @@ def match(before: Sequence[Recorded], after: Sequence[Recorded], *, repeats: boo
     Two captures are a pair whatever they are, process by process. Runs of which no configuration is known are a pair
     by their name. With ``repeats`` all runs of a side are of one program.
     """
-    alone = all(len({run.source for run in side}) == 1 for side in (before, after))
+    alone = all(len({run.name for run in side}) == 1 for side in (before, after))
     groups = [_grouped(side, alone=alone, repeats=repeats) for side in (before, after)]
     if alone and all(len(side) == 1 for side in (before, after)):
         return Matched(((Side(tuple(before)), Side(tuple(after))),), (), ())

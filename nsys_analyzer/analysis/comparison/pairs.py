@@ -64,13 +64,12 @@ def compare_runs(
     if made:
         reasons = plain(joined("; ", dict.fromkeys(reason for one in made for reason in one.cautions)), "`")
         raise NsysAnalyzerError(f"These cannot be compared: {reasons}", "To compare them all the same, add --force")
-    runs = f"{_named(before)} and {_named(after)}"
+    near = min((one for one in matched.only_before if one.nearest), key=lambda one: len(one.differences), default=None)
+    if near is None or near.nearest is None:
+        raise NsysAnalyzerError("One of the sides holds no run", "Give captures, or folders that hold them")
+    listed = ", ".join(f"{one.key.replace('_', ' ')} ({one.before} and {one.after})" for one in near.differences)
     raise NsysAnalyzerError(
-        f"No run of one side has exactly the configuration of one of the other: {runs}",
+        f"No run of one side has exactly the configuration of one of the other; {near.run.title} and "
+        f"{near.nearest.title} differ least, in {listed or 'their names'}",
         "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
     )
-
-
-def _named(runs: Sequence[Recorded]) -> str:
-    more = f" and {len(runs) - 1} more" if len(runs) > 1 else ""
-    return f"{runs[0].title}{more}" if runs else "none"

@@ -12,6 +12,7 @@ A comparison holds
   changes that add up to ``mean_ms``, each with its kernels, which add up to it; ``mean_ms`` + ``uneven_ms`` = the
   change of ``wall``;
 - ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians, and its kernels before and after;
+  ``wall`` is the time of its work where it is ``synchronized``;
 - ``findings``: status (gone, new, changed, stays), and what each saves before and after; null where one side's are not
   known.
 
@@ -65,6 +66,7 @@ def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
                 "busy": _change(phase.busy),
                 "before_kernels": phase.before_kernels,
                 "after_kernels": phase.after_kernels,
+                "synchronized": phase.synchronized,
             }
             for phase in one.phases
         ],

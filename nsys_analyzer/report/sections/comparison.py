@@ -21,7 +21,14 @@ from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.report.model import Answer, Block, Cell, Details, Listing, Paragraph, Section, Shift, Table
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import counted, format_number, milliseconds, milliseconds_between, shifted
+from nsys_analyzer.report.units import (
+    about_percent,
+    counted,
+    format_number,
+    milliseconds,
+    milliseconds_between,
+    shifted,
+)
 from nsys_analyzer.text import Words, joined, phrase
 
 TITLE = "What changed, and what explains it?"
@@ -34,6 +41,8 @@ VERDICTS: dict[Verdict, str] = {
 }
 #: What is below this share of the step is not in a table by itself; and so many rows of kernels are.
 _MATTERS, _MOST_KERNELS = 0.005, 10
+#: Runs that are listed because they were not compared.
+_MOST_NOTES = 20
 #: Parts and findings that an answer names, and the least share of the largest that another one has.
 _NAMED, _LARGE = 3, 0.2
 _LEGEND: tuple[Words, ...] = (
@@ -88,7 +97,8 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
         details = tuple(_details(pair)) if detailed or alone else ()
         blocks += details if alone else [Details(f"{pair.title}: the figures", details)] if details else []
     if notes := (*map(_refused, found.refused), *(_alone(one, side) for side, one in found.alone)):
-        blocks += [Paragraph("Not compared:"), Listing(notes)]
+        more = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
+        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *more))]
     if detailed or alone:
         paired = any(_has_renamed(pair.comparison.step) for pair in pairs)
         blocks += [Paragraph("What the words mean:"), Listing((*_LEGEND, *([_PAIRED] if paired else [])))]
@@ -103,12 +113,16 @@ def _headline(pair: Pair) -> Change | None:
     return pair.comparison.headline
 
 
+def _alone_share(change: Change | None) -> Shift | None:
+    return Shift(change.share) if change and change.share is not None else None
+
+
 _OVERVIEW: tuple[Field[Pair], ...] = (
     Field("pair", "text", lambda pair: pair.title),
     Field("before", "ms", lambda pair: change.before_ms if (change := _headline(pair)) else None),
     Field("after", "ms", lambda pair: change.after_ms if (change := _headline(pair)) else None),
-    Field("change", "percent", lambda pair: _relative(change) if (change := _headline(pair)) else None),
-    Field("verdict", "text", lambda pair: VERDICTS[pair.verdict].lower()),
+    Field("change", "percent", lambda pair: _alone_share(_headline(pair))),
+    Field("verdict", "text", lambda pair: pair.verdict),
 )
 
 
@@ -123,10 +137,10 @@ def _text(pair: Pair) -> Words:
     said.append(_changed(pair))
     if comparison.differences:
         said.append(f"They differ in {', '.join(map(_difference, comparison.differences))}.")
-    if comparison.step and pair.verdict in ("faster", "slower"):
-        said += _explained(comparison.step)
     if comparison.findings:
         said += _gone_and_new(comparison.findings)
+    if comparison.step and pair.verdict in ("faster", "slower"):
+        said += _explained(comparison.step)
     return joined(" ", said)
 
 
@@ -170,11 +184,11 @@ def _instances(comparison: Comparison, change: Change) -> str:
 
 def _how_to_tell(pair: Pair, change: Change) -> str:
     """What would narrow the interval of a change that is too uncertain."""
-    limit = format_number(pair.threshold, "percent")
+    limit = about_percent(pair.threshold)
     if change.low_share is None or change.high_share is None:
         return "A single step on one side does not tell how much steps vary: record more of them."
-    half = format_number((change.high_share - change.low_share) / 2, "percent")
-    said = f"The interval is ±{half} wide, so a change of {limit} would not be seen"
+    half = about_percent((change.high_share - change.low_share) / 2)
+    said = f"A change below {half} would not be seen, and {limit} is looked for"
     if change.inside > _MOSTLY:
         return f"{said}: there are too few instances, so record more steps."
     return (
@@ -290,26 +304,21 @@ def _parts(step: StepChange, capture: str) -> Table:
         rows.append(_sum(f"{len(small)} parts with less change", small))
     if abs(step.uneven_ms) >= least:
         rows.append(_sum("the mean step", step.parts))
-        before, after = (wall - mean for wall, mean in zip(_ends([step.wall]), _ends(step.parts), strict=True))
-        rows.append(_Row("uneven steps: median − mean", None, before, after, Shift(step.uneven_ms)))
+        rows.append(_Row("uneven steps: the median is not the mean", None, None, None, Shift(step.uneven_ms)))
     rows.append(_row("the step (median)", step.wall))
     caption = "What explains the change: the step under the profiler, ms, the largest change first."
     return table(_PARTS, rows, caption, capture=capture)
 
 
 def _sum(name: str, parts: Iterable[PartChange]) -> _Row:
-    before, after = _ends([part.change for part in parts])
+    """What some parts add up to."""
+    changes = [part.change for part in parts]
+    before, after = sum(one.before_ms for one in changes), sum(one.after_ms for one in changes)
     return _Row(name, None, before, after, Shift(after - before))
 
 
-def _ends(changes: Iterable[Change | PartChange]) -> tuple[float, float]:
-    """What some changes add up to, before and after."""
-    listed = [one.change if isinstance(one, PartChange) else one for one in changes]
-    return sum(one.before_ms for one in listed), sum(one.after_ms for one in listed)
-
-
 def _times(comparison: Comparison) -> Iterator[_Row]:
-    """The step and the phases by each clock: without the profiler first."""
+    """The step and the phases by each clock: without the profiler first. Wall time needs somebody who waits."""
     step = comparison.step
     if comparison.unprofiled:
         yield _row("step, without the profiler", comparison.unprofiled)
@@ -320,7 +329,8 @@ def _times(comparison: Comparison) -> Iterator[_Row]:
         yield _row("step, under the profiler", step.wall)
         yield _row("step, GPU busy", step.busy)
     for phase in comparison.phases:
-        yield _row(f"{phase.phase}, under the profiler", phase.wall)
+        if phase.synchronized:
+            yield _row(f"{phase.phase}, under the profiler", phase.wall)
         yield _row(f"{phase.phase}, GPU busy", phase.busy)
 
 
