@@ -10,11 +10,10 @@ from nsys_analyzer.analysis.comparison.recorded import Recorded
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.text import Words, phrase
 
-#: What makes another program of a run, by the key of the report's JSON.
-_WORK = (
-    "model", "d_model", "d_ff", "num_layers", "num_heads", "vocab_size", "context_length", "batch_size", "mode",
-)  # fmt: skip
-#: What people change, and see what it gains.
+#: What makes another program of a run, by the key of the report's JSON; then the dimensions that the model stands for.
+_WORK = ("model", "context_length", "batch_size", "mode")
+_DIMENSIONS = ("d_model", "d_ff", "num_layers", "num_heads", "vocab_size")
+#: What people change, to see what it gains.
 _OPTIONS = ("precision", "attention", "compile", "cuda_graph", "optimizer", "device")
 #: All of a configuration: runs of one that is the same in every key are runs of one program.
 CONFIGURATION = (*_WORK, *_OPTIONS)
@@ -41,7 +40,7 @@ def value_of(run: Recorded, key: str) -> Any:
 def differences(before: Side, after: Side) -> tuple[Difference, ...]:
     """What both sides know, and say otherwise: first what was asked for, then versions."""
     one, other = before.runs[0], after.runs[0]
-    found = list(differing(one, other, CONFIGURATION))
+    found = list(differing(one, other, (*_WORK, *_DIMENSIONS, *_OPTIONS)))
     precisions = _matmul_precision(one), _matmul_precision(other)
     if all(precisions) and precisions[0] != precisions[1] and not any(each.key == "precision" for each in found):
         found.append(Difference("matmul precision", *precisions))
@@ -89,7 +88,7 @@ def _of_run(run: Recorded) -> Iterator[Words]:
 def _of_pair(one: Recorded, other: Recorded) -> Iterator[Words]:
     if one.gpu and other.gpu and one.gpu != other.gpu:
         yield f"{one.title} is of {one.gpu}, {other.title} of {other.gpu}"
-    for difference in differing(one, other, _WORK):
+    for difference in differing(one, other, (*_WORK, *_DIMENSIONS)):
         what = difference.key.replace("_", " ")
         yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"
     if one.step and other.step and one.step.source != other.step.source:

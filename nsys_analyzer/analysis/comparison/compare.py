@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
@@ -16,6 +16,7 @@ from nsys_analyzer.analysis.comparison.change import (
     PAUSES_SPREAD,
     Change,
     Figure,
+    Order,
 )
 from nsys_analyzer.analysis.comparison.comparability import differences, reasons_against
 from nsys_analyzer.analysis.comparison.comparison import (
@@ -93,17 +94,21 @@ def _step_change(before: Side, after: Side, spread: _Spread) -> StepChange | Non
     steps = _steps(before), _steps(after)
     if not all(steps):
         return None
+    orders = (
+        _order([one.wall_values_ms for one in side] for side in steps),
+        _order([one.busy_values_ms for one in side] for side in steps),
+    )
     wall, busy = (
-        Change.of(*(Figure.of_runs([figure(step, spread) for step in side]) for side in steps))
-        for figure in (_wall, _busy)
+        _changed(([figure(step, spread) for step in side] for side in steps), order)
+        for figure, order in zip((_wall, _busy), orders, strict=True)
     )
     parts = [[_parts(step, spread) for step in side] for side in steps]
-    kernels = _kernel_changes(*steps)
+    kernels = _kernel_changes(*steps, orders[1])
     keys = dict.fromkeys(chain.from_iterable(part for side in parts for part in side))
     changes = [
         PartChange(
             *key,
-            Change.of(*(_part_of_runs(key, *one) for one in zip(steps, parts, strict=True))),
+            _changed((_with_nothing(key, *one) for one in zip(steps, parts, strict=True)), orders[key[0] == "compute"]),
             tuple(one for kernel_class, one in kernels if key == ("compute", kernel_class)),
         )
         for key in keys
@@ -112,15 +117,21 @@ def _step_change(before: Side, after: Side, spread: _Spread) -> StepChange | Non
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
 
 
-def _part_of_runs(key: _Key, steps: list[RecordedStep], parts: list[dict[_Key, Figure]]) -> Figure:
+def _with_nothing(key: _Key, steps: list[RecordedStep], parts: list[dict[_Key, Figure]]) -> list[Figure]:
     """A part of the steps of some runs; a run without it has 0 in each step."""
-    figures = [part.get(key, Figure(0.0, step.instances, 0.0)) for step, part in zip(steps, parts, strict=True)]
-    return Figure.of_runs(figures)
+    return [part.get(key, Figure.nothing(step.instances)) for step, part in zip(steps, parts, strict=True)]
 
 
-def _nothing(steps: list[RecordedStep]) -> Figure:
-    """What no step has."""
-    return Figure.of_runs([Figure(0.0, step.instances, 0.0) for step in steps])
+def _changed(sides: Iterable[Sequence[Figure]], order: Order | None = None) -> Change:
+    """The change of a figure of two sides, of which each has that of its runs."""
+    before, after = map(Figure.of_runs, sides)
+    return Change.of(before, after, order)
+
+
+def _order(sides: Iterable[Sequence[Sequence[float]]]) -> Order | None:
+    """What the order of instances says, where each side is a single run; several runs tell their error themselves."""
+    runs = [run for side in sides for run in side]
+    return Order.of(*runs) if len(runs) == len(("before", "after")) else None
 
 
 def _steps(side: Side) -> list[RecordedStep]:
@@ -157,20 +168,27 @@ def _parts(step: RecordedStep, spread: _Spread) -> dict[_Key, Figure]:
     return found
 
 
-def _kernel_changes(before: list[RecordedStep], after: list[RecordedStep]) -> list[tuple[str, KernelChange]]:
+def _kernel_changes(
+    before: list[RecordedStep], after: list[RecordedStep], order: Order | None
+) -> list[tuple[str, KernelChange]]:
     """Every kernel that computes with its class, the largest change first."""
     tables = _kernels(before), _kernels(after)
     merged = [[kernel for kernel, _ in table.values()] for table in tables]
     changes = []
     for pair in match_kernels(*merged):
         figures = [
-            table[_key(one)][1] if one else _nothing(side)
+            table[_key(one)][1] if one else Figure.of_runs([Figure.nothing(step.instances) for step in side])
             for side, table, one in zip((before, after), tables, pair, strict=True)
         ]
         was, now = (one or _NO_KERNEL for one in pair)
         before_name, after_name = (one.name if one else None for one in pair)
-        change = KernelChange(before_name, after_name, was.launches, now.launches, Change.of(*figures))
-        changes.append((was.kernel_class or now.kernel_class, change))
+        change = Change.of(figures[0], figures[1], order)
+        changes.append(
+            (
+                was.kernel_class or now.kernel_class,
+                KernelChange(before_name, after_name, was.launches, now.launches, change),
+            )
+        )
     return sorted(changes, key=lambda one: -abs(one[1].change.ms))
 
 
@@ -181,9 +199,9 @@ def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, F
     for key in dict.fromkeys(chain.from_iterable(tables)):
         figures, launches = [], 0.0
         for table, step in zip(tables, steps, strict=True):
-            one = table.get(key)
+            one, n = table.get(key), step.instances
             launches += one.launches / len(steps) if one else 0.0
-            figure = Figure.of_mean(one.ms, one.std_ms, step.instances) if one else Figure(0.0, step.instances, 0.0)
+            figure = Figure.of_mean(one.ms, one.std_ms, n) if one else Figure.nothing(n)
             figures.append(figure.between_runs(_Spread.of_kernels(step, figure.ms)))
         pooled = Figure.of_runs(figures)
         found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
@@ -201,8 +219,8 @@ def _unprofiled(before: Side, after: Side, phase: str, spread: _Spread) -> Chang
         figures = [figure for run in side.runs if (figure := _timed(run, phase, spread))]
         if not figures:
             return None
-        sides.append(Figure.of_runs(figures))
-    return Change.of(*sides)
+        sides.append(figures)
+    return _changed(sides)
 
 
 def _timed(run: Recorded, name: str, spread: _Spread) -> Figure | None:
@@ -222,9 +240,13 @@ def _phase_changes(before: Side, after: Side, spread: _Spread) -> Iterator[Phase
     for name in (one.phase for one in runs[0].phases if one.phase not in (STEP, OTHER_STEP)):
         if all(run.phase(name) for run in runs):
             phases = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
+            orders = (
+                _order([phase.wall_values_ms for phase in side] for side in phases),
+                _order([phase.busy_values_ms for phase in side] for side in phases),
+            )
             wall, busy = (
-                Change.of(*(Figure.of_runs([figure(phase, spread) for phase in side]) for side in phases))
-                for figure in (_phase_wall, _phase_busy)
+                _changed(([figure(phase, spread) for phase in side] for side in phases), order)
+                for figure, order in zip((_phase_wall, _phase_busy), orders, strict=True)
             )
             kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in phases]
             synchronized = all(phase.synchronized for side in phases for phase in side)

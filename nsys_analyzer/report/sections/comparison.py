@@ -43,6 +43,8 @@ VERDICTS: dict[Verdict, str] = {
 _MATTERS, _MOST_KERNELS = 0.005, 10
 #: Runs that are listed because they were not compared.
 _MOST_NOTES = 20
+#: The most differences of a run of the other side that is worth a word.
+_NEAR = 2
 #: Parts and findings that an answer names, and the least share of the largest that another one has.
 _NAMED, _LARGE = 3, 0.2
 _LEGEND: tuple[Words, ...] = (
@@ -190,7 +192,8 @@ def _how_to_tell(pair: Pair, change: Change) -> str:
     half = about_percent((change.high_share - change.low_share) / 2)
     said = f"A change below {half} would not be seen, and {limit} is looked for"
     if change.inside > _MOSTLY:
-        return f"{said}: there are too few instances, so record more steps."
+        more = "runs" if max(len(pair.comparison.before.runs), len(pair.comparison.after.runs)) > 1 else "steps"
+        return f"{said}: there are too few {more}, so record more of them."
     return (
         f"{said}: by so much does the program's own time differ from run to run. Record each side several times, and "
         "compare the folders with --repeats; or say with --cpu-spread how much it differs on your machine."
@@ -393,7 +396,7 @@ def _finding(one: FindingChange) -> Words:
 
 def _alone(one: Alone, side: str) -> Words:
     """Why a run stands against none."""
-    if one.nearest is None:
+    if one.nearest is None or len(one.differences) > _NEAR:
         return phrase("`{}` is only {}.", one.run.title, side)
     listed = ", ".join(map(_difference, one.differences)) or "its name"
     template = "`{}` is only {}; `{}` is most like it, and differs in {}."
