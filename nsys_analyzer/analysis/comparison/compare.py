@@ -48,7 +48,7 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
         cpu_spread: by how much the time that the GPU waits for the program differs from run to run, a standard
             deviation as a share of that time. Where a side has several runs, these tell it.
     """
-    spread = _Spread(cpu_spread)
+    spread = Spread(cpu_spread)
     return Comparison(
         before,
         after,
@@ -63,7 +63,7 @@ def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Compar
 
 
 @dataclass(frozen=True)
-class _Spread:
+class Spread:
     """By how much figures of one program differ from run to run, standard deviations in ms.
 
     The GPU's work differs little, the time that it waits for the program much.
@@ -80,6 +80,10 @@ class _Spread:
         pauses = step.own_pauses_ms
         return self.of(step.compute_ms, ms - step.compute_ms - pauses, pauses)
 
+    def of_busy(self, step: RecordedStep) -> float:
+        """Of the GPU's work in a step."""
+        return self.of(step.compute_ms, step.exposed_copy_ms + step.exposed_communication_ms)
+
     def of_phase(self, phase: RecordedPhase, ms: float, busy_ms: float) -> float:
         """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""
         return self.of(busy_ms, ms - busy_ms) if phase.synchronized else self.of(0.0, ms)
@@ -90,7 +94,7 @@ class _Spread:
         return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
 
 
-def _step_change(before: Side, after: Side, spread: _Spread) -> StepChange | None:
+def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None:
     steps = _steps(before), _steps(after)
     if not all(steps):
         return None
@@ -138,17 +142,16 @@ def _steps(side: Side) -> list[RecordedStep]:
     return [run.step for run in side.runs if run.step]
 
 
-def _wall(step: RecordedStep, spread: _Spread) -> Figure:
+def _wall(step: RecordedStep, spread: Spread) -> Figure:
     figure = Figure.of_values(step.wall_values_ms, step.instances)
     return figure.between_runs(spread.of_step(step, figure.ms))
 
 
-def _busy(step: RecordedStep, spread: _Spread) -> Figure:
-    figure = Figure.of_values(step.busy_values_ms, step.instances)
-    return figure.between_runs(spread.of(step.compute_ms, step.exposed_copy_ms + step.exposed_communication_ms))
+def _busy(step: RecordedStep, spread: Spread) -> Figure:
+    return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
 
 
-def _parts(step: RecordedStep, spread: _Spread) -> dict[_Key, Figure]:
+def _parts(step: RecordedStep, spread: Spread) -> dict[_Key, Figure]:
     """The parts of a step, which add up to its mean duration."""
     exposed: list[tuple[PartKind, float, float | None]] = [
         ("exposed copies", step.exposed_copy_ms, step.exposed_copy_std_ms),
@@ -202,7 +205,7 @@ def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, F
             one, n = table.get(key), step.instances
             launches += one.launches / len(steps) if one else 0.0
             figure = Figure.of_mean(one.ms, one.std_ms, n) if one else Figure.nothing(n)
-            figures.append(figure.between_runs(_Spread.of_kernels(step, figure.ms)))
+            figures.append(figure.between_runs(Spread.of_kernels(step, figure.ms)))
         pooled = Figure.of_runs(figures)
         found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
     return found
@@ -212,7 +215,7 @@ def _key(kernel: RecordedKernel) -> _Kernel:
     return kernel.name, kernel.kernel_class
 
 
-def _unprofiled(before: Side, after: Side, phase: str, spread: _Spread) -> Change | None:
+def _unprofiled(before: Side, after: Side, phase: str, spread: Spread) -> Change | None:
     """The change of a phase's time without the profiler."""
     sides = []
     for side in (before, after):
@@ -223,7 +226,7 @@ def _unprofiled(before: Side, after: Side, phase: str, spread: _Spread) -> Chang
     return _changed(sides)
 
 
-def _timed(run: Recorded, name: str, spread: _Spread) -> Figure | None:
+def _timed(run: Recorded, name: str, spread: Spread) -> Figure | None:
     stats = run.unprofiled.trusted(name) if run.unprofiled else None
     if stats is None:
         return None
@@ -234,7 +237,7 @@ def _timed(run: Recorded, name: str, spread: _Spread) -> Figure | None:
     return figure.between_runs(spread.of(busy, figure.ms - busy))  # timed as it is: synchronized
 
 
-def _phase_changes(before: Side, after: Side, spread: _Spread) -> Iterator[PhaseChange]:
+def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseChange]:
     """The phases that every run has, but the step."""
     runs = (*before.runs, *after.runs)
     for name in (one.phase for one in runs[0].phases if one.phase not in (STEP, OTHER_STEP)):
@@ -254,12 +257,12 @@ def _phase_changes(before: Side, after: Side, spread: _Spread) -> Iterator[Phase
             yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
 
 
-def _phase_wall(phase: RecordedPhase, spread: _Spread) -> Figure:
+def _phase_wall(phase: RecordedPhase, spread: Spread) -> Figure:
     figure = Figure.of_values(phase.wall_values_ms, phase.instances)
     return figure.between_runs(spread.of_phase(phase, figure.ms, Figure.of_values(phase.busy_values_ms).ms))
 
 
-def _phase_busy(phase: RecordedPhase, spread: _Spread) -> Figure:
+def _phase_busy(phase: RecordedPhase, spread: Spread) -> Figure:
     figure = Figure.of_values(phase.busy_values_ms, phase.instances)
     return figure.between_runs(spread.of(figure.ms, 0.0))
 
