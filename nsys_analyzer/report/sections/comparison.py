@@ -141,8 +141,10 @@ def _text(pair: Pair) -> Words:
         said.append(f"They differ in {', '.join(map(_difference, comparison.differences))}.")
     if comparison.findings:
         said += _gone_and_new(comparison.findings)
-    if comparison.step and pair.verdict in ("faster", "slower"):
+    if comparison.step and not comparison.same:
         said += _explained(comparison.step)
+    if pair.verdict == "unclear" and comparison.headline:
+        said.append(_how_to_tell(pair, comparison.headline))
     return joined(" ", said)
 
 
@@ -164,7 +166,7 @@ def _changed(pair: Pair) -> Words:
         wall = step.wall
         times = f"{milliseconds(wall.before_ms)} and {milliseconds(wall.after_ms)}"
         said += f" Under the profiler it takes {times}, {_in_percent(wall)}."
-    return f"{said} {_how_to_tell(pair, change)}" if pair.verdict == "unclear" else said
+    return said
 
 
 def _in_percent(change: Change) -> str:
