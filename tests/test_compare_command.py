@@ -72,7 +72,7 @@ def fails(run_main: Main, *arguments: object) -> str:
 
 def test_the_answer_and_its_tables(before: Path, after: Path, compare: Callable[..., str]) -> None:
     text = compare(before, after)
-    said = "before → after: Slower: under the profiler a step takes 6.300 ms before and 6.800 ms after, +7.9%, 95% interval"
+    said = "before → after: Slower: under the profiler a step takes 6.300 ms before and 6.800 ms after, +7.9%, 95%"
     assert said in text
     assert "(4 steps each). What changed most under the profiler: compute: matmul +0.500 ms." in text
     assert "compute: matmul 5.000 5.500 +0.500 (" in text

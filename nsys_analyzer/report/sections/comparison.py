@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from nsys_analyzer.analysis.comparison.change import Change
+from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, Change
 from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     Difference,
@@ -51,9 +51,11 @@ _LEGEND: tuple[Words, ...] = (
     phrase(
         "*95% interval*, in brackets: the change lies in it, and is more than chance where 0 does not. It is Student's "
         "t times the standard error: of a median by the bootstrap over the instances, of a mean by their deviation, "
-        "and, where a side is a single run, with what runs of one program differ by. On an H200 that was 0.25% of the "
-        "GPU's work and 25% of the time that the GPU waits for the program (a standard deviation, on a rented host); "
-        "`--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves."
+        "and, where a side is a single run, with what runs of one program differ by. On an H200 that was {:.2%} of the "
+        "GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a rented host); "
+        "`--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves.",
+        GPU_SPREAD,
+        CPU_SPREAD,
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
@@ -96,14 +98,16 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
     blocks: list[Block] = [] if alone else [_overview(pairs)]
     for pair in pairs:
         blocks.append(Answer(pair.title, _text(pair), VERDICTS[pair.verdict]))
-        details = tuple(_details(pair)) if detailed or alone else ()
-        blocks += details if alone else [Details(f"{pair.title}: the figures", details)] if details else []
+        if alone:
+            blocks += [*_first(pair), Details("Times, kernels and findings", tuple(_more(pair)), pair.title)]
+        elif detailed:
+            blocks.append(Details(f"{pair.title}: the figures", (*_first(pair), *_more(pair)), pair.title))
     if notes := (*map(_refused, found.refused), *(_alone(one, side) for side, one in found.alone)):
         more = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
         blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *more))]
     if detailed or alone:
         paired = any(_has_renamed(pair.comparison.step) for pair in pairs)
-        blocks += [Paragraph("What the words mean:"), Listing((*_LEGEND, *([_PAIRED] if paired else [])))]
+        blocks.append(Details("What the words mean", (Listing((*_LEGEND, *([_PAIRED] if paired else []))),)))
     return Section("comparison", TITLE, tuple(blocks), "comparison")
 
 
@@ -237,13 +241,19 @@ def _gone_and_new(findings: Sequence[FindingChange]) -> Iterator[str]:
 # --- the figures
 
 
-def _details(pair: Pair) -> Iterator[Block]:
+def _first(pair: Pair) -> Iterator[Block]:
+    """What stands below the answer: the reasons that were overridden, and what explains the change."""
     comparison = pair.comparison
     if comparison.cautions:
         yield Paragraph("Compared all the same, as --force says, although:", pair.title)
         yield Listing(comparison.cautions, capture=pair.title)
     if comparison.step:
         yield _parts(comparison.step, pair.title)
+
+
+def _more(pair: Pair) -> Iterator[Block]:
+    """The other figures: times, kernels, findings."""
+    comparison = pair.comparison
     if times := list(_times(comparison)):
         yield table(_TIMES, times, "Times, ms:", capture=pair.title)
     if comparison.step:
