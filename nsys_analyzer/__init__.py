@@ -1,7 +1,8 @@
 """Answers from Nsight Systems captures of transformers.
 
 ``load("capture.sqlite").kernels`` is the kernel table as a pandas DataFrame, and
-``render(build_report(summarize("capture.sqlite")))`` the report.
+``render(build_report(summarize("capture.sqlite")))`` the report; ``compare("before.sqlite", "after.sqlite")`` is what
+changed between two runs.
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nsys_analyzer.api import Trace, build_report, load, render, summarize
+    from nsys_analyzer.api import Trace, build_report, compare, load, render, summarize
 
 __version__ = "0.1.0"
-__all__ = ["Trace", "__version__", "build_report", "load", "render", "summarize"]
+__all__ = ["Trace", "__version__", "build_report", "compare", "load", "render", "summarize"]
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ from nsys_analyzer.trace import trace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from nsys_analyzer.analysis.comparison.pairs import Comparisons
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.report.model import Report
 
@@ -70,6 +71,23 @@ def summarize(
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     return load_captures([Path(path) for path in paths], names, given, read_timings(*files) if files else None)
+
+
+def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:
+    """What changed from one side to the other, each a capture, a report's JSON, or a folder of captures.
+
+    Args:
+        before, after: the sides; ``timings.csv`` beside them is read, too.
+        repeats: whether all captures of a folder are runs of one program.
+        force: whether to compare what cannot be compared.
+
+    Raises:
+        NsysAnalyzerError: one of them cannot be read, or nothing can be compared.
+    """
+    from nsys_analyzer.analysis.comparison.pairs import compare_runs
+    from nsys_analyzer.experiments.loading import load_runs
+
+    return compare_runs(load_runs(Path(before), ()), load_runs(Path(after), ()), repeats=repeats, force=force)
 
 
 def build_report(captures: Iterable[CaptureSummary]) -> Report:

@@ -2,8 +2,9 @@
 
 From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
 answers in README.md, which are of the same run, the report of the sweep and that of the experiments, the table of
-planted faults, and in README.md that table in short and the findings of one fault. Of the sweep's captures four are
-kept, and the timings of all. Of the programs without a range of their own the captures are kept, and one report.
+planted faults, and in README.md that table in short, the findings of one fault and a comparison. Of the sweep's
+captures four are kept, and the timings of all. Of the programs without a range of their own the captures are kept, and
+one report.
 
 The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
 """
@@ -37,6 +38,9 @@ SHORT_TABLE = re.compile(r"\| planted fault \|(?:[^\n]*\n)+?(?=\n)")
 #: The program whose modules README.md shows, and their tree.
 PROGRAM = "gpt2"
 TREE = re.compile(rf"(?<=```\n){PROGRAM}: Of the kernel time.*?(?=```)", re.DOTALL)
+#: The runs whose comparison README.md shows, of ``bench compile``, and its answer and first table.
+BEFORE, AFTER = "small_ctx256_train_fp32", "small_ctx256_train_fp32_compile"
+COMPARED = re.compile(rf"(?<=```\n){BEFORE} → .*?(?=```)", re.DOTALL)
 #: The key in the picture's metadata that holds the digest of the report which it shows.
 DIGEST = "report-sha256"
 _STYLE = """
@@ -82,6 +86,12 @@ def tree() -> str:
     with tempfile.TemporaryDirectory() as folder:
         _unpack(Path(folder))
         said = _nsys_analyze(Path(folder), "modules", f"{PROGRAM}.sqlite").split("\n\n")
+    return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
+
+
+def compared() -> str:
+    """What ``compare`` says first of the program before and after compiling, and what explains it."""
+    said = _nsys_analyze(BENCHES / "compile" / "captures", "compare", BEFORE, AFTER).split("\n\n")
     return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
 
 
@@ -147,6 +157,8 @@ def main() -> None:
     draw(RUN / "report.md", RUN / "report.png")
     _put_into_readme(SHORT_TABLE, write_table(FAULTS / "table.md"))
     _put_into_readme(FINDINGS, explained(FAULT))
+    _put_into_readme(COMPARED, compared())
+    _python(ROOT, str(ROOT / "examples" / "comparison.py"))
     write_programs(PROGRAMS / "report.md")
     _put_into_readme(TREE, tree())
     for folder in (SWEEP, BENCHES):

@@ -68,9 +68,8 @@ def test_the_example_of_the_readme(tmp_path: Path, real_capture: Callable[[str],
     assert json.loads(done.stdout[done.stdout.index("\n{") :])["captures"][0]["configuration"]["batch_size"] == 4
 
 
-def test_the_example_that_compares(real_capture: Callable[[str], Path]) -> None:
+def test_two_captures_are_compared(real_capture: Callable[[str], Path]) -> None:
     path = real_capture("train_small256")
-    script = [sys.executable, ROOT / "examples/compare.py", path, path]
-    done = subprocess.run(script, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^backward +19\.2\d\d to 19\.2\d\d +\d\d\.\d% to \d\d\.\d%$", done.stdout, re.MULTILINE)
+    (one,) = nsys_analyzer.compare(path, path).compared
+    assert one.same
+    assert one.verdict() == "no change"

@@ -249,7 +249,7 @@ def programs(tmp_path: Path) -> Iterator[Programs]:
         for name in words
     ]
     try:
-        while not noted.exists() and started[0].poll() is None:
+        while not (noted.exists() and noted.read_text().endswith("}")) and started[0].poll() is None:
             time.sleep(0.1)
         yield Programs(json.loads(noted.read_text())["address"], *started)
     finally:

@@ -223,7 +223,7 @@ def test_the_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """In a folder that holds what the examples name."""
     monkeypatch.chdir(tmp_path)
     export = Export().thread(AUTOGRAD, "pt_autograd_0").gpu()
-    for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite"):
+    for path in ("capture.sqlite", "small_ctx128.sqlite", "small_ctx256.sqlite", "before.sqlite", "after.sqlite"):
         training_step(export).write(tmp_path / path)
     timings = "model,context_length,phase,mean_ms\nsmall,128,forward,1.5\nsmall,256,forward,2.5\n"
     (tmp_path / "timings.csv").write_text(timings, encoding="utf-8")

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import ROOT
-from tests.examples import attention, steps, sweep
+from tests.examples import attention, comparing, steps, sweep
 from tests.examples.rows import EXAMPLES, SWEEP
 
 RAW = (EXAMPLES / "README.md").read_text(encoding="utf-8")
@@ -41,6 +41,7 @@ STATEMENTS: tuple[Callable[[], Iterator[str]], ...] = (
     attention.flash,
     steps.compiling,
     steps.decode,
+    comparing.comparison,
 )
 
 #: Figures that others published, with the source that the page links in the same paragraph.
@@ -89,6 +90,11 @@ def test_the_sweep_s_captures_say_what_was_kept_of_them() -> None:
         for name in row.keys() - {"capture"}:
             assert bool(row[name]) == bool(of_all[name])
             assert not row[name] or float(row[name]) == pytest.approx(float(of_all[name]), rel=1e-3, abs=0.06)
+
+
+def test_the_table_of_comparisons_is_what_the_runs_make() -> None:
+    page = "\n".join(comparing.program()["page"](comparing.runs())) + "\n"
+    assert page == (EXAMPLES / "comparison" / "table.md").read_text(encoding="utf-8"), "python examples/comparison.py"
 
 
 def plain(text: str) -> str:

@@ -15,6 +15,7 @@ from nsys_analyzer.experiments.model import Bench
 from nsys_analyzer.experiments.registry import BENCHES
 from nsys_analyzer.runs.rows import NAME, read_file
 from tests.renew_examples import (
+    COMPARED,
     FAULT,
     FAULTS,
     FINDINGS,
@@ -22,6 +23,7 @@ from tests.renew_examples import (
     README,
     SHORT_TABLE,
     TREE,
+    compared,
     explained,
     tree,
     write_programs,
@@ -90,6 +92,10 @@ def test_what_to_change_first_in_the_readme(real_capture: Callable[[str], Path])
         f"{first.saves_ms_low:.0f}–{first.saves_ms_high:.0f} ms shorter"
     )
     assert said in README.read_text(encoding="utf-8")
+
+
+def test_the_comparison_in_the_readme() -> None:
+    assert COMPARED.findall(README.read_text(encoding="utf-8")) == [compared()]
 
 
 def test_the_findings_of_a_fault_in_the_readme() -> None:

@@ -24,7 +24,7 @@ CLIENT = """
 import pandas as pd
 from typing_extensions import assert_type
 
-from nsys_analyzer import Trace, __version__, build_report, load, render, summarize
+from nsys_analyzer import Trace, __version__, build_report, compare, load, render, summarize
 
 trace = load("capture.sqlite")
 assert_type(trace, Trace)
@@ -33,6 +33,7 @@ captures = summarize("capture.sqlite")
 if (forward := captures[0].phase("forward")) is not None:
     assert_type(forward.gpu_busy_ms.median, float | None)
 assert_type(render(build_report(captures), "json"), str)
+assert_type(compare("before.sqlite", "after.sqlite").compared[0].is_slower_by(0.05), bool)
 assert_type(__version__, str)
 load(1)  # type: ignore[arg-type]
 render(captures)  # type: ignore[arg-type]

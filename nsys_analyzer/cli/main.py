@@ -11,6 +11,7 @@ import click
 
 from nsys_analyzer import __version__
 from nsys_analyzer.cli.bench import bench
+from nsys_analyzer.cli.compare import compare
 from nsys_analyzer.cli.doctor import doctor
 from nsys_analyzer.cli.explain import explain
 from nsys_analyzer.cli.info import info
@@ -42,6 +43,7 @@ _COMMANDS = {
     bench: "Run a standard experiment.",
     explain: "Say why a step is as long as it is, and what to do first.",
     modules: "Say which modules of the model take the time.",
+    compare: "Say what changed between two runs, and what explains it.",
     report: "Answer where the time of captures goes.",
     kernels: "Print the kernel table of a capture.",
     info: "Print what a capture holds.",

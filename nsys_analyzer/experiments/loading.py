@@ -1,4 +1,4 @@
-"""All that a report is made from: captures, the timings beside them, and experiments that have run."""
+"""All that a report or a comparison is made from: captures, the timings beside them, experiments that have run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from nsys_analyzer.analysis.comparison.recorded import Recorded
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.experiments.results import bench_folders, read_finished
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
+from nsys_analyzer.report.recording import is_report, read_report, recorded
 from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.captures import holds_captures, load_captures, timings_beside
 from nsys_analyzer.runs.timings import Selection, read_timings
+from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
 
@@ -60,6 +63,34 @@ def load_evidence(
     if found:
         notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))
     return Evidence(captures, command, timings.source if timings else "", notes, benches)
+
+
+def load_runs(
+    path: Path,
+    csv_paths: Sequence[Path],
+    tell: Callable[[str], None] = lambda _: None,
+    names: PhaseNames | None = None,
+    given: Run | None = None,
+) -> tuple[Recorded, ...]:
+    """The runs of one side of a comparison: of a capture, of a folder of captures, or of a report's JSON.
+
+    Args:
+        path: where they are; for a capture ``timings.csv`` is looked for in its folder, and in the one above.
+        csv_paths: timings of unprofiled runs, in place of these.
+        tell, names, given: as of ``load_evidence``.
+
+    Raises:
+        NsysAnalyzerError: nothing could be read.
+    """
+    if is_report(path):
+        return read_report(path)
+    folders = [path] if path.is_dir() else [path.parent, path.resolve().parent.parent]
+    near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
+    timings = (
+        read_timings(*csv_paths) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
+    )
+    captures = load_captures((path,), names, given, timings)
+    return recorded([one for one in captures if path.is_dir() or one.source == path.name])
 
 
 def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:

@@ -47,7 +47,16 @@ class Interval:
     high: float
 
 
-Cell: TypeAlias = "Words | int | float | Spread | Typical | Interval | None"
+@dataclass(frozen=True)
+class Shift:
+    """A change of a figure, and the interval that it lies in; None where nothing tells it."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+Cell: TypeAlias = "Words | int | float | Spread | Typical | Interval | Shift | None"
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from nsys_analyzer.report.model import Cell, Interval, Spread, Typical, Unit
+from nsys_analyzer.report.model import Cell, Interval, Shift, Spread, Typical, Unit
 from nsys_analyzer.text import Text, Words, code, plural
 
 ABSENT = "–"
@@ -29,7 +29,29 @@ def format_cell(value: Cell, unit: Unit) -> Words:
         return _typical(value)
     if isinstance(value, Interval):
         return _between(value.low, value.high, f"{_SPACE}–{_SPACE}")
+    if isinstance(value, Shift):
+        return shifted(value, unit)
     return format_number(value, unit)
+
+
+def shifted(shift: Shift, unit: Unit) -> str:
+    """A change with its sign, and in brackets its interval: −14.90 (−15.10 to −14.70)."""
+    sizes = [abs(one) for one in (shift.value, shift.low, shift.high) if one is not None]
+    value, low, high = (
+        None if one is None else _signed(one, max(sizes), unit) for one in (shift.value, shift.low, shift.high)
+    )
+    return str(value) if low is None or high is None else f"{value} ({low} to {high})"
+
+
+def _signed(value: float, largest: float, unit: Unit) -> str:
+    """A number with its sign, in the digits that the largest of its row has."""
+    if unit == "percent":
+        digits = 1 if largest < 1 else 0
+        text, scaled = f"{abs(value):.{digits}%}".replace("%", f"{_SPACE}%"), round(value, digits + 2)
+    else:
+        digits = _decimals(largest)
+        text, scaled = f"{abs(value):,.{digits}f}", round(value, digits)
+    return f"{_MINUS if scaled < 0 else '+' if scaled > 0 else ''}{text}"
 
 
 def _typical(value: Typical) -> str:

@@ -168,15 +168,18 @@ def load_captures(
 
 
 def timings_beside(
-    places: Sequence[Path], tell: Callable[[str], None], selection: Selection | None = None
+    places: Sequence[Path],
+    tell: Callable[[str], None],
+    selection: Selection | None = None,
+    option: str = "--csv",
 ) -> Timings | None:
     """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several.
 
-    ``tell`` gets a line for the user on the file that is used, or left out.
+    ``tell`` gets a line for the user on the file that is used, or left out, with the ``option`` that names others.
     """
     found = [path for place in places if os.path.isfile(path := place / TIMINGS)]  # noqa: PTH113 - pathlib raises
     if len(found) > 1:
-        tell(f"Several folders have a {TIMINGS}, and none is used: name one with --csv.")
+        tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
     if len(found) != 1:
         return None
     try:
@@ -185,7 +188,7 @@ def timings_beside(
         tell(f"Left out, as it cannot be read: {error}")
         return None
     if read:
-        tell(f"Unprofiled times: {found[0]}; --csv names others.")
+        tell(f"Unprofiled times: {found[0]}; {option} names others.")
     return read
 
 

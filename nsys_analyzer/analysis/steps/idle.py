@@ -46,6 +46,8 @@ class Causes:
     Attributes:
         base: shape (gaps,), code into ``CAUSES`` of what is left of each gap without its pauses and allocator calls.
         base_ns, pause_ns, allocator_ns: shape (gaps,).
+        data_ns: shape (gaps,), the part of ``pause_ns`` in which the program loads a batch.
+        own: shape (gaps,), True for the short pauses between operations that are both queued: the device's own.
         pause: shape (gaps,), code into ``CAUSES`` of the last pause in or before each gap.
         rows: the causes over all steps, the longest first.
     """
@@ -55,7 +57,16 @@ class Causes:
     pause_ns: Ints
     allocator_ns: Ints
     pause: Ints
+    data_ns: Ints
+    own: Bools
     rows: tuple[IdleRow, ...]
+
+    @property
+    def parts(self) -> tuple[tuple[Ints, Ints], ...]:
+        """The parts of the gaps: the cause of each as a code into ``CAUSES``, and ns."""
+        host, data, allocator = (np.full(len(self.base), one) for one in (_HOST, _DATA, _ALLOCATOR))
+        others = (host, self.pause_ns - self.data_ns), (data, self.data_ns), (allocator, self.allocator_ns)
+        return (self.base, self.base_ns), *others
 
     @property
     def largest(self) -> Ints:
@@ -86,7 +97,9 @@ def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: SmallInts, steps: 
     rows += _allocator_rows(gaps, until, host, steps)
     last = np.searchsorted(host.pauses.start, gaps.end) - 1
     pause = np.where(np.append(host.loading, False)[last], _DATA, _HOST)
-    return Causes(base, base_ns, pause_ns, allocator_ns, pause, _joined(rows))
+    loads = Cover.of(host.pauses.start[host.loading], host.pauses.end[host.loading])
+    data_ns, own = _within(loads, gaps, until), queued & (gaps.length <= _QUEUED_NS)
+    return Causes(base, base_ns, pause_ns, allocator_ns, pause, data_ns, own, _joined(rows))
 
 
 def _within(cover: Cover, gaps: Gaps, until: Ints) -> Ints:

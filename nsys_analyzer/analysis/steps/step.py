@@ -35,6 +35,18 @@ class ClassTime:
 
     kernel_class: str
     ms: float
+    std_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """The compute of one kernel in a step, and how often it starts: means. The kernels of a class add up to it."""
+
+    name: str
+    kernel_class: str
+    launches: float
+    ms: float
+    std_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -57,14 +69,39 @@ class IdleTime:
 
 
 @dataclass(frozen=True)
+class CauseTime:
+    """The idle time of one cause in a step, mean ms, whatever the range and the API call."""
+
+    cause: Cause
+    ms: float
+    std_ms: float | None
+
+
+@dataclass(frozen=True)
 class DeviceSteps:
-    """The steps on one device, which is numbered as CUDA does."""
+    """The steps on one device, which is numbered as CUDA does.
+
+    Standard deviations are those over the steps, None of a single one.
+
+    Attributes:
+        kernels: those that compute, longest first.
+        causes: the idle time by cause alone, longest first.
+        busy_values_ms: the GPU's work in each step, as of ``StepSummary.values_ms``.
+        copy_std_ms, communication_std_ms: of the exposed parts.
+        own_pauses_ms: the idle time in short pauses between operations that are both queued, which no program delays.
+    """
 
     device: int
     parts: Parts
     classes: tuple[ClassTime, ...]
     phases: tuple[PhaseParts, ...]
     idle: tuple[IdleTime, ...]
+    kernels: tuple[KernelTime, ...] = ()
+    causes: tuple[CauseTime, ...] = ()
+    busy_values_ms: tuple[float, ...] = ()
+    copy_std_ms: float | None = None
+    communication_std_ms: float | None = None
+    own_pauses_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -81,6 +118,7 @@ class StepSummary:
         queue: how many launches wait or run when another one is added, median and most.
         lanes: one step of median duration as it passed.
         study: some of the steps in detail, None where no launch is known.
+        values_ms: the duration of each step; of very many steps those of some, evenly spread.
     """
 
     instances: int
@@ -93,6 +131,7 @@ class StepSummary:
     queue: tuple[float, int] | None
     lanes: tuple[Lane, ...]
     study: Study | None
+    values_ms: tuple[float, ...] = ()
 
     @property
     def main(self) -> DeviceSteps:

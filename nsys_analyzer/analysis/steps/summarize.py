@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,22 +12,24 @@ from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, dissect
+from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, dissect
 from nsys_analyzer.analysis.steps.host import Host, find_host
-from nsys_analyzer.analysis.steps.idle import Causes, IdleRow, find_causes
+from nsys_analyzer.analysis.steps.idle import CAUSES, Cause, Causes, IdleRow, find_causes
 from nsys_analyzer.analysis.steps.lanes import Lane, draw_lanes
 from nsys_analyzer.analysis.steps.step import (
     OUTSIDE,
+    CauseTime,
     ClassTime,
     DeviceSteps,
     IdleTime,
+    KernelTime,
     Parts,
     PhaseParts,
     StepSummary,
 )
 from nsys_analyzer.analysis.steps.study import study_steps
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
-from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of
 
@@ -35,6 +38,7 @@ _AT_ONCE = 50_000
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
 _FILLS = "memset/memcpy"
+_Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
 
 
 def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | None:
@@ -63,6 +67,7 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
         view.queue(chosen[main]),
         view.lanes(chosen[main]),
         study_steps(attributed, every, view.host, chosen[main], view.rank, gpu),
+        values_ms(windows.end - windows.start),
     )
 
 
@@ -78,12 +83,17 @@ def _some_of(windows: Windows, operations: int) -> Windows:
 
 @dataclass
 class _Sums:
-    """What the parts of the windows add up to, ns."""
+    """What the parts of the windows add up to, ns; ``busy`` is the GPU's work in each."""
 
-    parts: Ints
-    classes: Ints
+    parts: Moments
+    classes: Moments
+    kernels: Moments
+    launches: Ints
+    causes: Moments
     phases: Ints
     rows: list[IdleRow]
+    busy: list[Ints]
+    own_pauses: int = 0
 
 
 class _View:
@@ -114,33 +124,43 @@ class _View:
 
     def device(self, device: int, chosen: Ints) -> DeviceSteps:
         """The steps on one device, of which ``chosen`` are the operations."""
-        kinds, phases = len(self.classes), len(self.phase_names)
-        sums = _Sums(np.zeros(4, np.int64), np.zeros(kinds, np.int64), np.zeros((phases, 4), np.int64), [])
+        sums = self._nothing()
         for part, some in self._chunks(chosen):
             self._add(sums, part, some)
-        steps = len(self.windows) * 1e6
-        rows: dict[tuple[str, str, str], list[float]] = {}
-        for row in sums.rows:
-            key = rows.setdefault((row.cause, row.range, row.api), [0.0, 0.0])
-            key[0] += row.ns
-            key[1] += row.gaps
-        idle = [
-            IdleTime(cause, name, api, ns / steps, gaps / len(self.windows))  # type: ignore[arg-type]
-            for (cause, name, api), (ns, gaps) in rows.items()
-            if ns
-        ]
-        classes = [ClassTime(name, ns / steps) for name, ns in zip(self.classes, sums.classes.tolist(), strict=True)]
+        steps = len(self.windows)
+        (compute, _), (copy, copy_std), (communication, communication_std), (idle, _) = sums.parts.of(steps)
+        classes = zip(self.classes, sums.classes.of(steps), strict=True)
         return DeviceSteps(
             device,
-            Parts(*(sums.parts / steps).tolist()),
-            tuple(sorted((one for one in classes if one.ms), key=lambda one: -one.ms)),
+            Parts(compute, copy, communication, idle),
+            _longest(ClassTime(name, *ms) for name, ms in classes),
             tuple(
-                PhaseParts(name, Parts(*(row / steps).tolist()))
+                PhaseParts(name, Parts(*(row / (steps * 1e6)).tolist()))
                 for name, row in zip(self.phase_names, sums.phases, strict=True)
                 if row.any()
             ),
-            tuple(sorted(idle, key=lambda one: -one.ms)),
+            _longest(_idle_times(sums.rows, steps)),
+            _longest(self._kernels(sums, steps)),
+            _longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(steps), strict=True)),
+            values_ms(np.concatenate(sums.busy)),
+            copy_std,
+            communication_std,
+            sums.own_pauses / (steps * 1e6),
         )
+
+    def _nothing(self) -> _Sums:
+        phases, rows = len(self.phase_names), len(self.attributed.kernels.names) + len(self.classes)
+        return _Sums(
+            Moments(4), Moments(len(self.classes)), Moments(rows), np.zeros(rows, np.int64), Moments(len(CAUSES)),
+            np.zeros((phases, 4), np.int64), [], [],
+        )  # fmt: skip
+
+    def _kernels(self, sums: _Sums, steps: int) -> Iterator[KernelTime]:
+        """Every kernel, and behind them, without a name, what of each class is none: fills, and opaque graphs."""
+        kernels = self.attributed.kernels
+        names = [*zip(kernels.names, kernels.classes, strict=True), *(("", one) for one in self.classes)]
+        figures = zip(names, sums.launches.tolist(), sums.kernels.of(steps), strict=True)
+        return (KernelTime(*name, launches / steps, *ms) for name, launches, ms in figures)
 
     def _chunks(self, chosen: Ints) -> Sequence[tuple[Windows, Ints]]:
         """The windows in parts, each with the operations that may touch them, in order of their starts."""
@@ -163,18 +183,32 @@ class _View:
 
     def _add(self, sums: _Sums, windows: Windows, chosen: Ints) -> None:
         anatomy, causes = self._dissect(windows, chosen)
-        fragments = anatomy.fragments
-        sums.parts += [part.sum() for part in anatomy.parts]
-        compute = fragments.rank == COMPUTE
-        label = self.label[fragments.operation[compute]]
-        sums.classes += np.bincount(label, fragments.fresh[compute], len(self.classes)).astype(np.int64)
+        fragments, gaps = anatomy.fragments, anatomy.gaps
+        steps = np.arange(len(windows))
+        for place, part in enumerate(anatomy.parts):
+            sums.parts.add(steps, np.full(len(windows), place), part)
+        sums.busy.append(anatomy.wall - anatomy.idle)
+        self._add_compute(sums, fragments)
         phase = self.phase[fragments.operation]
         for rank in (COMPUTE, COPYING, COMMUNICATING):
             mine = fragments.rank == rank
             sums.phases[:, rank] += _sums(phase[mine], fragments.fresh[mine], len(self.phase_names))
-        following = self.phase[anatomy.gaps.next]
-        sums.phases[:, 3] += _sums(following, anatomy.gaps.length, len(self.phase_names))
+        sums.phases[:, 3] += _sums(self.phase[gaps.next], gaps.length, len(self.phase_names))
+        for cause, ns in causes.parts:
+            sums.causes.add(gaps.window, cause, ns)
+        sums.own_pauses += int(gaps.length[causes.own].sum())
         sums.rows += causes.rows
+
+    def _add_compute(self, sums: _Sums, fragments: Fragments) -> None:
+        """Adds what computes, by class and by kernel."""
+        compute = fragments.rank == COMPUTE
+        operation, fresh, window = (one[compute] for one in (fragments.operation, fragments.fresh, fragments.window))
+        label, code = self.label[operation], self.attributed.kernels.code[operation]
+        kernel = np.where(code == NONE, len(self.attributed.kernels.names) + label, code)
+        sums.classes.add(window, label, fresh)
+        sums.kernels.add(window, kernel, fresh)
+        begins = fragments.start[compute] == self.attributed.trace.operations.start[operation]
+        sums.launches += np.bincount(kernel[begins], minlength=len(sums.launches))
 
     def _dissect(self, windows: Windows, chosen: Ints) -> tuple[Anatomy, Causes]:
         anatomy = dissect(windows, self.attributed.trace.operations, chosen, self.rank)
@@ -225,6 +259,20 @@ class _View:
 _LOOKED_AT = 8
 #: How far behind a step its last gap's end is looked for, ns.
 _BEHIND_NS = 1_000_000_000
+
+
+def _idle_times(rows: Sequence[IdleRow], steps: int) -> Iterator[IdleTime]:
+    """The idle time of each cause, range and API call in a step."""
+    sums: dict[tuple[Cause, str, str], tuple[int, int]] = {}
+    for row in rows:
+        ns, gaps = sums.get((row.cause, row.range, row.api), (0, 0))
+        sums[row.cause, row.range, row.api] = ns + row.ns, gaps + row.gaps
+    return (IdleTime(*key, ns / (steps * 1e6), gaps / steps) for key, (ns, gaps) in sums.items())
+
+
+def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
+    """The rows that take time, the longest first."""
+    return tuple(sorted((one for one in rows if one.ms), key=lambda one: -one.ms))
 
 
 def _sums(group: Ints, ns: Ints, groups: int) -> Ints:

@@ -21,6 +21,8 @@ _NS_PER_MS = 1e6
 _NO_DIGIT = 0.0005
 #: The statistics that are values, and not how far these lie apart.
 _PLACES = ("mean", "min", "median", "max")
+#: So many instances tell a median's spread as well as all of them.
+MOST_VALUES = 200
 _CLASS, _NAME_AND_CLASS = attrgetter("kernel_class"), attrgetter("key")
 
 
@@ -56,6 +58,36 @@ class Stats:
             return Stats()
         std = float(ms.std(ddof=1)) if len(ms) > 1 else None
         return Stats(len(ms), float(ms.mean()), std, float(ms.min()), float(np.median(ms)), float(ms.max()))
+
+
+def values_ms(values: Ints) -> tuple[float, ...]:
+    """Durations in ns as ms, one by one; of more than ``MOST_VALUES`` so many, evenly spread."""
+    count = min(len(values), MOST_VALUES)
+    chosen = np.linspace(0, len(values) - 1, count).round().astype(np.int64)
+    return tuple((values[chosen] / _NS_PER_MS).tolist())
+
+
+class Moments:
+    """Sums and sums of squares over steps of what each step holds of so many kinds, ns."""
+
+    def __init__(self, kinds: int) -> None:
+        self.total, self.squares = np.zeros(kinds, np.int64), np.zeros(kinds)
+
+    def add(self, step: Ints, kind: Ints, ns: Ints) -> None:
+        """Adds pieces of whole steps: shape (pieces,)."""
+        kinds = len(self.total)
+        keys, place = np.unique(step * kinds + kind, return_inverse=True)
+        sums = np.bincount(place, ns, len(keys))
+        self.total += np.bincount(keys % kinds, sums, kinds).astype(np.int64)
+        self.squares += np.bincount(keys % kinds, sums**2, kinds)
+
+    def of(self, steps: int) -> list[tuple[float, float | None]]:
+        """The mean and the standard deviation of each kind over so many steps, ms; no deviation of a single step."""
+        mean = self.total / steps
+        if steps < 2:
+            return [(one / _NS_PER_MS, None) for one in mean.tolist()]
+        std = np.sqrt(np.maximum(self.squares - self.total * mean, 0) / (steps - 1))
+        return list(zip((mean / _NS_PER_MS).tolist(), (std / _NS_PER_MS).tolist(), strict=True))
 
 
 @dataclass(frozen=True)

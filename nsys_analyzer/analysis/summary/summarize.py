@@ -31,6 +31,7 @@ from nsys_analyzer.analysis.summary.statistics import (
     kernel_rows,
     memory_rows,
     totals,
+    values_ms,
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
@@ -166,6 +167,8 @@ class _ProcessView:
             warmup_instances=int(instances.warmup[chosen].sum()),
             incomplete_instances=int((instances.incomplete & ~instances.warmup)[chosen].sum()),
             wall_ms=Stats.of_ns((instances.end - instances.start)[measured]),
+            wall_values_ms=values_ms((instances.end - instances.start)[measured]),
+            busy_values_ms=values_ms(clocks.busy[measured]),
             synchronized=self._synchronized(measured, clocks),
             holds_backward=self._holds_backward(measured),
             inferred=inferred,

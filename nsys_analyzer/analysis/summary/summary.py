@@ -52,6 +52,7 @@ class PhaseSummary:
         inferred: found by a framework's ranges or operators, not by a range of the program's own.
         kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
         gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
+        wall_values_ms, busy_values_ms: those of each instance; of very many those of some, evenly spread.
     """
 
     phase: str
@@ -76,6 +77,8 @@ class PhaseSummary:
     profiler_cost: ProfilerCost | None = None
     kernels_least: int = 0
     kernels_most: int = 0
+    wall_values_ms: tuple[float, ...] = ()
+    busy_values_ms: tuple[float, ...] = ()
 
     @property
     def uneven(self) -> bool:

@@ -50,14 +50,11 @@ def _bench(bench: FinishedBench) -> dict[str, Any]:
 
 
 def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> dict[str, Any]:
-    configuration = capture.configuration
     return {
         **_identity(capture),
         **_profiler(capture),
         "conditions": _conditions(capture.metadata, capture.gpu) if capture.metadata else None,
-        "configuration": {**asdict(configuration), "model": configuration.model.name if configuration.model else None}
-        if configuration
-        else None,
+        "configuration": _configuration(capture),
         "precisions": capture.precisions,
         "phases": [{**_phase(phase, labels), "busy_share": _busy_share(capture, phase)} for phase in capture.phases],
         "share_in_phases": capture.share_in_phases,
@@ -78,9 +75,32 @@ def _capture(capture: CaptureSummary, captures: Sequence[CaptureSummary], labels
     }
 
 
+def _configuration(capture: CaptureSummary) -> dict[str, Any] | None:
+    known = capture.configuration
+    return {**asdict(known), "model": known.model.name if known.model else None} if known else None
+
+
 def explained_data(captures: Sequence[CaptureSummary], runs: Sequence[ParallelRun] = ()) -> dict[str, Any]:
     """Why the steps of captures are as long as they are, each figure as in the report's data."""
     return _document([_explained(capture) for capture in captures], runs)
+
+
+def recorded_data(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
+    """What a comparison reads of captures (``analysis.comparison.recorded``), each figure as in the report's data."""
+    return _document([_recorded(capture) for capture in captures])
+
+
+def _recorded(capture: CaptureSummary) -> dict[str, Any]:
+    return {
+        **_identity(capture),
+        "configuration": _configuration(capture),
+        "precisions": capture.precisions,
+        "phases": [_phase(replace(phase, kernels=(), classes=()), {}) for phase in capture.phases],
+        "step": _step(capture),
+        **_findings(capture),
+        "run": asdict(capture.run) if capture.run else None,
+        "unprofiled": _unprofiled(capture),
+    }
 
 
 def data_of_modules(captures: Sequence[CaptureSummary]) -> dict[str, Any]:
@@ -166,7 +186,9 @@ def _step(capture: CaptureSummary) -> dict[str, Any] | None:
         "source": step.source,
         "unit": step.unit,
         "wall_ms": asdict(step.wall_ms),
+        "wall_values_ms": list(step.values_ms),
         **_device(step.main),
+        **_compared(step.main),
         "devices": [{"device": device.device, **_device(device)} for device in step.devices],
         "launch_latency_us": {"median": latency[0], "p90": latency[1]} if latency else None,
         "queue": {"median": queue[0], "max": queue[1]} if queue else None,
@@ -181,7 +203,7 @@ def _device(device: DeviceSteps) -> dict[str, Any]:
     """What fills a step on one device; the four parts add up to its mean duration."""
     return {
         **_parts(device.parts),
-        "classes": [{"class": one.kernel_class, "ms": one.ms} for one in device.classes],
+        "classes": [{"class": one.kernel_class, "ms": one.ms, "std_ms": one.std_ms} for one in device.classes],
         "phases": [{"phase": one.phase, **_parts(one.parts)} for one in device.phases],
         "idle_by_cause": [
             {
@@ -194,6 +216,22 @@ def _device(device: DeviceSteps) -> dict[str, Any]:
             for one in device.idle
         ],
     }
+
+
+def _compared(device: DeviceSteps) -> dict[str, Any]:
+    """What a comparison of two captures needs beside: of the device that computes most."""
+    return {
+        "busy_values_ms": list(device.busy_values_ms),
+        "exposed_communication_std_ms": device.communication_std_ms,
+        "exposed_copy_std_ms": device.copy_std_ms,
+        "own_pauses_ms": device.own_pauses_ms,
+        "causes": [asdict(one) for one in device.causes],
+        "kernels": [_with_class(asdict(one)) for one in device.kernels],
+    }
+
+
+def _with_class(row: dict[str, Any]) -> dict[str, Any]:
+    return {"class": row.pop("kernel_class"), **row}
 
 
 def _parts(parts: Parts) -> dict[str, float]:

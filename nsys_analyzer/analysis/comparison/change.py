@@ -1,0 +1,219 @@
+"""A figure of two runs, and the interval in which its change lies.
+
+Two captures of one program differ: its steps vary inside a capture, and runs vary among themselves. The first is seen
+in the steps. The second is not, in one capture of each, and is taken from captures of programs that were run again and
+again. An interval made of the steps alone calls every other pair of runs changed (``examples/comparison``).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from nsys_analyzer.analysis.steps.replay import Floats
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.trace.arrays import Ints
+
+#: By how much the GPU's work differs between runs of one program, a standard deviation as a share of it; its pauses
+#: between two operations that are both queued; and the rest of its idle time, in which it waits for the program.
+GPU_SPREAD, PAUSES_SPREAD, CPU_SPREAD = 0.0025, 0.04, 0.25
+
+RESAMPLES = 1_000
+#: Values from which on their correlation is estimated, and the most that it may be.
+_FEWEST, _MOST_ALIKE = 8, 0.95
+#: Student's t that 95 % lie within, for 1 to 30 degrees of freedom and for very many.
+_T = (
+    12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
+    2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042, 1.960,
+)  # fmt: skip
+#: The standard error of a median ÷ that of a mean, of normally distributed values: √(π/2).
+_MEDIAN_TO_MEAN = math.sqrt(math.pi / 2)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of one run, or of several runs of one program, ms.
+
+    Attributes:
+        n: the instances that it is of, or the runs.
+        error_ms: its standard error over them, if they are independent; None where a single one does not tell it.
+        run_error_ms: by how much it differs from run to run, a standard deviation; 0 where the runs have told it.
+    """
+
+    ms: float
+    n: int
+    error_ms: float | None
+    run_error_ms: float = 0.0
+
+    @staticmethod
+    def of_values(values: Sequence[float], n: int | None = None) -> Figure:
+        """The median of some values, which may stand for those of ``n`` instances; their error is that of so few."""
+        return Figure(float(np.median(values)), n or len(values), median_error(values))
+
+    @staticmethod
+    def of_mean(ms: float, std_ms: float | None, n: int) -> Figure:
+        """The mean of ``n`` instances."""
+        return Figure(ms, n, None if std_ms is None else std_ms / math.sqrt(n))
+
+    @staticmethod
+    def of_stats(stats: Stats) -> Figure:
+        """The median of instances of which the statistics alone are known, or else the mean."""
+        n, wider = stats.n or 1, 1.0 if stats.median is None else _MEDIAN_TO_MEAN
+        error = None if stats.std is None or n < 2 else wider * stats.std / math.sqrt(n)
+        return Figure(stats.typical or 0.0, n, error)
+
+    @staticmethod
+    def of_runs(figures: Sequence[Figure]) -> Figure:
+        """The mean over runs of one program, which tell by themselves how much they differ."""
+        if len(figures) == 1:
+            return figures[0]
+        ms = [figure.ms for figure in figures]
+        return Figure.of_mean(statistics.fmean(ms), statistics.stdev(ms), len(ms))
+
+    @staticmethod
+    def nothing(n: int) -> Figure:
+        """What none of ``n`` instances has."""
+        return Figure(0.0, n, 0.0)
+
+    def between_runs(self, run_error_ms: float) -> Figure:
+        """The figure, with what it differs by from run to run."""
+        return replace(self, run_error_ms=run_error_ms)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the order of the steps says of the error of a difference.
+
+    Steps that follow each other are alike: a GPU gets warm, a host is busy for a while. So they say less than as many
+    independent ones. And step k of one run is like step k of the other, where both get warm in the same way: what they
+    have in common is no error of the difference.
+
+    Attributes:
+        factor: the variance of the difference ÷ that of independent steps.
+        freedom: its degrees of freedom.
+    """
+
+    factor: float
+    freedom: float
+
+    @staticmethod
+    def of(before: Sequence[float], after: Sequence[float]) -> Order | None:
+        """That of the steps of two runs; None where they are too few to tell, or all alike."""
+        runs = [np.asarray(values, np.float64) for values in (before, after)]
+        if min(len(before), len(after)) < _FEWEST or not any(run.var() for run in runs):
+            return None
+        if len(before) == len(after):  # pairs of steps, whose differences are a run of their own
+            return _joined([runs[1] - runs[0]], sum(float(run.var()) for run in runs) / len(before))
+        return _joined(runs, sum(float(run.var()) / len(run) for run in runs))
+
+
+def _joined(runs: Sequence[Floats], independent: float) -> Order:
+    """The order of independent runs together, against the variance of independent steps."""
+    longer = [(1 + alike) / (1 - alike) for alike in map(_likeness, runs)]
+    errors = [float(run.var()) / len(run) * one for run, one in zip(runs, longer, strict=True)]
+    alone = [max(len(run) / one - 1, 1.0) for run, one in zip(runs, longer, strict=True)]
+    loss = sum(error**2 / one for error, one in zip(errors, alone, strict=True))
+    return Order(sum(errors) / independent, sum(errors) ** 2 / loss if loss else math.inf)
+
+
+def _likeness(values: Floats) -> float:
+    """The correlation ρ of each value with the next one, from 0 on.
+
+    What few values show of it is too low, by (1 + 3·ρ) ÷ n (Kendall 1954), which is added.
+    """
+    apart, n = values - values.mean(), len(values)
+    square = float(apart @ apart)
+    seen = float(apart[1:] @ apart[:-1]) / square if square else 0.0
+    return min(max((seen + 1 / n) / (1 - 3 / n), 0.0), _MOST_ALIKE)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure before and after, ms, and the interval that its change lies in at 95 %; None where nothing tells it.
+
+    ``inside`` is the share of the interval's variance that more instances would make smaller.
+    """
+
+    before_ms: float
+    after_ms: float
+    low_ms: float | None
+    high_ms: float | None
+    before_n: int
+    after_n: int
+    inside: float = 0.0
+
+    @staticmethod
+    def of(before: Figure, after: Figure, order: Order | None = None) -> Change:
+        """The change from one run to another: Student's t × the standard error of the difference to either side."""
+        difference = after.ms - before.ms
+        if before.error_ms is None or after.error_ms is None:
+            return Change(before.ms, after.ms, None, None, before.n, after.n, 1.0)
+        inside = (before.error_ms**2 + after.error_ms**2) * (order.factor if order else 1.0)
+        variance = inside + before.run_error_ms**2 + after.run_error_ms**2
+        freedom = order.freedom if order else _freedom(before, after)
+        # Of Welch and Satterthwaite: the spread between runs is taken as known.
+        width = student_t(freedom * (variance / inside) ** 2 if inside else math.inf) * math.sqrt(variance)
+        share = inside / variance if variance else 0.0
+        return Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
+
+    @property
+    def ms(self) -> float:
+        """After − before."""
+        return self.after_ms - self.before_ms
+
+    @property
+    def share(self) -> float | None:
+        """The change as a share of what was before."""
+        return self.ms / self.before_ms if self.before_ms else None
+
+    @property
+    def low_share(self) -> float | None:
+        """The lower end of the interval as a share of what was before."""
+        return self.low_ms / self.before_ms if self.before_ms and self.low_ms is not None else None
+
+    @property
+    def high_share(self) -> float | None:
+        """The upper end of the interval as a share of what was before."""
+        return self.high_ms / self.before_ms if self.before_ms and self.high_ms is not None else None
+
+    @property
+    def is_change(self) -> bool:
+        """Whether the interval leaves no change out."""
+        return self.low_ms is not None and self.high_ms is not None and (self.low_ms > 0 or self.high_ms < 0)
+
+
+def _freedom(before: Figure, after: Figure) -> float:
+    """The degrees of freedom of the difference of two errors, as of Welch and Satterthwaite."""
+    squares = [(one.error_ms or 0.0) ** 2 for one in (before, after)]
+    loss = sum(square**2 / max(one.n - 1, 1) for square, one in zip(squares, (before, after), strict=True))
+    return sum(squares) ** 2 / loss if loss else math.inf
+
+
+def student_t(freedom: float) -> float:
+    """Student's t that 95 % lie within; between whole degrees of freedom, straight over their reciprocals."""
+    known = [0.0, *(1 / n for n in range(len(_T) - 1, 0, -1))]
+    return float(np.interp(1 / max(freedom, 1.0), known, _T[::-1]))
+
+
+def median_error(values: Sequence[float]) -> float | None:
+    """The standard error of the median by the bootstrap, × √(n / (n − 1)); None of a single value.
+
+    Resamples of n values vary by n − 1 of n parts of what samples do. The same values give the same error. Few values
+    make it uncertain, which Student's t allows for: by the plain percentiles of the bootstrap, 11% of pairs of 3 values
+    would seem changed where nothing is.
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    medians = np.median(np.asarray(values, np.float64)[_resamples(n)], axis=1)
+    return float(medians.std()) * math.sqrt(n / (n - 1))
+
+
+@cache
+def _resamples(n: int) -> Ints:
+    return np.random.default_rng(n).integers(0, n, (RESAMPLES, n))

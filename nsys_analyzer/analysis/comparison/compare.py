@@ -1,0 +1,287 @@
+"""From two sides to their comparison."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
+
+import msgspec
+
+from nsys_analyzer.analysis.comparison.change import (
+    CPU_SPREAD,
+    GPU_SPREAD,
+    PAUSES_SPREAD,
+    Change,
+    Figure,
+    Order,
+)
+from nsys_analyzer.analysis.comparison.comparability import differences, reasons_against
+from nsys_analyzer.analysis.comparison.comparison import (
+    Comparison,
+    FindingChange,
+    KernelChange,
+    PartChange,
+    PartKind,
+    PhaseChange,
+    Side,
+    StepChange,
+)
+from nsys_analyzer.analysis.comparison.kernels import match_kernels
+from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedPhase, RecordedStep
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+
+#: A part of the step: its kind, and the class or the cause.
+_Key: TypeAlias = "tuple[PartKind, str]"
+#: A kernel's name and class.
+_Kernel: TypeAlias = "tuple[str, str]"
+_NO_KERNEL = RecordedKernel("", 0.0, 0.0, None, "")
+
+
+def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Comparison:
+    """What changed from one side to the other.
+
+    Args:
+        before, after: the sides.
+        cpu_spread: by how much the time that the GPU waits for the program differs from run to run, a standard
+            deviation as a share of that time. Where a side has several runs, these tell it.
+    """
+    spread = Spread(cpu_spread)
+    return Comparison(
+        before,
+        after,
+        differences(before, after),
+        _step_change(before, after, spread),
+        _unprofiled(before, after, STEP, spread),
+        tuple(_phase_changes(before, after, spread)),
+        _findings(before, after),
+        reasons_against(before, after),
+        _is_same(before, after),
+    )
+
+
+@dataclass(frozen=True)
+class Spread:
+    """By how much figures of one program differ from run to run, standard deviations in ms.
+
+    The GPU's work differs little, the time that it waits for the program much.
+    """
+
+    cpu: float
+
+    def of(self, gpu_ms: float, waiting_ms: float, pauses_ms: float = 0.0) -> float:
+        """Of a time that is the GPU's in one part, the program's in another, and of pauses between queued work."""
+        return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
+
+    def of_step(self, step: RecordedStep, ms: float) -> float:
+        """Of a step that takes so long, whether or not under the profiler."""
+        pauses = step.own_pauses_ms
+        return self.of(step.compute_ms, ms - step.compute_ms - pauses, pauses)
+
+    def of_busy(self, step: RecordedStep) -> float:
+        """Of the GPU's work in a step."""
+        return self.of(step.compute_ms, step.exposed_copy_ms + step.exposed_communication_ms)
+
+    def of_phase(self, phase: RecordedPhase, ms: float, busy_ms: float) -> float:
+        """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""
+        return self.of(busy_ms, ms - busy_ms) if phase.synchronized else self.of(0.0, ms)
+
+    @staticmethod
+    def of_kernels(step: RecordedStep, ms: float) -> float:
+        """Of some kernels of a step, which differ more than all together: as if by chance of each."""
+        return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
+
+
+def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None:
+    steps = _steps(before), _steps(after)
+    if not all(steps):
+        return None
+    orders = (
+        _order([one.wall_values_ms for one in side] for side in steps),
+        _order([one.busy_values_ms for one in side] for side in steps),
+    )
+    wall, busy = (
+        _changed(([figure(step, spread) for step in side] for side in steps), order)
+        for figure, order in zip((_wall, _busy), orders, strict=True)
+    )
+    parts = [[_parts(step, spread) for step in side] for side in steps]
+    kernels = _kernel_changes(*steps, orders[1])
+    keys = dict.fromkeys(chain.from_iterable(part for side in parts for part in side))
+    changes = [
+        PartChange(
+            *key,
+            _changed((_with_nothing(key, *one) for one in zip(steps, parts, strict=True)), orders[key[0] == "compute"]),
+            tuple(one for kernel_class, one in kernels if key == ("compute", kernel_class)),
+        )
+        for key in keys
+    ]
+    launches = (sum(step.launches for step in side) / len(side) for side in steps)
+    return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
+
+
+def _with_nothing(key: _Key, steps: list[RecordedStep], parts: list[dict[_Key, Figure]]) -> list[Figure]:
+    """A part of the steps of some runs; a run without it has 0 in each step."""
+    return [part.get(key, Figure.nothing(step.instances)) for step, part in zip(steps, parts, strict=True)]
+
+
+def _changed(sides: Iterable[Sequence[Figure]], order: Order | None = None) -> Change:
+    """The change of a figure of two sides, of which each has that of its runs."""
+    before, after = map(Figure.of_runs, sides)
+    return Change.of(before, after, order)
+
+
+def _order(sides: Iterable[Sequence[Sequence[float]]]) -> Order | None:
+    """What the order of instances says, where each side is a single run; several runs tell their error themselves."""
+    runs = [run for side in sides for run in side]
+    return Order.of(*runs) if len(runs) == len(("before", "after")) else None
+
+
+def _steps(side: Side) -> list[RecordedStep]:
+    return [run.step for run in side.runs if run.step]
+
+
+def _wall(step: RecordedStep, spread: Spread) -> Figure:
+    figure = Figure.of_values(step.wall_values_ms, step.instances)
+    return figure.between_runs(spread.of_step(step, figure.ms))
+
+
+def _busy(step: RecordedStep, spread: Spread) -> Figure:
+    return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
+
+
+def _parts(step: RecordedStep, spread: Spread) -> dict[_Key, Figure]:
+    """The parts of a step, which add up to its mean duration."""
+    exposed: list[tuple[PartKind, float, float | None]] = [
+        ("exposed copies", step.exposed_copy_ms, step.exposed_copy_std_ms),
+        ("exposed communication", step.exposed_communication_ms, step.exposed_communication_std_ms),
+    ]
+    found: dict[_Key, Figure] = {}
+    for one in step.classes:
+        figure = Figure.of_mean(one.ms, one.std_ms, step.instances)
+        found["compute", one.kernel_class] = figure.between_runs(spread.of_kernels(step, one.ms))
+    for kind, ms, std_ms in exposed:
+        if ms:
+            found[kind, ""] = Figure.of_mean(ms, std_ms, step.instances).between_runs(spread.of(0.0, ms))
+    for cause in step.causes:
+        own = step.own_pauses_ms if cause.cause == "launch" else 0.0
+        figure = Figure.of_mean(cause.ms, cause.std_ms, step.instances)
+        found["idle", cause.cause] = figure.between_runs(spread.of(0.0, cause.ms - own, own))
+    return found
+
+
+def _kernel_changes(
+    before: list[RecordedStep], after: list[RecordedStep], order: Order | None
+) -> list[tuple[str, KernelChange]]:
+    """Every kernel that computes with its class, the largest change first."""
+    tables = _kernels(before), _kernels(after)
+    merged = [[kernel for kernel, _ in table.values()] for table in tables]
+    changes = []
+    for pair in match_kernels(*merged):
+        figures = [
+            table[_key(one)][1] if one else Figure.of_runs([Figure.nothing(step.instances) for step in side])
+            for side, table, one in zip((before, after), tables, pair, strict=True)
+        ]
+        was, now = (one or _NO_KERNEL for one in pair)
+        before_name, after_name = (one.name if one else None for one in pair)
+        change = Change.of(figures[0], figures[1], order)
+        changes.append(
+            (
+                was.kernel_class or now.kernel_class,
+                KernelChange(before_name, after_name, was.launches, now.launches, change),
+            )
+        )
+    return sorted(changes, key=lambda one: -abs(one[1].change.ms))
+
+
+def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, Figure]]:
+    """The kernels of some runs, each with its means over them."""
+    tables = [{_key(one): one for one in step.kernels} for step in steps]
+    found: dict[_Kernel, tuple[RecordedKernel, Figure]] = {}
+    for key in dict.fromkeys(chain.from_iterable(tables)):
+        figures, launches = [], 0.0
+        for table, step in zip(tables, steps, strict=True):
+            one, n = table.get(key), step.instances
+            launches += one.launches / len(steps) if one else 0.0
+            figure = Figure.of_mean(one.ms, one.std_ms, n) if one else Figure.nothing(n)
+            figures.append(figure.between_runs(Spread.of_kernels(step, figure.ms)))
+        pooled = Figure.of_runs(figures)
+        found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
+    return found
+
+
+def _key(kernel: RecordedKernel) -> _Kernel:
+    return kernel.name, kernel.kernel_class
+
+
+def _unprofiled(before: Side, after: Side, phase: str, spread: Spread) -> Change | None:
+    """The change of a phase's time without the profiler."""
+    sides = []
+    for side in (before, after):
+        figures = [figure for run in side.runs if (figure := _timed(run, phase, spread))]
+        if not figures:
+            return None
+        sides.append(figures)
+    return _changed(sides)
+
+
+def _timed(run: Recorded, name: str, spread: Spread) -> Figure | None:
+    stats = run.unprofiled.trusted(name) if run.unprofiled else None
+    if stats is None:
+        return None
+    figure, phase = Figure.of_stats(stats), run.phase(name)
+    if name == STEP and run.step:
+        return figure.between_runs(spread.of_step(run.step, figure.ms))
+    busy = Figure.of_values(phase.busy_values_ms).ms if phase else 0.0
+    return figure.between_runs(spread.of(busy, figure.ms - busy))  # timed as it is: synchronized
+
+
+def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseChange]:
+    """The phases that every run has, but the step."""
+    runs = (*before.runs, *after.runs)
+    for name in (one.phase for one in runs[0].phases if one.phase not in (STEP, OTHER_STEP)):
+        if all(run.phase(name) for run in runs):
+            phases = [[phase for run in side.runs if (phase := run.phase(name))] for side in (before, after)]
+            orders = (
+                _order([phase.wall_values_ms for phase in side] for side in phases),
+                _order([phase.busy_values_ms for phase in side] for side in phases),
+            )
+            wall, busy = (
+                _changed(([figure(phase, spread) for phase in side] for side in phases), order)
+                for figure, order in zip((_phase_wall, _phase_busy), orders, strict=True)
+            )
+            kernels = [sum(phase.kernels_per_instance for phase in side) / len(side) for side in phases]
+            synchronized = all(phase.synchronized for side in phases for phase in side)
+            unprofiled = _unprofiled(before, after, name, spread)
+            yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
+
+
+def _phase_wall(phase: RecordedPhase, spread: Spread) -> Figure:
+    figure = Figure.of_values(phase.wall_values_ms, phase.instances)
+    return figure.between_runs(spread.of_phase(phase, figure.ms, Figure.of_values(phase.busy_values_ms).ms))
+
+
+def _phase_busy(phase: RecordedPhase, spread: Spread) -> Figure:
+    figure = Figure.of_values(phase.busy_values_ms, phase.instances)
+    return figure.between_runs(spread.of(figure.ms, 0.0))
+
+
+def _findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
+    """The findings of each side's first run: gone, new, changed, then those that stay; the largest saving first."""
+    sides = before.runs[0].findings, after.runs[0].findings
+    if sides[0] is None or sides[1] is None:
+        return None
+    tables = [{one.id: one for one in side} for side in sides if side is not None]
+    found = [FindingChange(*(table.get(key) for table in tables)) for key in dict.fromkeys(chain(*tables))]
+    order = ("gone", "new", "changed", "stays")
+    return tuple(sorted(found, key=lambda one: (order.index(one.status), -one.one.saves_ms_high)))
+
+
+def _is_same(before: Side, after: Side) -> bool:
+    """Whether one capture stands on both sides, by whatever name."""
+    return _nameless(before) == _nameless(after)
+
+
+def _nameless(side: Side) -> list[Recorded]:
+    return [msgspec.structs.replace(run, name="", source="") for run in side.runs]

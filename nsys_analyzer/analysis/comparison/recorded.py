@@ -1,0 +1,139 @@
+"""What a comparison reads of a capture: the keys of a report's JSON, whether from a file or of a capture just read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.summary.statistics import Stats
+
+_Values: TypeAlias = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+_CLASS = msgspec.field(name="class")
+
+
+class RecordedClass(msgspec.Struct, frozen=True):
+    """The compute of a kernel class in a step, mean ms."""
+
+    ms: float
+    std_ms: float | None
+    kernel_class: str = _CLASS
+
+
+class RecordedKernel(msgspec.Struct, frozen=True):
+    """The compute of a kernel in a step; fills and graphs without kernels have no name."""
+
+    name: str
+    launches: float
+    ms: float
+    std_ms: float | None
+    kernel_class: str = _CLASS
+
+
+class RecordedCause(msgspec.Struct, frozen=True):
+    """The idle time of one cause in a step, mean ms."""
+
+    cause: Cause
+    ms: float
+    std_ms: float | None
+
+
+class RecordedStep(msgspec.Struct, frozen=True):
+    """The steps of a capture, on the device that computes most; see ``analysis.steps.step``."""
+
+    instances: int
+    source: str
+    unit: str
+    wall_ms: Stats
+    wall_values_ms: _Values
+    busy_values_ms: _Values
+    compute_ms: float
+    exposed_copy_ms: float
+    exposed_communication_ms: float
+    idle_ms: float
+    exposed_copy_std_ms: float | None
+    exposed_communication_std_ms: float | None
+    own_pauses_ms: float
+    classes: tuple[RecordedClass, ...]
+    causes: tuple[RecordedCause, ...]
+    kernels: tuple[RecordedKernel, ...]
+
+    @property
+    def busy_ms(self) -> float:
+        """The GPU's work in a step, mean ms."""
+        return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms
+
+    @property
+    def launches(self) -> float:
+        """Kernels and fills that start in a step, mean."""
+        return sum(one.launches for one in self.kernels)
+
+
+class RecordedPhase(msgspec.Struct, frozen=True):
+    """A phase of a capture over its measured instances."""
+
+    phase: str
+    instances: int
+    kernels_per_instance: float
+    wall_values_ms: tuple[float, ...]
+    busy_values_ms: tuple[float, ...]
+    synchronized: bool
+
+    def __post_init__(self) -> None:
+        if self.instances and not (self.wall_values_ms and self.busy_values_ms):
+            raise ValueError(f"the phase {self.phase} has instances without a time")
+
+
+class RecordedFinding(msgspec.Struct, frozen=True):
+    """A finding of a capture, and what removing it saves."""
+
+    id: str
+    title: str
+    saves_ms_low: float
+    saves_ms_high: float
+
+
+class RecordedTimes(msgspec.Struct, frozen=True):
+    """Times of phases without the profiler; ``doubts`` says which cannot be right."""
+
+    phases: dict[str, Stats] = {}
+    doubts: dict[str, tuple[str, ...]] = {}
+
+    def trusted(self, phase: str) -> Stats | None:
+        """The times of a phase; None where it was not timed or is in doubt."""
+        stats = None if self.doubts.get(phase) else self.phases.get(phase)
+        return stats if stats and stats.typical else None
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """One process of one capture, as a report's JSON holds it.
+
+    Attributes:
+        configuration, run: what the report says of its configuration, and its manifest; the keys are those of the JSON.
+        precisions: shares of the matmul time by precision.
+    """
+
+    name: str
+    process: str | None
+    rank: int | None
+    source: str
+    status: str
+    message: str | None
+    gpu: str | None
+    configuration: dict[str, Any] | None
+    run: dict[str, Any] | None
+    precisions: dict[str, float]
+    phases: tuple[RecordedPhase, ...]
+    step: RecordedStep | None
+    findings: tuple[RecordedFinding, ...] | None
+    unprofiled: RecordedTimes | None
+
+    @property
+    def title(self) -> str:
+        """The name, with the process where there are several."""
+        return f"{self.name} {self.process or ''}".strip()
+
+    def phase(self, name: str) -> RecordedPhase | None:
+        """A phase by name, if it has a measured instance."""
+        return next((one for one in self.phases if one.phase == name and one.instances), None)

@@ -1,0 +1,131 @@
+"""``nsys-analyze compare``: what changed between two runs, and what explains it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from nsys_analyzer.cli.options import Command, configuration_options, phase_names_option
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.comparison.pairs import Comparisons
+
+#: The exit status where the step is slower by more than --fail-above allows.
+SLOWER = 3
+
+
+def _fraction(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """A percentage as a fraction: ``5%`` and ``5`` are 0.05."""
+    if text is not None and not re.fullmatch(r"\d{1,4}(\.\d+)?%?", text):
+        raise click.BadParameter(f"{text!r} is no percentage, such as 5%", ctx, param)
+    return None if text is None else float(text.removesuffix("%")) / 100
+
+
+def _timings_option(side: str) -> Callable[[Command], Command]:
+    text = f"Timings of unprofiled runs of {side.upper()}. Default: timings.csv in its folder, or in the one above."
+    path = click.Path(path_type=Path)
+    return click.option(f"--csv-{side}", f"csv_{side}", type=path, metavar="FILE", multiple=True, help=text)
+
+
+@click.command(epilog="Example: nsys-analyze compare before.sqlite after.sqlite --fail-above 5%")
+@click.argument("before", type=click.Path(path_type=Path))
+@click.argument("after", type=click.Path(path_type=Path))
+@click.option("-o", "--output", metavar="FILE", help="The file to write, text as markdown.")
+@click.option(
+    "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
+    help="markdown is for a pull request, json holds every figure.",
+)  # fmt: skip
+@click.option(
+    "--fail-above", callback=_fraction, metavar="PERCENT",
+    help="Exit with 3 where a step is slower by more than this, and by more than chance; with 1 where it could not be "
+    "compared.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Compare what cannot be compared; replace a file of somebody else's.")
+@click.option("--repeats", is_flag=True, help="Take all captures of a folder for runs of one program.")
+@click.option(
+    "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,
+    help="By how much the time that the GPU waits for the program differs between two runs of it (a standard "
+    "deviation). 25% was measured on rented hosts; a quiet machine of your own has less.",
+)  # fmt: skip
+@_timings_option("after")
+@_timings_option("before")
+@phase_names_option("--phase-name")
+@configuration_options
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    before: Path,
+    after: Path,
+    output: str | None,
+    output_format: str,
+    fail_above: float | None,
+    force: bool,
+    repeats: bool,
+    cpu_spread: float,
+    csv_before: tuple[Path, ...],
+    csv_after: tuple[Path, ...],
+    phase_names: tuple[str, ...],
+    model: str | None,
+    context_length: int | None,
+    batch_size: int | None,
+    precision: str | None,
+) -> None:
+    """Print what changed from BEFORE to AFTER, whether it is more than chance, and what explains it.
+
+    BEFORE and AFTER are captures, reports written as JSON, or folders of captures: the runs of a folder are matched by
+    their configuration, and several runs of one are taken together.
+    """
+    from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
+    from nsys_analyzer.analysis.comparison.pairs import compare_runs
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
+    from nsys_analyzer.experiments.loading import load_runs
+    from nsys_analyzer.report.writing import check_target
+
+    target = Path(output) if output and output != "-" else None
+    if target:
+        check_target(target, (before, after, *csv_before, *csv_after), force=force)
+    names = PhaseNames.parse(phase_names)
+    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+    sides = [load_runs(path, csv, _tell, names, given) for path, csv in ((before, csv_before), (after, csv_after))]
+    found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)
+    _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
+    if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):
+        ctx.exit(SLOWER)
+    if fail_above is not None and found.refused:
+        ctx.exit(1)
+
+
+def _write(found: Comparisons, limit: float, output_format: str, target: Path | None) -> None:
+    """Writes the comparisons where ``-o`` says, or prints them."""
+    from nsys_analyzer.report.model import Report
+    from nsys_analyzer.report.renderers import RENDERERS, markdown
+    from nsys_analyzer.report.renderers.json_comparison import comparison_data
+    from nsys_analyzer.report.renderers.terminal import print_section
+    from nsys_analyzer.report.screen import data_stream
+    from nsys_analyzer.report.sections.comparison import answer
+    from nsys_analyzer.system.atomic_write import write_text
+
+    if output_format == "json":
+        text = json.dumps(comparison_data(found, limit), indent=1, allow_nan=False) + "\n"
+    elif output_format == "markdown" or target:
+        section = answer(found, limit)
+        text = markdown.render(Report("Comparison", (section,)), {})
+    else:
+        print_section(answer(found, limit, detailed=False))
+        return
+    if target is None:
+        click.echo(text, nl=False, file=data_stream() if output_format == "json" else None)
+        return
+    mark = f"\n{RENDERERS['markdown'].mark}\n" if output_format != "json" else ""
+    write_text(target, f"{text}{mark}")
+    click.echo(str(target))
+
+
+def _tell(line: str) -> None:
+    click.echo(line, err=True)

@@ -1,0 +1,148 @@
+"""Comparisons as JSON: ``comparisons``, ``refused`` with the reasons, and ``unmatched`` runs with the nearest one.
+
+A comparison holds
+
+- ``before``, ``after``: the runs of each side, by name, process, rank, source and gpu;
+- ``verdict``: faster, slower, no change, or unclear (a change of the ``threshold`` would not have been seen);
+- ``is_slower``: whether ``--fail-above`` fails: slower by more than the threshold, and by more than chance;
+- ``same``: whether both sides are the same capture; ``cautions``: the reasons that ``--force`` overrode;
+- ``differences``: what the sides say otherwise of themselves: key, before, after;
+- ``unprofiled``: the step without the profiler, a change, or null;
+- ``step``: under the profiler: ``wall`` and ``busy``, changes of medians; kernels launched before and after; ``parts``,
+  changes that add up to ``mean_ms``, each with its kernels, which add up to it; ``mean_ms`` + ``uneven_ms`` = the
+  change of ``wall``;
+- ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians, and its kernels before and after;
+  ``wall`` is the time of its work where it is ``synchronized``;
+- ``findings``: status (gone, new, changed, stays), and what each saves before and after; null where one side's are not
+  known.
+
+A change has ``before_ms``, ``after_ms``, their difference ``ms``, the interval ``low_ms`` to ``high_ms`` (null where a
+single instance tells none), these three as shares of before, ``before_n`` and ``after_n`` instances or runs, and
+``is_change``: whether 0 lies outside of the interval.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from nsys_analyzer.analysis.comparison.change import Change
+from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, KernelChange, Side, StepChange
+from nsys_analyzer.analysis.comparison.matching import Alone
+from nsys_analyzer.analysis.comparison.pairs import Comparisons
+from nsys_analyzer.report.renderers.json_data import GENERATOR, SCHEMA_VERSION
+from nsys_analyzer.text import plain
+
+
+def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
+    """Comparisons as plain data for ``json.dumps``; ``limit`` is the change that is looked for, a share of the step."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "generator": GENERATOR,
+        "comparisons": [_comparison(one, limit) for one in found.compared],
+        "refused": [
+            {**_sides(one), "reasons": [plain(reason, "`") for reason in one.cautions]} for one in found.refused
+        ],
+        "unmatched": [_alone(side, one) for side, one in found.alone],
+    }
+
+
+def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
+    return {
+        **_sides(one),
+        "verdict": one.verdict(limit),
+        "threshold": limit,
+        "is_slower": one.is_slower_by(limit),
+        "same": one.same,
+        "cautions": [plain(reason, "`") for reason in one.cautions],
+        "differences": [asdict(difference) for difference in one.differences],
+        "unprofiled": _change(one.unprofiled) if one.unprofiled else None,
+        "step": _step(one.step) if one.step else None,
+        "phases": [
+            {
+                "phase": phase.phase,
+                "unprofiled": _change(phase.unprofiled) if phase.unprofiled else None,
+                "wall": _change(phase.wall),
+                "busy": _change(phase.busy),
+                "before_kernels": phase.before_kernels,
+                "after_kernels": phase.after_kernels,
+                "synchronized": phase.synchronized,
+            }
+            for phase in one.phases
+        ],
+        "findings": None if one.findings is None else [_finding(finding) for finding in one.findings],
+    }
+
+
+def _sides(one: Comparison) -> dict[str, Any]:
+    return {"before": _side(one.before), "after": _side(one.after)}
+
+
+def _side(side: Side) -> list[dict[str, Any]]:
+    return [
+        {"name": run.name, "process": run.process, "rank": run.rank, "source": run.source, "gpu": run.gpu}
+        for run in side.runs
+    ]
+
+
+def _change(one: Change) -> dict[str, Any]:
+    return {
+        "before_ms": one.before_ms,
+        "after_ms": one.after_ms,
+        "ms": one.ms,
+        "low_ms": one.low_ms,
+        "high_ms": one.high_ms,
+        "share": one.share,
+        "low_share": one.low_share,
+        "high_share": one.high_share,
+        "before_n": one.before_n,
+        "after_n": one.after_n,
+        "is_change": one.is_change,
+    }
+
+
+def _step(step: StepChange) -> dict[str, Any]:
+    return {
+        "wall": _change(step.wall),
+        "busy": _change(step.busy),
+        "before_launches": step.before_launches,
+        "after_launches": step.after_launches,
+        "mean_ms": step.parts_ms,
+        "uneven_ms": step.uneven_ms,
+        "parts": [
+            {
+                "kind": part.kind,
+                "name": part.name or None,
+                **_change(part.change),
+                "kernels": [_kernel(kernel) for kernel in part.kernels],
+            }
+            for part in step.parts
+        ],
+    }
+
+
+def _kernel(one: KernelChange) -> dict[str, Any]:
+    return {
+        "before_name": one.before_name,
+        "after_name": one.after_name,
+        "before_launches": one.before_launches,
+        "after_launches": one.after_launches,
+        **_change(one.change),
+    }
+
+
+def _finding(one: FindingChange) -> dict[str, Any]:
+    before, after = ([each.saves_ms_low, each.saves_ms_high] if each else None for each in (one.before, one.after))
+    return {
+        "id": one.one.id, "title": one.one.title, "status": one.status, "saves_ms_before": before,
+        "saves_ms_after": after,
+    }  # fmt: skip
+
+
+def _alone(side: str, one: Alone) -> dict[str, Any]:
+    return {
+        "side": side,
+        "name": one.run.title,
+        "nearest": one.nearest.title if one.nearest else None,
+        "differences": [asdict(difference) for difference in one.differences],
+    }

@@ -1,0 +1,314 @@
+"""``nsys-analyze compare``, from the command line to what it prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import nsys_analyzer
+from nsys_analyzer.analysis.comparison.change import Change, Figure, Order
+from nsys_analyzer.analysis.comparison.compare import Spread
+from nsys_analyzer.analysis.comparison.recorded import Recorded
+from nsys_analyzer.report.recording import read_report, recorded
+from tests.conftest import DATA, ROOT, Main
+from tests.support.export import ADD, GEMM, Export
+
+MS = 1_000_000
+FAULTS = ROOT / "examples" / "faults" / "captures"
+COMPILED = ROOT / "examples" / "benches" / "compile" / "captures"
+
+
+def steps(matmul_us: int = 5_000, count: int = 4, gpu: str = "NVIDIA H200") -> Export:
+    """Steps of 1 ms of an ADD, a GEMM, and 0.1 ms without work before, between and behind them."""
+    export = Export().gpu(name=gpu)
+    length = 1_300_000 + matmul_us * 1_000
+    for i in range(count):
+        at = i * (length + MS)
+        export.range("step", at, at + length)
+        export.range("forward", at, at + length)
+        export.kernel(ADD, at + 10_000, at + 100_000, at + 100_000 + MS)
+        export.kernel(GEMM, at + 20_000, at + 1_200_000, at + 1_200_000 + matmul_us * 1_000)
+    return export
+
+
+@pytest.fixture
+def before(tmp_path: Path) -> Path:
+    return steps().write(tmp_path / "before.sqlite")
+
+
+@pytest.fixture
+def after(tmp_path: Path) -> Path:
+    """The GEMM takes 0.5 ms longer: 6.8 ms a step instead of 6.3, 7.9 %."""
+    return steps(5_500).write(tmp_path / "after.sqlite")
+
+
+@pytest.fixture
+def compare(run_main: Main) -> Callable[..., str]:
+    """What the command prints, with single spaces on one line."""
+
+    def run(*arguments: object) -> str:
+        outcome = run_main("compare", *arguments)
+        assert outcome.code == 0, outcome.err
+        return re.sub(r"\s+", " ", outcome.out)
+
+    return run
+
+
+def fails(run_main: Main, *arguments: object) -> str:
+    outcome = run_main("compare", *arguments)
+    assert (outcome.code, outcome.out) == (1, "")
+    return outcome.err
+
+
+# --- what it prints
+
+
+def test_the_answer_and_its_tables(before: Path, after: Path, compare: Callable[..., str]) -> None:
+    text = compare(before, after)
+    said = "before → after: Slower: under the profiler a step takes 6.300 ms before and 6.800 ms after, +7.9%, 95%"
+    assert said in text
+    assert "(4 steps each). What changed most under the profiler: compute: matmul +0.500 ms." in text
+    assert "compute: matmul 5.000 5.500 +0.500 (" in text
+    assert "the step (median) 6.300 6.800 +0.500 (" in text
+    assert "forward, GPU busy 6.000 6.500 +8.3% (" in text
+
+
+def test_on_80_columns(before: Path, after: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert max(map(len, run_main("compare", before, after).out.splitlines())) <= 80
+
+
+def test_markdown(before: Path, after: Path, tmp_path: Path, run_main: Main) -> None:
+    printed = run_main("compare", before, after, "--format", "markdown").out
+    assert printed.startswith("# Comparison\n\n## What changed, and what explains it?\n\n**before → after:** Slower")
+    assert re.search(r"^\| compute: matmul +\| +5\.000 \| +5\.500 \|", printed, re.MULTILINE)
+    target = tmp_path / "pr.md"
+    assert run_main("compare", before, after, "-o", target).out == f"{target}\n"
+    assert target.read_text(encoding="utf-8").startswith(printed)
+    assert run_main("compare", before, after, "-o", target).code == 0, "it replaces what it wrote"
+    target.write_text("mine", encoding="utf-8")
+    assert "not written by nsys-analyze" in fails(run_main, before, after, "-o", target)
+
+
+def test_json_of_captures_and_of_their_reports(before: Path, after: Path, tmp_path: Path, run_main: Main) -> None:
+    """The comparison of two reports is that of their captures, to the last bit."""
+    reports = []
+    for path in (before, after):
+        reports.append(tmp_path / f"{path.stem}.json")
+        assert run_main("report", path, "--format", "json", "-o", reports[-1]).code == 0
+    data = json.loads(run_main("compare", before, after, "--format", "json").out)
+    assert data == json.loads(run_main("compare", *reports, "--format", "json").out)
+    (one,) = data["comparisons"]
+    assert one["verdict"] == "slower"
+    assert one["step"]["mean_ms"] == pytest.approx(0.5)
+    assert one["step"]["parts"][0]["kernels"][0]["ms"] == pytest.approx(0.5)
+    assert (one["phases"][0]["phase"], one["phases"][0]["synchronized"]) == ("forward", True)
+
+
+def test_what_a_report_holds_is_what_its_captures_tell(before: Path, tmp_path: Path, run_main: Main) -> None:
+    report = tmp_path / "before.json"
+    run_main("report", before, "--format", "json", "-o", report)
+    assert read_report(report) == recorded(nsys_analyzer.summarize(before))
+
+
+# --- how it ends
+
+
+def test_a_limit_for_ci(before: Path, after: Path, run_main: Main) -> None:
+    """7.9 % is above 5 %, and not above 10 %; faster is fine."""
+    assert run_main("compare", before, after, "--fail-above", "5%").code == 3
+    assert run_main("compare", before, after, "--fail-above", "10").code == 0
+    assert run_main("compare", after, before, "--fail-above", "5%").code == 0
+    assert run_main("compare", before, after).code == 0
+    wrong = run_main("compare", before, after, "--fail-above", "x")
+    assert (wrong.code, "no percentage, such as 5%" in wrong.err) == (2, True)
+
+
+def test_another_gpu_is_refused(before: Path, tmp_path: Path, run_main: Main, compare: Callable[..., str]) -> None:
+    other = steps(gpu="NVIDIA A100").write(tmp_path / "other.sqlite")
+    error = fails(run_main, before, other)
+    assert "before is of NVIDIA H200, other of NVIDIA A100. To compare them all the same, add --force" in error
+    assert "Compared all the same, as --force says, although: - before is of NVIDIA H200" in compare(
+        before, other, "--force"
+    )
+
+
+def test_captures_without_steps_and_with_half_of_one(before: Path, tmp_path: Path, run_main: Main) -> None:
+    empty = Export().gpu().range("step", 0, MS).write(tmp_path / "empty.sqlite")
+    assert "empty holds no kernel" in fails(run_main, before, empty)
+    partial = steps().range("forward", 100 * MS, None).write(tmp_path / "partial.sqlite")
+    assert "partial is partial" in fails(run_main, before, partial)
+    assert "No such file" in fails(run_main, before, tmp_path / "absent.sqlite")
+
+
+def test_one_capture_twice(before: Path, compare: Callable[..., str]) -> None:
+    assert "before: Both sides are the same capture. No change: " in compare(before, before)
+
+
+def test_a_report_of_an_older_version(before: Path, tmp_path: Path, run_main: Main) -> None:
+    report = tmp_path / "old.json"
+    run_main("report", before, "--format", "json", "-o", report)
+    data = json.loads(report.read_text(encoding="utf-8"))
+    del data["captures"][0]["step"]["wall_values_ms"]
+    report.write_text(json.dumps(data), encoding="utf-8")
+    error = fails(run_main, report, before)
+    assert "lacks what a comparison needs" in error
+    assert "Write it again: nsys-analyze report CAPTURE --format json -o old.json" in error
+    report.write_text(report.read_text(encoding="utf-8")[:-9], encoding="utf-8")
+    assert "old.json cannot be read" in fails(run_main, report, before)
+
+
+# --- folders
+
+
+def test_folders_are_matched(tmp_path: Path, run_main: Main, compare: Callable[..., str]) -> None:
+    """Two pairs, one of which is refused, and a capture that the other side lacks."""
+    for folder, us in (("a", 5_000), ("b", 5_500)):
+        (tmp_path / folder).mkdir()
+        for length in (128, 256):
+            gpu = "NVIDIA A100" if (folder, length) == ("b", 256) else "NVIDIA H200"
+            steps(us, gpu=gpu).write(tmp_path / folder / f"small_ctx{length}_train_fp32.sqlite")
+    steps().write(tmp_path / "a" / "small_ctx512_train_fp32.sqlite")
+    text = compare(tmp_path / "a", tmp_path / "b")
+    assert "small_ctx128_train_fp32: Slower: " in text
+    assert (
+        "Not compared: - small_ctx256_train_fp32 and small_ctx256_train_fp32: small_ctx256_train_fp32 is of NVID"
+        in text
+    )
+    assert "small_ctx512_train_fp32 is only before" in text
+    assert run_main("compare", tmp_path / "a", tmp_path / "b", "--fail-above", "50%").code == 1, "one was refused"
+    forced = compare(tmp_path / "a", tmp_path / "b", "--force")
+    assert "pair before after change verdict small_ctx128_train_fp32 6.300 6.800 +7.9% slower" in forced
+    markdown = run_main("compare", tmp_path / "a", tmp_path / "b", "--force", "--format", "markdown").out
+    assert markdown.count("<details><summary>") == 2
+    data = json.loads(run_main("compare", tmp_path / "a", tmp_path / "b", "--format", "json").out)
+    assert [len(data[key]) for key in ("comparisons", "refused", "unmatched")] == [1, 1, 1]
+
+
+def test_runs_of_one_program(tmp_path: Path, compare: Callable[..., str]) -> None:
+    for folder, times in (("a", (5_000, 5_010, 4_990)), ("b", (5_500, 5_510, 5_490))):
+        (tmp_path / folder).mkdir()
+        for i, us in enumerate(times):
+            steps(us).write(tmp_path / folder / f"run{folder}{i}.sqlite")
+    text = compare(tmp_path / "a", tmp_path / "b", "--repeats")
+    assert "runa0 and 2 more → runb0 and 2 more: Slower: " in text
+    assert "(3 and 3 runs)" in text
+
+
+def test_timings_beside_a_capture(before: Path, after: Path, tmp_path: Path, compare: Callable[..., str]) -> None:
+    """Those of the folder, or those that are named; an unprofiled step comes first."""
+    for name, ms in (("before", 6.1), ("after", 6.6)):
+        lines = f"model,context_length,phase,mean_ms,std_ms,median_ms,steps\nsmall,256,step,{ms},0.01,{ms},10\n"
+        (tmp_path / f"{name}.csv").write_text(lines, encoding="utf-8")
+    named = ("--csv-before", tmp_path / "before.csv", "--csv-after", tmp_path / "after.csv")
+    text = compare(before, after, *named, "--model", "small", "--context-length", "256")
+    assert "Slower: without the profiler a step takes 6.100 ms before and 6.600 ms after, +8.2%" in text
+    assert "step, without the profiler 6.100 6.600 +8.2% (" in text
+    shutil.copy(tmp_path / "before.csv", tmp_path / "timings.csv")
+    both = compare(before, before, "--model", "small", "--context-length", "256")
+    assert "without the profiler a step takes 6.100 ms before and 6.100 ms after" in both
+
+
+# --- real pairs: what it says first is what was changed
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / f"{name}.sqlite"
+    path.write_bytes(lzma.decompress((FAULTS / f"{name}.sqlite.xz").read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("fault", "finding", "part"),
+    [
+        ("loader", "data_loading", ("idle", "data")),
+        ("item", "host_sync", None),
+        ("empty_cache", "allocator", ("idle", "allocator")),
+        ("collector", "host_stall", ("idle", "host")),
+        ("checkpoint", "device_to_host_copy", ("exposed copies", "")),
+        ("casts", "layout_copies", None),
+        ("eager", "unfused_elementwise", ("compute", "elementwise")),
+    ],
+)
+def test_a_fault_that_is_gone(fault: str, finding: str, part: tuple[str, str] | None, tmp_path: Path) -> None:
+    """The captures of faults of the control's size, against the control."""
+    (one,) = nsys_analyzer.compare(unpacked(fault, tmp_path), unpacked("none", tmp_path)).compared
+    assert one.findings
+    assert (one.findings[0].one.id, one.findings[0].status) == (finding, "gone")
+    assert one.step
+    if part:
+        assert (one.step.parts[0].kind, one.step.parts[0].name) == part
+        assert one.verdict() == "faster"
+
+
+def compile_pair(before: str, after: str) -> Any:
+    (one,) = nsys_analyzer.compare(*(COMPILED / f"small_ctx256_train_{name}" for name in (before, after))).compared
+    return one
+
+
+def test_fp32_against_bf16() -> None:
+    """The matmuls take a third of their time; the steps of this small model wait for launches in their place."""
+    one = compile_pair("fp32", "bf16")
+    assert [(each.key, each.before, each.after) for each in one.differences] == [("precision", "fp32", "bf16")]
+    assert (one.findings[0].one.id, one.findings[0].status) == ("fp32_matmul", "gone")
+    matmul = next(one.step.of_kind("compute"))
+    assert (matmul.name, matmul.change.is_change, matmul.change.ms < 0) == ("matmul", True, True)
+    paired = [each for each in matmul.kernels if each.before_name and each.after_name]
+    assert sum(each.change.before_ms for each in paired) > 0.5 * matmul.change.before_ms, "kernels stand for each other"
+
+
+def test_eager_against_compiled() -> None:
+    one = compile_pair("fp32", "fp32_compile")
+    assert [(each.key, each.before, each.after) for each in one.differences] == [("compile", "off", "on")]
+    assert (one.verdict(), one.findings[0].one.id, one.findings[0].status) == ("faster", "unfused_elementwise", "gone")
+    assert next(one.step.of_kind("compute")).name == "elementwise"
+    assert one.step.after_launches < 0.5 * one.step.before_launches
+
+
+# --- false alarms: the two halves of each capture
+
+
+def halves_called_changed(runs: list[Recorded]) -> tuple[int, int]:
+    """How many clocks of steps and phases change from the first half of a run to the second, of how many."""
+    spread = Spread(0.25)
+    called = looked_at = 0
+    for one in runs:
+        clocks: list[tuple[tuple[float, ...], Callable[[float], float]]] = []
+        if step := one.step:
+            clocks.append((step.wall_values_ms, lambda ms, step=step: spread.of_step(step, ms)))
+            clocks.append((step.busy_values_ms, lambda _, step=step: spread.of_busy(step)))
+        for phase in one.phases:
+            clocks.append((phase.busy_values_ms, lambda ms: spread.of(ms, 0.0)))
+        for values, between in clocks:
+            middle = len(values) // 2
+            if middle >= 2:
+                halves = values[:middle], values[middle : 2 * middle]
+                figures = [Figure.of_values(half) for half in halves]
+                figures = [figure.between_runs(between(figure.ms)) for figure in figures]
+                called += Change.of(figures[0], figures[1], Order.of(*halves)).is_change
+                looked_at += 1
+    return called, looked_at
+
+
+@pytest.mark.slow
+def test_halves_of_every_capture(tmp_path: Path) -> None:
+    """At 95 % at most 5 % are called changed."""
+    runs: list[Recorded] = []
+    folders = (DATA, FAULTS, ROOT / "examples" / "programs" / "captures")
+    for packed in sorted(path for folder in folders for path in folder.glob("*.sqlite.xz")):
+        path = tmp_path / packed.stem
+        path.write_bytes(lzma.decompress(packed.read_bytes()))
+        runs += recorded(nsys_analyzer.summarize(path))
+        path.unlink()
+    for path in sorted((ROOT / "examples").glob("**/capture.sqlite")):
+        runs += recorded(nsys_analyzer.summarize(path))
+    called, looked_at = halves_called_changed(runs)
+    assert looked_at > 150
+    assert called <= 0.05 * looked_at

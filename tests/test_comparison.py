@@ -1,0 +1,325 @@
+"""What changed between two sides: parts that add up, kernels that are paired, findings, verdicts, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.analysis.comparison.compare import compare
+from nsys_analyzer.analysis.comparison.comparison import Comparison
+from nsys_analyzer.analysis.comparison.kernels import match_kernels
+from nsys_analyzer.analysis.comparison.matching import match
+from nsys_analyzer.analysis.comparison.pairs import compare_runs
+from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedTimes
+from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.text import plain
+from tests.support.recorded import kernel, run, side
+
+MS = st.floats(0.0, 1e3)
+KERNELS = st.lists(
+    st.builds(
+        kernel,
+        name=st.sampled_from("abcdef"),
+        ms=MS,
+        kernel_class=st.sampled_from(["matmul", "elementwise", "softmax"]),
+        launches=st.sampled_from([1, 2, 24]),
+    ),
+    max_size=8,
+    unique_by=lambda one: (one.name, one.kernel_class),
+)
+RUNS = st.builds(
+    run,
+    KERNELS,
+    st.dictionaries(st.sampled_from([cause for cause in CAUSES if cause != "launch"]), MS, max_size=4),
+    copy_ms=MS,
+    jitter_ms=st.lists(MS, min_size=1, max_size=10),
+)
+SIDES = st.lists(RUNS, min_size=1, max_size=3).map(lambda runs: side(*runs))
+
+
+def compared(before: Recorded, after: Recorded) -> Comparison:
+    return compare(side(before), side(after))
+
+
+# --- laws
+
+
+@given(SIDES, SIDES)
+def test_parts_and_kernels_add_up(before: Any, after: Any) -> None:
+    """Kernels to their class; parts to the mean step; and with the unevenness of the steps to the median one."""
+    step = compare(before, after).step
+    assert step
+    assert step.parts_ms + step.uneven_ms == pytest.approx(step.wall.ms, abs=1e-6)
+    means = [sum(one.step.wall_ms.mean for one in of.runs) / len(of.runs) for of in (before, after)]
+    assert step.parts_ms == pytest.approx(means[1] - means[0], abs=1e-5)
+    for part in step.of_kind("compute"):
+        assert sum(one.change.ms for one in part.kernels) == pytest.approx(part.change.ms, abs=1e-6)
+    sizes = [abs(part.change.ms) for part in step.parts]
+    assert sizes == sorted(sizes, reverse=True)
+
+
+@given(KERNELS, KERNELS)
+def test_every_kernel_stands_in_one_pair(before: list[RecordedKernel], after: list[RecordedKernel]) -> None:
+    """And no two that are left alone on either side could stand for each other."""
+    pairs = match_kernels(before, after)
+    assert Counter(pair.before for pair in pairs if pair.before) == Counter(before)
+    assert Counter(pair.after for pair in pairs if pair.after) == Counter(after)
+    gone = {(pair.before.kernel_class, pair.before.launches) for pair in pairs if pair.before and not pair.after}
+    new = {(pair.after.kernel_class, pair.after.launches) for pair in pairs if pair.after and not pair.before}
+    assert not gone & new
+
+
+@given(RUNS, RUNS)
+def test_there_and_back(before: Recorded, after: Recorded) -> None:
+    """The change back is the same with the other sign."""
+    there, back = compared(before, after).step, compared(after, before).step
+    assert there
+    assert back
+    assert there.wall.ms == pytest.approx(-back.wall.ms)
+    if there.wall.low_ms is not None and back.wall.high_ms is not None:
+        assert there.wall.low_ms == pytest.approx(-back.wall.high_ms)
+
+
+# --- kernels
+
+
+def test_kernels_of_one_name_are_a_pair_of_their_class() -> None:
+    """A kernel has a row for each class; the same kernel twice as often is the same kernel."""
+    before = [kernel("gemm", 1.0), kernel("gemm", 2.0, "convolution")]
+    pairs = match_kernels(before, [kernel("gemm", 3.0, launches=2)])
+    assert [(one.before and one.before.ms, one.after and one.after.ms) for one in pairs] == [(1.0, 3.0), (2.0, None)]
+
+
+def test_kernels_of_other_names_are_paired_by_launches_the_longest_first() -> None:
+    before = [kernel("fp32 64x64", 3.0, launches=24), kernel("fp32 128x64", 5.0, launches=24), kernel("div", 1.0, "e")]
+    after = [kernel("bf16 a", 1.0, launches=24), kernel("bf16 b", 2.0, launches=24), kernel("cast", 1.0, "e", 3)]
+    names = [tuple(one.name if one else None for one in pair) for pair in match_kernels(before, after)]
+    assert names == [("fp32 128x64", "bf16 b"), ("fp32 64x64", "bf16 a"), ("div", None), (None, "cast")]
+
+
+# --- what it says
+
+
+def test_what_was_changed_comes_first() -> None:
+    """10 ms of matmul become 4, 5 ms of waiting none, and launching takes 1 ms longer."""
+    before = run([kernel("gemm", 10.0), kernel("add", 2.0, "elementwise")], {"sync": 5.0, "launch": 1.0})
+    after = run([kernel("bf16 gemm", 4.0), kernel("add", 2.0, "elementwise")], {"launch": 2.0})
+    step = compared(before, after).step
+    assert step
+    assert [(part.kind, part.name, part.change.ms) for part in step.parts] == [
+        ("compute", "matmul", -6.0), ("idle", "sync", -5.0), ("idle", "launch", 1.0), ("compute", "elementwise", 0.0),
+    ]  # fmt: skip
+    (changed,) = step.parts[0].kernels
+    assert (changed.before_name, changed.after_name) == ("gemm", "bf16 gemm")
+    assert step.wall.ms == -10.0
+    assert step.busy.ms == -6.0
+
+
+def test_verdicts() -> None:
+    """GPU work of 100 ms varies by 0.25 % from run to run: ± 1.96 × √2 × 0.25 = 0.7 %. Waiting varies by 25 %."""
+    before = run([kernel("gemm", 100.0)])
+    assert compared(before, run([kernel("gemm", 100.5)])).verdict() == "no change"
+    assert compared(before, run([kernel("gemm", 101.0)])).verdict() == "slower"
+    assert compared(before, run([kernel("gemm", 99.0)])).verdict() == "faster"
+    assert compared(before, run([kernel("gemm", 100.5)])).verdict(threshold=0.005) == "unclear"
+    waiting = run([], {"host": 100.0})
+    assert compared(waiting, run([], {"host": 120.0})).verdict() == "unclear"
+    assert compare(side(waiting), side(run([], {"host": 120.0})), cpu_spread=0.01).verdict() == "slower"
+    single = run([kernel("gemm", 100.0)], jitter_ms=[0.0])
+    assert compared(single, run([kernel("gemm", 200.0)], jitter_ms=[1.0])).verdict() == "unclear", "one step a side"
+
+
+def test_slower_by_more_than_a_limit() -> None:
+    """By the best estimate, where it is more than chance; how far the interval reaches down is another matter."""
+    before = run([kernel("gemm", 100.0)])
+    slower = compared(before, run([kernel("gemm", 106.0)]))
+    assert slower.is_slower_by(0.05)
+    assert not slower.is_slower_by(0.07)
+    assert not compared(before, run([kernel("gemm", 94.0)])).is_slower_by(0.05)
+    uncertain = compared(run([], {"host": 100.0}), run([], {"host": 120.0}))
+    assert not uncertain.is_slower_by(0.05)
+
+
+def test_times_without_the_profiler_come_first() -> None:
+    """40 to 30 ms without it, whatever the profiled steps say."""
+    before = run([kernel("gemm", 30.0)], {"launch": 30.0}, unprofiled=Stats(10, 40.0, 0.1, 39.9, 40.0, 40.1))
+    after = run([kernel("gemm", 30.0)], {"launch": 30.0}, unprofiled=Stats(10, 30.0, 0.1, 29.9, 30.0, 30.1))
+    comparison = compared(before, after)
+    assert comparison.unprofiled == comparison.headline
+    assert comparison.unprofiled
+    assert comparison.unprofiled.ms == -10.0
+    assert comparison.step
+    assert comparison.step.wall.ms == 0.0
+    one_side = compared(before, run([kernel("gemm", 30.0)]))
+    assert one_side.unprofiled is None
+    assert one_side.headline == (one_side.step and one_side.step.wall)
+
+
+def test_doubted_times_are_left_out() -> None:
+    times = Stats(5, 10.0, 0.1, 9.0, 10.0, 11.0)
+    one, other = (run([kernel("gemm", 30.0)], unprofiled=times) for _ in range(2))
+    assert compared(one, other).unprofiled
+    doubted = RecordedTimes({"step": times}, {"step": ("the GPU is busy for longer",)})
+    assert compared(one, msgspec.structs.replace(other, unprofiled=doubted)).unprofiled is None
+
+
+def test_findings() -> None:
+    """Gone, new, changed where the intervals have nothing in common, and those that stay."""
+
+    def found(key: str, low: float, high: float) -> dict[str, Any]:
+        return {"id": key, "title": key, "saves_ms_low": low, "saves_ms_high": high}
+
+    before = run(findings=[found("sync", 1, 2), found("launch", 3, 4), found("loader", 5, 9)])
+    after = run(findings=[found("launch", 5, 6), found("loader", 8, 9), found("fp32", 1, 1)])
+    findings = compared(before, after).findings
+    assert findings
+    assert [(one.one.id, one.status) for one in findings] == [
+        ("sync", "gone"), ("fp32", "new"), ("launch", "changed"), ("loader", "stays"),
+    ]  # fmt: skip
+    assert compared(before, run(findings=None)).findings is None
+
+
+def test_several_runs_of_a_side() -> None:
+    """10, 20 and 30 ms against 11, 21 and 31 ms: means of 20 and 21, and errors of 10 ÷ √3."""
+    before, after = (
+        side(*(run([], {"host": float(ms)}, jitter_ms=[0.0] * 3) for ms in hosts))
+        for hosts in ((10, 20, 30), (11, 21, 31))
+    )
+    change = compare(before, after).headline
+    assert change
+    assert (change.before_ms, change.after_ms, change.before_n) == (20.0, 21.0, 3)
+    assert change.high_ms == pytest.approx(1 + 2.776 * (200 / 3) ** 0.5)
+    assert before.title == "train and 2 more"
+
+
+# --- what can be compared
+
+
+def refused(before: Recorded, after: Recorded) -> list[str]:
+    return [plain(reason) for reason in compared(before, after).cautions]
+
+
+def test_what_differs_and_what_is_another_program() -> None:
+    configuration = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "fp32", "mode": "train"}
+    before = run(configuration=configuration, run={"compile": False, "torch": "2.11"})
+    after = run(configuration={**configuration, "precision": "bf16"}, run={"compile": True, "torch": "2.11"})
+    comparison = compared(before, after)
+    assert [(one.key, one.before, one.after) for one in comparison.differences] == [
+        ("precision", "fp32", "bf16"), ("compile", "off", "on"),
+    ]  # fmt: skip
+    assert comparison.cautions == ()
+    longer = run(name="long", configuration={**configuration, "context_length": 512})
+    assert refused(before, longer) == ["The context length of train is 256, that of long 512"]
+    assert refused(before, run(configuration=None)) == [], "what is not known contradicts nothing"
+
+
+def test_the_precision_that_the_kernels_tell() -> None:
+    (one,) = compared(run(precisions={"fp32": 1.0}), run(precisions={"unknown": 0.3, "bf16": 0.7})).differences
+    assert (one.key, one.before, one.after) == ("matmul precision", "fp32", "bf16")
+
+
+def test_reasons_against_a_comparison() -> None:
+    before = run()
+    assert refused(before, run(name="other", gpu="NVIDIA H100")) == ["train is of NVIDIA H200, other of NVIDIA H100"]
+    assert refused(before, run(name="cut", status="partial")) == ["cut is partial: a range has no end"]
+    assert refused(before, run(status="oom", message="2 GiB")) == ["train ran out of memory (2 GiB)"]
+    assert refused(before, run(step=None)) == ["train holds no step that ran on a GPU"]
+
+
+def test_a_run_that_was_timed_alone() -> None:
+    """Its times are compared, and nothing else is known of it."""
+    times = Stats(10, 40.0, 0.1, 39.9, 40.0, 40.1)
+    timed = run(status="not_profiled", step=None, unprofiled=times)
+    comparison = compared(timed, run([kernel("gemm", 30.0)], unprofiled=times))
+    assert comparison.cautions == ()
+    assert comparison.step is None
+    assert comparison.headline
+    assert comparison.headline.ms == 0.0
+    assert refused(run(status="not_profiled", step=None), timed) == ["train was not profiled"]
+
+
+def test_one_capture_on_both_sides() -> None:
+    """By whatever name."""
+    before = run([], {"host": 100.0})
+    comparison = compared(before, run([], {"host": 100.0}, name="copy"))
+    assert comparison.same
+    assert comparison.verdict() == "no change"
+    assert not compared(before, run([], {"host": 100.5})).same
+
+
+# --- matching
+
+
+def of(name: str, **configuration: Any) -> Recorded:
+    return run(name=name, configuration={"model": "small", **configuration})
+
+
+def test_runs_are_matched_by_their_configuration() -> None:
+    before = [of("a", context_length=128, precision="fp32"), of("b", context_length=256, precision="fp32")]
+    after = [of("c", context_length=256, precision="fp32"), of("d", context_length=128, precision="bf16")]
+    matched = match(before, after)
+    assert [(one.title, other.title) for one, other in matched.pairs] == [("b", "c")]
+    ((alone,), (other,)) = matched.only_before, matched.only_after
+    assert (alone.run.name, alone.nearest and alone.nearest.name) == ("a", "d")
+    assert [(one.key, one.before, one.after) for one in alone.differences] == [("precision", "fp32", "bf16")]
+    assert other.run.name == "d"
+
+
+def test_several_runs_of_one_configuration_stand_together() -> None:
+    before = [of("a", context_length=128), of("b", context_length=128), of("x", context_length=64)]
+    matched = match(before, [of("c", context_length=128), of("d", context_length=512)])
+    ((one, other),) = matched.pairs
+    assert ([each.name for each in one.runs], [each.name for each in other.runs]) == (["a", "b"], ["c"])
+
+
+def test_what_is_known_of_one_run_alone_keeps_apart() -> None:
+    matched = match([of("a", context_length=128), of("x", context_length=64)], [of("c"), of("d", context_length=64)])
+    assert [(one.title, other.title) for one, other in matched.pairs] == [("x", "d")]
+    assert [(one.key, one.before, one.after) for one in matched.only_before[0].differences] == [
+        ("context_length", "128", "unknown")
+    ]
+
+
+def test_two_captures_are_a_pair_process_by_process() -> None:
+    """Whatever they are called; a rank that one lacks stands alone."""
+    before = [run(name="before", rank=rank, process=f"rank {rank}") for rank in (0, 1)]
+    after = [run(name="after", rank=rank, process=f"rank {rank}") for rank in (1, 2)]
+    matched = match(before, after)
+    assert [(one.title, other.title) for one, other in matched.pairs] == [("before rank 1", "after rank 1")]
+    assert [one.run.rank for one in matched.only_before] == [0]
+    ((one, other),) = match([of("a", context_length=1)], [of("b", context_length=2)]).pairs
+    assert (one.title, other.title) == ("a", "b")
+
+
+def test_runs_without_a_configuration_are_matched_by_name() -> None:
+    matched = match([run(name="a"), run(name="b")], [run(name="b"), run(name="c")])
+    assert [(one.title, other.title) for one, other in matched.pairs] == [("b", "b")]
+    ((one, other),) = match([run(name="a"), run(name="b")], [run(name="c"), run(name="d")], repeats=True).pairs
+    assert (len(one.runs), len(other.runs)) == (2, 2)
+
+
+def test_nothing_can_be_compared() -> None:
+    with pytest.raises(NsysAnalyzerError, match=r"a and c differ least, in context length \(1 and 2\)\. Compare two"):
+        compare_runs([of("a", context_length=1), of("b", batch_size=3)], [of("c", context_length=2)])
+    with pytest.raises(NsysAnalyzerError, match=r"train is of NVIDIA H200, train of A100\. .* add --force"):
+        compare_runs([run()], [run(gpu="A100")])
+    (forced,) = compare_runs([run()], [run(gpu="A100")], force=True).compared
+    assert forced.cautions
+    with pytest.raises(NsysAnalyzerError, match="holds no run"):
+        compare_runs([run()], [])
+
+
+def test_what_is_refused_beside_what_is_compared() -> None:
+    found = compare_runs(
+        [of("a", context_length=1), of("b", context_length=2)],
+        [of("a", context_length=1), run(name="b", configuration={"model": "small", "context_length": 2}, gpu="A100")],
+    )
+    assert [one.before.title for one in found.compared] == ["a"]
+    assert [one.before.title for one in found.refused] == ["b"]

@@ -1,0 +1,133 @@
+"""The interval of a change: what it is made of, and how often it leaves out what is there."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer.analysis.comparison.change import Change, Figure, Order, median_error, student_t
+from nsys_analyzer.analysis.summary.statistics import Stats
+
+TIMES = st.lists(st.floats(0.001, 1e4), min_size=2, max_size=30)
+
+
+def test_the_error_of_a_median_of_two() -> None:
+    """Resamples of 1 and 3: 1 and 3 a quarter of the time each, 2 half of it: a deviation of √(2 ÷ 4), × √(2 ÷ 1)."""
+    assert median_error([1.0, 3.0]) == pytest.approx(math.sqrt(0.5) * math.sqrt(2), rel=0.05)
+    assert median_error([1.0]) is None
+    assert median_error([2.0, 2.0, 2.0]) == 0.0
+
+
+@given(TIMES)
+def test_the_error_is_the_same_each_time(values: list[float]) -> None:
+    error = median_error(values)
+    assert error == median_error(list(values))
+    assert error is not None
+    assert 0 <= error <= (max(values) - min(values)) * math.sqrt(2) + 1e-9 * max(values)
+
+
+def test_student() -> None:
+    """As tables have it; between whole numbers it falls."""
+    assert student_t(1) == 12.706
+    assert student_t(4) == 2.776
+    assert student_t(math.inf) == 1.96
+    assert student_t(0.5) == 12.706
+    assert 2.776 > student_t(4.5) > 2.571
+    assert 2.042 > student_t(100) > 1.96
+
+
+def test_a_change_of_means() -> None:
+    """10 ± 1 and 12 ± 1 of 4 each: errors 0.5, together √0.5, of 6 degrees of freedom: 2 ± 2.447 × 0.7071."""
+    change = Change.of(Figure.of_mean(10.0, 1.0, 4), Figure.of_mean(12.0, 1.0, 4))
+    assert (change.ms, change.share) == (2.0, 0.2)
+    assert change.low_ms == pytest.approx(2 - 2.447 * math.sqrt(0.5))
+    assert change.high_share == pytest.approx((2 + 2.447 * math.sqrt(0.5)) / 10)
+    assert change.is_change
+    assert change.inside == 1.0
+
+
+def test_what_runs_differ_by_widens_the_interval() -> None:
+    """Without any error inside, 1 ms and 1 ms between runs: ± 1.96 × √2."""
+    before, after = (Figure.of_mean(ms, 0.0, 10).between_runs(1.0) for ms in (10.0, 12.0))
+    change = Change.of(before, after)
+    assert (change.low_ms, change.high_ms) == pytest.approx((2 - 1.96 * math.sqrt(2), 2 + 1.96 * math.sqrt(2)))
+    assert not change.is_change
+    assert change.inside == 0.0
+
+
+def test_a_single_instance_tells_no_interval() -> None:
+    change = Change.of(Figure.of_values([10.0]), Figure.of_values([20.0]))
+    assert (change.low_ms, change.high_ms, change.low_share, change.is_change) == (None, None, None, False)
+
+
+def test_of_statistics_alone() -> None:
+    """A median of 16 values of deviation 2: its error is √(π ÷ 2) × 2 ÷ 4; a mean's 2 ÷ 4; of unknown number none."""
+    median = Figure.of_stats(Stats(16, 10.0, 2.0, None, 9.0, None))
+    assert (median.ms, median.error_ms) == (9.0, pytest.approx(math.sqrt(math.pi / 2) / 2))
+    assert Figure.of_stats(Stats(16, 10.0, 2.0)) == Figure(10.0, 16, 0.5)
+    assert Figure.of_stats(Stats(None, 10.0)).error_ms is None
+
+
+def test_runs_tell_what_they_differ_by() -> None:
+    """10, 11 and 12: a mean of 11, a deviation of 1, an error of 1 ÷ √3; what was assumed of each counts no more."""
+    figure = Figure.of_runs([Figure(ms, 30, 0.1, 5.0) for ms in (10.0, 11.0, 12.0)])
+    assert figure == Figure(11.0, 3, pytest.approx(1 / math.sqrt(3)), 0.0)
+    assert Figure.of_runs([Figure(10.0, 30, 0.1, 5.0)]) == Figure(10.0, 30, 0.1, 5.0)
+
+
+def test_what_both_runs_have_in_common_is_no_error() -> None:
+    """Both get slower in the same way, by 1 ms a step: their differences hardly vary."""
+    slower = np.arange(20.0)
+    order = Order.of(slower, slower + np.tile([0.0, 0.1], 10))
+    assert order is not None
+    assert order.factor < 0.001
+
+
+def test_steps_that_follow_each_other_tell_less() -> None:
+    """A run whose second half is slower, against one that is the same throughout: two stretches, not 20 steps."""
+    halves = np.repeat([0.0, 1.0], 10)
+    order = Order.of(halves, np.zeros(20))
+    assert order is not None
+    assert order.factor > 5
+    assert order.freedom < 3
+
+
+def test_runs_of_different_length() -> None:
+    """Each by itself: alike within, so that both together tell less than independent steps."""
+    order = Order.of(np.repeat([0.0, 1.0], 10), np.repeat([0.0, 1.0], 8))
+    assert order is not None
+    assert order.factor > 5
+    assert Order.of([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]) is None, "too few to tell"
+    assert Order.of([1.0] * 10, [2.0] * 10) is None, "nothing varies"
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 30])
+@pytest.mark.parametrize("kind", ["normal", "lognormal", "exponential"])
+def test_false_alarms_of_independent_steps(n: int, kind: str) -> None:
+    """Of 600 pairs of runs that differ by chance alone at most 5 % are called changed, and three standard errors."""
+    random = np.random.default_rng(n)
+    draw: Callable[..., np.ndarray] = getattr(random, kind)
+    pairs = draw(size=(600, 2, n))
+    called = sum(Change.of(*map(Figure.of_values, pair), Order.of(*pair)).is_change for pair in pairs.tolist())
+    assert called <= 600 * 0.05 + 3 * math.sqrt(600 * 0.05 * 0.95)
+
+
+@pytest.mark.parametrize("n", [10, 30])
+def test_false_alarms_of_steps_that_are_alike(n: int) -> None:
+    """An autoregressive process of correlation 0.7, as was seen of GPUs that get warm: far fewer than by each alone."""
+    random = np.random.default_rng(n)
+    noise = random.normal(size=(600, 2, n + 20))
+    values = np.zeros_like(noise)
+    for i in range(1, n + 20):
+        values[..., i] = 0.7 * values[..., i - 1] + noise[..., i]
+    pairs = values[..., 20:].tolist()
+    figures = [[Figure.of_values(run) for run in pair] for pair in pairs]
+    alone = sum(Change.of(*two).is_change for two in figures)
+    called = sum(Change.of(*two, Order.of(*pair)).is_change for two, pair in zip(figures, pairs, strict=True))
+    assert alone > 600 * 0.2
+    assert called < alone / 2
