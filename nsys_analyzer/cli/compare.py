@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import Command, configuration_options, phase_names_option
+from nsys_analyzer.cli.options import Command, configuration_options, phase_names_option, scheduler_option
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
@@ -54,6 +54,7 @@ def _timings_option(side: str) -> Callable[[Command], Command]:
 )  # fmt: skip
 @_timings_option("after")
 @_timings_option("before")
+@scheduler_option
 @phase_names_option("--phase-name")
 @configuration_options
 @click.pass_context
@@ -69,6 +70,7 @@ def compare(
     cpu_spread: float,
     csv_before: tuple[Path, ...],
     csv_after: tuple[Path, ...],
+    scheduler: str | None,
     phase_names: tuple[str, ...],
     model: str | None,
     context_length: int | None,
@@ -83,16 +85,20 @@ def compare(
     from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_runs
     from nsys_analyzer.report.writing import check_target
+    from nsys_analyzer.system.cluster import Workers
 
     target = Path(output) if output and output != "-" else None
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
     names = PhaseNames.parse(phase_names)
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    sides = [load_runs(path, csv, _tell, names, given) for path, csv in ((before, csv_before), (after, csv_after))]
+    workers = Workers(scheduler, reading, _tell)
+    places = (before, csv_before), (after, csv_after)
+    sides = [load_runs(path, csv, _tell, names, given, workers) for path, csv in places]
     found = compare_runs(*sides, cpu_spread=cpu_spread, repeats=repeats, force=force)
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
     if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):

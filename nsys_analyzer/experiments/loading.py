@@ -71,13 +71,14 @@ def load_runs(
     tell: Callable[[str], None] = lambda _: None,
     names: PhaseNames | None = None,
     given: Run | None = None,
+    workers: Workers = IN_TURN,
 ) -> tuple[Recorded, ...]:
     """The runs of one side of a comparison: of a capture, of a folder of captures, or of a report's JSON.
 
     Args:
         path: where they are; for a capture ``timings.csv`` is looked for in its folder, and in the one above.
         csv_paths: timings of unprofiled runs, in place of these.
-        tell, names, given: as of ``load_evidence``.
+        tell, names, given, workers: as of ``load_evidence``.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -89,7 +90,7 @@ def load_runs(
     timings = (
         read_timings(*csv_paths) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
     )
-    captures = load_captures((path,), names, given, timings)
+    captures = load_captures((path,), names, given, timings, workers=workers)
     return recorded([one for one in captures if path.is_dir() or one.source == path.name])
 
 
