@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, join, values_of
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, values_of
 from nsys_analyzer.trace.columns import Operators, Ranges
 
 if TYPE_CHECKING:
@@ -69,18 +69,18 @@ def _found(texts: pa.Array, pattern: str) -> pa.Array:
 
 def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
     """The operators of the profiler's own table."""
-    names, name = dense_codes(join(frame["name"]))
-    shape_ids, shapes = dense_codes(np.maximum(join(frame["shapes"]), -1))
+    names, name = dense_codes(frame["name"])
+    shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
     known = shape_ids[shape_ids >= 0]
     return Operators(
-        start=join(frame["start"]),
-        end=join(frame["end"]),
-        thread=join(frame["thread"]),
-        name=name,
+        start=frame["start"],
+        end=frame["end"],
+        thread=frame["thread"],
+        name=name.astype(np.int64),
         names=_texts(names, strings),
-        sequence=np.maximum(join(frame["sequence"]), -1),
-        forward_thread=join(frame["forward_thread"], dtype=np.int32),
-        shapes=(shapes - (len(shape_ids) - len(known))).astype(np.int32),  # the ID -1 becomes the code -1
+        sequence=np.maximum(frame["sequence"], -1),
+        forward_thread=frame["forward_thread"],
+        shapes=shapes - np.int32(len(shape_ids) - len(known)),  # the ID -1 becomes the code -1
         shape_texts=_texts(known, strings),
     )
 

@@ -6,22 +6,20 @@ import os
 import re
 import shlex
 import sqlite3
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Frame, Ints, values_of
+from nsys_analyzer.trace.arrays import Frame
+from nsys_analyzer.trace.batches import empty_frame, frame_of
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Filter, Table
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-_BATCH_ROWS = 65_536  # the driver's 1,024 costs three times as long on a million rows
+_BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
 _COUNTED_AT_ONCE = 500
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 _HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
@@ -118,7 +116,7 @@ class Reader:
         """
         name = self.name_of(table)
         if name is None:
-            return {column.name: _empty(column) for column in table.columns}
+            return empty_frame(table.columns)
         present = {column: column_in(column, self.columns_of[name]) for column in table.columns}
         for column, alias in present.items():
             if alias is None and column.name in table.required:
@@ -130,7 +128,17 @@ class Reader:
         where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
         selected = ", ".join(_expression(column, alias) for column, alias in present.items())
         limit = f" LIMIT {table.limit}" if table.limit else ""
-        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns)
+        rows = min(self._most_rows(name), table.limit or sys.maxsize)
+        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns, rows)
+
+    def _most_rows(self, name: str) -> int:
+        """How many rows a table has at the most, as a rule: its last row's number, where the file has room for them."""
+        try:
+            ((last,),) = self.rows(f"SELECT max(rowid) FROM {quoted(name)}")
+        except TraceError:  # its rows have no numbers, or whoever reads them sees the damage
+            return 0
+        most = self.path.stat().st_size // (2 + len(self.columns_of[name]))  # a row's own size, and one of each value
+        return min(last, most) if isinstance(last, int) and last > 0 else 0
 
     def filter_of(self, table: Table, name: str) -> Filter | None:
         """The rows worth reading of a table with this name in the file; None for all."""
@@ -138,7 +146,7 @@ class Reader:
         usable = wanted and wanted.column in self.columns_of[name] and (wanted.table or name) in self.columns_of
         return wanted if usable else None
 
-    def _query(self, sql: str, columns: tuple[Column, ...]) -> Frame:
+    def _query(self, sql: str, columns: tuple[Column, ...], rows: int) -> Frame:
         import adbc_driver_sqlite
         import pyarrow as pa
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
@@ -152,7 +160,7 @@ class Reader:
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 statement.set_sql_query(sql)
                 stream, _ = statement.execute_query()
-                return _to_frame(pa.RecordBatchReader.from_stream(stream).read_all(), columns)
+                return frame_of(pa.RecordBatchReader.from_stream(stream), columns, rows)
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
         except (Error, pa.ArrowException, OSError) as error:
@@ -222,33 +230,3 @@ def quoted(identifier: str) -> str:
     """A name of a table or column as SQL takes it, whatever is in it."""
     escaped = identifier.replace('"', '""')
     return f'"{escaped}"'
-
-
-def _empty(column: Column) -> Any:
-    import pyarrow as pa
-
-    return pa.nulls(0, pa.string()) if isinstance(column.default, str) else []
-
-
-def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
-    """The columns as they are kept; raises ArrowInvalid where a column holds what it should not."""
-    return {
-        column.name: _texts(values) if isinstance(column.default, str) else _chunks(values, column.default)
-        for column, values in zip(columns, table.columns, strict=True)
-    }
-
-
-def _texts(values: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
-
-    try:
-        return values.cast(pa.string()).combine_chunks()
-    except pa.ArrowInvalid:  # not UTF-8: a character cut in two, or another encoding
-        return pa.array([text.decode("utf-8", errors="replace") for text in values.to_pylist()], pa.string())
-
-
-def _chunks(values: pa.ChunkedArray, default: int) -> list[Ints]:
-    import pyarrow as pa
-
-    numbers = values if values.type == pa.int64() else values.cast(pa.int64())
-    return [values_of(chunk, default) for chunk in numbers.chunks]

@@ -14,12 +14,21 @@ NO_TIME = -(2**62)
 
 @dataclass(frozen=True)
 class Column:
-    """One column: our name, its names in the file (newest first), and the value where it is absent or NULL."""
+    """One column: our name, its names in the file (newest first), and the value where it is absent or NULL.
+
+    The integers of a ``narrow`` one are kept in 32 bits.
+    """
 
     name: str
     aliases: tuple[str, ...]
     default: int | str
     doc: str
+    narrow: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds texts, not integers."""
+        return isinstance(self.default, str)
 
 
 @dataclass(frozen=True)
@@ -48,8 +57,8 @@ class Table:
     trace_option: str = "cuda"
 
 
-def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Column:
-    return Column(name, aliases or (name,), default, doc)
+def _column(name: str, *aliases: str, default: int | str = 0, doc: str, narrow: bool = False) -> Column:
+    return Column(name, aliases or (name,), default, doc, narrow)
 
 
 _START = _column("start", default=NO_TIME, doc="start, ns since the start of the session")
@@ -57,8 +66,8 @@ _END = _column("end", default=NO_TIME, doc="end, ns since the start of the sessi
 _GPU = (
     _START,
     _END,
-    _column("device", "deviceId", doc="CUDA device ordinal in its process"),
-    _column("stream", "streamId", doc="CUDA stream ID"),
+    _column("device", "deviceId", narrow=True, doc="CUDA device ordinal in its process"),
+    _column("stream", "streamId", narrow=True, doc="CUDA stream ID"),
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
     _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays"),
@@ -115,7 +124,7 @@ RUNTIME = Table(
         _column("thread", "globalTid", doc="global thread ID"),
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("name", "nameId", doc="StringIds ID of the API function"),
-        _column("result", "returnValue", doc="what the call returned, 0 for success"),
+        _column("result", "returnValue", narrow=True, doc="what the call returned, 0 for success"),
     ),
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
@@ -156,7 +165,12 @@ OPERATORS = Table(
         _column("thread", "globalTid", doc="global thread ID that ran the operator"),
         _column("name", "nameId", doc="StringIds ID of the operator's name"),
         _column("sequence", "sequenceNumber", default=-1, doc="number of the autograd node, -1 for none"),
-        _column("forward_thread", "forwardThreadId", doc="PyTorch's number of the thread that made the node, or 0"),
+        _column(
+            "forward_thread",
+            "forwardThreadId",
+            narrow=True,
+            doc="PyTorch's number of the thread that made the node, or 0",
+        ),
         _column("shapes", "shapesId", default=-1, doc="StringIds ID of the sizes of its inputs as JSON"),
     ),
     ("start", "end", "thread", "name"),
