@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
@@ -17,12 +17,11 @@ from nsys_analyzer.analysis.transformer.models import Configuration, configurati
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.manifest import configuration_of, find_manifest, manifests_without_trace
-from nsys_analyzer.runs.timed import with_timings
-from nsys_analyzer.runs.timings import Selection, Timings, read_timings
-from nsys_analyzer.runs.timings.table import has_rows
-from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
 from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
 from nsys_analyzer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from nsys_analyzer.runs.timings import Selection, Timings
 
 #: A capture of this name is called after its folder: `small_ctx256/capture.sqlite`.
 _GENERIC_STEM = "capture"
@@ -119,6 +118,8 @@ def load_captures(
         ended = manifests_without_trace(folder)
         rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
     if timings:
+        from nsys_analyzer.runs.timed import with_timings
+
         rows = with_timings(rows, timings)
     return tuple(sorted(rows, key=_order))
 
@@ -130,7 +131,14 @@ def timings_beside(
 
     ``tell`` gets a line for the user on the file that is used, or left out.
     """
-    found = [path for place in places if os.path.isfile(path := place / TIMINGS)]  # noqa: PTH113 - pathlib raises
+    folders = [place for place in places if place.is_dir()]
+    if not folders:
+        return None
+    from nsys_analyzer.runs.timings import read_timings
+    from nsys_analyzer.runs.timings.table import has_rows
+    from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+
+    found = [path for folder in folders if os.path.isfile(path := folder / TIMINGS)]  # noqa: PTH113 - pathlib raises
     if len(found) > 1:
         tell(f"Several folders have a {TIMINGS}, and none is used: name one with --csv.")
     if len(found) != 1:

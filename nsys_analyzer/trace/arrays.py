@@ -104,6 +104,13 @@ def distinct(values: Any) -> Any:
     return np.unique(values[np.append(True, values[1:] != values[:-1])])
 
 
+def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
+    """The distinct texts and the empty one, sorted, and the position of each text among them."""
+    found = tuple(sorted({*texts, ""}))
+    position = {text: i for i, text in enumerate(found)}
+    return found, np.fromiter((position[text] for text in texts), np.int64, len(texts))
+
+
 def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
     """The distinct values, sorted, and the position of each value among them: ``np.unique`` without its sort."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)

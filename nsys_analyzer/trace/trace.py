@@ -23,6 +23,7 @@ from nsys_analyzer.trace.arrays import (
     compact,
     dense_codes,
     distinct,
+    distinct_texts,
     grown,
     rows_of,
     values_of,
@@ -55,7 +56,10 @@ from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
 from nsys_analyzer.trace.operators import (
     annotated_operators,
+    are_named_operators,
     are_operators,
+    may_be_annotated,
+    plain_operators,
     recorded_operators,
     without_annotations,
 )
@@ -303,12 +307,16 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operat
     used, id_codes = dense_codes(by_id)
     texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
+    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
+    if not may_be_annotated(texts):
+        names, codes = distinct_texts(texts.to_pylist())
+        ranges = Ranges(start, end, thread, codes[text], names)
+        index = np.flatnonzero(are_named_operators(ranges))
+        return ranges, index, plain_operators(ranges.select(index))
     named = without_annotations(texts)
     encoded = named.dictionary_encode()
-    names, codes = np.unique(np.array([*encoded.dictionary.to_pylist(), ""], dtype=object), return_inverse=True)
-    code = codes[values_of(encoded.indices)][text].astype(np.int64)
-    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
-    ranges = Ranges(start, end, thread, code, tuple(map(str, names)))
+    names, codes = distinct_texts(encoded.dictionary.to_pylist())
+    ranges = Ranges(start, end, thread, codes[values_of(encoded.indices)][text], names)
     index = np.flatnonzero(are_operators(ranges, texts, named))
     return ranges, index, annotated_operators(ranges.select(index), texts.take(arrow_integers(text[index])))
 
