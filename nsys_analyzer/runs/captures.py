@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.manifest import configuration_of, find_manifest, manifests_without_trace
 from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
+from nsys_analyzer.trace.sources.folder import is_export_folder, written_ns
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if path.is_dir() and not is_export_folder(path):
             inside = _traces_in(path)
             if not inside and not may_lack and not manifests_without_trace(path):
                 raise TraceError(
@@ -52,21 +53,36 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
 
 def holds_captures(path: Path) -> bool:
     """Whether a path is a trace, or a folder that holds traces or manifests of runs."""
-    return not path.is_dir() or bool(_traces_in(path) or manifests_without_trace(path))
+    return not path.is_dir() or is_export_folder(path) or bool(_traces_in(path) or manifests_without_trace(path))
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """A trace and the SQLite file made from it are one capture; where the trace is newer, it stands for both."""
+    """A trace and the exports made from it are one capture; where the trace is newer, it stands for all of them."""
     files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
-    made = {path.with_name(trace_stem(path)): path for path in files if path.suffix == ".sqlite"}
-    pairs = [(made.get(p.with_name(trace_stem(p))), p) for p in files if p.suffix != ".sqlite"]
-    replaced = {trace if is_current(one, trace) else one for one, trace in pairs if one and is_made_from(one, trace)}
+    made: dict[Path, list[Path]] = defaultdict(list)
+    for path in (path for path in files if _is_export(path)):
+        made[path.with_name(trace_stem(path))].append(path)
+    replaced = {one for exports in made.values() for one in _but_one(exports)}
+    for trace in (path for path in files if not _is_export(path)):
+        exports = [one for one in made[trace.with_name(trace_stem(trace))] if is_made_from(one, trace)]
+        current = any(is_current(one, trace) for one in exports)
+        replaced |= {trace} if current else set(exports)
     return [path for path in files if path not in replaced]
+
+
+def _is_export(path: Path) -> bool:
+    return path.suffix == ".sqlite" or path.is_dir()
+
+
+def _but_one(exports: list[Path]) -> list[Path]:
+    """Of several exports of one name all but the newest: a folder of Parquet or Arrow files beside a SQLite file."""
+    return sorted(exports, key=lambda path: written_ns(path) if path.is_dir() else path.stat().st_mtime_ns)[:-1]
 
 
 def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
     """The traces of a folder and of each of its subfolders, or why a subfolder cannot be read."""
-    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inside = (path for path in folder.iterdir() if path.is_dir() and not is_export_folder(path))
+    subfolders = sorted(path for path in inside if not path.name.startswith("."))
     return {place: _files_in(place, must=place == folder) for place in (folder, *subfolders)}
 
 
@@ -80,7 +96,9 @@ def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a path is a trace by its name; a link that leads nowhere is one that cannot be read."""
+    """Whether a path is a trace by its name, or an export in a folder; a link that leads nowhere cannot be read."""
+    if path.is_dir():
+        return is_export_folder(path) and not path.name.startswith(".")
     return is_capture(path.name) and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
@@ -104,7 +122,7 @@ def load_captures(
         NsysAnalyzerError: nothing could be read.
     """
     names, given = names or PhaseNames.parse(()), given or Run()
-    folders = [path for path in paths if path.is_dir()]
+    folders = [path for path in paths if path.is_dir() and not is_export_folder(path)]
     unread = [row for folder in folders for row in _unread(folder)]
     traces = find_traces(paths, may_lack=timings is not None or bool(unread))
     titles = _titles(traces)
@@ -131,7 +149,7 @@ def timings_beside(
 
     ``tell`` gets a line for the user on the file that is used, or left out.
     """
-    folders = [place for place in places if place.is_dir()]
+    folders = [place for place in places if place.is_dir() and not is_export_folder(place)]
     if not folders:
         return None
     from nsys_analyzer.runs.timings import read_timings

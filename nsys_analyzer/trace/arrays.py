@@ -28,7 +28,7 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
 
     Straight from its buffers: Arrow's own conversions to numpy import pandas, a sixth of a second.
     """
-    kind = np.dtype(f"i{array.type.bit_width // 8}")
+    kind = np.dtype(f"{'u' if str(array.type).startswith('u') else 'i'}{array.type.bit_width // 8}")
     if not len(array):
         return np.empty(0, kind)
     validity, data = array.buffers()
@@ -36,7 +36,7 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
     if not array.null_count:
         return values
     valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[array.offset :][: len(array)]
-    return np.where(valid.astype(np.bool_), values, default)
+    return np.where(valid.astype(np.bool_), values.astype(np.int64), default)
 
 
 def arrow_integers(values: Ints) -> pa.Array:

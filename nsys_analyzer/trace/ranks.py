@@ -26,9 +26,10 @@ _VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
+_SETTINGS = tuple(f"{name}=" for name in _NAMES)
 _VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
 
-INIT_COMMUNICATOR = "ncclCommInit"
+INIT_COMMUNICATOR = schema.INIT_COMMUNICATOR
 """The start of the names of NCCL functions that make a communicator, and note the rank in it beside their range."""
 
 _WHOLE = re.compile(r"[0-9]{1,9}")
@@ -46,36 +47,31 @@ class Rank:
     world_size: int = 0
 
 
-def read_ranks(reader: Reader) -> dict[int, Rank]:
+def read_ranks(reader: Reader, strings: Iterable[str] | None = None) -> dict[int, Rank]:
     """The ranks that an export tells, by global process ID; by 0 what it tells of the process that was launched.
+
+    Args:
+        reader: the export.
+        strings: its ``StringIds``, where they have been read.
 
     Raises:
         TraceError: the file is damaged.
     """
     if reader.name_of(schema.RANKS):
         return {process: Rank(rank, size) for process, rank, size in rows_of(reader.read(schema.RANKS))}
-    launched = _launched(reader)
+    launched = _launched(reader, reader.read(schema.STRINGS)["value"].to_pylist() if strings is None else strings)
     return _of_communicators(reader) | ({0: launched} if launched else {})
 
 
-def _launched(reader: Reader) -> Rank | None:
+def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
     """The rank in the environment that nsys kept of the program it launched; None where two say different ones."""
+    variables = (value for _, value in rows_of(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
+    blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
     found: dict[str, set[int]] = defaultdict(set)
-    for name, value in _VARIABLE.findall("\0".join(_environment(reader))):
+    for name, value in _VARIABLE.findall("\0".join((*variables, *blocks))):
         found[name].add(int(value))
     known = (Rank(min(found[rank]), min(found[size], default=0)) for rank, size in _VARIABLES if len(found[rank]) == 1)
     return next(known, None)
-
-
-def _environment(reader: Reader) -> Iterator[str]:
-    """The texts that hold one of the variables wanted: of the capture's properties, and blocks of variables."""
-    if "META_DATA_CAPTURE" in reader.columns_of:
-        wanted = " OR ".join("value GLOB ?" for _ in _NAMES)
-        query = f"SELECT value FROM META_DATA_CAPTURE WHERE name GLOB '*ENVIRONMENT_VARIABLE*' AND ({wanted})"
-        yield from (text for (text,) in reader.rows(query, *(f"{name}=*" for name in _NAMES)))
-    if strings := reader.name_of(schema.STRINGS):
-        block = "(instr(value, 'RANK=') OR instr(value, 'SLURM_PROCID=')) AND instr(CAST(value AS BLOB), x'00')"
-        yield from (text for (text,) in reader.rows(f'SELECT value FROM "{strings}" WHERE {block}'))
 
 
 def _of_communicators(reader: Reader) -> dict[int, Rank]:
@@ -91,21 +87,16 @@ def _of_communicators(reader: Reader) -> dict[int, Rank]:
 
 def _payloads(reader: Reader) -> Iterator[tuple[int, dict[str, int]]]:
     """The thread and the numbers beside each range in which NCCL makes a communicator, as JSON or binary."""
-    events, strings = reader.name_of(schema.NVTX), reader.name_of(schema.STRINGS)
-    columns = reader.columns_of[events] if events else ()
-    named = f"""SELECT id FROM "{strings}" WHERE value GLOB '{INIT_COMMUNICATOR}*'"""
-    if not strings or "textId" not in columns or not reader.rows(f"{named} LIMIT 1"):
+    events = reader.name_of(schema.NVTX)
+    if not events or not reader.name_of(schema.STRINGS) or "textId" not in reader.columns_of[events]:
         return
-    readable = {
-        "jsonText": "jsonText",
-        "jsonTextId": f'(SELECT value FROM "{strings}" WHERE id = jsonTextId)',
-        "binaryData": "binaryData",
-    }
-    selected = ", ".join(("globalTid", *(readable[column] for column in readable if column in columns)))
-    fields = _integer_fields(reader)
-    for thread, *payloads in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({named})'):
-        for payload in payloads:
-            yield thread, _decoded(payload, fields) if isinstance(payload, bytes) else _numbers(payload or "")
+    noted = list(rows_of(reader.read(schema.PAYLOADS)))
+    strings = dict(rows_of(reader.read(schema.STRINGS))) if any(json_id >= 0 for _, _, json_id, _ in noted) else {}
+    fields = _integer_fields(reader) if any(binary for *_, binary in noted) else {}
+    for thread, json, json_id, binary in noted:
+        yield thread, _numbers(json)
+        yield thread, _numbers(strings.get(json_id, ""))
+        yield thread, _decoded(binary, fields)
 
 
 def _numbers(text: str) -> dict[str, int]:

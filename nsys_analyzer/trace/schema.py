@@ -21,23 +21,43 @@ class Column:
 
     name: str
     aliases: tuple[str, ...]
-    default: int | str
+    default: int | str | bytes
     doc: str
     narrow: bool = False
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds texts, not integers."""
-        return isinstance(self.default, str)
+        """Whether it holds texts or bytes, not integers."""
+        return isinstance(self.default, str | bytes)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The rows worth reading: a predicate on a column, in force where the file has the column and the table."""
+    """The rows worth reading: those whose column has one of some values, or that match one of some globs.
+
+    In force where the file has the column. The globs of ``of_strings`` are for the string that the column holds the ID
+    of; with ``without`` such rows are left out, and the others read. A row without a value is never read.
+    """
 
     column: str
-    predicate: str
-    table: str = ""
+    values: tuple[int | str, ...] = ()
+    globs: tuple[str, ...] = ()
+    of_strings: bool = False
+    without: bool = False
+
+    @property
+    def table(self) -> str:
+        """Another table that it needs, empty for none."""
+        return "StringIds" if self.of_strings else ""
+
+    @property
+    def predicate(self) -> str:
+        """The test as SQL, behind the column's name."""
+        if self.of_strings:
+            matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
+            return f"{'NOT ' if self.without else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
+        listed = ", ".join(f"'{one}'" if isinstance(one, str) else str(one) for one in self.values)
+        return " OR ".join([f"IN ({listed})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 
 
 @dataclass(frozen=True)
@@ -45,7 +65,8 @@ class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
     A name behind the first counts only with the required columns: some names were given to another table later.
-    ``limit`` is how many of its rows are read; 0 for all.
+    ``limit`` is how many of its rows are read; 0 for all. What is read ``aside`` is another look at some columns or
+    rows of a table, for one question.
     """
 
     key: str
@@ -55,9 +76,10 @@ class Table:
     filter: Filter | None = None
     limit: int = 0
     trace_option: str = "cuda"
+    aside: bool = False
 
 
-def _column(name: str, *aliases: str, default: int | str = 0, doc: str, narrow: bool = False) -> Column:
+def _column(name: str, *aliases: str, default: int | str | bytes = 0, doc: str, narrow: bool = False) -> Column:
     return Column(name, aliases or (name,), default, doc, narrow)
 
 
@@ -112,9 +134,7 @@ GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "en
 #: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
-_NO_LOOK_UPS = Filter(
-    "nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*' OR value GLOB 'hip*Get*')", "StringIds"
-)
+_NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, without=True)
 RUNTIME = Table(
     "runtime",
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
@@ -141,7 +161,7 @@ NVTX = Table(
         _column("text", default="", doc="the name where there is no text ID"),
     ),
     ("start", "thread"),
-    Filter("eventType", "IN (59, 60, 70, 71)"),
+    Filter("eventType", (59, 60, 70, 71)),
     trace_option="nvtx",
 )
 #: Where the parts of a binary payload of a range are.
@@ -197,7 +217,7 @@ MEMORY = Table(
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
     ),
     # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
-    filter=Filter("memKind", "IN (2, 3, 4)"),
+    filter=Filter("memKind", (2, 3, 4)),
 )
 STRINGS = Table(
     "strings",
@@ -288,9 +308,54 @@ CAPTURE = Table(
     ("name", "value"),
     Filter(
         "name",
-        "IN ('CAPTURE_EVENT_TYPE', 'CUDA_GRAPH_TRACE_OPTIONS:MODE', 'PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE',"
-        " 'PROCESS_0:COMMAND') OR name GLOB 'PROCESS_0:ARGUMENT_[0-9]*'",
+        (
+            "CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE",
+            "PROCESS_0:COMMAND",
+        ),
+        ("PROCESS_0:ARGUMENT_[0-9]*",),
     ),
+)  # fmt: skip
+#: The environment variables of the program that nsys launched, each as a property NAME=VALUE.
+VARIABLES = Table(
+    "variables", CAPTURE.aliases, _PROPERTIES, filter=Filter("name", globs=("*ENVIRONMENT_VARIABLE*",)), aside=True
+)
+#: What NCCL notes beside the ranges in which it makes a communicator.
+INIT_COMMUNICATOR = "ncclCommInit"
+PAYLOADS = Table(
+    "payloads",
+    NVTX.aliases,
+    (
+        _column("thread", "globalTid", doc="global thread ID that opened the range"),
+        _column("json", "jsonText", default="", doc="the payload as JSON"),
+        _column("json_id", "jsonTextId", default=-1, doc="StringIds ID of that JSON"),
+        _column("binary", "binaryData", default=b"", doc="the payload as bytes"),
+    ),
+    filter=Filter("textId", globs=(f"{INIT_COMMUNICATOR}*",), of_strings=True),
+    aside=True,
+)
+#: The frames of backtraces that are functions of PyTorch.
+CALLCHAINS = Table(
+    "callchains",
+    ("CUDA_CALLCHAINS",),
+    (
+        _column("id", doc="ID of the backtrace"),
+        _column("symbol", doc="StringIds ID of the function"),
+        _column("depth", "stackDepth", doc="0 for the innermost frame"),
+    ),
+    ("id", "symbol", "depth"),
+    Filter("symbol", globs=("*THP*_*(*", "*THCP*_*(*", "at::_ops::*::call*"), of_strings=True),
+    aside=True,
+)
+CHAINED_CALLS = Table(
+    "chained_calls",
+    RUNTIME.aliases,
+    (
+        _column("thread", "globalTid", doc="global thread ID"),
+        _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
+        _column("chain", "callchainId", default=-1, doc="ID of the call's backtrace, -1 without one"),
+    ),
+    ("thread", "correlation", "chain"),
+    aside=True,
 )
 
 #: The property of an export with what ``nsys export --ts-normalize`` or ``--ts-shift`` added to each of its times, ns.
@@ -313,6 +378,6 @@ SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 TABLES = {
     name: table
     for table in tuple(globals().values())
-    if isinstance(table, Table) and not table.limit
+    if isinstance(table, Table) and not table.limit and not table.aside
     for name in table.aliases
 }

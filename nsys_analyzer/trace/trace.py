@@ -64,8 +64,8 @@ from nsys_analyzer.trace.operators import (
     without_annotations,
 )
 from nsys_analyzer.trace.ranks import Rank, read_ranks
-from nsys_analyzer.trace.reader import Reader
-from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.reader import Reader, open_export
+from nsys_analyzer.trace.sources import export_of
 from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Trace:
         """
         path = Path(path)
         try:
-            return cls.read(Reader(sqlite_of(path)), path)
+            return cls.read(open_export(export_of(path)), path)
         except MemoryError as error:
             remedy = "Capture fewer steps, or read it on a machine with more"
             raise TraceError(f"{path} needs more memory than there is", remedy) from error
@@ -170,9 +170,9 @@ class Trace:
             operations.select(~timed),
             _memory(check, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             costly_tables(reader),
-            read_ranks(reader),
+            read_ranks(reader, strings.values()),
             _launch_ns(launches),
-            read_callers(reader),
+            read_callers(reader, strings),
         )
 
 
