@@ -67,8 +67,10 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
+def atomic_folder(target: Path, source: Path) -> Iterator[Path]:
     """Yields a path for a new folder, which replaces ``target`` when the block ends without an error.
+
+    It is open to those who may read ``source``, the file that it is another form of, and to nobody else.
 
     Raises:
         NoSpaceError: the disk is full.
@@ -79,6 +81,8 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     folder, opened = _make_folder(place)
     try:
         yield folder / place.name
+        readers = source.stat().st_mode & 0o044
+        (folder / place.name).chmod(0o700 | readers | readers >> 2)
         if place.exists():  # a folder in use is not replaced in one step
             place.rename(folder / "before")
         (folder / place.name).rename(place)

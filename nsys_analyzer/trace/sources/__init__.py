@@ -68,8 +68,11 @@ def export_of(path: Path, timeout_s: float | None = None) -> Path:
     if write is None:
         return sqlite_of(path, timeout_s)
     output = writable_place(*places_of[0])
-    with atomic_folder(output) as unfinished:
-        write(unfinished)
+    try:
+        with atomic_folder(output, path) as unfinished:
+            write(unfinished)
+    except OSError as error:
+        raise _unwritten(path, error) from error
     return output
 
 
@@ -123,9 +126,13 @@ def _convert(path: Path, place: Callable[[], Path], timeout_s: float | None) -> 
         hint = "Record fewer steps, or read it on a machine with more memory"
         raise TraceError(f"{path} needs more memory than there is", hint) from error
     except (sqlite3.Error, OSError) as error:
-        hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
-        raise ExportError(f"The export of {path} cannot be written: {error}", hint) from error
+        raise _unwritten(path, error) from error
     return output
+
+
+def _unwritten(path: Path, error: Exception) -> ExportError:
+    hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+    return ExportError(f"The export of {path} cannot be written: {error}", hint)
 
 
 def is_made_from(export: Path, capture: Path) -> bool:
