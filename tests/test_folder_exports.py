@@ -109,7 +109,10 @@ if sys.argv[1:] == ["--version"]:
     sys.exit()
 kind, output = sys.argv[3], sys.argv[7]
 open(os.path.join(os.path.dirname(__file__), "calls"), "a").write(kind + "\\n")
-(shutil.copytree if kind == "parquetdir" else shutil.copyfile)({exports!r}[kind], output)
+if kind == "sqlite":
+    shutil.copyfile({exports!r}[kind], output)
+else:
+    shutil.copytree({exports!r}[kind], output, copy_function=shutil.copyfile)
 """
 
 

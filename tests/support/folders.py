@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 _ROW_GROUP = 2_048
+_LONG = 200_000
 #: The types of integers that are not 64 bits wide and signed.
 _TYPES = {
     **dict.fromkeys(("deviceId", "correlationId", "eventType", "eventClass", "returnValue"), pa.uint32()),
@@ -32,7 +33,8 @@ def as_folder(export: Path, folder: Path, ending: str = ".parquet") -> Path:
         connection.text_factory = bytes
         tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
         for (name,) in tables:
-            table = _table(connection, name.decode())
+            (rows,) = connection.execute(f'SELECT count(*) FROM "{name.decode()}"').fetchone()
+            table = (_long_table if rows > _LONG else _table)(connection, name.decode())
             if table.num_rows:
                 _write(table, folder / f"{name.decode()}{ending}")
     return folder
@@ -43,6 +45,20 @@ def _table(connection: sqlite3.Connection, name: str) -> pa.Table:
     rows = connection.execute(f'SELECT * FROM "{name}"').fetchall()
     arrays = [_array(column, [row[i] for row in rows]) for i, column in enumerate(columns)]
     return pa.Table.from_arrays(arrays, names=columns)
+
+
+def _long_table(connection: sqlite3.Connection, name: str) -> pa.Table:
+    """A table of a benchmark's capture, of integers and texts: without a Python object for each value."""
+    from adbc_driver_sqlite import dbapi
+
+    columns = {row[1].decode(): row[2].decode() for row in connection.execute(f'PRAGMA table_info("{name}")')}
+    selected = ", ".join(f"coalesce({one}, '') AS {one}" if kind == "TEXT" else one for one, kind in columns.items())
+    (_, _, file) = connection.execute("PRAGMA database_list").fetchone()
+    with dbapi.connect(f"file:{file.decode()}?mode=ro") as long, long.cursor() as cursor:
+        cursor.execute(f'SELECT {selected} FROM "{name}"')
+        table = cursor.fetch_arrow_table()
+    types = [pa.large_string() if kind == "TEXT" else _TYPES.get(one, pa.int64()) for one, kind in columns.items()]
+    return table.cast(pa.schema(list(zip(columns, types, strict=True))), safe=False)
 
 
 def _array(name: str, values: list[Any]) -> pa.Array:

@@ -26,7 +26,7 @@ SOURCES: tuple[Source, ...] = (EXPORT, NSYS_REPORT, KINETO)
 
 def source_of(path: Path) -> Source:
     """The format of a file, by its name, or of a folder."""
-    if path.is_dir():
+    if is_export_folder(path):
         return FOLDER
     return next((source for source in SOURCES if source.suffix_of(path)), EXPORT)
 
@@ -93,7 +93,7 @@ def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
         ExportError: there is no place for the export, or the program that makes it is missing, fails, or takes longer
             than ``timeout_s``.
     """
-    if path.is_dir():
+    if is_export_folder(path):
         hint = "Give the report itself, or export it: nsys export --type sqlite FILE.nsys-rep"
         raise TraceError(f"{path} is a folder, and this needs a SQLite export", hint)
     if source_of(path).open is None:
