@@ -89,7 +89,7 @@ def test_a_finding_is_a_function_and_an_entry(
 def test_a_kernel_rule_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     row = Rule("matmul", r"^butterfly_", "butterfly_512")
     assert classes.first_rule(row.example) is None
-    monkeypatch.setattr(classes, "_COMPILED", ((re.compile(row.pattern), row), *classes._COMPILED))
+    monkeypatch.setattr(classes, "RULES", (row, *classes.RULES))
     classes.first_rule.cache_clear()
     assert classes.first_rule(row.example) == row
     classes.first_rule.cache_clear()

@@ -24,11 +24,11 @@ def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain, visible
-    from nsys_analyzer.trace.reader import Reader
-    from nsys_analyzer.trace.sources import sqlite_of
+    from nsys_analyzer.trace.reader import open_export
+    from nsys_analyzer.trace.sources import export_of
     from nsys_analyzer.trace.trace import Trace
 
-    reader = Reader(sqlite_of(trace))
+    reader = open_export(export_of(trace))
     loaded = Trace.read(reader, trace)
     for title, lines in (
         ("Capture", _versions(loaded)),

@@ -5,21 +5,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.comparison.recorded import Recorded
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.experiments.results import bench_folders, read_finished
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
-from nsys_analyzer.report.recording import is_report, read_report, recorded
 from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.captures import holds_captures, load_captures, timings_beside
-from nsys_analyzer.runs.timings import Selection, read_timings
-from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.comparison.recorded import Recorded
+    from nsys_analyzer.runs.timings import Selection, Timings
 
 
 def load_evidence(
@@ -50,10 +50,11 @@ def load_evidence(
         NsysAnalyzerError: nothing could be read.
     """
     found = None if csv_paths else timings_beside(paths, tell, selection)
-    timings = read_timings(*csv_paths, selection=selection) if csv_paths else found
+    timings = _read(csv_paths, selection) if csv_paths else found
     places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
-    folders = dict.fromkeys(folder for place in places for folder in bench_folders(place))
-    with_traces = [place for place in places if not bench_folders(place) or holds_captures(place)]
+    of_place = {place: _bench_folders(place) for place in places}
+    folders = dict.fromkeys(folder for place in places for folder in of_place[place])
+    with_traces = [place for place in places if not of_place[place] or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
     captures: tuple[CaptureSummary, ...] = ()
@@ -83,20 +84,37 @@ def load_runs(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
+    from nsys_analyzer.report.recording import is_report, read_report, recorded
+    from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+
     if is_report(path):
         return read_report(path)
     folders = [path] if path.is_dir() else [path.parent, path.resolve().parent.parent]
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
-    timings = (
-        read_timings(*csv_paths) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
-    )
+    timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
     captures = load_captures((path,), names, given, timings, workers=workers)
     return recorded([one for one in captures if path.is_dir() or one.source == path.name])
+
+
+def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:
+    from nsys_analyzer.runs.timings import read_timings  # a report of a trace alone starts without it
+
+    return read_timings(*csv_paths, selection=selection)
+
+
+def _bench_folders(place: Path) -> list[Path]:
+    if not place.is_dir():
+        return []
+    from nsys_analyzer.experiments.results import bench_folders  # likewise
+
+    return bench_folders(place)
 
 
 def _finished(folder: Path, seen_as: str, *, alone: bool) -> FinishedBench:
     """A bench that has run; one that cannot be read ends a report of it alone, and no report of others."""
     try:
+        from nsys_analyzer.experiments.results import read_finished
+
         return read_finished(folder, seen_as)
     except NsysAnalyzerError as error:
         if alone:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.captures import without_waiting
@@ -25,20 +25,21 @@ from nsys_analyzer.runs.manifest import (
     manifests_without_trace,
     stem_of_manifest,
 )
-from nsys_analyzer.runs.timed import with_timings
-from nsys_analyzer.runs.timings import Selection, Timings, read_timings
-from nsys_analyzer.runs.timings.table import has_rows
-from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
+from nsys_analyzer.trace.sources.folder import is_export_folder, written_ns
 from nsys_analyzer.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from nsys_analyzer.runs.timings import Selection, Timings
 
 #: Reading one takes a quarter of a second, and 10 ms for each MB of its export: 44 captures of 0.1 to 6.5 MB, and one
 #: of 270 MB with 1.2 million kernels; 0.2 GB of memory, and less than twice the export's bytes.
 _SECONDS, _SECONDS_PER_BYTE = 0.25, 1e-8
 _MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
-#: What is packed grows as it is read: JSON about fifteen times, a report of nsys about eight times as an export.
-_GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8}
+#: What is packed grows as it is read: JSON about fifteen times, a report of nsys about eight times as an export, a
+#: table of Parquet about four times.
+_GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class _Capture:
     @property
     def _bytes(self) -> int:
         try:
-            return self.path.stat().st_size * _GROWTH.get(self.path.suffix, 1)
+            files = list(self.path.iterdir()) if self.path.is_dir() else [self.path]
+            return sum(file.stat().st_size * _GROWTH.get(file.suffix, 1) for file in files)
         except OSError:  # it cannot be read either, and its row says so
             return 0
 
@@ -78,7 +80,7 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
     """
     found: list[Path] = []
     for path in paths:
-        if path.is_dir():
+        if path.is_dir() and not is_export_folder(path):
             inside = _traces_in(path)
             if not inside and not may_lack and not manifests_without_trace(path):
                 raise TraceError(
@@ -95,21 +97,36 @@ def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
 
 def holds_captures(path: Path) -> bool:
     """Whether a path is a trace, or a folder that holds traces or manifests of runs."""
-    return not path.is_dir() or bool(_traces_in(path) or manifests_without_trace(path))
+    return not path.is_dir() or is_export_folder(path) or bool(_traces_in(path) or manifests_without_trace(path))
 
 
 def _traces_in(folder: Path) -> list[Path]:
-    """A trace and the SQLite file made from it are one capture; where the trace is newer, it stands for both."""
+    """A trace and the exports made from it are one capture; where the trace is newer, it stands for all of them."""
     files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
-    made = {path.with_name(trace_stem(path)): path for path in files if path.suffix == ".sqlite"}
-    pairs = [(made.get(p.with_name(trace_stem(p))), p) for p in files if p.suffix != ".sqlite"]
-    replaced = {trace if is_current(one, trace) else one for one, trace in pairs if one and is_made_from(one, trace)}
+    made: dict[Path, list[Path]] = defaultdict(list)
+    for path in (path for path in files if _is_export(path)):
+        made[path.with_name(trace_stem(path))].append(path)
+    replaced = {one for exports in made.values() for one in _but_one(exports)}
+    for trace in (path for path in files if not _is_export(path)):
+        exports = [one for one in made[trace.with_name(trace_stem(trace))] if is_made_from(one, trace)]
+        current = any(is_current(one, trace) for one in exports)
+        replaced |= {trace} if current else set(exports)
     return [path for path in files if path not in replaced]
+
+
+def _is_export(path: Path) -> bool:
+    return path.suffix == ".sqlite" or path.is_dir()
+
+
+def _but_one(exports: list[Path]) -> list[Path]:
+    """Of several exports of one name all but the newest: a folder of Parquet or Arrow files beside a SQLite file."""
+    return sorted(exports, key=lambda path: written_ns(path) if path.is_dir() else path.stat().st_mtime_ns)[:-1]
 
 
 def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
     """The traces of a folder and of each of its subfolders, or why a subfolder cannot be read."""
-    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    inside = (path for path in folder.iterdir() if path.is_dir() and not is_export_folder(path))
+    subfolders = sorted(path for path in inside if not path.name.startswith("."))
     return {place: _files_in(place, must=place == folder) for place in (folder, *subfolders)}
 
 
@@ -123,7 +140,9 @@ def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a path is a trace by its name; a link that leads nowhere is one that cannot be read."""
+    """Whether a path is a trace by its name, or an export in a folder; a link that leads nowhere cannot be read."""
+    if path.is_dir():
+        return is_export_folder(path) and not path.name.startswith(".")
     return is_capture(path.name) and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
@@ -148,7 +167,7 @@ def load_captures(
         NsysAnalyzerError: nothing could be read.
     """
     names, given = names or PhaseNames.parse(()), given or Run()
-    folders = [path for path in paths if path.is_dir()]
+    folders = [path for path in paths if path.is_dir() and not is_export_folder(path)]
     unread = [row for folder in folders for row in _unread(folder)]
     traces = find_traces(paths, may_lack=timings is not None or bool(unread))
     titles = _titles(traces)
@@ -163,6 +182,8 @@ def load_captures(
         ended = manifests_without_trace(folder)
         rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
     if timings:
+        from nsys_analyzer.runs.timed import with_timings
+
         rows = with_timings(rows, timings)
     return tuple(sorted(without_waiting(rows), key=_order))
 
@@ -177,7 +198,14 @@ def timings_beside(
 
     ``tell`` gets a line for the user on the file that is used, or left out, with the ``option`` that names others.
     """
-    found = [path for place in places if os.path.isfile(path := place / TIMINGS)]  # noqa: PTH113 - pathlib raises
+    folders = [place for place in places if place.is_dir() and not is_export_folder(place)]
+    if not folders:
+        return None
+    from nsys_analyzer.runs.timings import read_timings
+    from nsys_analyzer.runs.timings.table import has_rows
+    from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+
+    found = [path for folder in folders if os.path.isfile(path := folder / TIMINGS)]  # noqa: PTH113 - pathlib raises
     if len(found) > 1:
         tell(f"Several folders have a {TIMINGS}, and none is used: name one with {option}.")
     if len(found) != 1:

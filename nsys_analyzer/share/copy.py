@@ -16,12 +16,14 @@ from nsys_analyzer.share.private import PrivateValues, find_private
 from nsys_analyzer.share.scrub import Renamed, Scrubber
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.nccl import read_nccl_calls
+from nsys_analyzer.trace.arrays import rows_of
+from nsys_analyzer.trace.nccl import noted_calls, read_nccl_calls
 from nsys_analyzer.trace.ranks import read_ranks
 from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.schema import Table
 from nsys_analyzer.trace.sources import sqlite_of
 from nsys_analyzer.trace.sources.inputs import check_no_input
+from nsys_analyzer.trace.sqlite_reader import SqliteReader
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 
 #: The tables that a copy has, those of threads and strings last, for others refer to them. Payloads and the time of
@@ -108,7 +110,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
         NsysAnalyzerError: the output is the trace, is there already, or cannot be written.
     """
     _check_output(trace, output, force=force)
-    reader = Reader(sqlite_of(trace))
+    reader = SqliteReader(sqlite_of(trace))
     _check_output(reader.path, output, force=force)
     check_recorded(reader, reader.path)
     try:
@@ -116,7 +118,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
         with atomic_write(output) as unfinished:
             private, scrubber = _copy(reader, unfinished, keep)
             sizes = reader.path.stat().st_size, unfinished.stat().st_size
-            tables, rows, strings = _missing_rows(reader, Reader(unfinished))
+            tables, rows, strings = _missing_rows(reader, SqliteReader(unfinished))
     except sqlite3.Error as error:
         if "disk" in str(error).replace("disk image", ""):  # "database or disk is full", "disk I/O error"
             hint = "Name a file on another disk with -o"
@@ -138,7 +140,7 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
 
 
-def _copy(reader: Reader, output: Path, keep: Sequence[re.Pattern[str]]) -> tuple[PrivateValues, Scrubber]:
+def _copy(reader: SqliteReader, output: Path, keep: Sequence[re.Pattern[str]]) -> tuple[PrivateValues, Scrubber]:
     """Writes the copy: the export is only read, the output must not be there yet."""
     with closing(sqlite3.connect(reader.uri, uri=True)) as source:
         private = find_private(source, reader.columns_of)
@@ -204,7 +206,7 @@ def _scrubbed(table: Table, column: str, name: str) -> str:
     return scrubbed
 
 
-def _copy_table(source: sqlite3.Connection, reader: Reader, table: Table, name: str) -> None:
+def _copy_table(source: sqlite3.Connection, reader: SqliteReader, table: Table, name: str) -> None:
     """Copies the columns that hold anything in the rows to keep, and those that a reader asks for."""
     where = " AND ".join(f"({one})" for one in _conditions(reader, table, name)) or "1"
     columns = list(_columns(table, reader.columns_of[name]))
@@ -221,7 +223,7 @@ def _copy_table(source: sqlite3.Connection, reader: Reader, table: Table, name: 
             source.execute(f"INSERT OR IGNORE INTO temp.{column.used} {ids}")
 
 
-def _conditions(reader: Reader, table: Table, name: str) -> Iterator[str]:
+def _conditions(reader: SqliteReader, table: Table, name: str) -> Iterator[str]:
     """The rows that the package reads, of those the ones to show."""
     if wanted := reader.filter_of(table, name):
         yield f'"{wanted.column}" {wanted.predicate}'
@@ -237,12 +239,14 @@ def _write_found(reader: Reader, output: Path) -> None:
     from sqlite_utils import Database
 
     tables: dict[str, list[dict[str, Any]]] = {}
+    strings = dict(rows_of(reader.read(schema.STRINGS)))
+    noted = noted_calls(reader, strings)
     if not reader.name_of(schema.RANKS):
         tables["PROCESS_RANKS"] = [
             {"globalPid": process, "rank": rank.number, "worldSize": rank.world_size}
-            for process, rank in read_ranks(reader).items()
+            for process, rank in read_ranks(reader, strings.values(), noted).items()
         ]
-    calls = read_nccl_calls(reader)
+    calls = read_nccl_calls(reader, noted)
     columns = (calls.start, calls.thread, calls.name, calls.communicator, calls.bytes, calls.peer)
     names = ("start", "globalTid", "function", "communicator", "bytes", "peer")
     rows = (dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True))
@@ -253,14 +257,14 @@ def _write_found(reader: Reader, output: Path) -> None:
                 Database(connection).table(name).insert_all(found)
 
 
-def _note_costly_tables(source: sqlite3.Connection, reader: Reader) -> None:
+def _note_costly_tables(source: sqlite3.Connection, reader: SqliteReader) -> None:
     """Tables without rows: verdicts depend on whether these things were recorded, and on nothing that they hold."""
     (mark,) = schema.COSTLY_MARK
     for name in costly_tables(reader):
         source.execute(f'CREATE TABLE copy."{name}" ({mark} INTEGER)')
 
 
-def _missing_rows(reader: Reader, copy: Reader) -> tuple[dict[str, int], dict[str, int], int]:
+def _missing_rows(reader: SqliteReader, copy: SqliteReader) -> tuple[dict[str, int], dict[str, int], int]:
     """The rows that are not in the copy: of other tables, of its own, and of the table of strings."""
     before = reader.counts([name for name in reader.columns_of if not name.startswith("ENUM_")])
     after = copy.counts(list(copy.columns_of))

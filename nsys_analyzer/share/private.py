@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from nsys_analyzer.share.vocabulary import is_field_word, is_ordinary, ordinary_words
-from nsys_analyzer.trace.reader import quoted
+from nsys_analyzer.trace.sqlite_reader import quoted
 
 #: The shortest value of a variable that is looked for. A shorter one is found in half of all names.
 _SHORTEST = 6

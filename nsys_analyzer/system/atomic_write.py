@@ -66,6 +66,35 @@ def atomic_write(target: Path, needed_bytes: int | None = None, source: Path | N
         os.close(opened)
 
 
+@contextmanager
+def atomic_folder(target: Path, source: Path) -> Iterator[Path]:
+    """Yields a path for a new folder, which replaces ``target`` when the block ends without an error.
+
+    It is open to those who may read ``source``, the file that it is another form of, and to nobody else.
+
+    Raises:
+        NoSpaceError: the disk is full.
+        OSError: the folder around it cannot be written.
+    """
+    place = Path(os.path.realpath(target))
+    remove_unfinished(place.parent, place.stem)
+    folder, opened = _make_folder(place)
+    try:
+        yield folder / place.name
+        readers = source.stat().st_mode & 0o044
+        (folder / place.name).chmod(0o700 | readers | readers >> 2)
+        if place.exists():  # a folder in use is not replaced in one step
+            place.rename(folder / "before")
+        (folder / place.name).rename(place)
+    except Exception as error:
+        if full := _no_space_error(error, target, None):
+            raise full from error
+        raise
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(opened)
+
+
 def write_text(target: Path, text: str) -> None:
     """Writes a text file atomically, as UTF-8; raises what :func:`atomic_write` does."""
     content = text.encode()

@@ -13,11 +13,14 @@ if TYPE_CHECKING:
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 SmallInts: TypeAlias = npt.NDArray[np.int32]
+Integers: TypeAlias = npt.NDArray[np.signedinteger[Any]]  # of any width
+Codes: TypeAlias = npt.NDArray[np.int8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-#: One table as it was read: column name to a list of numpy arrays (integers) or an Arrow string array (texts).
+#: One table as it was read: column name to a numpy array (integers) or an Arrow string array (texts).
 Frame: TypeAlias = dict[str, Any]
 
 _SPARSE = 4  # a table of codes may be this many times longer than the values it serves
+_BLOCK = 1 << 15
 
 
 def values_of(array: pa.Array, default: int = 0) -> Any:
@@ -25,7 +28,7 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
 
     Straight from its buffers: Arrow's own conversions to numpy import pandas, a sixth of a second.
     """
-    kind = np.dtype(f"i{array.type.bit_width // 8}")
+    kind = np.dtype(f"{'u' if str(array.type).startswith('u') else 'i'}{array.type.bit_width // 8}")
     if not len(array):
         return np.empty(0, kind)
     validity, data = array.buffers()
@@ -33,7 +36,7 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
     if not array.null_count:
         return values
     valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[array.offset :][: len(array)]
-    return np.where(valid.astype(np.bool_), values, default)
+    return np.where(valid.astype(np.bool_), values.astype(np.int64), default)
 
 
 def arrow_integers(values: Ints) -> pa.Array:
@@ -52,33 +55,74 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
-def join(*columns: list[Ints], dtype: npt.DTypeLike = np.int64) -> Any:
-    """The chunks of one or more columns as one array: copied once, into the type they are kept in."""
-    chunks = [chunk for column in columns for chunk in column]
-    return np.concatenate(chunks, dtype=dtype, casting="unsafe") if chunks else np.empty(0, dtype)
+def grown(first: Any, *others: Any) -> Any:
+    """An array of its own memory with others behind it; without a copy of what may be millions of entries."""
+    length = len(first)
+    first.resize(length + sum(map(len, others)), refcheck=False)
+    np.concatenate(others, out=first[length:], casting="unsafe")
+    return first
+
+
+def taken(column: Any, index: Any, absent: int) -> Any:
+    """The column's entries at some positions, ``absent`` where the position is -1."""
+    found = np.full(len(index), absent, column.dtype)
+    for block in blocks(len(index) if len(column) else 0):
+        known = index[block] >= 0
+        found[block][known] = column[index[block][known]]
+    return found
+
+
+def compact(column: Any) -> Any:
+    """The column; one that holds a single value, as most of processes and devices do, as that value over and over.
+
+    Such a one takes no memory, and cannot be written to.
+    """
+    is_constant = len(column) and all((column[block] == column[0]).all() for block in blocks(len(column)))
+    return np.broadcast_to(column[0], len(column)) if is_constant else column
+
+
+def blocks(length: int, least: int = 0) -> Iterator[slice]:
+    """The positions of a long column in blocks, of at least so many.
+
+    What is computed from one block stays in the processor's cache, where temporaries as long as the column would take
+    pages from the system and give them back, each of them set to zero in between: half of the time of a long capture.
+    """
+    size = max(_BLOCK, least)
+    return (slice(first, first + size) for first in range(0, length, size))
 
 
 def rows_of(frame: Frame) -> Iterator[tuple[Any, ...]]:
     """The rows of a small table, its columns in the order of the schema."""
-    columns = (join(column).tolist() if isinstance(column, list) else column.to_pylist() for column in frame.values())
+    columns = (column.tolist() for column in frame.values())
     return zip(*columns, strict=True)
 
 
-def distinct(values: Ints) -> Ints:
+def distinct(values: Any) -> Any:
     """The distinct values, sorted; fast where equal values come in runs, as the IDs of threads do."""
     if not len(values):
         return values
-    found: Ints = np.unique(values[np.append(True, values[1:] != values[:-1])])
-    return found
+    return np.unique(values[np.append(True, values[1:] != values[:-1])])
 
 
-def dense_codes(values: Ints) -> tuple[Ints, Ints]:
+def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
+    """The distinct texts and the empty one, sorted, and the position of each text among them."""
+    found = tuple(sorted({*texts, ""}))
+    position = {text: i for i, text in enumerate(found)}
+    return found, np.fromiter((position[text] for text in texts), np.int64, len(texts))
+
+
+def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
     """The distinct values, sorted, and the position of each value among them: ``np.unique`` without its sort."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _SPARSE * len(values) + 1_000_000:
-        ids, codes = np.unique(values, return_inverse=True)
-        return ids, codes
+        ids, inverse = np.unique(values, return_inverse=True)
+        return ids, inverse.astype(np.int32)
     present = np.zeros(high - low + 1, np.bool_)
-    present[values - low] = True
-    code_of = np.cumsum(present) - 1
-    return np.flatnonzero(present)[: len(values)] + low, code_of[values - low]
+    for block in blocks(len(values)):
+        present[values[block] - low] = True
+    code_of = (np.cumsum(present) - 1).astype(np.int32)
+    codes = np.empty(len(values), np.int32)
+    for block in blocks(len(values)):
+        codes[block] = code_of[values[block] - low]
+    found: Ints = np.flatnonzero(present)[: len(values)] + low
+    return found, codes

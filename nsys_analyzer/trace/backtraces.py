@@ -5,37 +5,43 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.columns import PROCESS_MASK
-from nsys_analyzer.trace.reader import Reader, quoted
+import numpy as np
 
-_TABLE, _COLUMN = "CUDA_CALLCHAINS", "callchainId"
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import rows_of
+from nsys_analyzer.trace.columns import PROCESS_MASK
+from nsys_analyzer.trace.reader import Reader, column_in
+
 #: A function of PyTorch that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
 _CALLED = re.compile(r"\bTHC?P\w+?_(?P<function>\w+)\(|^at::_ops::(?P<operator>\w+)::call\b")
 
 
-def read_callers(reader: Reader) -> Mapping[tuple[int, int], str]:
+def read_callers(reader: Reader, strings: Mapping[int, str]) -> Mapping[tuple[int, int], str]:
     """The outermost operator or function of PyTorch around each API call, by process and correlation ID.
 
-    A call without a backtrace, or with none of PyTorch's functions in it, has no entry.
+    A call without a backtrace, or with none of PyTorch's functions in it, has no entry. ``strings`` are those of the
+    export, by their IDs.
     """
-    calls, strings = reader.name_of(schema.RUNTIME), reader.name_of(schema.STRINGS)
-    needed = {"id", "symbol", "stackDepth"}
-    if not calls or not strings or not needed <= set(reader.columns_of.get(_TABLE, ())):
+    if not all(_has_all(reader, table) for table in (schema.CALLCHAINS, schema.CHAINED_CALLS)):
         return {}
-    if not {_COLUMN, "globalTid", "correlationId"} <= set(reader.columns_of[calls]):
-        return {}
-    outermost = reader.rows(
-        f"SELECT c.id, CAST(s.value AS TEXT), max(c.stackDepth) FROM {_TABLE} c "
-        f"JOIN {quoted(strings)} s ON s.id = c.symbol "
-        "WHERE s.value GLOB '*THP*_*(*' OR s.value GLOB '*THCP*_*(*' OR s.value GLOB 'at::_ops::*::call*' GROUP BY c.id"
-    )
-    called = {chain: found for chain, symbol, _ in outermost if (found := _called(symbol))}
-    chained = reader.rows(
-        f"SELECT globalTid, correlationId, {_COLUMN} FROM {quoted(calls)} "
-        f"WHERE {_COLUMN} IS NOT NULL AND typeof(globalTid) = 'integer' AND typeof(correlationId) = 'integer'"
-    )
-    return {(thread & PROCESS_MASK, call): called[chain] for thread, call, chain in chained if chain in called}
+    outermost = {chain: symbol for chain, symbol, _ in sorted(rows_of(reader.read(schema.CALLCHAINS)), key=_depth)}
+    called = {chain: found for chain, symbol in outermost.items() if (found := _called(strings.get(symbol, "")))}
+    calls = reader.read(schema.CHAINED_CALLS)
+    chained = np.flatnonzero(np.isin(calls["chain"], list(called)))
+    thread, correlation, chain = (calls[column][chained].tolist() for column in ("thread", "correlation", "chain"))
+    return {(t & PROCESS_MASK, c): called[one] for t, c, one in zip(thread, correlation, chain, strict=True)}
+
+
+def _has_all(reader: Reader, table: schema.Table) -> bool:
+    """Whether the export has a table with all its columns, and what its filter needs."""
+    name = reader.name_of(table)
+    if not name or (table.filter and not reader.filter_of(table, name)):
+        return False
+    return all(column_in(column, reader.columns_of[name]) for column in table.columns)
+
+
+def _depth(row: tuple[int, int, int]) -> int:
+    return row[2]
 
 
 def _called(symbol: str) -> str:

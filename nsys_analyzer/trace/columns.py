@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.text import Words, code
-from nsys_analyzer.trace.arrays import Ints, SmallInts
+from nsys_analyzer.trace.arrays import Codes, Ints, SmallInts
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -121,7 +121,7 @@ class Operations(Columns):
         copy: code into ``COPIES``, 0 for an operation that is no copy.
     """
 
-    kind: SmallInts
+    kind: Codes
     start: Ints
     end: Ints
     device: SmallInts
@@ -141,7 +141,8 @@ class Operations(Columns):
 
     def of_kind(self, kind: int) -> slice:
         """The operations of a kind: the kinds lie one behind the other."""
-        first, last = np.searchsorted(self.kind, [kind, kind + 1]).tolist()
+        bounds = np.array([kind, kind + 1], self.kind.dtype)  # of another type numpy copies all kinds
+        first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 
     def called(self, index: int) -> Words:
@@ -165,7 +166,7 @@ class Launches(Columns):
     end: Ints
     thread: Ints
     correlation: Ints
-    call: SmallInts
+    call: Codes
     name: SmallInts
     names: tuple[str, ...]
 

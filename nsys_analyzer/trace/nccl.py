@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import struct
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -79,9 +79,9 @@ class NotedCall(NamedTuple):
     numbers: dict[str, int]
 
 
-def read_nccl_calls(reader: Reader) -> NcclCalls:
+def read_nccl_calls(reader: Reader, noted: Sequence[NotedCall]) -> NcclCalls:
     """The calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    rows = sorted(_kept(reader) if reader.name_of(schema.NCCL_CALLS) else _noted(reader))
+    rows = sorted(_kept(reader) if reader.name_of(schema.NCCL_CALLS) else _sent(noted))
     if not rows:
         return NcclCalls.none()
     start, thread, functions, *numbers = zip(*rows, strict=True)
@@ -108,40 +108,37 @@ def _kept(reader: Reader) -> Iterator[_Row]:
     return rows_of(reader.read(schema.NCCL_CALLS))
 
 
-def _noted(reader: Reader) -> Iterator[_Row]:
-    """The calls by their ranges, and by what stands beside these."""
+def _sent(noted: Sequence[NotedCall]) -> Iterator[_Row]:
+    """The calls that send messages, by what stands beside their ranges."""
 
     def number(call: NotedCall, default: int, *fields: str) -> int:
         found = next((call.numbers[field] for field in fields if field in call.numbers), default)
         return found & _MOST if found > 0 else found
 
-    for call in noted_calls(reader, "nccl[A-Z]"):
+    for call in noted:
         if sends := _SENDS.match(call.name):
             sizes = number(call, 0, COMMUNICATOR), number(call, UNKNOWN, *_SIZES), number(call, UNKNOWN, *_PEERS)
             yield call.start, call.thread, sends[0], *sizes
 
 
-def noted_calls(reader: Reader, named: str) -> Iterator[NotedCall]:
-    """The ranges of NCCL's functions whose names begin as a pattern of SQL's GLOB, with what stands beside them."""
-    events, strings = reader.name_of(schema.NVTX), reader.name_of(schema.STRINGS)
-    columns = reader.columns_of[events] if events else ()
-    chosen = f"""SELECT id FROM "{strings}" WHERE value GLOB '{named}*'"""
-    if not strings or "textId" not in columns or not reader.rows(f"{chosen} LIMIT 1"):
-        return
-    readable = {
-        "jsonText": "jsonText",
-        "jsonTextId": f'(SELECT value FROM "{strings}" WHERE id = jsonTextId)',
-        "binaryData": "binaryData",
-    }
-    payloads = [readable[column] for column in readable if column in columns]
-    name = f'(SELECT value FROM "{strings}" WHERE id = textId)'
-    selected = ", ".join(("start", "globalTid", name, *payloads))
-    fields = _fields(reader)
-    for start, thread, text, *notes in reader.rows(f'SELECT {selected} FROM "{events}" WHERE textId IN ({chosen})'):
-        numbers: dict[str, int] = {}
-        for note in notes:
-            numbers |= _decoded(note, fields) if isinstance(note, bytes) else _numbers(note or "")
-        yield NotedCall(start, thread, text, numbers)
+def noted_calls(reader: Reader, strings: Mapping[int, str]) -> list[NotedCall]:
+    """The ranges of NCCL's functions, with what stands beside them; ``strings`` are the export's by ID.
+
+    Raises:
+        TraceError: the file is damaged.
+    """
+    events = reader.name_of(schema.NVTX)
+    named = any(text.startswith("nccl") for text in strings.values())
+    if not events or not named or "textId" not in reader.columns_of[events]:
+        return []
+    rows = list(rows_of(reader.read(schema.PAYLOADS)))
+    fields = _fields(reader) if any(binary for *_, binary in rows) else {}
+    return [
+        NotedCall(start, thread, strings.get(name, ""), {
+            **_numbers(json), **_numbers(strings.get(json_id, "")), **_decoded(binary, fields),
+        })
+        for start, name, thread, json, json_id, binary in rows
+    ]  # fmt: skip
 
 
 def _numbers(text: str) -> dict[str, int]:

@@ -11,15 +11,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, join, values_of
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, values_of
 from nsys_analyzer.trace.columns import Operators, Ranges
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+_ATEN = "aten::"
 _ANNOTATION = r",\s*(seq|op_id|sizes|input_op_ids)\s*=.*"
 _SEQUENCE = r",\s*seq\s*=\s*(?P<found>\d{1,18})(?:\D|$)"
 _SIZES = r",\s*sizes\s*=\s*(?P<found>\[[\d\[\], ]*\])\s*(?:,\s*input_op_ids|$)"
+
+
+def may_be_annotated(texts: pa.Array) -> bool:
+    """Whether any of the texts has an annotation, which has an equals sign: most captures have none."""
+    letters = texts.buffers()[2]
+    return letters is not None and bool((np.frombuffer(letters, np.uint8) == ord("=")).any())
 
 
 def without_annotations(texts: pa.Array) -> pa.Array:
@@ -27,6 +34,25 @@ def without_annotations(texts: pa.Array) -> pa.Array:
     import pyarrow.compute as pc
 
     return pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
+
+
+def are_named_operators(ranges: Ranges) -> Bools:
+    """Which ranges are operators by their names, ATen's."""
+    found: Bools = np.array([name.startswith(_ATEN) for name in ranges.names], np.bool_)[ranges.name]
+    return found
+
+
+def plain_operators(ranges: Ranges) -> Operators:
+    """The operators of some ranges without any annotation."""
+    none = np.full(len(ranges), -1, np.int32)
+    return Operators(
+        **ranges.columns(),
+        names=ranges.names,
+        sequence=none.astype(np.int64),
+        forward_thread=np.zeros(len(ranges), np.int32),
+        shapes=none,
+        shape_texts=(),
+    )
 
 
 def are_operators(ranges: Ranges, texts: pa.Array, names: pa.Array) -> Bools:
@@ -39,7 +65,7 @@ def are_operators(ranges: Ranges, texts: pa.Array, names: pa.Array) -> Bools:
     import pyarrow.compute as pc
 
     annotated = set(pc.unique(names.filter(pc.not_equal(names, texts))).to_pylist())
-    found = np.array([name in annotated or name.startswith("aten::") for name in ranges.names], np.bool_)
+    found = np.array([name in annotated or name.startswith(_ATEN) for name in ranges.names], np.bool_)
     return found[ranges.name]
 
 
@@ -69,18 +95,18 @@ def _found(texts: pa.Array, pattern: str) -> pa.Array:
 
 def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
     """The operators of the profiler's own table."""
-    names, name = dense_codes(join(frame["name"]))
-    shape_ids, shapes = dense_codes(np.maximum(join(frame["shapes"]), -1))
+    names, name = dense_codes(frame["name"])
+    shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
     known = shape_ids[shape_ids >= 0]
     return Operators(
-        start=join(frame["start"]),
-        end=join(frame["end"]),
-        thread=join(frame["thread"]),
-        name=name,
+        start=frame["start"],
+        end=frame["end"],
+        thread=frame["thread"],
+        name=name.astype(np.int64),
         names=_texts(names, strings),
-        sequence=np.maximum(join(frame["sequence"]), -1),
-        forward_thread=join(frame["forward_thread"], dtype=np.int32),
-        shapes=(shapes - (len(shape_ids) - len(known))).astype(np.int32),  # the ID -1 becomes the code -1
+        sequence=np.maximum(frame["sequence"], -1),
+        forward_thread=frame["forward_thread"],
+        shapes=shapes - np.int32(len(shape_ids) - len(known)),  # the ID -1 becomes the code -1
         shape_texts=_texts(known, strings),
     )
 

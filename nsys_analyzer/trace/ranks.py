@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import rows_of
 from nsys_analyzer.trace.columns import PROCESS_MASK
-from nsys_analyzer.trace.nccl import INIT_COMMUNICATOR, RANK, RANKS, noted_calls
+from nsys_analyzer.trace.nccl import INIT_COMMUNICATOR, RANK, RANKS, NotedCall
 from nsys_analyzer.trace.reader import Reader
 
 #: The variables of each launcher: rank, and how many ranks there are. A local rank is another thing.
@@ -25,6 +25,7 @@ _VARIABLES = (
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
 _NAMES = tuple(name for pair in _VARIABLES for name in pair)
+_SETTINGS = tuple(f"{name}=" for name in _NAMES)
 _VARIABLE = re.compile(rf'(?:^|\0)({"|".join(_NAMES)})="?([0-9]{{1,9}})"?(?=\0|$)')
 
 
@@ -36,25 +37,31 @@ class Rank:
     world_size: int = 0
 
 
-def read_ranks(reader: Reader) -> dict[int, Rank]:
+def read_ranks(reader: Reader, strings: Iterable[str], noted: Sequence[NotedCall]) -> dict[int, Rank]:
     """The ranks that an export tells, by global process ID; by 0 what it tells of the process that was launched.
+
+    Args:
+        reader: the export.
+        strings: the values of its ``StringIds``.
+        noted: the calls of NCCL's functions.
 
     Raises:
         TraceError: the file is damaged.
     """
     if reader.name_of(schema.RANKS):
         return {process: Rank(rank, size) for process, rank, size in rows_of(reader.read(schema.RANKS))}
-    launched = _launched(reader)
-    return _of_communicators(reader) | ({0: launched} if launched else {})
+    launched = _launched(reader, strings)
+    return _of_communicators(noted) | ({0: launched} if launched else {})
 
 
-def _launched(reader: Reader) -> Rank | None:
+def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
     """The rank in the environment that nsys kept of the program it launched; None where two say different ones.
 
     Blocks of variables are those of other processes, too: they count where the capture's properties say nothing.
     """
-    of_capture, blocks = _environment_of_capture(reader), _environment_blocks(reader)
-    return _rank_in(of_capture) or _rank_in(blocks)
+    variables = (value for _, value in rows_of(reader.read(schema.VARIABLES)) if value.startswith(_SETTINGS))
+    blocks = (text for text in strings if "\0" in text and ("RANK=" in text or "SLURM_PROCID=" in text))
+    return _rank_in(variables) or _rank_in(blocks)
 
 
 def _rank_in(texts: Iterable[str]) -> Rank | None:
@@ -65,26 +72,11 @@ def _rank_in(texts: Iterable[str]) -> Rank | None:
     return next(known, None)
 
 
-def _environment_of_capture(reader: Reader) -> Iterator[str]:
-    """The variables wanted among the capture's properties."""
-    if "META_DATA_CAPTURE" in reader.columns_of:
-        wanted = " OR ".join("value GLOB ?" for _ in _NAMES)
-        query = f"SELECT value FROM META_DATA_CAPTURE WHERE name GLOB '*ENVIRONMENT_VARIABLE*' AND ({wanted})"
-        yield from (text for (text,) in reader.rows(query, *(f"{name}=*" for name in _NAMES)))
-
-
-def _environment_blocks(reader: Reader) -> Iterator[str]:
-    """The blocks of variables that hold one of those wanted."""
-    if strings := reader.name_of(schema.STRINGS):
-        block = "(instr(value, 'RANK=') OR instr(value, 'SLURM_PROCID=')) AND instr(CAST(value AS BLOB), x'00')"
-        yield from (text for (text,) in reader.rows(f'SELECT value FROM "{strings}" WHERE {block}'))
-
-
-def _of_communicators(reader: Reader) -> dict[int, Rank]:
+def _of_communicators(noted: Sequence[NotedCall]) -> dict[int, Rank]:
     """The rank of each process in the largest communicator that it made."""
     found: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for call in noted_calls(reader, INIT_COMMUNICATOR):
-        if RANK in call.numbers and RANKS in call.numbers:
+    for call in noted:
+        if call.name.startswith(INIT_COMMUNICATOR) and RANK in call.numbers and RANKS in call.numbers:
             found[call.thread & PROCESS_MASK].add((call.numbers[RANKS], call.numbers[RANK]))
     largest = {process: max(size for size, _ in pairs) for process, pairs in found.items()}
     ranks = {process: {rank for size, rank in found[process] if size == largest[process]} for process in found}

@@ -1,88 +1,67 @@
-"""Reads tables of an nsys export through Arrow (ADBC): columns, never rows."""
+"""Reads tables of an nsys export as columns, never as rows, from whatever it was exported to."""
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import sqlite3
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.arrays import Frame, Ints, values_of
+from nsys_analyzer.trace.arrays import Frame
+from nsys_analyzer.trace.batches import empty_frame
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Filter, Table
 
-if TYPE_CHECKING:
-    import pyarrow as pa
 
-
-_BATCH_ROWS = 65_536  # the driver's 1,024 costs three times as long on a million rows
-_COUNTED_AT_ONCE = 500
-_NO_TEXT = "\N{REPLACEMENT CHARACTER}"
-_HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
-_NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
-
-
-class Reader:
-    """An nsys SQLite export, opened read-only and immutable.
-
-    Attributes:
-        path: the ``.sqlite`` file.
-        uri: what SQLite opens.
-        columns_of: the columns of each of its tables, by the tables' names.
+def open_export(path: Path) -> Reader:
+    """Opens an nsys export: an SQLite file, or a folder of Parquet or Arrow files.
 
     Raises:
-        TraceError: no such file, empty, not SQLite, damaged, or not written by nsys.
+        TraceError: no such file, empty, of another format, damaged, or not written by nsys.
+    """
+    if path.is_dir():
+        from nsys_analyzer.trace.folder_reader import FolderReader
+
+        return FolderReader(path)
+    from nsys_analyzer.trace.sqlite_reader import SqliteReader
+
+    return SqliteReader(path)
+
+
+class Reader(ABC):
+    """An nsys export that is only read.
+
+    Attributes:
+        path: the file or the folder.
+        columns_of: the columns of each of its tables, by the tables' names.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        _check_header(path)
-        self.uri = immutable_uri(path)
-        self._filled: dict[str, bool] = {}
-        self.columns_of = self._catalog()
-        if not any(name in self.columns_of for name in SIGNATURE_TABLES):
-            raise TraceError(f"{path} is a SQLite file, but not an nsys export", f"To make one, {_NOT_SQLITE}")
+    path: Path
+    columns_of: Mapping[str, tuple[str, ...]]
 
-    def _catalog(self) -> dict[str, tuple[str, ...]]:
-        """The columns of every table of the file whose name is text."""
-        query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
-        columns: dict[str, list[str]] = {}
-        for table, column in self.rows(query):
-            columns.setdefault(table, []).append(column)
-        return {table: tuple(names) for table, names in columns.items() if _NO_TEXT not in table}
+    @abstractmethod
+    def counts(self, tables: Sequence[str]) -> dict[str, int]:
+        """Rows of some tables, by their names in the export."""
+
+    @abstractmethod
+    def has_rows(self, name: str) -> bool:
+        """Whether a table of the export, by its name there, holds a row."""
+
+    @abstractmethod
+    def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
+        """The columns of a table that is called ``name``, each by its own name there or None, of the rows wanted."""
+
+    def _check_signature(self, what: str, remedy: str) -> None:
+        if not any(name in self.columns_of for name in SIGNATURE_TABLES):
+            raise TraceError(f"{self.path} is {what}, but not an nsys export", remedy)
 
     def _damaged(self, error: Exception) -> TraceError:
-        reason = str(error).splitlines()[0]
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         return TraceError(f"{self.path} is damaged or truncated ({reason})", "Export the report again")
 
-    def counts(self, tables: Sequence[str]) -> dict[str, int]:
-        """Rows of some tables, by their names in the file."""
-        found: dict[str, int] = {}
-        for first in range(0, len(tables), _COUNTED_AT_ONCE):
-            some = tables[first : first + _COUNTED_AT_ONCE]
-            (counted,) = self.rows("SELECT " + ", ".join(f"(SELECT count(*) FROM {quoted(name)})" for name in some))
-            found |= dict(zip(some, counted, strict=True))
-        return found
-
-    def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
-        """The few rows that a query finds; large tables are read as columns. Raises TraceError for a damaged file."""
-        try:
-            with closing(sqlite3.connect(self.uri, uri=True)) as connection:
-                connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-                return connection.execute(query, parameters).fetchall()
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # of SQLite's own message, where it quotes a broken name
-            raise self._damaged(error) from error
-        except MemoryError as error:  # a broken size: these queries find few rows
-            raise self._damaged(sqlite3.DatabaseError("it asks for more memory than there is")) from error
-
     def name_of(self, table: Table) -> str | None:
-        """The name a table has in this file; None where it is absent or has no row (``nsys export --lazy=false``).
+        """The name a table has in this export; None where it is absent or has no row (``nsys export --lazy=false``).
 
         Some nsys number a table whose columns changed (``NVTX_EVENTS_V2``): the newest that holds a row counts.
         """
@@ -94,12 +73,6 @@ class Reader:
                     return name
         return None
 
-    def has_rows(self, name: str) -> bool:
-        """Whether a table of the file, by its name there, holds a row."""
-        if name not in self._filled:
-            self._filled[name] = bool(self.rows(f"SELECT EXISTS (SELECT 1 FROM {quoted(name)})")[0][0])
-        return self._filled[name]
-
     def _has_required(self, table: Table, name: str) -> bool:
         required = (column for column in table.columns if column.name in table.required)
         return all(column_in(column, self.columns_of[name]) for column in required)
@@ -107,7 +80,7 @@ class Reader:
     def read_all(self, tables: Iterable[Table]) -> dict[str, Frame]:
         """Reads several tables side by side, largest first is fastest; keys are the tables' keys."""
         tables = tuple(tables)
-        with ThreadPoolExecutor(2) as pool:  # the driver releases the GIL
+        with ThreadPoolExecutor(2) as pool:  # whatever decodes a file releases the GIL
             return dict(zip((t.key for t in tables), pool.map(self.read, tables), strict=True))
 
     def read(self, table: Table) -> Frame:
@@ -118,7 +91,7 @@ class Reader:
         """
         name = self.name_of(table)
         if name is None:
-            return {column.name: _empty(column) for column in table.columns}
+            return empty_frame(table.columns)
         present = {column: column_in(column, self.columns_of[name]) for column in table.columns}
         for column, alias in present.items():
             if alias is None and column.name in table.required:
@@ -126,11 +99,7 @@ class Reader:
                     f"{self.path}: table {name} has no column {column.aliases[0]}",
                     f"Capture again with --trace={table.trace_option} and a current nsys",
                 )
-        wanted = self.filter_of(table, name)
-        where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
-        selected = ", ".join(_expression(column, alias) for column, alias in present.items())
-        limit = f" LIMIT {table.limit}" if table.limit else ""
-        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns)
+        return self._columns(name, table, present, self.filter_of(table, name))
 
     def filter_of(self, table: Table, name: str) -> Filter | None:
         """The rows worth reading of a table with this name in the file; None for all."""
@@ -138,117 +107,7 @@ class Reader:
         usable = wanted and wanted.column in self.columns_of[name] and (wanted.table or name) in self.columns_of
         return wanted if usable else None
 
-    def _query(self, sql: str, columns: tuple[Column, ...]) -> Frame:
-        import adbc_driver_sqlite
-        import pyarrow as pa
-        from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
-
-        try:
-            with (
-                adbc_driver_sqlite.connect(self.uri) as database,
-                AdbcConnection(database) as connection,
-                AdbcStatement(connection) as statement,
-            ):
-                statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(sql)
-                stream, _ = statement.execute_query()
-                return _to_frame(pa.RecordBatchReader.from_stream(stream).read_all(), columns)
-        except MemoryError:
-            raise  # Arrow's is an ArrowException, too, and says nothing of the file
-        except (Error, pa.ArrowException, OSError) as error:
-            raise self._damaged(error) from error
-
-
-def immutable_uri(path: Path) -> str:
-    """The URI by which SQLite reads a database as it is: no lock, no checkpoint, nothing written beside it."""
-    return f"file:{quote(os.path.realpath(os.fsencode(path)))}?mode=ro&immutable=1"
-
-
-def _check_header(path: Path) -> None:
-    if path.exists() and not (path.is_file() or path.is_dir()):  # a pipe would be waited for
-        raise TraceError(f"{path} is no regular file", "Give the path of a .sqlite or .nsys-rep file")
-    try:
-        with path.open("rb") as file:
-            header = file.read(100)
-            size = file.seek(0, 2)
-    except OSError as error:
-        raise TraceError(f"{path}: {error.strerror}", "Give the path of a .sqlite or .nsys-rep file") from error
-    if not header:
-        raise TraceError(f"{path} is empty", "Export the report again")
-    if header[:16] != b"SQLite format 3\x00":
-        raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
-    if size < _size_in_header(header):  # SQLite reads what a half-written last page lacks as zeros
-        raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
-    _check_journals(path, in_wal_mode=2 in header[18:20])
-
-
-def _check_journals(path: Path, *, in_wal_mode: bool) -> None:
-    """Makes sure that no change waits beside the file, which is read as it is."""
-    real = os.path.realpath(path)  # SQLite writes them beside the file that a link leads to
-    wal, journal = Path(f"{real}-wal"), Path(f"{real}-journal")
-    unfinished = journal.is_file() and journal.read_bytes()[: len(_HOT_JOURNAL)] == _HOT_JOURNAL
-    if unfinished or (in_wal_mode and wal.is_file() and wal.stat().st_size):
-        waiting = journal if unfinished else wal
-        raise TraceError(
-            f"{waiting} holds changes that are not in {path.name} yet",
-            "Once whatever writes it has ended, open it once to take them in: "
-            f"sqlite3 {shlex.quote(str(path))} 'PRAGMA wal_checkpoint(TRUNCATE)'",
-        )
-
-
-def _size_in_header(header: bytes) -> int:
-    """The size in bytes that a database says it has; 100, its header's, where it does not say."""
-    page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
-    known = header[24:28] == header[92:96]  # the change counter, as it was when the count was written
-    return max(100, (65_536 if page == 1 else page) * pages) if known else 100
-
 
 def column_in(column: Column, columns: Sequence[str]) -> str | None:
     """The name that a column has among those of a table in a file, None where it is not there."""
     return next((alias for alias in column.aliases if alias in columns), None)
-
-
-def _expression(column: Column, alias: str | None) -> str:
-    literal = f"'{column.default}'" if isinstance(column.default, str) else str(column.default)
-    source = literal if alias is None else quoted(alias)
-    if isinstance(column.default, str):
-        # The driver takes a column's type from its first batch: a text that is NULL there must not be. As bytes,
-        # since a name cut in the middle of a character is no valid text.
-        source = f"CAST(coalesce({source}, {literal}) AS BLOB)"
-    return f"{source} AS {column.name}_"
-
-
-def quoted(identifier: str) -> str:
-    """A name of a table or column as SQL takes it, whatever is in it."""
-    escaped = identifier.replace('"', '""')
-    return f'"{escaped}"'
-
-
-def _empty(column: Column) -> Any:
-    import pyarrow as pa
-
-    return pa.nulls(0, pa.string()) if isinstance(column.default, str) else []
-
-
-def _to_frame(table: pa.Table, columns: tuple[Column, ...]) -> Frame:
-    """The columns as they are kept; raises ArrowInvalid where a column holds what it should not."""
-    return {
-        column.name: _texts(values) if isinstance(column.default, str) else _chunks(values, column.default)
-        for column, values in zip(columns, table.columns, strict=True)
-    }
-
-
-def _texts(values: pa.ChunkedArray) -> pa.Array:
-    import pyarrow as pa
-
-    try:
-        return values.cast(pa.string()).combine_chunks()
-    except pa.ArrowInvalid:  # not UTF-8: a character cut in two, or another encoding
-        return pa.array([text.decode("utf-8", errors="replace") for text in values.to_pylist()], pa.string())
-
-
-def _chunks(values: pa.ChunkedArray, default: int) -> list[Ints]:
-    import pyarrow as pa
-
-    numbers = values if values.type == pa.int64() else values.cast(pa.int64())
-    return [values_of(chunk, default) for chunk in numbers.chunks]

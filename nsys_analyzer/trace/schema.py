@@ -14,21 +14,50 @@ NO_TIME = -(2**62)
 
 @dataclass(frozen=True)
 class Column:
-    """One column: our name, its names in the file (newest first), and the value where it is absent or NULL."""
+    """One column: our name, its names in the file (newest first), and the value where it is absent or NULL.
+
+    The integers of a ``narrow`` one are kept in 32 bits.
+    """
 
     name: str
     aliases: tuple[str, ...]
-    default: int | str
+    default: int | str | bytes
     doc: str
+    narrow: bool = False
+
+    @property
+    def is_text(self) -> bool:
+        """Whether it holds texts or bytes, not integers."""
+        return isinstance(self.default, str | bytes)
 
 
 @dataclass(frozen=True)
 class Filter:
-    """The rows worth reading: a predicate on a column, in force where the file has the column and the table."""
+    """The rows worth reading: those whose column has one of some values, or that match one of some globs.
+
+    In force where the file has the column. The globs of ``of_strings`` are for the string that the column holds the ID
+    of; with ``without`` such rows are left out, and the others read. A row without a value is never read.
+    """
 
     column: str
-    predicate: str
-    table: str = ""
+    values: tuple[int | str, ...] = ()
+    globs: tuple[str, ...] = ()
+    of_strings: bool = False
+    without: bool = False
+
+    @property
+    def table(self) -> str:
+        """Another table that it needs, empty for none."""
+        return "StringIds" if self.of_strings else ""
+
+    @property
+    def predicate(self) -> str:
+        """The test as SQL, behind the column's name."""
+        if self.of_strings:
+            matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
+            return f"{'NOT ' if self.without else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
+        listed = ", ".join(f"'{one}'" if isinstance(one, str) else str(one) for one in self.values)
+        return " OR ".join([f"IN ({listed})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 
 
 @dataclass(frozen=True)
@@ -36,7 +65,8 @@ class Table:
     """One table: its names in the file, its columns, and the ``--trace`` option that records it.
 
     A name behind the first counts only with the required columns: some names were given to another table later.
-    ``limit`` is how many of its rows are read; 0 for all.
+    ``limit`` is how many of its rows are read; 0 for all. What is read ``aside`` is another look at some columns or
+    rows of a table, for one question.
     """
 
     key: str
@@ -46,10 +76,11 @@ class Table:
     filter: Filter | None = None
     limit: int = 0
     trace_option: str = "cuda"
+    aside: bool = False
 
 
-def _column(name: str, *aliases: str, default: int | str = 0, doc: str) -> Column:
-    return Column(name, aliases or (name,), default, doc)
+def _column(name: str, *aliases: str, default: int | str | bytes = 0, doc: str, narrow: bool = False) -> Column:
+    return Column(name, aliases or (name,), default, doc, narrow)
 
 
 _START = _column("start", default=NO_TIME, doc="start, ns since the start of the session")
@@ -57,8 +88,8 @@ _END = _column("end", default=NO_TIME, doc="end, ns since the start of the sessi
 _GPU = (
     _START,
     _END,
-    _column("device", "deviceId", doc="CUDA device ordinal in its process"),
-    _column("stream", "streamId", doc="CUDA stream ID"),
+    _column("device", "deviceId", narrow=True, doc="CUDA device ordinal in its process"),
+    _column("stream", "streamId", narrow=True, doc="CUDA stream ID"),
     _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
     _column("process", "globalPid", doc="global process ID (low 24 bits zero)"),
     _column("graph_node", "graphNodeId", doc="CUDA graph node ID, 0 outside graph replays"),
@@ -103,9 +134,7 @@ GRAPH = Table("graph", ("CUPTI_ACTIVITY_KIND_GRAPH_TRACE",), _GPU, ("start", "en
 #: The tables of GPU operations, in the order of ``trace.columns.KINDS``.
 OPERATIONS_BY_KIND = (KERNEL, MEMCPY, MEMSET, GRAPH)
 # A look-up puts no work on the GPU, and cuKernelGetName alone is nearly half of PyTorch's calls.
-_NO_LOOK_UPS = Filter(
-    "nameId", "NOT IN (SELECT id FROM StringIds WHERE value GLOB 'cu*Get*' OR value GLOB 'hip*Get*')", "StringIds"
-)
+_NO_LOOK_UPS = Filter("nameId", globs=("cu*Get*", "hip*Get*"), of_strings=True, without=True)
 RUNTIME = Table(
     "runtime",
     ("CUPTI_ACTIVITY_KIND_RUNTIME",),
@@ -115,7 +144,7 @@ RUNTIME = Table(
         _column("thread", "globalTid", doc="global thread ID"),
         _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
         _column("name", "nameId", doc="StringIds ID of the API function"),
-        _column("result", "returnValue", doc="what the call returned, 0 for success"),
+        _column("result", "returnValue", narrow=True, doc="what the call returned, 0 for success"),
     ),
     ("start", "thread", "correlation"),
     _NO_LOOK_UPS,
@@ -132,7 +161,7 @@ NVTX = Table(
         _column("text", default="", doc="the name where there is no text ID"),
     ),
     ("start", "thread"),
-    Filter("eventType", "IN (59, 60, 70, 71)"),
+    Filter("eventType", (59, 60, 70, 71)),
     trace_option="nvtx",
 )
 #: Where the parts of a binary payload of a range are.
@@ -156,7 +185,12 @@ OPERATORS = Table(
         _column("thread", "globalTid", doc="global thread ID that ran the operator"),
         _column("name", "nameId", doc="StringIds ID of the operator's name"),
         _column("sequence", "sequenceNumber", default=-1, doc="number of the autograd node, -1 for none"),
-        _column("forward_thread", "forwardThreadId", doc="PyTorch's number of the thread that made the node, or 0"),
+        _column(
+            "forward_thread",
+            "forwardThreadId",
+            narrow=True,
+            doc="PyTorch's number of the thread that made the node, or 0",
+        ),
         _column("shapes", "shapesId", default=-1, doc="StringIds ID of the sizes of its inputs as JSON"),
     ),
     ("start", "end", "thread", "name"),
@@ -183,7 +217,7 @@ MEMORY = Table(
         _column("alive", "localMemoryPoolUtilizedSize", default=-1, doc="bytes in use in its pool; -1 without a pool"),
     ),
     # The device's memory that a program asked for, not that of its code's static variables, nor the host's.
-    filter=Filter("memKind", "IN (2, 3, 4)"),
+    filter=Filter("memKind", (2, 3, 4)),
 )
 STRINGS = Table(
     "strings",
@@ -293,9 +327,55 @@ CAPTURE = Table(
     ("name", "value"),
     Filter(
         "name",
-        "IN ('CAPTURE_EVENT_TYPE', 'CUDA_GRAPH_TRACE_OPTIONS:MODE', 'PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE',"
-        " 'PROCESS_0:COMMAND') OR name GLOB 'PROCESS_0:ARGUMENT_[0-9]*'",
+        (
+            "CAPTURE_EVENT_TYPE", "CUDA_GRAPH_TRACE_OPTIONS:MODE", "PROCESS_0:CUDA_GRAPH_TRACE_OPTIONS:MODE",
+            "PROCESS_0:COMMAND",
+        ),
+        ("PROCESS_0:ARGUMENT_[0-9]*",),
     ),
+)  # fmt: skip
+#: The environment variables of the program that nsys launched, each as a property NAME=VALUE.
+VARIABLES = Table(
+    "variables", CAPTURE.aliases, _PROPERTIES, filter=Filter("name", globs=("*ENVIRONMENT_VARIABLE*",)), aside=True
+)
+#: What NCCL notes beside the ranges of its functions.
+PAYLOADS = Table(
+    "payloads",
+    NVTX.aliases,
+    (
+        _START,
+        _column("name", "textId", default=-1, doc="StringIds ID of the function"),
+        _column("thread", "globalTid", doc="global thread ID that opened the range"),
+        _column("json", "jsonText", default="", doc="the payload as JSON"),
+        _column("json_id", "jsonTextId", default=-1, doc="StringIds ID of that JSON"),
+        _column("binary", "binaryData", default=b"", doc="the payload as bytes"),
+    ),
+    filter=Filter("textId", globs=("nccl[A-Z]*",), of_strings=True),
+    aside=True,
+)
+#: The frames of backtraces that are functions of PyTorch.
+CALLCHAINS = Table(
+    "callchains",
+    ("CUDA_CALLCHAINS",),
+    (
+        _column("id", doc="ID of the backtrace"),
+        _column("symbol", doc="StringIds ID of the function"),
+        _column("depth", "stackDepth", doc="0 for the innermost frame"),
+    ),
+    ("id", "symbol", "depth"),
+    Filter("symbol", globs=("*THP*_*(*", "*THCP*_*(*", "at::_ops::*::call*"), of_strings=True),
+    aside=True,
+)
+CHAINED_CALLS = Table(
+    "chained_calls",
+    RUNTIME.aliases,
+    (
+        _column("thread", "globalTid", doc="global thread ID"),
+        _column("correlation", "correlationId", doc="correlation ID, unique within a process"),
+        _column("chain", "callchainId", default=-1, doc="ID of the call's backtrace, -1 without one"),
+    ),
+    ("thread", "correlation", "chain"),
+    aside=True,
 )
 
 #: The property of an export with what ``nsys export --ts-normalize`` or ``--ts-shift`` added to each of its times, ns.
@@ -318,6 +398,6 @@ SIGNATURE_TABLES = (*STRINGS.aliases, *EXPORT.aliases)
 TABLES = {
     name: table
     for table in tuple(globals().values())
-    if isinstance(table, Table) and not table.limit
+    if isinstance(table, Table) and not table.limit and not table.aside
     for name in table.aliases
 }

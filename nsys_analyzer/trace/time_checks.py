@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +62,7 @@ class TimeCheck:
 
     def __init__(self, duration: int | None, *moments: Ints, start: int, by_cupti: bool) -> None:
         self._by_cupti = by_cupti
-        self._opened, self._first, self._last = _bounds(duration, np.concatenate(moments), start)
+        self._opened, self._first, self._last = _bounds(duration, moments, start)
         self.left_out: list[LeftOut] = []
 
     def valid(self, rows: TimedRows, *, of_cuda: bool = False, lasting: bool = False) -> Bools:
@@ -104,13 +104,14 @@ class TimeCheck:
                 yield why, wrong
 
 
-def _bounds(duration: int | None, known: Ints, start: int) -> tuple[int, int, int]:
+def _bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[int, int, int]:
     """The earliest start of a range, which may be open long before the session; of anything else; the latest end."""
-    known = known[known != NO_TIME]
     if duration is not None:
-        inside = np.count_nonzero((known > start - FAR) & (known <= start + duration))
-        if inside >= _LEAST_INSIDE * len(known):
+        first = max(start - FAR, NO_TIME)
+        inside = sum(np.count_nonzero((some > first) & (some <= start + duration)) for some in moments)
+        if inside >= _LEAST_INSIDE * sum(np.count_nonzero(some != NO_TIME) for some in moments):
             return start - FAR, start - _SLACK, start + duration + _SLACK
+    known = np.concatenate([some[some != NO_TIME] for some in moments])
     if not len(known):
         return start - FAR, start - FAR, start + FAR
     # Not the rows are wrong, but what is known of the session: times may count from 1970.

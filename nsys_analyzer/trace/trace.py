@@ -19,9 +19,12 @@ from nsys_analyzer.trace.arrays import (
     SmallInts,
     arrow_integers,
     arrow_texts,
+    blocks,
+    compact,
     dense_codes,
     distinct,
-    join,
+    distinct_texts,
+    grown,
     rows_of,
     values_of,
 )
@@ -51,20 +54,22 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
-from nsys_analyzer.trace.nccl import NcclCalls, read_nccl_calls
+from nsys_analyzer.trace.nccl import NcclCalls, noted_calls, read_nccl_calls
 from nsys_analyzer.trace.operators import (
     annotated_operators,
+    are_named_operators,
     are_operators,
+    may_be_annotated,
+    plain_operators,
     recorded_operators,
     without_annotations,
 )
 from nsys_analyzer.trace.ranks import Rank, read_ranks
-from nsys_analyzer.trace.reader import Reader
-from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.reader import Reader, open_export
+from nsys_analyzer.trace.sources import export_of
 from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
     from typing_extensions import Self
 
 
@@ -128,7 +133,7 @@ class Trace:
         """
         path = Path(path)
         try:
-            return cls.read(Reader(sqlite_of(path)), path)
+            return cls.read(open_export(export_of(path)), path)
         except MemoryError as error:
             remedy = "Capture fewer steps, or read it on a machine with more"
             raise TraceError(f"{path} needs more memory than there is", remedy) from error
@@ -142,8 +147,8 @@ class Trace:
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
         ranges, annotated, operators = _ranges(frames["nvtx"], strings)
         recorded = recorded_operators(frames["operators"], strings)
-        metadata = read_metadata(frames, strings)
-        duration = int(join(frames["session"]["duration"]).max(initial=0)) or None
+        metadata, noted = read_metadata(frames, strings), noted_calls(reader, strings)
+        duration = int(frames["session"]["duration"].max(initial=0)) or None
         moments = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
         check = TimeCheck(duration, *moments, start=metadata.time_shift_ns, by_cupti=by_nsys)
@@ -161,17 +166,17 @@ class Trace:
             recorded.select(_valid(check, schema.OPERATORS, recorded))
             if reader.name_of(schema.OPERATORS)
             else operators.select((valid & ended)[annotated]),
-            GraphNodes(*(join(nodes[column]) for column in ("start", "thread", "graph_node", "original"))),
+            GraphNodes(*(nodes[column] for column in ("start", "thread", "graph_node", "original"))),
             metadata,
             frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
             tuple(check.left_out),
             operations.select(~timed),
             _memory(check, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
             costly_tables(reader),
-            read_ranks(reader),
+            read_ranks(reader, strings.values(), noted),
             _launch_ns(launches),
-            read_callers(reader),
-            read_nccl_calls(reader),
+            read_callers(reader, strings),
+            read_nccl_calls(reader, noted),
         )
 
 
@@ -199,36 +204,42 @@ def _name(name: str, code: int) -> str:
 
 
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
+    """The GPU operations; takes the columns of the frames, which are too long to be there twice."""
     parts = [frames[kind] for kind in KINDS]
-    lengths = [sum(map(len, part["start"])) for part in parts]
+    lengths = [len(part["start"]) for part in parts]
+    size, copy = _sizes(parts, frames["grids"]), _copies(parts[MEMCPY], lengths)
+    ids, codes = dense_codes(parts[KERNEL].pop("name"))
 
-    def column(key: str, dtype: npt.DTypeLike = np.int64) -> Any:
-        return join(*(part[key] for part in parts), dtype=dtype)
+    def column(key: str) -> Any:
+        return grown(*(part.pop(key) for part in parts))
 
-    ids, codes = dense_codes(join(parts[KERNEL]["name"]))
-    others = np.full(sum(lengths) - lengths[KERNEL], -1, np.int32)
     return Operations(
-        kind=np.repeat(np.arange(len(KINDS), dtype=np.int32), lengths),
+        kind=np.repeat(np.arange(len(KINDS), dtype=np.int8), lengths),
         start=column("start"),
         end=column("end"),
-        device=column("device", np.int32),
-        stream=column("stream", np.int32),
+        device=compact(column("device")),
+        stream=compact(column("stream")),
         correlation=column("correlation"),
-        process=_known_process(column("process"), frames["runtime"]),
-        name=np.concatenate([codes, others], dtype=np.int32, casting="unsafe"),
-        graph_node=column("graph_node"),
-        size=_sizes(parts, frames["grids"]),
-        copy=_copies(parts),
+        process=compact(_known_process(column("process"), frames["runtime"])),
+        name=grown(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
+        graph_node=compact(column("graph_node")),
+        size=size,
+        copy=copy,
         names=tuple(_name(strings.get(i, ""), i) for i in ids.tolist()),
     )
 
 
 def _sizes(parts: list[Frame], grids: Frame) -> Ints:
     """Shape (operations,): thread blocks of the first kernels, or bytes."""
-    x, y, z = (_dimension(join(grids[f"grid_{axis}"])) for axis in "xyz")
-    others = [np.zeros(sum(map(len, parts[KERNEL]["start"])) - len(x), np.int64)]
-    others += [join(part["bytes"]) if "bytes" in part else np.zeros_like(join(part["start"])) for part in parts[1:]]
-    return np.concatenate([x * y * z, *others])
+    x, y, z = (_dimension(grids[f"grid_{axis}"]) for axis in "xyz")
+    sizes = np.zeros(sum(len(part["start"]) for part in parts), np.int64)
+    sizes[: len(x)] = x * y * z
+    first = 0
+    for part in parts:
+        if "bytes" in part:
+            sizes[first : first + len(part["bytes"])] = part["bytes"]
+        first += len(part["start"])
+    return sizes
 
 
 def _dimension(blocks: Ints) -> Ints:
@@ -237,10 +248,11 @@ def _dimension(blocks: Ints) -> Ints:
     return blocks if within else blocks.clip(0, _LARGEST_GRID)
 
 
-def _copies(parts: list[Frame]) -> SmallInts:
+def _copies(frame: Frame, lengths: list[int]) -> SmallInts:
     """Shape (operations,): the kind of each copy."""
-    direction, source, target = (join(parts[MEMCPY][column]) for column in ("direction", "source", "target"))
-    kinds = np.select(
+    direction, source, target = (frame[column] for column in ("direction", "source", "target"))
+    copies = np.zeros(sum(lengths), np.int32)
+    copies[sum(lengths[:MEMCPY]) :][: lengths[MEMCPY]] = np.select(
         [direction == 1, direction == 2, direction == 8],
         [
             np.select([source == 0, source == 1], FROM_HOST[:2], TO_DEVICE),
@@ -248,33 +260,32 @@ def _copies(parts: list[Frame]) -> SmallInts:
             ON_DEVICE,
         ],
     )
-    lengths = [sum(map(len, part["start"])) for part in parts]
-    others = [np.zeros(length, np.int32) for length in lengths]
-    others[MEMCPY] = kinds.astype(np.int32)
-    return np.concatenate(others)
+    return copies
 
 
 def _known_process(process: Ints, runtime: Frame) -> Ints:
     """Exports before globalPid leave it out: with one launching process it is that one."""
     if process.any() or not len(process):
         return process
-    launching = distinct(process_of(join(runtime["thread"])))
+    launching = distinct(process_of(distinct(runtime["thread"])))
     return np.full_like(process, launching[0]) if len(launching) == 1 else process
 
 
 def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     """The API calls, and which of them are allocations for which there was no memory."""
-    ids, codes = dense_codes(join(frame["name"]))
+    ids, codes = dense_codes(frame.pop("name"))
     names = tuple(strings.get(i, "") for i in ids.tolist())
     kinds = [next((kind for kind, starts in CALLS.items() if name.startswith(starts)), OTHER_CALL) for name in names]
-    call = np.array([*kinds, OTHER_CALL], np.int32)[codes]
-    result = join(frame["result"], dtype=np.int32)
+    call = np.array([*kinds, OTHER_CALL], np.int8)[codes]
+    result = frame.pop("result")
     call[(call == LAUNCH) & (result != 0)] = OTHER_CALL  # it launched nothing
-    start, end = join(frame["start"]), join(frame["end"])
-    end = np.where((end >= start) & (end // 2 - start // 2 < FAR), end, start)  # halves: no difference overflows
-    launches = Launches(
-        start, end, join(frame["thread"]), join(frame["correlation"]), call, codes.astype(np.int32), names
-    )
+    start, end = frame["start"], frame["end"]
+    for block in blocks(len(start)):
+        first, last = start[block], end[block]
+        possible = (last >= first) & (last // 2 - first // 2 < FAR)  # halves: no difference overflows
+        if not possible.all():
+            end[block] = np.where(possible, last, first)
+    launches = Launches(start, end, frame["thread"], frame["correlation"], call, codes, names)
     return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
 
 
@@ -287,7 +298,7 @@ def _launch_ns(launches: Launches) -> float | None:
 
 
 def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
-    start, process, size, operation, alive = (join(column) for column in frame.values())
+    start, process, size, operation, alive = frame.values()
     uses = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
     return uses.select(check.valid(TimedRows(schema.MEMORY, start, start, process, lambda i: f"{size[i]:,} bytes")))
 
@@ -296,16 +307,20 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operat
     """The ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these."""
     import pyarrow as pa
 
-    by_id = join(frame["text_id"])
+    by_id = frame["text_id"]
     used, id_codes = dense_codes(by_id)
     texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
     text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
+    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
+    if not may_be_annotated(texts):
+        names, codes = distinct_texts(texts.to_pylist())
+        ranges = Ranges(start, end, thread, codes[text], names)
+        index = np.flatnonzero(are_named_operators(ranges))
+        return ranges, index, plain_operators(ranges.select(index))
     named = without_annotations(texts)
     encoded = named.dictionary_encode()
-    names, codes = np.unique(np.array([*encoded.dictionary.to_pylist(), ""], dtype=object), return_inverse=True)
-    code = codes[values_of(encoded.indices)][text].astype(np.int64)
-    start, end, thread = (join(frame[column]) for column in ("start", "end", "thread"))
-    ranges = Ranges(start, end, thread, code, tuple(map(str, names)))
+    names, codes = distinct_texts(encoded.dictionary.to_pylist())
+    ranges = Ranges(start, end, thread, codes[values_of(encoded.indices)][text], names)
     index = np.flatnonzero(are_operators(ranges, texts, named))
     return ranges, index, annotated_operators(ranges.select(index), texts.take(arrow_integers(text[index])))
 
@@ -325,11 +340,13 @@ def _rows(table: schema.Table, operations: Operations) -> TimedRows:
 def _once(check: TimeCheck, operations: Operations) -> Bools:
     """Which operations are no second row of the same kernel, with all its values."""
     kernels = operations.select(operations.kernels)
-    order = np.arange(len(kernels))
-    if (kernels.start[1:] < kernels.start[:-1]).any():  # nsys writes them in order
-        order = np.argsort(kernels.start, kind="stable")
-    same = np.flatnonzero(kernels.start[order[1:]] == kernels.start[order[:-1]])
-    alike = np.sort(order[np.union1d(same, same + 1)])  # a pair on two GPUs, as a rule
+    start, order = kernels.start, None
+    if (start[1:] < start[:-1]).any():  # nsys writes them in order
+        order = np.argsort(start, kind="stable")
+        start = start[order]
+    same = np.flatnonzero(start[1:] == start[:-1])
+    alike = np.union1d(same, same + 1)  # a pair on two GPUs, as a rule
+    alike = alike if order is None else np.sort(order[alike])
     values = np.stack([np.asarray(column, np.int64)[alike] for column in kernels.columns().values()])
     sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
     repeated = np.zeros(len(kernels), np.bool_)

@@ -136,11 +136,20 @@ def report_command(trace: Path) -> list[str | Path]:
     return [*TOOL, "report", trace, "--no-figures", "-o", trace.with_name("report.md")]
 
 
-def measure(trace: Path, runs: int) -> list[Row]:
-    """Run floor, report and help in turn, so that a slow minute of the machine is slow for all of them."""
+def measure(trace: Path, small: Path, folders: Sequence[Path], runs: int) -> list[Row]:
+    """Run floor, reports and help in turn, so that a slow minute of the machine is slow for all of them.
+
+    Args:
+        trace: the long capture.
+        small: the capture that it was made from: what a report takes to start.
+        folders: the long capture as Parquet and as Arrow files.
+        runs: of each.
+    """
     commands: dict[str, list[str | Path]] = {
         "floor": [sys.executable, "-m", "tests.benchmarks.bench_report", "--floor", trace],
         "report": report_command(trace),
+        **{folder.name: report_command(folder) for folder in folders},
+        "small": report_command(small),
         "help": [*TOOL, "--help"],
     }
     for command in commands.values():
@@ -151,9 +160,20 @@ def measure(trace: Path, runs: int) -> list[Row]:
     return [
         Row("floor: sqlite3 aggregate", seconds["floor"], "s"),
         Row("nsys-analyze report --no-figures", seconds["report"], "s"),
-        Row("report / floor", ratios, "x", at_most=5),
+        Row("report / floor", ratios, "x", at_most=3),
         Row("report: peak memory", [each["report"].peak_gb for each in rounds], "GB", at_most=1.2),
+        *(row for folder in folders for row in _of_folder(folder, rounds)),
+        Row("report of a small capture", seconds["small"], "s", at_most=0.5),
         Row("nsys-analyze --help", seconds["help"], "s", at_most=0.2),
+    ]
+
+
+def _of_folder(folder: Path, rounds: Sequence[dict[str, Run]]) -> list[Row]:
+    """What the same report from a folder takes, against that from SQLite."""
+    ratios = [each[folder.name].seconds / each["report"].seconds for each in rounds]
+    return [
+        Row(f"report from {folder.name} / from SQLite", ratios, "x", at_most=1),
+        Row(f"report from {folder.name}: peak memory", [each[folder.name].peak_gb for each in rounds], "GB"),
     ]
 
 
@@ -190,7 +210,10 @@ def print_figures(source: Path, folder: Path, options: argparse.Namespace) -> No
     kernels = enlarge(source, big, options.kernels)
     print(f"{source.name} repeated: {kernels:,} kernels, {big.stat().st_size / 1e6:,.0f} MB")
     print(f"{'':<38} {'median':>10} {'min':>10} {'max':>10}     of {options.runs} runs in turn")
-    rows = measure(big, options.runs)
+    from tests.support.folders import as_folder  # not for the floor's process: it imports Arrow
+
+    folders = [as_folder(big, folder / name, ending) for name, ending in (("pqtdir", ".parquet"), ("arwdir", ".arrow"))]
+    rows = measure(big, source, folders, options.runs)
     for row in rows:
         print(row)
     for line in measure_nsys(big, statistics.median(rows[1].values), options.nsys_timeout):

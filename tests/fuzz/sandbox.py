@@ -37,7 +37,6 @@ def warm_up() -> None:
     import pyarrow.compute  # noqa: F401
     import rich.console
     import rich.table  # noqa: F401
-    import tabulate  # noqa: F401
 
 
 def run(command: Sequence[str], folder: Path) -> Outcome:

@@ -16,7 +16,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.graphs import Captures, find_captures
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open, merged, open_count
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, module_key
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Codes, Ints, SmallInts, blocks, taken
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
 from nsys_analyzer.trace.trace import Trace
 
@@ -86,22 +86,27 @@ class Attribution:
     """
 
     ranges: Ranges
-    launch: Ints
+    launch: SmallInts
     thread: Ints
     time: Ints
     inherited: Ints
     captures: Captures
-    how: Ints
+    how: Codes
     ambiguous: Bools
 
-    def outermost(self, chosen: Bools) -> Ints:
+    def outermost(self, chosen: Bools) -> SmallInts:
         """Of some ranges, the outermost around each operation, or -1: the inherited stack lies around its own."""
         lines, index = timeline(self.ranges, chosen, latest=False)
-        found = lines.at(self.thread, self.time)
-        inheriting = np.flatnonzero(self.inherited != NONE)
-        around = lines.at(self.inherited[inheriting], self.time[inheriting])
-        found[inheriting] = np.where(around == NONE, found[inheriting], around)
-        return np.append(index, NONE)[found]
+        range_of = np.append(index, NONE).astype(np.int32)
+        found = np.empty(len(self.launch), np.int32)
+        for block in blocks(len(found)):
+            inherited, time = self.inherited[block], self.time[block]
+            innermost = lines.at(self.thread[block], time)
+            inheriting = np.flatnonzero(inherited != NONE)
+            around = lines.at(inherited[inheriting], time[inheriting])
+            innermost[inheriting] = np.where(around == NONE, innermost[inheriting], around)
+            found[block] = range_of[innermost]
+        return found
 
     def innermost(self, chosen: Bools, operations: Ints) -> Ints:
         """Of some ranges, the innermost around some operations, or -1; those of a graph's capture lie inside."""
@@ -114,11 +119,10 @@ class Attribution:
         return np.append(index, NONE)[found]
 
 
-def attribute(trace: Trace, roles: RangeRoles, launch: Ints) -> Attribution:
+def attribute(trace: Trace, roles: RangeRoles, launch: SmallInts) -> Attribution:
     """Attributes every operation to the ranges open when it was launched; ``launch`` is that of each, -1 for none."""
     operations, launches, ranges = trace.operations, trace.launches, trace.ranges
-    # The last entry serves operations without a launch.
-    thread, time = np.append(launches.thread, NONE)[launch], np.append(launches.start, 0)[launch]
+    thread, time = taken(launches.thread, launch, NONE), taken(launches.start, launch, 0)
     if trace.metadata.ranges_on_gpu:
         thread, time = stream_thread(operations.process, operations.device, operations.stream), operations.start
     phases = ranges.select(roles.any_phase)
@@ -127,11 +131,10 @@ def attribute(trace: Trace, roles: RangeRoles, launch: Ints) -> Attribution:
     in_range[~in_phase] = any_open(ranges.thread, ranges.start, ranges.end, thread[~in_phase], time[~in_phase])
     inherited, ambiguous = _inherited(trace, roles, in_range, in_phase, thread, time)
     replayed = (operations.kind == GRAPH) | (operations.graph_node != 0)
-    how = np.select(
-        [~in_range & (inherited == NONE), replayed, inherited != NONE],
-        [UNATTRIBUTED, GRAPH_REPLAY, OTHER_THREAD],
-        SAME_THREAD,
-    )
+    how = np.full(len(operations), SAME_THREAD, np.int8)
+    how[inherited != NONE] = OTHER_THREAD
+    how[replayed] = GRAPH_REPLAY
+    how[~in_range & (inherited == NONE)] = UNATTRIBUTED
     return Attribution(ranges, launch, thread, time, inherited, find_captures(trace), how, ambiguous)
 
 

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.attribution.launches import match_launches
 from nsys_analyzer.analysis.intervals.axis import Axis
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, holds_any
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct
 from nsys_analyzer.trace.columns import Operations
 from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows
@@ -36,13 +36,13 @@ class Consistent:
 
     Attributes:
         launch: shape (operations,), the launch of each operation, -1 for none.
-        wait: shape (operations,), from the launch to the start, ns, the difference of the clocks taken off.
+        behind: shape (operations,), by how much the clock of each one's device is behind the CPU's, ns below zero.
         unmeasured: the launches of the operations that were left out, here and when the trace was read.
     """
 
     trace: Trace
-    launch: Ints
-    wait: Ints
+    launch: SmallInts
+    behind: Ints
     unmeasured: Ints
 
 
@@ -51,7 +51,9 @@ def consistent(trace: Trace) -> Consistent:
     operations = trace.operations
     launch = match_launches(operations, trace.launches)
     unmeasured = match_launches(trace.untimed, trace.launches) if trace.untimed else launch[:0]
-    wait = _waits(operations, trace.launches.start, launch)
+    wait = waits(operations.start, trace.launches.start, launch)
+    behind = _behind(operations, launch, wait)
+    wait -= behind
     before = wait < -_FEW_ERROR_NS
     few = np.count_nonzero(before) <= max(1, _FEW * np.count_nonzero(launch != NONE))
     early = before if few and trace.metadata.platform in _IN_STEP else wait < -CLOCK_ERROR_NS
@@ -65,24 +67,32 @@ def consistent(trace: Trace) -> Consistent:
         ]
         unmeasured = np.concatenate([unmeasured, launch[wrong]])
         trace = replace(trace, operations=operations.select(~wrong), left_out=tuple(left_out))
-        launch, wait = launch[~wrong], wait[~wrong]
-    return Consistent(trace, launch, wait, np.unique(unmeasured[unmeasured != NONE]))
+        launch, behind = launch[~wrong], behind[~wrong]
+    return Consistent(trace, launch, behind, np.unique(unmeasured[unmeasured != NONE]))
 
 
-def _waits(operations: Operations, called: Ints, launch: Ints) -> Ints:
-    """From each launch to the start of its operation, the difference of the device's clock to the CPU's taken off."""
-    launched = np.flatnonzero(launch != NONE)
-    wait = np.zeros(len(operations), np.int64)
-    wait[launched] = operations.start[launched] - called[launch[launched]]
-    if (wait < -CLOCK_ERROR_NS).any():
-        # Where nearly all operations of a device start before their launch, its clock is behind.
-        process, device = operations.process[launched], operations.device[launched].astype(np.int64)
-        clock = Axis(process, device).place(process, device)
-        for one in distinct(clock):
-            mine = launched[clock == one]
-            behind, most = np.quantile(wait[mine], [_BROKEN, _NEARLY_ALL], method="higher").tolist()
-            wait[mine] -= int(behind) if most < 0 else 0
+def waits(start: Ints, called: Ints, launch: SmallInts) -> Ints:
+    """From each launch to the start of its operation, ns, each by its own clock; 0 without a launch."""
+    wait = np.zeros(len(start), np.int64)
+    for block in blocks(len(wait)):
+        launched = launch[block] != NONE
+        wait[block][launched] = start[block][launched] - called[launch[block][launched]]
     return wait
+
+
+def _behind(operations: Operations, launch: SmallInts, wait: Ints) -> Ints:
+    """Shape (operations,): below zero for a device most of whose operations start before their launch."""
+    if not (wait < -CLOCK_ERROR_NS).any():
+        return np.broadcast_to(np.int64(0), len(wait))
+    found = np.zeros(len(wait), np.int64)
+    launched = np.flatnonzero(launch != NONE)
+    process, device = operations.process[launched], operations.device[launched].astype(np.int64)
+    clock = Axis(process, device).place(process, device)
+    for one in distinct(clock):
+        mine = launched[clock == one]
+        behind, most = np.quantile(wait[mine], [_BROKEN, _NEARLY_ALL], method="higher").tolist()
+        found[mine] = int(behind) if most < 0 else 0
+    return found
 
 
 def _endless(trace: Trace) -> Bools:
@@ -92,8 +102,8 @@ def _endless(trace: Trace) -> Bools:
     """
     operations = trace.operations
     endless = np.zeros(len(operations), np.bool_)
-    length = operations.end - operations.start
-    long = np.flatnonzero((length > _OVERLAP_NS) & (operations.graph_node == 0))
+    of_block = [block.start + np.flatnonzero(_is_long(operations.select(block))) for block in blocks(len(operations))]
+    long = np.concatenate(of_block) if of_block else np.empty(0, np.int64)
     if len(long):
         others = [np.delete(operations.end, long), trace.launches.start, operations.start]
         last = max(int(some.max(initial=LONG_AGO)) for some in others)
@@ -103,6 +113,11 @@ def _endless(trace: Trace) -> Bools:
         goes_on = holds_any(stream, operations.start, stream[long], start + 1, end)
         endless[long] = goes_on & (end > last + _OVERLAP_NS)
     return endless
+
+
+def _is_long(operations: Operations) -> Bools:
+    long: Bools = (operations.end - operations.start > _OVERLAP_NS) & (operations.graph_node == 0)
+    return long
 
 
 def _left_out(operations: Operations, why: str, wrong: Bools) -> list[LeftOut]:

@@ -2,38 +2,77 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.timeline import any_open
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.analysis.intervals.timeline import NONE, any_open
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 
+_SPARSE = 4  # a table by key may be this many times longer than the calls
 
-def match_launches(operations: Operations, launches: Launches) -> Ints:
+
+def match_launches(operations: Operations, launches: Launches) -> SmallInts:
     """Shape (operations,): the index of each operation's launch, -1 without a launch row.
 
     A correlation ID is unique within one process. Where several calls have one (a runtime call and the driver call
     inside it), the launch is the earliest.
     """
+    found = np.full(len(operations), NONE, np.int32)
     if not len(launches.start):
-        return np.full(len(operations), -1, np.int64)
+        return found
     axis, keys = _axis(launches)
-    order = np.lexsort((launches.start, keys))
-    ordered = keys[order]
-    wanted = axis.place(operations.process, operations.correlation)
-    found = np.searchsorted(ordered, wanted).clip(max=len(ordered) - 1)  # the first of equals is the earliest
-    return np.where(ordered[found] == wanted, order[found], -1)
+    earliest = _Earliest(keys, launches.start)
+    for block in blocks(len(found)):
+        found[block] = earliest.at(axis.place(operations.process[block], operations.correlation[block]))
+    return found
 
 
-def dropped_launches(launches: Launches, launch: Ints) -> Bools:
+class _Earliest:
+    """The earliest of the calls that have a key (a place on an axis).
+
+    Correlation IDs are counted up, so that a table by key is little longer than the calls; where it is not, they are
+    sorted.
+    """
+
+    def __init__(self, keys: Ints, start: Ints) -> None:
+        self._first = int(keys.min())
+        length = int(keys.max()) - self._first + 1
+        self._is_table = length <= _SPARSE * len(keys)
+        if not self._is_table:
+            self._call = np.lexsort((start, keys)).astype(np.int32)
+            self._keys = keys[self._call]
+            return
+        self._call = np.full(length, NONE, np.int32)
+        in_order = (start[1:] >= start[:-1]).all()
+        order = None if in_order else np.argsort(start, kind="stable")
+        for block in reversed([*blocks(len(keys))]):  # of several calls the one that is written last counts
+            later = np.arange(*block.indices(len(keys))) if order is None else order[block]
+            self._call[keys[later[::-1]] - self._first] = later[::-1]
+
+    def at(self, key: Ints) -> SmallInts:
+        """The call of each key, -1 without one."""
+        if self._is_table:
+            position = key - self._first
+            known = (position >= 0) & (position < len(self._call))
+            return np.where(known, self._call[np.where(known, position, 0)], NONE)
+        found = np.searchsorted(self._keys, key).clip(max=len(self._keys) - 1)  # the first of equals is the earliest
+        return np.where(self._keys[found] == key, self._call[found], NONE)
+
+
+def dropped_launches(launches: Launches, *launch: Any) -> Bools:
     """Shape (launches,): True for a kernel launch without a GPU operation: dropped records, or a cut-off capture.
 
     A launch while its process captures a graph runs nothing and is not counted; nor is a driver call inside the
-    runtime call that launched the kernel, which has the same correlation ID. ``launch`` is that of each operation.
+    runtime call that launched the kernel, which has the same correlation ID. ``launch`` is that of each operation, in
+    one array or several.
     """
-    matched = np.zeros(len(launches.start), np.bool_)
-    matched[launch[launch >= 0]] = True
+    matched = np.zeros(len(launches.start) + 1, np.bool_)  # the last entry serves operations without a launch
+    for some in launch:
+        matched[some] = True
+    matched = matched[:-1]
     dropped: Bools = (launches.call == LAUNCH) & ~matched
     if dropped.any():
         _, keys = _axis(launches)
@@ -60,6 +99,5 @@ def _in_capture(launches: Launches) -> Bools:
 
 def _axis(launches: Launches) -> tuple[Axis, Ints]:
     """The axis of (process, correlation ID), and the place of each launch on it."""
-    process = process_of(launches.thread)
-    axis = Axis(process, launches.correlation)
-    return axis, axis.place(process, launches.correlation)
+    axis = Axis(process_of(distinct(launches.thread)), launches.correlation)
+    return axis, axis.place(process_of(launches.thread), launches.correlation)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Ints, distinct
+from nsys_analyzer.trace.arrays import Integers, Ints, blocks, distinct
 
 #: The place of a value whose group is not on the axis: before all others.
 OFF_AXIS = -1
@@ -35,13 +35,20 @@ class Axis:
             self._ranked = np.unique(np.concatenate(values))
             self._stretch = 2 * len(self._ranked) + 1  # with a place between any two values
 
-    def place(self, group: Ints, value: Ints) -> Ints:
+    def place(self, group: Integers, value: Ints) -> Ints:
         """Where each (group, value) lies: in the order of group, then value; ``OFF_AXIS`` for an unknown group.
 
         A value that is not on the axis has its place before, between or behind those that are.
         """
-        if not len(self._groups):
-            return np.full(len(group), OFF_AXIS, np.int64)
+        places = np.full(len(group), OFF_AXIS, np.int64)
+        for block in blocks(len(group) if len(self._groups) else 0):
+            places[block] = self._place(group[block], value[block])
+        return places
+
+    def _place(self, group: Integers, value: Ints) -> Ints:
+        group = group.astype(np.int64)  # a product of narrow ones overflows
+        if not self._last:
+            return np.where(group == self._groups[0], self._inside(value), OFF_AXIS)
         # Groups from 0 on, as instances are, need no search.
         code = group if self._is_numbered else np.searchsorted(self._groups, group)
         code = code.clip(0, self._last)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, blocks
 
 NONE = -1
 #: Before every moment of a trace.
@@ -38,8 +38,12 @@ class Timeline:
 
     def at(self, group: Ints, time: Ints) -> Ints:
         """The range open at each (group, time), shape as theirs; -1 where none is."""
-        segment = np.searchsorted(self._boundaries, self._axis.place(group, time), side="right") - 1
-        return self._open[segment]  # before the first boundary: the last entry, -1
+        found = np.empty(len(time), np.int64)
+        for block in blocks(len(time)):
+            place = self._axis.place(group[block], time[block])
+            segment = np.searchsorted(self._boundaries, place, side="right") - 1
+            found[block] = self._open[segment]  # before the first boundary: the last entry, -1
+        return found
 
 
 def _paint(low: Ints, high: Ints) -> Ints:
@@ -68,13 +72,15 @@ def any_open(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints)
     return opened
 
 
-def open_count(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> Ints:
+def open_count(group: Ints, start: Ints, end: Ints, at_group: Ints, at_time: Ints) -> SmallInts:
     """The number of ranges open at each (group, time): those started less those ended."""
     axis = Axis(group, start, end)
-    place = axis.place(at_group, at_time)
-    started = np.searchsorted(np.sort(axis.place(group, start)), place, side="right")
-    ended = np.searchsorted(np.sort(axis.place(group, end)), place, side="right")
-    return started - ended
+    starts, ends = np.sort(axis.place(group, start)), np.sort(axis.place(group, end))
+    count = np.empty(len(at_time), np.int32)
+    for block in blocks(len(at_time)):
+        place = axis.place(at_group[block], at_time[block])
+        count[block] = np.searchsorted(starts, place, side="right") - np.searchsorted(ends, place, side="right")
+    return count
 
 
 def contained(group: Ints, start: Ints, end: Ints) -> Bools:
@@ -117,7 +123,7 @@ def last_before(group: Ints, time: Ints, at_group: Ints, end: Ints) -> Ints:
     return np.where(groups[before] == at_group, times[before], LONG_AGO)
 
 
-def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints, Ints]:
+def unions(group: Integers, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints, Ints]:
     """The time covered by the intervals of each group (0 to ``groups - 1``), overlaps counted once, and its bounds.
 
     Returns:
@@ -128,15 +134,20 @@ def unions(group: Ints, start: Ints, end: Ints, groups: int) -> tuple[Ints, Ints
         return covered, first, last
     # Groups lie one behind the other on the axis, so that one sort and one running maximum serve all.
     axis = Axis(np.arange(groups), start, end)
-    begin, finish = axis.place(group, start), axis.place(group, end)
-    order = np.argsort(begin, kind="stable")
-    begin, finish, ordered = begin[order], finish[order], group[order]
-    reached = np.maximum.accumulate(finish)
-    begin[1:] = np.maximum(begin[1:], reached[:-1])  # what is covered already; of another group all lies before
-    fresh = axis.length(begin, np.maximum(finish, begin))
-    at = np.flatnonzero(np.diff(ordered, prepend=-1))
-    seen = ordered[at]
-    covered[seen] = np.add.reduceat(fresh, at)
-    first[seen] = start[order[at]]
-    last[seen] = axis.value(reached[np.append(at[1:], len(order)) - 1])
+    begin = axis.place(group, start)
+    order = np.argsort(begin, kind="stable") if (begin[1:] < begin[:-1]).any() else None
+    before, reached = np.int64(NONE), np.int64(OFF_AXIS)  # the last group so far, and its latest end
+    for block in blocks(len(begin)):
+        some = block if order is None else order[block]
+        owner, begun, ended = group[some], begin[some], axis.place(group[some], end[some])
+        opens = np.append(owner[0] != before, owner[1:] != owner[:-1])
+        first[owner[opens]] = axis.value(begun[opens])
+        latest = np.maximum(np.maximum.accumulate(ended), reached)
+        # What is covered already; of another group all lies before.
+        begun = np.maximum(begun, np.append(reached, latest[:-1]))
+        opens[0] = True
+        at = np.flatnonzero(opens)
+        covered[owner[at]] += np.add.reduceat(axis.length(begun, np.maximum(ended, begun)), at)
+        last[owner[at]] = axis.value(latest[np.append(at[1:], len(owner)) - 1])
+        before, reached = owner[-1], latest[-1]
     return covered, first, last

@@ -48,7 +48,6 @@ MOVING = (
 #: Characters of a kernel's name that are looked at: C++ templates make names of ten thousand.
 LONGEST_NAME = 20_000
 
-_COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
 _MANGLED = re.compile(r"_ZL?(?=N?K?L?\d)N?K?L?")
 #: Of the Itanium ABI's mangled names: a number as a template argument, an identifier behind its length; and, to be
 #: passed over, types and back references with digits of their own.
@@ -93,7 +92,7 @@ def first_rule(name: str) -> Rule | None:
         known = alias.kernel_class in CLASSES
         return Rule(alias.kernel_class, re.escape(name), name, alias.part_of) if known else None
     text = readable(name[:LONGEST_NAME])
-    return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
+    return next((rule for rule in RULES if re.search(rule.pattern, text)), None)  # compiled when first needed
 
 
 def open_classes(name: str) -> frozenset[str]:

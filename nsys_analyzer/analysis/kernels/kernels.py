@@ -13,7 +13,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import Attribution
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
 from nsys_analyzer.analysis.kernels.classes import OTHER, classify, open_classes
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, SmallInts
 from nsys_analyzer.trace.columns import Operations
 from nsys_analyzer.trace.trace import Trace
 
@@ -27,7 +27,7 @@ class Kernels:
         names, classes: shape (kernels,), the full name and the class of each. A name is there once for each class.
     """
 
-    code: Ints
+    code: SmallInts
     names: tuple[str, ...]
     classes: tuple[str, ...]
 
@@ -64,12 +64,12 @@ def _by_name_and_class(
     """A kernel for every pair of a name and a class that an operator gives it."""
     number: dict[tuple[str, str], int] = {}
     by_name = [number.setdefault(pair, len(number)) for pair in zip(operations.names, classes, strict=True)]
-    code = np.array([*by_name, NONE], np.int64)[operations.name]
+    code = np.array([*by_name, NONE], np.int32)[operations.name]
     launched, operator = undecided[operator != NONE], operator[operator != NONE]
     # A name and an operator as one integer, so that numpy finds the distinct pairs.
     pair = operations.name[launched].astype(np.int64) * len(operators) + operator
     pairs, position = np.unique(pair, return_inverse=True)
     names = [(operations.names[one // len(operators)], operators[one % len(operators)]) for one in pairs.tolist()]
     decided = [number.setdefault((name, classify(name, by)), len(number)) for name, by in names]
-    code[launched] = np.array(decided, np.int64)[position]
+    code[launched] = np.array(decided, np.int32)[position]
     return Kernels(code, tuple(name for name, _ in number), tuple(one for _, one in number))

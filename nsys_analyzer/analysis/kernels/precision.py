@@ -92,13 +92,11 @@ PRECISION_RULES: tuple[PrecisionRule, ...] = (
     ),
 )
 
-_COMPILED = tuple((re.compile(rule.pattern), rule) for rule in PRECISION_RULES)
-
 
 def first_precision_rule(name: str) -> PrecisionRule | None:
     """The rule that decides the precision of the matmul or attention kernel ``name``, or None."""
     text = name[:LONGEST_NAME]
-    return next((rule for pattern, rule in _COMPILED if pattern.search(text)), None)
+    return next((rule for rule in PRECISION_RULES if re.search(rule.pattern, text)), None)
 
 
 @cache

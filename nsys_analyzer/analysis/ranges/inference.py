@@ -18,7 +18,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
 from nsys_analyzer.trace.trace import Trace
 
@@ -50,7 +50,7 @@ class _Found:
     replaced: tuple[str, ...] = ()  # names of a framework's ranges that are no phase, since they hold a whole step
 
 
-def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple[Trace, Mapping[str, str]]:
+def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> tuple[Trace, Mapping[str, str]]:
     """Adds ranges for the phases that can be inferred from a framework's own ranges and operators.
 
     Returns:
@@ -62,7 +62,7 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: Ints) -> tuple
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
     named = roles.leaf & ~_named(trace.ranges, is_framework_name)
-    processes = np.setdiff1d(process_of(trace.launches.thread), process_of(trace.ranges.thread[named]))
+    processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[named]))
     if not len(processes):
         return trace, {}
     launched = np.unique(launch)

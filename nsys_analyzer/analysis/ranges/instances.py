@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,14 @@ from nsys_analyzer.analysis.attribution.attribution import (
     timeline,
     waiting_range,
 )
-from nsys_analyzer.analysis.attribution.causality import consistent
+from nsys_analyzer.analysis.attribution.causality import consistent, waits
 from nsys_analyzer.analysis.attribution.launches import dropped_launches
 from nsys_analyzer.analysis.intervals.timeline import NONE, any_open, contained, holds_any, last_before
 from nsys_analyzer.analysis.kernels.kernels import Kernels, find_kernels
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import LAUNCH, Ranges, process_of
 from nsys_analyzer.trace.phase_names import normalized_name
 from nsys_analyzer.trace.trace import Trace
@@ -63,7 +64,7 @@ class AttributedTrace:
     Attributes:
         as_recorded, trace: the trace as it was, and without the operations that contradict it, with a range for each
             inferred phase.
-        unmeasured, wait: as of :class:`Consistent`.
+        unmeasured: as of :class:`Consistent`.
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
@@ -71,9 +72,15 @@ class AttributedTrace:
         self.as_recorded = trace
         sound = consistent(trace)
         self.trace, inferred = with_inferred_phases(sound.trace, names, sound.launch)
-        self.unmeasured, self.wait = sound.unmeasured, sound.wait
+        self.unmeasured, self._behind = sound.unmeasured, sound.behind
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
         self.attribution: Attribution = attribute(self.trace, self.roles, sound.launch)
+
+    def wait(self, chosen: Any) -> Ints:
+        """From the launch of each of some operations to its start, ns, by one clock; 0 without a launch."""
+        operations, launch = self.trace.operations, self.attribution.launch
+        wait: Ints = waits(operations.start[chosen], self.trace.launches.start, launch[chosen]) - self._behind[chosen]
+        return wait
 
     @cached_property
     def instances(self) -> Instances:
@@ -149,16 +156,15 @@ class AttributedTrace:
     @cached_property
     def lost(self) -> Ints:
         """The kernel launches whose kernel the capture lacks: indices into ``trace.launches``."""
-        known = np.concatenate([self.attribution.launch, self.unmeasured])
-        return np.flatnonzero(dropped_launches(self.trace.launches, known))
+        return np.flatnonzero(dropped_launches(self.trace.launches, self.attribution.launch, self.unmeasured))
 
     @cached_property
-    def instance_pair(self) -> tuple[Ints, Ints]:
+    def instance_pair(self) -> tuple[SmallInts, SmallInts]:
         """Shape (operations,) each: the instance of a phase and the step that each operation belongs to, or -1."""
         return self._instance_of(self.roles.leaf), self._instance_of(self.roles.mask(STEP))
 
-    def _instance_of(self, family: Bools) -> Ints:
-        lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int64)  # the last entry serves index -1
+    def _instance_of(self, family: Bools) -> SmallInts:
+        lookup = np.full(len(self.trace.ranges) + 1, NONE, np.int32)  # the last entry serves index -1
         lookup[self.instances.range] = np.arange(len(self.instances.range))
         found = lookup[self.attribution.outermost(family)]
         if self.warm.any():  # a measured instance may hold a warm-up range, whose work is not its own

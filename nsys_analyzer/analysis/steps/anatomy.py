@@ -13,7 +13,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.trace.arrays import Ints, SmallInts
+from nsys_analyzer.trace.arrays import Codes, Integers, Ints
 from nsys_analyzer.trace.columns import Operations
 
 #: What an operation does, in the order in which one hides the other.
@@ -34,7 +34,7 @@ class Fragments:
     window: Ints
     start: Ints
     end: Ints
-    rank: SmallInts
+    rank: Codes
     fresh: Ints
 
 
@@ -74,7 +74,7 @@ class Anatomy:
         return self.compute, self.exposed_copy, self.exposed_communication, self.idle
 
 
-def dissect(windows: Windows, operations: Operations, chosen: Ints, rank: SmallInts) -> Anatomy:
+def dissect(windows: Windows, operations: Operations, chosen: Integers, rank: Codes) -> Anatomy:
     """The anatomy of the steps on one device.
 
     Args:
@@ -94,7 +94,7 @@ def dissect(windows: Windows, operations: Operations, chosen: Ints, rank: SmallI
     return Anatomy(wall, compute, copies, communication, idle, fragments, _gaps(windows, fragments, operations, chosen))
 
 
-def _fragments(windows: Windows, operations: Operations, chosen: Ints, rank: SmallInts) -> Fragments:
+def _fragments(windows: Windows, operations: Operations, chosen: Integers, rank: Codes) -> Fragments:
     start, end = operations.start[chosen], operations.end[chosen]
     first = np.searchsorted(windows.end, start, side="right")  # the first step that ends behind its start
     last = np.searchsorted(windows.start, end, side="left") - 1  # the last one that begins before its end
@@ -105,11 +105,11 @@ def _fragments(windows: Windows, operations: Operations, chosen: Ints, rank: Sma
     finish = np.minimum(end[index], windows.end[window])
     kept = np.flatnonzero(finish > begin)
     kept = kept[np.argsort(begin[kept], kind="stable")]  # the later parts of what spans several steps
-    operation, begin, finish = chosen[index[kept]], begin[kept], finish[kept]
+    operation, begin, finish = chosen[index[kept]].astype(np.int64), begin[kept], finish[kept]
     return Fragments(operation, window[kept], begin, finish, rank[operation], _fresh(begin, finish, rank[operation]))
 
 
-def _fresh(start: Ints, end: Ints, rank: SmallInts) -> Ints:
+def _fresh(start: Ints, end: Ints, rank: Codes) -> Ints:
     """Shape (fragments,): the time of each that nothing before it covers, ns; the starts are in order."""
     fresh = np.zeros(len(start), np.int64)
     hiding = np.zeros(len(start), np.bool_)
@@ -129,7 +129,7 @@ def reached_before(end: Ints) -> Ints:
     return np.append(np.int64(-(2**62)), np.maximum.accumulate(end))[:-1]
 
 
-def _gaps(windows: Windows, fragments: Fragments, operations: Operations, chosen: Ints) -> Gaps:
+def _gaps(windows: Windows, fragments: Fragments, operations: Operations, chosen: Integers) -> Gaps:
     """Every gap of every step: before its first work, between work, and behind its last."""
     steps = np.arange(len(windows))
     # Each step opens with an empty interval at its start and closes with one at its end.
@@ -148,12 +148,12 @@ def _gaps(windows: Windows, fragments: Fragments, operations: Operations, chosen
     return Gaps(reached[gap - 1], start[gap], window[gap], following)
 
 
-def pieces_of(operations: Operations, chosen: Ints, rank: SmallInts) -> tuple[Ints, Ints, Ints]:
+def pieces_of(operations: Operations, chosen: Integers, rank: Codes) -> tuple[Ints, Ints, Ints]:
     """What a device works on from moment to moment: (operation, start, end) of pieces that do not overlap, in order.
 
     Of an operation that others hide in part, each part that nothing hides is a piece.
     """
-    chosen = chosen[operations.end[chosen] > operations.start[chosen]]
+    chosen = chosen[operations.end[chosen] > operations.start[chosen]].astype(np.int64)
     chosen = chosen[np.argsort(operations.start[chosen], kind="stable")]
     start, end, ranks = operations.start[chosen], operations.end[chosen], rank[chosen]
     found: list[tuple[Ints, Ints, Ints]] = []

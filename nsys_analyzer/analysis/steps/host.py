@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     COPY,
@@ -60,7 +60,7 @@ class Host:
     """
 
     calls: Launches
-    index: Ints
+    index: SmallInts
     waiting: Ints
     slow: Ints
     allocating: Ints
@@ -89,13 +89,11 @@ def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int]
     """
     trace = attributed.trace
     launches = trace.launches
-    launched = attributed.attribution.launch
-    used = launched[(launched != NONE) & (trace.operations.process == process)]
-    threads = distinct(launches.thread[used])
+    threads = distinct(taken(launches.thread, attributed.attribution.launch, NONE))
     chosen = np.zeros(len(launches), np.bool_)
     for thread in threads[process_of(threads) == process]:
         chosen |= launches.thread == thread
-    index = np.flatnonzero(chosen)
+    index = np.flatnonzero(chosen).astype(np.int32)
     calls = launches if chosen.all() else launches.select(index)
     if (calls.start[1:] <= calls.start[:-1]).any():
         order = np.lexsort((-calls.end, calls.start))
@@ -104,21 +102,15 @@ def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int]
     if inside.any():
         index, calls = index[~inside], calls.select(~inside)
     waiting = np.flatnonzero((calls.call == SYNCHRONIZE) | (calls.call == COPY))
-    lasting = (calls.end - calls.start)[waiting]
+    lasting = calls.end[waiting] - calls.start[waiting]
     waiting = waiting[(calls.call[waiting] == SYNCHRONIZE) | (lasting > _BLOCKS_NS)]
     # Where another thread goes on meanwhile, the program does not wait.
-    following = np.append(calls.start[1:], np.iinfo(np.int64).max)
-    waiting = waiting[following[waiting] >= calls.end[waiting] - _SKEW_NS]
-    others = ~np.isin(calls.call, (SYNCHRONIZE, COPY, ALLOCATE, FREE))
-    slow = np.flatnonzero(others & (calls.end - calls.start >= PAUSE_NS))
+    following = taken(calls.start, np.where(waiting + 1 < len(calls), waiting + 1, NONE), np.iinfo(np.int64).max)
+    waiting = waiting[following >= calls.end[waiting] - _SKEW_NS]
+    slow = _lasting(calls, PAUSE_NS)
+    slow = slow[~np.isin(calls.call[slow], (SYNCHRONIZE, COPY, ALLOCATE, FREE))]
     allocating = np.flatnonzero((calls.call == ALLOCATE) | (calls.call == FREE))
-    reached = np.maximum.accumulate(calls.end) if len(calls) else calls.end
-    first, last = bounds if bounds and len(calls) else (0, 0)
-    begin, end = np.append(first, reached), np.append(calls.start, last)
-    long = np.flatnonzero(end - begin >= PAUSE_NS)
-    if not bounds:
-        long = long[(long > 0) & (long < len(calls))]
-    pauses = Cover.of(begin[long], end[long])
+    pauses = _pauses(calls, bounds)
     ranges = trace.ranges
     # The main thread's ranges tell what the program does; autograd's are operators.
     listed = np.flatnonzero((process_of(ranges.thread) == process) & ~np.isin(ranges.thread, autograd_threads(trace)))
@@ -133,6 +125,29 @@ def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int]
     return Host(
         calls, index, waiting, slow, allocating, allocations, pauses, around, loading, ranges, lines, listed, process
     )
+
+
+def _lasting(calls: Launches, least: int) -> Ints:
+    """The positions of the calls that take at least so many ns."""
+    parts = (
+        block.start + np.flatnonzero(calls.end[block] - calls.start[block] >= least) for block in blocks(len(calls))
+    )
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _pauses(calls: Launches, bounds: tuple[int, int] | None) -> Cover:
+    """The long stretches between calls; with bounds also before the first call and behind the last."""
+    if not len(calls):
+        return Cover.of(calls.start, calls.end)
+    over = np.maximum.accumulate(calls.end)
+    over += PAUSE_NS  # from here on a stretch is long
+    long = np.flatnonzero(calls.start[1:] >= over[:-1])
+    begin, end = over[long] - PAUSE_NS, calls.start[long + 1]
+    if bounds:
+        begin = np.concatenate([bounds[:1], begin, over[-1:] - PAUSE_NS])
+        end = np.concatenate([calls.start[:1], end, bounds[1:]])
+        begin, end = begin[end - begin >= PAUSE_NS], end[end - begin >= PAUSE_NS]
+    return Cover.of(begin, end)
 
 
 def _inside_another(calls: Launches) -> Bools:

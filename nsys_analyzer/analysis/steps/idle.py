@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, Gaps, reached_before
 from nsys_analyzer.analysis.steps.host import Host
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Codes, Ints
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 
 Cause = Literal["sync", "allocator", "copy", "launch", "host", "data", "communication", "unknown"]
@@ -75,7 +75,7 @@ class Causes:
         return np.select([parts == 0, parts == 1], [self.base, self.pause], _ALLOCATOR)
 
 
-def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: SmallInts, steps: Bools) -> Causes:
+def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Codes, steps: Bools) -> Causes:
     """The causes of the gaps of one device.
 
     Args:
@@ -116,7 +116,7 @@ def _within(cover: Cover, gaps: Gaps, until: Ints) -> Ints:
     return covered
 
 
-def _bases(gaps: Gaps, host: Host, queued: Bools, known: Bools, rank: SmallInts) -> tuple[Ints, Ints]:
+def _bases(gaps: Gaps, host: Host, queued: Bools, known: Bools, rank: Codes) -> tuple[Ints, Ints]:
     """What each gap is due to besides pauses and the allocator, and the call that keeps it open, or -1.
 
     That is the call that waits when the gap begins, or else one that takes long before the gap ends.

@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import Gaps
 from nsys_analyzer.analysis.steps.host import Host
 from nsys_analyzer.analysis.steps.idle import CAUSES
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts
 from nsys_analyzer.trace.columns import PROCESS_MASK, Ranges, pid_of, process_of
 
 #: Lanes of ranges inside each other, and lanes of streams.
@@ -48,7 +48,7 @@ class Lane:
 
 
 def draw_lanes(
-    attributed: AttributedTrace, host: Host, bounds: tuple[int, int], chosen: Ints, labels: SmallInts,
+    attributed: AttributedTrace, host: Host, bounds: tuple[int, int], chosen: Integers, labels: SmallInts,
     classes: tuple[str, ...], gaps: Gaps, causes: Ints,
 ) -> tuple[Lane, ...]:  # fmt: skip
     """The lanes of one step.

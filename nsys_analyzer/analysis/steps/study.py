@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.summary.profiler_cost import (
     slowness,
 )
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
+from nsys_analyzer.trace.arrays import Bools, Codes, Integers, Ints, SmallInts
 from nsys_analyzer.trace.columns import (
     COPY,
     DEVICE_TO_PAGEABLE,
@@ -66,10 +66,10 @@ class Study:
     """
 
     replay: Replay
-    kind: SmallInts
+    kind: Codes
     size: Ints
     copy: SmallInts
-    kernel: Ints
+    kernel: SmallInts
     kernels: tuple[str, ...]
     classes: tuple[str, ...]
     phase: Ints
@@ -77,7 +77,7 @@ class Study:
     part: Bools
     duration: Ints
     first: Bools
-    call: SmallInts
+    call: Codes
     api: SmallInts
     apis: tuple[str, ...]
     caller: tuple[str, ...]
@@ -134,7 +134,7 @@ class Study:
 
 
 def study_steps(
-    attributed: AttributedTrace, windows: Windows, host: Host, chosen: Ints, rank: SmallInts, gpu: Gpu | None
+    attributed: AttributedTrace, windows: Windows, host: Host, chosen: Integers, rank: Codes, gpu: Gpu | None
 ) -> Study | None:
     """Studies the steps around the median one; None where no launch is known.
 
@@ -155,14 +155,14 @@ def study_steps(
     if len(calls) < 2:
         return None
     following = np.append(calls.start[1:], host.calls.start[high] if high < len(host.calls) else calls.end[-1])
-    position = np.full(len(attributed.trace.launches) + 1, NONE)
+    position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     position[host.index[low:high]] = np.arange(high - low)
     launched = position[attributed.attribution.launch]
     mine = chosen[launched[chosen] != NONE]
     if not len(mine):
         return None
     mine, begin, end = pieces_of(operations, mine, rank)
-    launch = launched[mine]
+    launch = launched[mine].astype(np.int64)
     replayed = _gpu_side(begin, end, calls.start[launch])
     awaited, own, lag = _waits(
         calls, launch, end, np.isin(operations.copy[mine], (PAGEABLE_TO_DEVICE, DEVICE_TO_PAGEABLE))
@@ -311,7 +311,8 @@ def _profiler_costs(attributed: AttributedTrace, process: int, start: Ints, end:
     ]
     recorded += [(trace.operators, OPERATOR, 1.0)] if trace.metadata.profiler == "torch" else []
     for events, cost, factor in recorded:
-        times = np.sort(events.start[process_of(events.thread) == process])
+        near = events.select((events.start >= start.min()) & (events.start <= end.max()))
+        times = np.sort(near.start[process_of(near.thread) == process])
         many = np.searchsorted(times, end) - np.searchsorted(times, start)
         low += many * cost.low_us * factor * 1e3
         high += many * cost.high_us * factor * 1e3

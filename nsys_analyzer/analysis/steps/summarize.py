@@ -30,7 +30,7 @@ from nsys_analyzer.analysis.steps.step import (
 from nsys_analyzer.analysis.steps.study import study_steps
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct
 from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of
 
 #: Operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
@@ -45,14 +45,16 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
     """The steps of one process by its global ID; None where it has no step, or nothing on a GPU."""
     windows = find_windows(attributed, process)
     operations = attributed.trace.operations
-    mine = np.flatnonzero(operations.process == process)
+    mine = np.flatnonzero(operations.process == process).astype(np.int32)
     if windows is None or not len(mine):
         return None
     every, windows = windows, _some_of(windows, len(mine))
     host = find_host(attributed, process, (int(every.start[0]), int(every.end[-1])))
     view = _View(attributed, windows, every, host)
-    devices = np.unique(operations.device[mine]).tolist()
-    chosen = [mine[operations.device[mine] == device] for device in devices]
+    on = operations.device[mine]
+    devices = distinct(on).tolist()
+    chosen = [mine[on == device] for device in devices] if len(devices) > 1 else [mine]
+    del mine, on
     dissected = [view.device(device, index) for device, index in zip(devices, chosen, strict=True)]
     main = int(np.argmax([one.parts.compute_ms for one in dissected]))
     gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
@@ -108,21 +110,21 @@ class _View:
         self.label = of_kernel[kernels.code]
         self.label[operations.of_kind(MEMCPY)] = self.label[operations.of_kind(MEMSET)] = code[_FILLS]
         self.label[operations.of_kind(GRAPH)] = code[UNKNOWN]
-        self.rank = np.full(len(operations), COMPUTE, np.int32)
+        self.rank = np.full(len(operations), COMPUTE, np.int8)
         self.rank[operations.of_kind(MEMCPY)] = COPYING
         if COMMUNICATION in code:
             self.rank[self.label == code[COMMUNICATION]] = COMMUNICATING
         self.phase_names = (*attributed.instances.phases, OUTSIDE)
         outside = len(self.phase_names) - 1
+        phase_of = np.append(attributed.instances.phase, outside).astype(np.int32)
         # The last entry serves what follows the last operation.
-        self.phase = np.append(
-            np.append(attributed.instances.phase, outside).astype(np.int32)[attributed.instance_pair[0]], outside
-        )
-        placed = attributed.attribution.thread != NONE
-        self.launched = np.where(placed, attributed.attribution.time, LONG_AGO)
+        self.phase = np.full(len(operations) + 1, outside, np.int32)
+        np.take(phase_of, attributed.instance_pair[0], out=self.phase[:-1], mode="wrap")
+        placed, time = attributed.attribution.thread != NONE, attributed.attribution.time
+        self.launched = time if placed.all() else np.where(placed, time, LONG_AGO)
         self.steps = attributed.roles.mask(STEP, OTHER_STEP)
 
-    def device(self, device: int, chosen: Ints) -> DeviceSteps:
+    def device(self, device: int, chosen: SmallInts) -> DeviceSteps:
         """The steps on one device, of which ``chosen`` are the operations."""
         sums = self._nothing()
         for part, some in self._chunks(chosen):
@@ -162,14 +164,15 @@ class _View:
         figures = zip(names, sums.launches.tolist(), sums.kernels.of(steps), strict=True)
         return (KernelTime(*name, launches / steps, *ms) for name, launches, ms in figures)
 
-    def _chunks(self, chosen: Ints) -> Sequence[tuple[Windows, Ints]]:
+    def _chunks(self, chosen: SmallInts) -> Sequence[tuple[Windows, SmallInts]]:
         """The windows in parts, each with the operations that may touch them, in order of their starts."""
         operations, windows = self.attributed.trace.operations, self.windows
         start = operations.start[chosen]
         if (start[1:] < start[:-1]).any():
-            order = np.argsort(start, kind="stable")
-            chosen, start = chosen[order], start[order]
-        reached = np.maximum.accumulate(operations.end[chosen])
+            chosen = chosen[np.argsort(start, kind="stable")]
+            start = operations.start[chosen]
+        reached = operations.end[chosen]
+        np.maximum.accumulate(reached, out=reached)
         low = np.searchsorted(reached, windows.start, side="right")
         # With the operation that follows the last window: what ends its last gap.
         high = np.minimum(np.searchsorted(start, windows.end) + 1, len(chosen))
@@ -181,7 +184,7 @@ class _View:
             found.append((windows.select(picked), some))
         return found
 
-    def _add(self, sums: _Sums, windows: Windows, chosen: Ints) -> None:
+    def _add(self, sums: _Sums, windows: Windows, chosen: SmallInts) -> None:
         anatomy, causes = self._dissect(windows, chosen)
         fragments, gaps = anatomy.fragments, anatomy.gaps
         steps = np.arange(len(windows))
@@ -210,19 +213,19 @@ class _View:
         begins = fragments.start[compute] == self.attributed.trace.operations.start[operation]
         sums.launches += np.bincount(kernel[begins], minlength=len(sums.launches))
 
-    def _dissect(self, windows: Windows, chosen: Ints) -> tuple[Anatomy, Causes]:
+    def _dissect(self, windows: Windows, chosen: SmallInts) -> tuple[Anatomy, Causes]:
         anatomy = dissect(windows, self.attributed.trace.operations, chosen, self.rank)
         return anatomy, find_causes(anatomy.gaps, self.host, self.launched, self.rank, self.steps)
 
-    def latency(self, chosen: Ints) -> tuple[float, float] | None:
+    def latency(self, chosen: SmallInts) -> tuple[float, float] | None:
         """From launches to the starts of their operations, µs: median and 90th percentile."""
-        waits = self.attributed.wait[self._near_the_middle(chosen)]
+        waits = self.attributed.wait(self._near_the_middle(chosen))
         if not len(waits):
             return None
         median, most = (np.percentile(waits, [50, 90]) / 1e3).tolist()
         return median, most
 
-    def queue(self, chosen: Ints) -> tuple[float, int] | None:
+    def queue(self, chosen: SmallInts) -> tuple[float, int] | None:
         """The operations that are launched and not done when another is launched: median and most."""
         mine = self._near_the_middle(chosen)
         if not len(mine):
@@ -232,15 +235,15 @@ class _View:
         waiting = np.maximum(np.arange(len(mine)) - np.searchsorted(ended, launched, side="right"), 0)
         return float(np.median(waiting)), int(waiting.max())
 
-    def _near_the_middle(self, chosen: Ints) -> Ints:
+    def _near_the_middle(self, chosen: SmallInts) -> SmallInts:
         """The operations that are launched in some steps of the middle of the capture."""
         middle = len(self.every) // 2
         low, high = max(0, middle - _LOOKED_AT), min(len(self.every), middle + _LOOKED_AT)
         time = self.launched[chosen]
-        near: Ints = chosen[(time >= self.every.called[low]) & (time < self.every.called[high])]
+        near: SmallInts = chosen[(time >= self.every.called[low]) & (time < self.every.called[high])]
         return near
 
-    def lanes(self, chosen: Ints) -> tuple[Lane, ...]:
+    def lanes(self, chosen: SmallInts) -> tuple[Lane, ...]:
         """A step of median duration as it passed."""
         length = self.windows.end - self.windows.start
         middle = np.argsort(length, kind="stable")[(len(length) - 1) // 2]
@@ -275,6 +278,6 @@ def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:
     return tuple(sorted((one for one in rows if one.ms), key=lambda one: -one.ms))
 
 
-def _sums(group: Ints, ns: Ints, groups: int) -> Ints:
+def _sums(group: SmallInts, ns: Ints, groups: int) -> Ints:
     sums: Ints = np.bincount(group, ns, groups).astype(np.int64)
     return sums

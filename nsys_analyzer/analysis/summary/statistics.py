@@ -13,7 +13,7 @@ import numpy as np
 from nsys_analyzer.analysis.intervals.timeline import unions
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.kernels import Kernels
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks
 from nsys_analyzer.trace.columns import GRAPH, KINDS, Operations
 
 _NS_PER_MS = 1e6
@@ -141,19 +141,21 @@ class GpuClocks:
     opaque: Ints
 
 
-def gpu_clocks(operations: Operations, instance: Ints, instances: int) -> GpuClocks:
+def gpu_clocks(operations: Operations, instance: SmallInts, instances: int) -> GpuClocks:
     """The clocks of so many instances; ``instance``, shape (operations,), is that of each operation, -1 for none."""
     # Operations without an instance are a group of their own, dropped at the end: cheaper than leaving them out.
     group, groups = instance + 1, instances + 1
-    kernels = operations.kernels
-    duration = (operations.end - operations.start)[kernels]
     busy, first, last = unions(group, operations.start, operations.end, groups)
+    kernels = operations.kernels
+    of_instance = instance[kernels]
+    no_code = np.broadcast_to(np.int32(0), len(of_instance))
+    count, ns = sums_of(operations.select(kernels), of_instance, no_code, (instances, 1))
     return GpuClocks(
         span=(last - first)[1:],
         busy=busy[1:],
-        kernel_time=np.bincount(group[kernels], duration, groups).astype(np.int64)[1:],
+        kernel_time=ns[:, 0],
         last_end=last[1:],
-        kernels=np.bincount(group[kernels], minlength=groups)[1:],
+        kernels=count[:, 0],
         opaque=np.bincount(group[operations.of_kind(GRAPH)], minlength=groups)[1:],
     )
 
@@ -175,7 +177,9 @@ class Totals:
     threads: Ints
 
 
-def totals(operations: Operations, kernel: Ints, thread: Ints, group: Ints, sizes: tuple[int, int, int]) -> Totals:
+def totals(
+    operations: Operations, kernel: SmallInts, thread: SmallInts, group: SmallInts, sizes: tuple[int, int, int]
+) -> Totals:
     """Sums of the operations of each group.
 
     Args:
@@ -184,21 +188,28 @@ def totals(operations: Operations, kernel: Ints, thread: Ints, group: Ints, size
         sizes: the numbers of distinct kernels, threads and groups.
     """
     distinct, threads, groups = sizes
-    duration, kernels = operations.end - operations.start, operations.kernels
+    kernels = operations.kernels
     others = slice(kernels.stop, None)  # kernels come first
+    running, rest = operations.select(kernels), operations.select(others)
     return Totals(
-        _sums(group[kernels], kernel[kernels], (groups, distinct)),
-        _sums(group[kernels], kernel[kernels], (groups, distinct), duration[kernels]),
-        _sums(group[others], operations.kind[others], (groups, len(KINDS))),
-        _sums(group[others], operations.kind[others], (groups, len(KINDS)), duration[others]),
-        _sums(group[kernels], thread[kernels], (groups, threads + 1)),
+        *sums_of(running, group[kernels], kernel[kernels], (groups, distinct)),
+        *sums_of(rest, group[others], rest.kind, (groups, len(KINDS))),
+        sums_of(running, group[kernels], thread[kernels], (groups, threads + 1))[0],
     )
 
 
-def _sums(group: Ints, code: Any, shape: tuple[int, int], values: Ints | None = None) -> Ints:
-    """Counts, or sums of values (exact below 2**53), by group and code; group -1 has no row."""
-    sums = np.bincount((group + 1) * shape[1] + code, values, (shape[0] + 1) * shape[1])
-    return sums.astype(np.int64).reshape(shape[0] + 1, shape[1])[1:]
+def sums_of(operations: Operations, group: Any, code: Any, shape: tuple[int, int]) -> tuple[Ints, Ints]:
+    """The number of operations and their duration (ns, exact below 2**53) by group and code; group -1 has no row.
+
+    ``group`` and ``code`` have shape (operations,), the results ``shape``: as many groups and codes.
+    """
+    rows, width = shape[0] + 1, shape[1]
+    count, ns = np.zeros(rows * width, np.int64), np.zeros(rows * width)
+    for block in blocks(len(group), least=rows * width):
+        key = (group[block].astype(np.int64) + 1) * width + code[block]
+        count += np.bincount(key, minlength=rows * width)
+        ns += np.bincount(key, operations.end[block] - operations.start[block], rows * width)
+    return count.reshape(rows, width)[1:], ns.astype(np.int64).reshape(rows, width)[1:]
 
 
 def kernel_rows(kernels: Kernels, launches: Ints, ns: Ints, instances: int) -> tuple[KernelRow, ...]:

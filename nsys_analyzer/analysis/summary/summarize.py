@@ -30,6 +30,7 @@ from nsys_analyzer.analysis.summary.statistics import (
     gpu_clocks,
     kernel_rows,
     memory_rows,
+    sums_of,
     totals,
     values_ms,
 )
@@ -37,8 +38,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Pha
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.columns import KERNEL, process_of
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
+from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
 from nsys_analyzer.trace.trace import Trace
 
@@ -72,12 +73,14 @@ class _ProcessView:
         self.own_instances = self.instances.process == process.global_pid
         launches = attributed.trace.launches
         self.launch = attributed.attribution.launch[self.mine]
-        launched = self.launch != NONE
-        thread = launches.thread[self.launch[launched]]
-        self.threads = distinct(thread)
+        self.launched = self.launch != NONE
+        thread = taken(launches.thread, self.launch, NONE)
+        self.threads = distinct(thread if self.launched.all() else thread[self.launched])
         # The code behind all threads is that of no launch.
-        self.thread = np.full(len(self.operations), len(self.threads))
-        self.thread[launched] = np.searchsorted(self.threads, thread)
+        self.thread = np.full(len(self.operations), len(self.threads), np.int32)
+        for block in blocks(len(thread)):
+            launched = self.launched[block]
+            self.thread[block][launched] = np.searchsorted(self.threads, thread[block][launched])
         self.recorded = RecordedEvents(attributed.as_recorded, process.global_pid)
 
     def summary(self, name: str, configuration: Configuration | None) -> CaptureSummary:
@@ -128,7 +131,7 @@ class _ProcessView:
         incomplete = self.own_instances & self.instances.incomplete
         if self.attributed.out_of_memory(self.process.global_pid):
             return "oom"
-        if not (self.operations.kind == KERNEL).any():
+        if self.operations.kernels.stop == 0:
             return "no_kernels"
         return "partial" if open_phases or incomplete.any() else "ok"
 
@@ -138,18 +141,18 @@ class _ProcessView:
         *leaves, other_step, last = range(len(self.instances.phases))
         return (*self._group(leaf, leaves), *self._group(step, [other_step, last]))
 
-    def _group(self, instance: Ints, codes: Sequence[int]) -> Iterator[PhaseSummary]:
+    def _group(self, instance: SmallInts, codes: Sequence[int]) -> Iterator[PhaseSummary]:
         """The phases of these codes that occur, from the instance of each operation."""
         clocks = gpu_clocks(self.operations, instance, len(self.instances.range))
         # The last entry serves operations without an instance.
-        phase_of = np.append(np.where(self.instances.measured, self.instances.phase, NONE), NONE)
+        phase_of = np.append(np.where(self.instances.measured, self.instances.phase, NONE), NONE).astype(np.int32)
         sums = self._totals(phase_of[instance], len(self.instances.phases))
         for code in codes:
             chosen = np.flatnonzero(self.own_instances & (self.instances.phase == code))
             if len(chosen):
                 yield self._phase(code, chosen, clocks, sums)
 
-    def _totals(self, group: Ints, groups: int) -> Totals:
+    def _totals(self, group: SmallInts, groups: int) -> Totals:
         sizes = len(self.kernels.names), len(self.threads), groups
         return totals(self.operations, self.kernels.code[self.mine], self.thread, group, sizes)
 
@@ -222,7 +225,7 @@ class _ProcessView:
     def whole(self) -> PhaseSummary:
         """The process's operations outside warm-up as one phase of one instance."""
         warm = self.attributed.warm[self.mine]
-        everything = np.where(warm, NONE, 0)
+        everything = np.where(warm, np.int32(NONE), np.int32(0))
         clocks = gpu_clocks(self.operations, everything, 1)
         whole = self._gpu_figures("whole capture", 0, np.zeros(1, np.int64), clocks, self._totals(everything, 1))
         first, last = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
@@ -232,39 +235,46 @@ class _ProcessView:
 
     def coverage(self) -> Coverage:
         attribution = self.attributed.attribution
-        kernel = self.operations.kind == KERNEL
-        duration = (self.operations.end - self.operations.start)[kernel]
+        kernel = self.operations.kernels
         how = attribution.how[self.mine][kernel]
         leaf, step = (part[self.mine][kernel] for part in self.attributed.instance_pair)
         warm = self.attributed.warm[self.mine][kernel]
-        waits = self.attributed.wait[self.mine][self.launch != NONE]
+        count, ns = sums_of(self.operations.select(kernel), how, warm, (len(HOW), 2))
+        shortest = self.attributed.wait(self.mine).min(where=self.launched, initial=np.iinfo(np.int64).max)
         return Coverage(
             kernels=len(how),
-            attributed=_count(how != UNATTRIBUTED),
+            attributed=int(count[UNATTRIBUTED + 1 :].sum()),
             in_phases=_count((leaf != NONE) | (step != NONE) | warm),
             in_warmup=_count(warm),
-            unattributed=_count(how == UNATTRIBUTED),
-            kernel_ms=_sum_ms(duration),
-            attributed_ms=_sum_ms(duration[how != UNATTRIBUTED]),
-            unattributed_ms=_sum_ms(duration[how == UNATTRIBUTED]),
-            without_launch=_count(self.launch[kernel] == NONE),
+            unattributed=int(count[UNATTRIBUTED].sum()),
+            kernel_ms=_sum_ms(ns),
+            attributed_ms=_sum_ms(ns[UNATTRIBUTED + 1 :]),
+            unattributed_ms=_sum_ms(ns[UNATTRIBUTED]),
+            without_launch=_count(~self.launched[kernel]),
             ambiguous=_count(attribution.ambiguous[self.mine][kernel]),
-            how=dict(zip(HOW, np.bincount(how, minlength=len(HOW)).tolist(), strict=True)),
+            how=dict(zip(HOW, count.sum(axis=1).tolist(), strict=True)),
             lost_launches=self.attributed.lost_in(self.process.global_pid),
             operations=len(self.operations),
-            warmup_ms=_sum_ms(duration[warm]),
+            warmup_ms=_sum_ms(ns[:, 1]),
             extent_ms=self._extent_ns() / 1e6,
-            shortest_wait_ms=int(waits.min()) / 1e6 if len(waits) else None,
+            shortest_wait_ms=int(shortest) / 1e6 if self.launched.any() else None,
         )
 
     def _extent_ns(self) -> int:
         """From the first to the last moment of any operation, API call or range of the process."""
         trace = self.attributed.trace
-        calls = trace.launches.start[process_of(trace.launches.thread) == self.process.global_pid]
         ranges = trace.ranges.select(process_of(trace.ranges.thread) == self.process.global_pid)
-        moments = [self.operations.start, self.operations.end, calls, ranges.start, ranges.end]
-        bounds = [int(bound) for some in moments if len(some) for bound in (some.min(), some.max())]
+        moments = (self.operations.start, self.operations.end, ranges.start, ranges.end)
+        bounds = [bound for some in moments for bound in _bounds(some)]
+        for block in blocks(len(trace.launches)):
+            mine = process_of(trace.launches.thread[block]) == self.process.global_pid
+            bounds += _bounds(trace.launches.start[block][mine])
         return max(bounds) - min(bounds) if bounds else 0
+
+
+def _bounds(times: Ints) -> list[int]:
+    """The first and the last of some moments."""
+    return [int(times.min()), int(times.max())] if len(times) else []
 
 
 def _count(chosen: Bools) -> int:

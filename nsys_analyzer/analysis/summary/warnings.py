@@ -247,7 +247,7 @@ def _messages(trace: Trace, process: int) -> list[Diagnostic]:
     torch.compile's workers did nothing: nsys follows them, and finds that they use no GPU.
     """
     measured = set(distinct(trace.operations.process).tolist())
-    threads = np.concatenate([trace.launches.thread, trace.ranges.thread, trace.open_ranges.thread])
+    threads = np.concatenate([distinct(some.thread) for some in (trace.launches, trace.ranges, trace.open_ranges)])
     idle_but_seen = set(distinct(process_of(threads)).tolist()) - measured
 
     def is_ours(other: int) -> bool:

@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.transformer.flops import (
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.softmax_traffic import SoftmaxKernels, SoftmaxTraffic, softmax_traffic
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.metadata import Gpu
 
@@ -103,7 +103,7 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     """
     operations, instances = attributed.trace.operations, attributed.instances
 
-    def inside(per: str, instance_of: Ints) -> tuple[Ints, int]:
+    def inside(per: str, instance_of: SmallInts) -> tuple[Ints, int]:
         chosen = (instances.phase == instances.phases.index(per)) & (instances.process == process)
         chosen &= instances.measured
         of_kernel = np.append(chosen, False)[instance_of]  # the last entry serves no instance

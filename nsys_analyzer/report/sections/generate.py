@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 
 from nsys_analyzer.analysis.ranges.inference import FUNCTION_RANGES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence
-from nsys_analyzer.share.scrub import shown_command
 from nsys_analyzer.text import Words, code, joined, phrase
 from nsys_analyzer.trace.metadata import Recording
 
@@ -87,9 +87,16 @@ def _said(capture: CaptureSummary) -> Words:
         f"events {', '.join(others)}" if others else "",
         code(f"--cuda-graph-trace={mode}") if mode in ("graph", "node") else "",
         phrase("`{}` (its ranges are there)", _ANNOTATED) if _is_annotated(capture) else "",
-        phrase("program `{}`", shown_command(recording.program)) if recording.program else "",
+        phrase("program `{}`", _shown(recording.program)) if recording.program else "",
     )
     return joined(", ", [part for part in parts if part])
+
+
+def _shown(program: Sequence[str]) -> str:
+    """A command line without what is private in it."""
+    from nsys_analyzer.share.scrub import shown_command  # its vocabulary takes a while, and many captures tell none
+
+    return shown_command(program)
 
 
 def _is_annotated(capture: CaptureSummary) -> bool:
@@ -103,7 +110,7 @@ def _recipe(evidence: Evidence) -> list[Block]:
     traced = [capture.metadata for capture in evidence.captures if capture.metadata]
     profilers = {metadata.profiler for metadata in traced} or {"nsys"}
     programs = [metadata.recording.program for metadata in traced if metadata.recording.program]
-    program = shown_command(programs[0]) if programs else "python train.py"
+    program = _shown(programs[0]) if programs else "python train.py"
     annotated = f"{_ANNOTATED} " if any(map(_is_annotated, evidence.captures)) else ""
     on_gpu = any(not capture.on_cpu for capture in evidence.measured)
     activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from nsys_analyzer.errors import ExportError, TraceError
-from nsys_analyzer.system.atomic_write import atomic_write
+from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
+from nsys_analyzer.trace.sources.folder import ARROW_FOLDER, FOLDER, PARQUET_FOLDER, is_export_folder, written_ns
 from nsys_analyzer.trace.sources.kineto import KINETO
 from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places, writable_place
-from nsys_analyzer.trace.sources.nsys_report import NSYS_REPORT
+from nsys_analyzer.trace.sources.nsys_report import NSYS_REPORT, folder_export
 from nsys_analyzer.trace.sources.source import Source
 
 EXPORT = Source((".sqlite",))
@@ -24,7 +25,9 @@ SOURCES: tuple[Source, ...] = (EXPORT, NSYS_REPORT, KINETO)
 
 
 def source_of(path: Path) -> Source:
-    """The format of a file, by its name."""
+    """The format of a file, by its name, or of a folder."""
+    if is_export_folder(path):
+        return FOLDER
     return next((source for source in SOURCES if source.suffix_of(path)), EXPORT)
 
 
@@ -41,6 +44,44 @@ def trace_stem(capture: Path) -> str:
     return source_of(capture).stem_of(capture)
 
 
+def export_of(path: Path, timeout_s: float | None = None) -> Path:
+    """What is read of a capture: itself, or its export, made only where no current one is there.
+
+    Of a report of nsys that is a folder of Parquet files where there is one, or nsys can write it: it is written and
+    read in less time. Anything else becomes what :func:`sqlite_of` tells, which says what is raised, too.
+    """
+    if is_export_folder(path):
+        return path
+    if source_of(path) is not NSYS_REPORT or not path.is_file():
+        return sqlite_of(path, timeout_s)
+    places_of = [folder_places(path, ending) for ending in (PARQUET_FOLDER, ARROW_FOLDER)]
+    of_sqlite = places(path, trace_stem(path))
+    for export in (
+        *(beside for beside, _ in places_of),
+        of_sqlite[0],
+        *(cached for _, cached in places_of),
+        of_sqlite[1],
+    ):
+        if is_current(export, path):
+            return export
+    write = folder_export(path, timeout_s)
+    if write is None:
+        return sqlite_of(path, timeout_s)
+    output = writable_place(*places_of[0])
+    try:
+        with atomic_folder(output, path) as unfinished:
+            write(unfinished)
+    except OSError as error:
+        raise _unwritten(path, error) from error
+    return output
+
+
+def folder_places(capture: Path, ending: str) -> tuple[Path, Path]:
+    """Where the folder of a report's export may lie: beside it, and in the cache."""
+    stem = trace_stem(capture)
+    return tuple(place.with_name(f"{stem}{ending}") for place in places(capture, stem))  # type: ignore[return-value]
+
+
 def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
     """The SQLite file behind a path: itself, or the export of a capture, made only where no current one is there.
 
@@ -52,6 +93,9 @@ def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
         ExportError: there is no place for the export, or the program that makes it is missing, fails, or takes longer
             than ``timeout_s``.
     """
+    if is_export_folder(path):
+        hint = "Give the report itself, or export it: nsys export --type sqlite FILE.nsys-rep"
+        raise TraceError(f"{path} is a folder, and this needs a SQLite export", hint)
     if source_of(path).open is None:
         return path
     beside, cached = places(path, trace_stem(path))
@@ -82,13 +126,19 @@ def _convert(path: Path, place: Callable[[], Path], timeout_s: float | None) -> 
         hint = "Record fewer steps, or read it on a machine with more memory"
         raise TraceError(f"{path} needs more memory than there is", hint) from error
     except (sqlite3.Error, OSError) as error:
-        hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
-        raise ExportError(f"The export of {path} cannot be written: {error}", hint) from error
+        raise _unwritten(path, error) from error
     return output
+
+
+def _unwritten(path: Path, error: Exception) -> ExportError:
+    hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+    return ExportError(f"The export of {path} cannot be written: {error}", hint)
 
 
 def is_made_from(export: Path, capture: Path) -> bool:
     """Whether an export of the capture's name is that capture's; without an origin it is that of a report."""
+    if export.is_dir():
+        return source_of(capture) is NSYS_REPORT and is_export_folder(export)
     source, origin = source_of(capture), origin_of(export)
     if origin is None or not source.tells_origin:
         return origin is None and not source.tells_origin
@@ -97,6 +147,8 @@ def is_made_from(export: Path, capture: Path) -> bool:
 
 def is_current(export: Path, capture: Path) -> bool:
     """Whether an export is the capture's; one of nsys, which says nothing of its report, must be no older."""
+    if export.is_dir():
+        return is_export_folder(export) and written_ns(export) >= capture.stat().st_mtime_ns
     if not is_made_from(export, capture):
         return False
     if origin := origin_of(export):

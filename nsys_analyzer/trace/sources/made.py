@@ -55,7 +55,7 @@ def origin_rows(suffix: str, status: os.stat_result) -> list[tuple[str, str]]:
 
 def origin_of(export: Path) -> Origin | None:
     """Where a file was converted from, None where it was not: an export of nsys, or no database."""
-    from nsys_analyzer.trace.reader import immutable_uri  # not for a command's help: it needs numpy
+    from nsys_analyzer.trace.sqlite_reader import immutable_uri  # not for a command's help: it needs numpy
 
     if not is_sqlite(export):
         return None

@@ -12,12 +12,15 @@ from pathlib import Path
 from nsys_analyzer.errors import ExportError
 from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
 from nsys_analyzer.system.process import run_captured
+from nsys_analyzer.trace.sources.folder import is_export_folder
 from nsys_analyzer.trace.sources.made import is_sqlite, origin_of, places
 from nsys_analyzer.trace.sources.source import Source, WriteExport
 
 #: Keeps what NCCL notes of its calls: ranks, communicators, message sizes.
 _BLOBS = "--include-blobs"
 _ANSWER_TIMEOUT_S = 60
+#: From this version on a folder is known to hold all that a SQLite export does; 2023.4 leaves META_DATA_CAPTURE out.
+_WHOLE_FOLDERS = (2025, 3)
 _PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
 _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
 _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
@@ -35,8 +38,18 @@ def _open(report: Path, timeout_s: float | None) -> WriteExport:
     return partial(_export, nsys, report, timeout_s)
 
 
-def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path) -> None:
-    options = ["--type", "sqlite", "--force-overwrite", "true", "--output", str(output.absolute())]
+def folder_export(report: Path, timeout_s: float | None) -> WriteExport | None:
+    """What writes a report as a folder of Parquet files; None where there is no nsys that writes whole ones."""
+    nsys = find_nsys() if report.stat().st_size else None
+    try:
+        is_new = nsys is not None and numbers_in(nsys_version(nsys))[: len(_WHOLE_FOLDERS)] >= _WHOLE_FOLDERS
+    except ExportError:  # it does not run: whoever exports to SQLite says so
+        return None
+    return partial(_export, nsys, report, timeout_s, kind="parquetdir") if nsys and is_new else None
+
+
+def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path, *, kind: str = "sqlite") -> None:
+    options = ["--type", kind, "--force-overwrite", "true", "--output", str(output.absolute())]
     if _BLOBS in _known_options(nsys):
         options.append(f"{_BLOBS}=true")
     try:  # an absolute path is never taken for an option
@@ -48,7 +61,7 @@ def _export(nsys: Path, report: Path, timeout_s: float | None, output: Path) -> 
             f"nsys export of {report} was stopped after {timeout_s:g} s",
             f"Give it more time by hand: {_export_command(str(report))}",
         ) from error
-    if finished.returncode != 0 or not is_sqlite(output):
+    if finished.returncode != 0 or not (is_sqlite(output) or is_export_folder(output)):
         raise _failed_export(nsys, report, finished)
 
 

@@ -1,0 +1,191 @@
+"""Exports that are folders of Parquet or Arrow files: the same figures as from SQLite, and one capture each.
+
+``tests/data/folders.tar.xz`` holds four small training steps on an H200, exported by nsys 2025.3.2 to SQLite, Parquet
+and Arrow: the tables, columns and rows that ``nsys-analyze share`` keeps, in the files, names and types of the exports.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.cli.main import cli
+from nsys_analyzer.errors import TraceError
+from nsys_analyzer.runs.captures import find_traces
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.reader import open_export
+from nsys_analyzer.trace.sources import export_of, sqlite_of
+from tests.conftest import DATA
+from tests.support.export import Export, training_step
+from tests.support.folders import as_folder
+from tests.test_backtraces import ITEM, with_backtraces
+
+RealCapture = Callable[[str], Path]
+ENDINGS = (".parquet", ".arrow")
+CAPTURES = (
+    "train_small256", "full_small128", "ddp2_small256", "graph_small256", "graphnode_small256", "mem_small256",
+    "functions_autograd_gpt2", "nccl_init", "jax_mlp",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["steps_pqtdir", "steps_arwdir"])
+def test_real_exports(tmp_path: Path, name: str) -> None:
+    with tarfile.open(DATA / "folders.tar.xz") as packed:
+        packed.extractall(tmp_path, filter="data")
+    folder, sqlite = tmp_path / "folders" / name, tmp_path / "folders" / "steps.sqlite"
+    assert summaries(folder) == summaries(sqlite)
+    assert len(Trace.load(folder).operations) == 109  # 101 kernels and 8 copies
+    assert Trace.load(folder).metadata.recording.events == ("NvtxEvents", "Cuda")
+
+
+def summaries(path: Path) -> list[object]:
+    """All figures of a capture but its file's name, comparable."""
+    return [repr(replace(one, source="")) for one in summarize(Trace.load(path), "t")]
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_same_figures(tmp_path: Path, real_capture: RealCapture, name: str, ending: str) -> None:
+    sqlite = real_capture(name)
+    assert summaries(as_folder(sqlite, tmp_path / "export", ending)) == summaries(sqlite)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_table_is_read_alike(tmp_path: Path, real_capture: RealCapture, ending: str) -> None:
+    """With filters by numbers, by texts and by strings, defaults of absent columns, and the limit of the grids."""
+    sqlite = real_capture("mem_small256")
+    one, other = open_export(sqlite), open_export(as_folder(sqlite, tmp_path / "export", ending))
+    tables = [table for table in vars(schema).values() if isinstance(table, schema.Table)]
+    assert len(tables) > 20
+    for table in tables:
+        for column, values in one.read(table).items():
+            assert other.read(table)[column].tolist() == values.tolist(), (table.key, column)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_backtraces(tmp_path: Path, ending: str) -> None:
+    folder = as_folder(with_backtraces(ITEM).write(tmp_path / "t.sqlite"), tmp_path / "export", ending)
+    assert list(Trace.load(folder).callers.values()) == ["item"]
+
+
+def test_a_folder_of_exports_holds_each_once(tmp_path: Path) -> None:
+    """An export in a folder is a capture; beside the SQLite file of its name the newer one stands for both."""
+    sqlite = training_step(Export()).write(tmp_path / "a.sqlite")
+    newer = as_folder(sqlite, tmp_path / "a_pqtdir")
+    other = as_folder(sqlite, tmp_path / "b_arwdir", ".arrow")
+    assert sorted(find_traces([tmp_path])) == [newer, other]
+    assert find_traces([newer]) == [newer]
+    shutil.rmtree(newer)
+    assert sorted(find_traces([tmp_path])) == [sqlite, other]
+
+
+def test_commands_take_a_folder(tmp_path: Path) -> None:
+    folder = as_folder(training_step(Export().gpu()).write(tmp_path / "t.sqlite"), tmp_path / "t_pqtdir")
+    for arguments in (
+        ["report", str(folder), "-o", str(tmp_path / "r.md")],
+        ["info", str(folder)],
+        ["kernels", str(folder)],
+    ):
+        result = CliRunner().invoke(cli, arguments)
+        assert result.exit_code == 0, result.output
+    assert "CUPTI_ACTIVITY_KIND_KERNEL: " in CliRunner().invoke(cli, ["info", str(folder)]).output
+
+
+FAKE_NSYS = """#!{python}
+import os, shutil, sys
+if sys.argv[1:] == ["--version"]:
+    print("NVIDIA Nsight Systems version {version}")
+    sys.exit()
+kind, output = sys.argv[3], sys.argv[7]
+open(os.path.join(os.path.dirname(__file__), "calls"), "a").write(kind + "\\n")
+if kind == "sqlite":
+    shutil.copyfile({exports!r}[kind], output)
+else:
+    shutil.copytree({exports!r}[kind], output, copy_function=shutil.copyfile)
+"""
+
+
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """A report, and an nsys of some version that exports it; each call adds a line to ``nsys/calls``."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    exported = training_step(Export().gpu()).write(tmp_path / "exported.sqlite")
+    exports = {"sqlite": str(exported), "parquetdir": str(as_folder(exported, tmp_path / "exported"))}
+
+    def install(version: str) -> Path:
+        nsys = tmp_path / "nsys" / "nsys"
+        nsys.parent.mkdir()
+        nsys.write_text(FAKE_NSYS.format(python=sys.executable, version=version, exports=exports))
+        nsys.chmod(0o755)
+        monkeypatch.setenv("NSYS", str(nsys))
+        path = tmp_path / "captures" / "run.nsys-rep"
+        path.parent.mkdir()
+        path.write_bytes(b"a report")
+        path.chmod(0o600)
+        return path
+
+    return install
+
+
+def test_a_report_becomes_a_folder_once(tmp_path: Path, report: Callable[[str], Path]) -> None:
+    """By an nsys that writes whole ones; it is made again when the report is newer, and a folder holds one capture."""
+    path = report("2025.3.2.474-1")
+    folder = path.with_name("run_pqtdir")
+    assert export_of(path) == export_of(path) == folder
+    assert (tmp_path / "nsys" / "calls").read_text() == "parquetdir\n"
+    assert folder.stat().st_mode & 0o077 == 0  # as closed to others as its report
+    assert find_traces([path.parent]) == [folder]
+    assert sorted(one.name for one in path.parent.iterdir()) == ["run.nsys-rep", "run_pqtdir"]
+    later = time.time() + 10
+    os.utime(path, (later, later))
+    assert find_traces([path.parent]) == [path]
+    assert export_of(path) == folder
+    assert (tmp_path / "nsys" / "calls").read_text() == "parquetdir\n" * 2
+
+
+def test_an_older_nsys_exports_to_sqlite(tmp_path: Path, report: Callable[[str], Path]) -> None:
+    """That of 2023.4 writes folders without a table that SQLite has."""
+    path = report("2023.4.4.54-1")
+    assert export_of(path) == path.with_name("run.sqlite")
+    assert (tmp_path / "nsys" / "calls").read_text() == "sqlite\n"
+
+
+def test_a_current_export_is_taken_whatever_it_is(report: Callable[[str], Path], tmp_path: Path) -> None:
+    path = report("2025.3.2.474-1")
+    assert sqlite_of(path) == export_of(path) == path.with_name("run.sqlite")
+    arrow = as_folder(path.with_name("run.sqlite"), path.with_name("run_arwdir"), ".arrow")
+    assert export_of(path) == arrow
+    assert (tmp_path / "nsys" / "calls").read_text() == "sqlite\n"
+
+
+def test_what_needs_sqlite_says_so(tmp_path: Path) -> None:
+    folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "t_pqtdir")
+    assert export_of(folder) == folder
+    with pytest.raises(TraceError, match="--type sqlite"):
+        sqlite_of(folder)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_damage_is_named(tmp_path: Path, ending: str) -> None:
+    folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "export", ending)
+    kernels = folder / f"CUPTI_ACTIVITY_KIND_KERNEL{ending}"
+    kernels.write_bytes(kernels.read_bytes()[:100])
+    with pytest.raises(TraceError, match="damaged or truncated"):
+        Trace.load(folder)
+
+
+def test_a_folder_of_other_files(tmp_path: Path) -> None:
+    (tmp_path / "readings.parquet").write_bytes(b"PAR1")
+    with pytest.raises(TraceError):
+        Trace.load(tmp_path)
