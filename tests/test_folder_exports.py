@@ -21,11 +21,12 @@ from click.testing import CliRunner
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.errors import TraceError
-from nsys_analyzer.runs.captures import find_traces
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.runs.captures import find_traces, load_captures
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.reader import open_export
+from nsys_analyzer.trace.export import open_export
 from nsys_analyzer.trace.sources import export_of, sqlite_of
+from nsys_analyzer.trace.sources.inputs import check_no_input
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.folders import as_folder
@@ -174,6 +175,23 @@ def test_what_needs_sqlite_says_so(tmp_path: Path) -> None:
     assert export_of(folder) == folder
     with pytest.raises(TraceError, match="--type sqlite"):
         sqlite_of(folder)
+
+
+def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:
+    """One run: its manifest is that of the folder's export, and no row of its own."""
+    as_folder(training_step(Export().gpu()).write(tmp_path / "t.sqlite"), tmp_path / "capture_pqtdir")
+    (tmp_path / "t.sqlite").unlink()
+    (tmp_path / "manifest.json").write_text('{"status": "ok", "context_length": 256, "batch_size": 4}')
+    (row,) = load_captures([tmp_path])
+    assert row.configuration is not None
+    assert row.configuration.context_length == 256
+    assert row.name == tmp_path.name
+
+
+def test_no_file_of_a_folder_is_written_over(tmp_path: Path) -> None:
+    folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "t_pqtdir")
+    with pytest.raises(NsysAnalyzerError, match="which is read"):
+        check_no_input(folder / "StringIds.parquet", [folder])
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

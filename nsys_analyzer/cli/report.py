@@ -58,10 +58,10 @@ def report(
 ) -> None:
     """Answer where the time goes, in markdown with figures, from one or more captures.
 
-    TRACE is an nsys export (.sqlite) or report (.nsys-rep), or a PyTorch profiler trace (.json, .json.gz); a FOLDER
-    stands for the traces in it, with its timings.csv, or for what nsys-analyze bench left there. A report of
-    nsys-analyze is replaced; any other file only with --force. With nsys-analyze[cluster], many captures are read side
-    by side.
+    TRACE is an nsys export (.sqlite, or a folder of Parquet or Arrow files) or report (.nsys-rep), or a PyTorch
+    profiler trace (.json, .json.gz); a FOLDER stands for the traces in it, with its timings.csv, or for what
+    nsys-analyze bench left there. A report of nsys-analyze is replaced; any other file only with --force.
+    With nsys-analyze[cluster], many captures are read side by side.
     """
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")

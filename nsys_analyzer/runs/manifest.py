@@ -14,6 +14,7 @@ from nsys_analyzer.configuration import SCHEMA_VERSION, Run
 from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
 from nsys_analyzer.system.strict_json import decode_json
 from nsys_analyzer.trace.sources import is_capture, trace_stem
+from nsys_analyzer.trace.sources.folder import is_export_folder
 
 MANIFEST = "manifest.json"
 _SUFFIX = ".manifest.json"
@@ -169,4 +170,4 @@ def _has_trace(path: Path, manifest: Run) -> bool:
 
 
 def _trace_stems(folder: Path) -> set[str]:
-    return {trace_stem(path) for path in folder.iterdir() if is_capture(path.name)}
+    return {trace_stem(path) for path in folder.iterdir() if is_capture(path.name) or is_export_folder(path)}

@@ -53,6 +53,7 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.diagnostics import explained
+from nsys_analyzer.trace.export import open_export
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
 from nsys_analyzer.trace.nccl import NcclCalls, noted_calls, read_nccl_calls
 from nsys_analyzer.trace.operators import (
@@ -65,7 +66,7 @@ from nsys_analyzer.trace.operators import (
     without_annotations,
 )
 from nsys_analyzer.trace.ranks import Rank, read_ranks
-from nsys_analyzer.trace.reader import Reader, open_export
+from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import export_of
 from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
 

@@ -1,4 +1,4 @@
-"""The input formats, and the SQLite export that a file of each becomes: made once, and kept.
+"""The input formats, and the export that a file of each becomes, in SQLite or Parquet: made once, and kept.
 
 A new format is a module with a :class:`~nsys_analyzer.trace.sources.source.Source`, and an entry in ``SOURCES``.
 """

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.sources import SOURCES, is_capture, is_made_from, trace_stem
+from nsys_analyzer.trace.sources.folder import TABLE_ENDINGS
 from nsys_analyzer.trace.sources.made import SQLITE_SIDECARS, places
 
 _MANIFEST = "manifest.json"
-_READ_IN_FOLDERS = (_MANIFEST, ".csv", ".jsonl")
+_READ_IN_FOLDERS = (_MANIFEST, ".csv", ".jsonl", *TABLE_ENDINGS)
 
 
 def check_no_input(output: Path, inputs: Iterable[Path]) -> None:

@@ -1,0 +1,22 @@
+"""Opens an nsys export, whatever it was exported to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nsys_analyzer.trace.reader import Reader
+
+
+def open_export(path: Path) -> Reader:
+    """Opens an nsys export: an SQLite file, or a folder of Parquet or Arrow files.
+
+    Raises:
+        TraceError: no such file, empty, of another format, damaged, or not written by nsys.
+    """
+    if path.is_dir():
+        from nsys_analyzer.trace.folder_reader import FolderReader
+
+        return FolderReader(path)
+    from nsys_analyzer.trace.sqlite_reader import SqliteReader
+
+    return SqliteReader(path)
