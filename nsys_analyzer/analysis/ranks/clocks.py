@@ -42,7 +42,7 @@ class Clock:
     def aligned(self, time: Ints) -> Ints:
         """Times of the member on the first one's clock."""
         shift = self.offset_ns + self.drift * (time - self.middle)
-        aligned: Ints = time - np.rint(shift).astype(np.int64)
+        aligned: Ints = time - np.floor(shift + 0.5).astype(np.int64)  # halves go one way, whatever the offset
         return aligned
 
 

@@ -94,7 +94,8 @@ def _each_rank_once(group: Sequence[Member]) -> list[list[Member]]:
 
 def _is_copy(one: Member, other: Member) -> bool:
     alike = (one.process, one.device, one.rank) == (other.process, other.device, other.rank)
-    return alike and one.capture != other.capture and np.array_equal(one.start, other.start)
+    columns = [(member.start, member.collectives.start, member.collectives.communicator) for member in (one, other)]
+    return alike and one.capture != other.capture and all(map(np.array_equal, *columns))
 
 
 def _certainly_one_run(one: Member, other: Member) -> bool:

@@ -1,0 +1,266 @@
+"""The figures of several ranks, against a plain count of their nanoseconds."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.ranks.record import record_members
+from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.ranks.together import join_ranks
+from tests.support.ranks import Rank, one_capture, own_captures, summaries, write
+
+#: Length of a step, ns, with room behind its collectives; one begins where the one before it ends, the first at 200.
+LENGTH = 200
+COMMUNICATORS = (2**63 + 5, 6)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Work of one rank; a collective has the place of its communicator and of itself among those of its step."""
+
+    start: int
+    end: int
+    launch: int
+    kind: str
+    step: int
+    communicator: int = 0
+    place: int = 0
+
+
+#: The work of each rank.
+Case = list[list[Piece]]
+
+
+@st.composite
+def cases(draw: st.DrawFn, jitter: int = 1) -> Case:
+    """Two or three ranks that compute, copy and exchange in one to three steps; a collective ends on all at once.
+
+    It does so but for ``jitter`` ns. In some steps one rank has a collective more than the others.
+    """
+    ranks = draw(st.integers(2, 3))
+    work: Case = [[] for _ in range(ranks)]
+    for step in range(draw(st.integers(1, 3))):
+        at = (step + 1) * LENGTH
+        for one in work:
+            for kind in ("compute", "copy"):
+                for begun, length in draw(st.lists(st.tuples(st.integers(0, 180), st.integers(1, 25)), max_size=3)):
+                    one.append(Piece(at + begun, at + begun + length, at + begun, kind, step))
+        for communicator in range(len(COMMUNICATORS)):
+            least = int(step == communicator == 0)  # ranks that exchange nothing are of no run
+            for row in draw(_exchanges(at, step, communicator, ranks, least, jitter)):
+                for one, piece in zip(work, row, strict=True):
+                    one.append(piece)
+        if step and draw(st.booleans()):
+            start = at + draw(st.integers(150, 180))
+            work[draw(st.integers(0, ranks - 1))].append(Piece(start, start + 9, start, "collective", step, 0, 9))
+    return work
+
+
+@st.composite
+def _exchanges(
+    draw: st.DrawFn, at: int, step: int, communicator: int, ranks: int, least: int, jitter: int
+) -> list[tuple[Piece, ...]]:
+    """The collectives of a communicator in a step, each on every rank, one behind the other."""
+    found: list[tuple[Piece, ...]] = []
+    for place in range(draw(st.integers(least, 3))):
+        begun = max((one.end for row in found for one in row), default=at) + draw(st.integers(2, 6))
+        starts = [begun + draw(st.integers(0, 18)) for _ in range(ranks)]
+        end = max(starts) + draw(st.integers(1, 12))
+        ends = [end + draw(st.integers(0, jitter)) for _ in range(ranks)]
+        launch = at + 2 * place + communicator
+        rows = zip(starts, ends, strict=True)
+        found.append(tuple(Piece(s, e, launch, "collective", step, communicator, place) for s, e in rows))
+    return found
+
+
+def build(case: Case, ranks: list[Rank]) -> list[Rank]:
+    """The captures of a case, on ranks as they come from the support."""
+    steps = 1 + max(piece.step for one in case for piece in one)
+    for rank, pieces in zip(ranks, case, strict=True):
+        for step in range(steps):
+            rank.step((step + 1) * LENGTH, (step + 2) * LENGTH)
+        for number, piece in enumerate(pieces):
+            if piece.kind == "compute":
+                rank.kernel(piece.start, piece.end, piece.launch, stream=100 + number)
+            elif piece.kind == "copy":
+                rank.copy(piece.start, piece.end, piece.launch)
+            else:
+                which = COMMUNICATORS[piece.communicator]
+                stream = 20 + piece.communicator
+                rank.collective(
+                    "all-reduce", piece.start, piece.end, piece.launch, communicator=which, stream=stream, size=8
+                )
+    return ranks
+
+
+def read(ranks: Sequence[Rank]) -> list[Member]:
+    """The record of each rank, without the rest of its capture's summary."""
+    members: list[Member] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for path in write(ranks, Path(folder)):
+            attributed = AttributedTrace(Trace.load(path))
+            for process in processes_of(attributed.trace):
+                members += record_members(attributed, process, path.stem)
+    return members
+
+
+def only(members: Sequence[Member]) -> ParallelRun:
+    (run,) = join_ranks(members)
+    return run
+
+
+# --- by definition
+
+
+def last_starts(case: Case) -> dict[Piece, int]:
+    """When the last rank has started each collective; its own start where the ranks' collectives differ in number."""
+    groups: dict[tuple[int, int], list[list[Piece]]] = {}
+    for one in case:
+        of_rank: dict[tuple[int, int], list[Piece]] = {}
+        for piece in one:
+            if piece.kind == "collective":
+                of_rank.setdefault((piece.step, piece.communicator), []).append(piece)
+        for key, pieces in of_rank.items():
+            groups.setdefault(key, []).append(sorted(pieces, key=lambda piece: piece.launch))
+    found: dict[Piece, int] = {}
+    for rows in groups.values():
+        alike = len(rows) == len(case) and len({len(row) for row in rows}) == 1
+        for row in rows:
+            for place, piece in enumerate(row):
+                found[piece] = max(other[place].start for other in rows) if alike else piece.start
+    return found
+
+
+NAMES = (
+    "step", "compute", "exposed_copy", "communication", "exposed_communication", "idle", "waiting", "transfer",
+    "exposed_waiting", "exposed_transfer",
+)  # fmt: skip
+
+
+def counted(case: Case) -> Iterator[list[dict[str, int]]]:
+    """Of each rank and step, the nanoseconds of each part."""
+    until = last_starts(case)
+    steps = 1 + max(piece.step for one in case for piece in one)
+    for pieces in case:
+        of_steps = []
+        for step in range(steps):
+            count = dict.fromkeys(NAMES, 0)
+            for time in range((step + 1) * LENGTH, (step + 2) * LENGTH):
+                running = [piece for piece in pieces if piece.start <= time < piece.end]
+                kinds = {piece.kind for piece in running}
+                waits = all(time < until[piece] for piece in running if piece.kind == "collective")
+                count["step"] += 1
+                count["compute"] += "compute" in kinds
+                count["exposed_copy"] += "copy" in kinds and "compute" not in kinds
+                count["idle"] += not kinds
+                for prefix, counts in (("", "collective" in kinds), ("exposed_", kinds == {"collective"})):
+                    count[f"{prefix}communication"] += counts
+                    count[f"{prefix}waiting"] += counts and waits
+                    count[f"{prefix}transfer"] += counts and not waits
+            of_steps.append(count)
+        yield of_steps
+
+
+def mean_ns(rank: RankFigures, name: str) -> float:
+    value = getattr(rank, f"{name}_ms")
+    return float(getattr(value, "mean", value)) * 1e6
+
+
+def assert_counted(run: ParallelRun, case: Case) -> None:
+    """Every figure of a run is the count of its nanoseconds."""
+    own: list[list[int]] = []
+    for rank, steps in zip(run.ranks, counted(case), strict=True):
+        for name in NAMES:
+            assert mean_ns(rank, name) == pytest.approx(sum(one[name] for one in steps) / len(steps)), name
+        own.append([one["step"] - one["exposed_waiting"] for one in steps])
+        found = [one.own_ms for one in rank.steps]
+        assert [ms and ms * 1e6 for ms in found] == pytest.approx(own[-1])
+    first = [column.index(max(column)) for column in zip(*own, strict=True)]  # of those that are as slow
+    assert [rank.slowest_steps for rank in run.ranks] == [first.count(place) for place in range(len(run.ranks))]
+
+
+# --- the laws
+
+
+@given(cases())
+@settings(max_examples=50)
+def test_every_figure_is_the_count_of_its_nanoseconds(case: Case) -> None:
+    run = only(read(build(case, one_capture(len(case)))))
+    assert_counted(run, case)
+
+
+@given(cases())
+@settings(max_examples=30)
+def test_the_parts_add_up(case: Case) -> None:
+    for rank in only(read(build(case, one_capture(len(case))))).ranks:
+        ns = {name: mean_ns(rank, name) for name in NAMES}
+        parts = ns["compute"] + ns["exposed_copy"] + ns["exposed_communication"] + ns["idle"]
+        assert parts == pytest.approx(ns["step"])
+        assert ns["waiting"] + ns["transfer"] == pytest.approx(ns["communication"])
+        assert ns["exposed_waiting"] + ns["exposed_transfer"] == pytest.approx(ns["exposed_communication"])
+        assert all(value >= -1e-6 for value in ns.values())
+
+
+@given(cases(jitter=0), st.integers(0, 10**15), st.integers(0, 10**15))
+@settings(max_examples=30)
+def test_captures_of_their_own_count_the_same(case: Case, one: int, two: int) -> None:
+    """Where collectives end at once, clocks are aligned to the nanosecond."""
+    run = only(read(build(case, own_captures(len(case), offsets=[one, two]))))
+    assert_counted(run, case)
+    assert run.ranks[1].offset_ms == pytest.approx((two - one) / 1e6, abs=2e-7)
+
+
+@given(cases(), st.integers(0, 10**15))
+@settings(max_examples=30)
+def test_a_clock_that_is_ahead_changes_nothing_but_its_offset(case: Case, ahead: int) -> None:
+    """The times of a step are counted on its own rank's clock."""
+
+    def run(offset: int) -> ParallelRun:
+        found = only(read(build(case, own_captures(len(case), offsets=[0, offset]))))
+        return replace(found, ranks=tuple(replace(rank, offset_ms=0.0) for rank in found.ranks))
+
+    assert run(ahead) == run(0)
+
+
+@given(cases(), st.randoms(use_true_random=False))
+@settings(max_examples=30)
+def test_the_order_of_captures_changes_nothing(case: Case, random: Random) -> None:
+    members = read(build(case, own_captures(len(case), offsets=[0, 333, 777])))
+    turned = list(members)
+    random.shuffle(turned)
+    assert join_ranks(turned) == join_ranks(members)
+
+
+@given(cases())
+@settings(max_examples=15)
+def test_the_parts_are_those_of_the_captures_steps(case: Case) -> None:
+    """Each rank's parts are what the same capture says of its steps, and the losses add up to what ranks differ by."""
+    with tempfile.TemporaryDirectory() as folder:
+        captures = summaries(write(build(case, one_capture(len(case))), Path(folder)))
+    (run,) = runs_of(captures)
+    for rank, capture in zip(run.ranks, captures, strict=True):
+        assert capture.step is not None
+        parts = capture.step.main.parts
+        same = "compute", "exposed_copy", "exposed_communication", "idle"
+        found = [mean_ns(rank, name) for name in same]
+        assert found == pytest.approx([getattr(parts, f"{name}_ms") * 1e6 for name in same])
+        assert rank.step_ms == capture.step.wall_ms
+    if run.lost and run.slowest is not None and run.fastest is not None:
+        slow, fast = (run.ranks[place].own_ms for place in (run.slowest, run.fastest))
+        assert slow is not None
+        assert fast is not None
+        lost = sum(row.ms for row in run.lost) - run.slowed_ms
+        assert lost == pytest.approx((slow.mean or 0.0) - (fast.mean or 0.0), abs=1e-9)

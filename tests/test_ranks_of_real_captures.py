@@ -1,0 +1,201 @@
+"""Ranks of real captures, against a plain computation: rows of the export, lists and loops, and nothing of ours."""
+
+from __future__ import annotations
+
+import lzma
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.run import ParallelRun
+from tests.support.ranks import summaries
+
+ROOT = Path(__file__).parent.parent
+#: The captures, with how many steps and collectives each rank has.
+CAPTURES = {
+    "tests/data/ddp2_small256.sqlite.xz": (3, 57),
+    "examples/programs/captures/ddp.sqlite.xz": (6, 84),
+}
+_PROCESS = ~0xFFFFFF
+
+
+class Work(NamedTuple):
+    """A kernel, a copy or a fill on the GPU, ns."""
+
+    start: int
+    end: int
+    launched: int
+    kind: str
+
+
+class RankRows(NamedTuple):
+    """The steps and the work of a process."""
+
+    steps: list[tuple[int, int]]
+    work: list[Work]
+
+
+def rows_of(path: Path) -> list[RankRows]:
+    """What each process of an export did, in the order of its device."""
+    connection = sqlite3.connect(path)
+    launched: dict[tuple[int, int], int] = {}
+    for start, thread, correlation in connection.execute(
+        "SELECT start, globalTid, correlationId FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start DESC"
+    ):
+        launched[thread & _PROCESS, correlation] = start  # the outermost call, which starts first
+    names = dict(connection.execute("SELECT id, value FROM StringIds"))
+    work: dict[tuple[int, int], list[Work]] = defaultdict(list)
+    for table, column in (("KERNEL", "demangledName"), ("MEMCPY", "0"), ("MEMSET", "0")):
+        query = f"SELECT start, end, globalPid, deviceId, correlationId, {column} FROM CUPTI_ACTIVITY_KIND_{table}"
+        for start, end, process, device, correlation, name in connection.execute(query):
+            kind = "collective" if "nccl" in names.get(name, "") else table
+            work[device, process].append(Work(start, end, launched[process, correlation], kind))
+    steps: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    query = "SELECT start, end, globalTid FROM NVTX_EVENTS WHERE text = 'step' ORDER BY start"
+    for start, end, thread in connection.execute(query):
+        steps[thread & _PROCESS].append((start, end))
+    return [RankRows(steps[process], sorted(rows)) for (_, process), rows in sorted(work.items())]
+
+
+def as_the_gpu_lived_it(rank: RankRows) -> RankRows:
+    """The steps from the end of all work launched before them to the end of their own, where that ends late."""
+    rows: list[tuple[int, int]] = []
+    reached = 0
+    for start, end in rank.steps:
+        before = max((one.end for one in rank.work if one.launched < start), default=start)
+        own = max((one.end for one in rank.work if start <= one.launched < end), default=end)
+        behind = max(start, before, reached)
+        reached = max(end, own, reached)
+        rows.append((behind, reached))
+    return rank._replace(steps=rows)
+
+
+def union(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The stretches in which one of the intervals runs."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(intervals):
+        if found and start <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((start, end))
+    return found
+
+
+def length(stretches: list[tuple[int, int]], start: int, end: int) -> int:
+    """The part of a step that stretches fill."""
+    return sum(max(0, min(last, end) - max(first, start)) for first, last in stretches)
+
+
+def last_starts(ranks: list[RankRows]) -> list[list[int]]:
+    """When the last rank has started each collective: the i-th that one launches is the i-th of the other."""
+    ordered = [sorted((one for one in rank.work if one.kind == "collective"), key=_launched) for rank in ranks]
+    assert len({len(row) for row in ordered}) == 1
+    last = [max(row[place].start for row in ordered) for place in range(len(ordered[0]))]
+    found = []
+    for rank, row in zip(ranks, ordered, strict=True):
+        of_work = dict(zip(row, last, strict=True))
+        found.append([of_work[one] for one in rank.work if one.kind == "collective"])
+    return found
+
+
+def _launched(one: Work) -> int:
+    return one.launched
+
+
+def plain_figures(ranks: list[RankRows]) -> list[dict[str, float]]:
+    """Of each rank, the mean of its steps, ns."""
+    found = []
+    for rank, last in zip(ranks, last_starts(ranks), strict=True):
+        collectives = [one for one in rank.work if one.kind == "collective"]
+        kinds = {
+            "compute": [one[:2] for one in rank.work if one.kind in ("KERNEL", "MEMSET")],
+            "work": [one[:2] for one in rank.work if one.kind != "collective"],
+            "busy": [one[:2] for one in rank.work],
+            "communication": [one[:2] for one in collectives],
+            # transferring, from the last rank's start on, and that together with work that hides it
+            "transfer": [(max(one.start, at), one.end) for one, at in zip(collectives, last, strict=True)],
+        }
+        kinds["transfer or work"] = kinds["transfer"] + kinds["work"]
+        stretches = {name: union(intervals) for name, intervals in kinds.items()}
+        sums = {
+            name: sum(length(rows, *step) for step in rank.steps) / len(rank.steps) for name, rows in stretches.items()
+        }
+        step = sum(end - start for start, end in rank.steps) / len(rank.steps)
+        found.append(
+            {
+                "step": step,
+                "compute": sums["compute"],
+                "exposed_copy": sums["work"] - sums["compute"],
+                "communication": sums["communication"],
+                "exposed_communication": sums["busy"] - sums["work"],
+                "idle": step - sums["busy"],
+                "transfer": sums["transfer"],
+                "waiting": sums["communication"] - sums["transfer"],
+                "exposed_transfer": sums["transfer or work"] - sums["work"],
+                "exposed_waiting": sums["busy"] - sums["transfer or work"],
+            }
+        )
+    return found
+
+
+def unpacked(name: str, folder: Path) -> Path:
+    path = folder / Path(name).stem
+    path.write_bytes(lzma.decompress((ROOT / name).read_bytes()))
+    return path
+
+
+@pytest.mark.parametrize(("name", "count"), CAPTURES.items())
+def test_every_figure_is_that_of_a_plain_computation(name: str, count: tuple[int, int], tmp_path: Path) -> None:
+    path = unpacked(name, tmp_path)
+    captures = summaries([path])
+    (run,) = runs_of(captures)
+    ranks = rows_of(path)
+    assert [(len(one.steps), sum(row.kind == "collective" for row in one.work)) for one in ranks] == [count] * 2
+    # Which bounds the steps have is another question, answered by the steps of each capture.
+    on_gpu = [capture.step.on_gpu for capture in captures if capture.step]
+    ranks = [as_the_gpu_lived_it(rank) if late else rank for rank, late in zip(ranks, on_gpu, strict=True)]
+    for rank, figures in zip(run.ranks, plain_figures(ranks), strict=True):
+        for part, ns in figures.items():
+            value = getattr(rank, f"{part}_ms")
+            found = value.mean if part == "step" else value
+            assert found * 1e6 == pytest.approx(ns, abs=0.01), (rank.label, part)
+
+
+def test_the_late_rank_of_a_real_run(tmp_path: Path) -> None:
+    """Device 1 waits for device 0: the same 19 collectives of a step take 2.4 ms on one and 79.6 ms on the other."""
+    (run,) = runs_of(summaries([unpacked("tests/data/ddp2_small256.sqlite.xz", tmp_path)]))
+    first, second = run.ranks
+    assert run.slowest_rank is first
+    assert first.communication_ms == pytest.approx(2.4, abs=0.05)
+    assert second.communication_ms == pytest.approx(79.6, abs=0.05)
+    assert first.exposed_communication_ms == pytest.approx(2.2, abs=0.05)
+    assert second.exposed_communication_ms == pytest.approx(55.3, abs=0.05)
+    assert sum(row.count for row in run.collectives) == 19
+    assert first.slowest_steps == run.steps == 3
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_the_ends_of_a_real_collective_agree(name: str, tmp_path: Path) -> None:
+    """Which is what clocks are aligned by: to 10 µs on one clock."""
+    (run,) = runs_of(summaries([unpacked(name, tmp_path)]))
+    assert run.alignment is not None
+    assert run.alignment.one_clock
+    assert run.alignment.spread_ms < 0.010
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_no_rank_waits_longer_than_its_collectives_run(name: str, tmp_path: Path) -> None:
+    (run,) = runs_of(summaries([unpacked(name, tmp_path)]))
+    assert all(_is_sound(run, place) for place in range(len(run.ranks)))
+
+
+def _is_sound(run: ParallelRun, place: int) -> bool:
+    rank = run.ranks[place]
+    parts = rank.compute_ms + rank.exposed_copy_ms + rank.exposed_communication_ms + rank.idle_ms
+    waiting, exposed = rank.waiting_ms or 0.0, rank.exposed_waiting_ms or 0.0
+    fits = 0 <= exposed <= waiting <= rank.communication_ms and rank.exposed_communication_ms <= rank.communication_ms
+    return fits and rank.step_ms.mean is not None and abs(parts - rank.step_ms.mean) < 1e-6

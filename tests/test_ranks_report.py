@@ -1,0 +1,186 @@
+"""Ranks in the report: JSON, markdown and the terminal, for one capture of all and for a capture of each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Main
+from tests.support.hostile import controls
+from tests.support.ranks import Rank, one_capture, own_captures, write
+from tests.support.rows import unpadded
+
+US = 1_000
+STEP = 1_000 * US
+STATS = {"n", "mean", "std", "min", "median", "max"}
+
+
+def late(ranks: Sequence[Rank], name: str = "step", communicator: int = 5) -> list[Rank]:
+    """Rank 1 computes 100 µs more: the others wait from 200 to 300, and all transfer from 300 to 400."""
+    for number in range(3):
+        at = number * STEP
+        for rank in ranks:
+            ready = at + (300 if rank.number == 1 else 200) * US
+            rank.step(at, at + STEP, name.format(number)).step(at + 10 * US, at + 990 * US, "backward")
+            rank.kernel(at + 20 * US, ready).collective("all-reduce", ready, at + 400 * US, communicator=communicator)
+    return list(ranks)
+
+
+@pytest.fixture
+def together(tmp_path: Path) -> list[Path]:
+    return write(late(one_capture(2)), tmp_path, "both")
+
+
+@pytest.fixture
+def apart(tmp_path: Path) -> list[Path]:
+    return write(late(own_captures(2, offsets=[0, 5_000_000])), tmp_path)
+
+
+def data(run_main: Main, *arguments: object) -> dict[str, Any]:
+    done = run_main("report", *arguments, "--format", "json")
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def assert_late(found: dict[str, Any], captures: list[str]) -> None:
+    """What JSON says of the example, whatever its captures."""
+    keys = {
+        "rank", "capture", "device", "step_ms", "compute_ms", "communication_ms", "exposed_communication_ms",
+        "waiting_ms", "transfer_ms", "idle_ms",
+    }  # fmt: skip
+    assert all(keys <= set(row) for row in found["ranks"])
+    assert [(row["rank"], row["capture"], row["device"]) for row in found["ranks"]] == [
+        (0, captures[0], 0),
+        (1, captures[1], 1),
+    ]
+    assert all(set(row["step_ms"]) == STATS for row in found["ranks"])
+    assert [(row["step_ms"]["n"], row["step_ms"]["median"]) for row in found["ranks"]] == [(3, 1.0), (3, 1.0)]
+    numbers = "compute_ms", "communication_ms", "exposed_communication_ms", "waiting_ms", "transfer_ms", "idle_ms"
+    rows = [[row[name] for name in numbers] for row in found["ranks"]]
+    assert rows == [pytest.approx([0.18, 0.2, 0.2, 0.1, 0.1, 0.62]), pytest.approx([0.28, 0.1, 0.1, 0.0, 0.1, 0.62])]
+    assert found["slowest_rank"] == 1
+    assert found["skew_ms"] == pytest.approx(0.1)
+    (row,) = found["collectives"]
+    assert (row["kind"], row["bytes"], row["count"], row["ranks"]) == ("all-reduce", 1 << 20, 1, 2)
+    assert row["bus_bytes_per_s"] == pytest.approx((1 << 20) / 100e-6)
+
+
+def test_json_of_one_capture(run_main: Main, together: list[Path]) -> None:
+    found = data(run_main, *together)
+    assert_late(found, ["both", "both"])
+    assert found["clocks"]["one_clock"] is True
+    assert len(found["captures"]) == 2
+
+
+def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path]) -> None:
+    found = data(run_main, *apart)
+    assert_late(found, ["rank0", "rank1"])
+    assert found["clocks"]["one_clock"] is False
+    assert [row["offset_ms"] for row in found["ranks"]] == [0, pytest.approx(5.0)]
+    assert data(run_main, *reversed(apart)) == found
+
+
+@pytest.mark.parametrize("folders", [False, True])
+def test_json_of_a_folder(run_main: Main, tmp_path: Path, *, folders: bool) -> None:
+    """The captures in it, or one in a folder of each rank."""
+    ranks = late(own_captures(2, offsets=[0, 5_000_000]))
+    if folders:
+        for rank in ranks:
+            (tmp_path / f"rank{rank.number}").mkdir()
+            rank.export.write(tmp_path / f"rank{rank.number}" / "trace.sqlite")
+    else:
+        write(ranks, tmp_path)
+    places = [tmp_path / "rank0", tmp_path / "rank1"] if folders else [tmp_path]
+    names = [row["name"] for row in data(run_main, *places)["captures"]]
+    assert_late(data(run_main, *places), names)
+
+
+def test_json_of_a_capture_without_ranks_has_none(run_main: Main, step_trace: Path) -> None:
+    assert not {"ranks", "slowest_rank", "skew_ms", "collectives"} & set(data(run_main, step_trace))
+
+
+def test_json_of_two_runs(run_main: Main, tmp_path: Path) -> None:
+    """That of three ranks comes first, the other one stands beside it."""
+    (tmp_path / "two").mkdir()
+    paths = [
+        *write(late(own_captures(2)), tmp_path / "two", "two{}"),
+        *write(late(own_captures(3), "step", 6), tmp_path),
+    ]
+    found = data(run_main, *paths)
+    assert [row["rank"] for row in found["ranks"]] == [0, 1, 2]
+    (other,) = found["other_runs"]
+    assert [row["capture"] for row in other["ranks"]] == ["two0", "two1"]
+
+
+def page(run_main: Main, tmp_path: Path, *paths: Path) -> tuple[str, str]:
+    """The section of a report's page, and what the terminal says."""
+    done = run_main("report", *paths, "-o", tmp_path / "report.md", "--no-figures")
+    assert done.code == 0, done.err
+    text = unpadded((tmp_path / "report.md").read_text(encoding="utf-8"))
+    return text.partition("## How do the ranks work together?")[2].partition("\n## ")[0], unpadded(done.out + done.err)
+
+
+def test_the_page_of_one_capture(run_main: Main, together: list[Path], tmp_path: Path) -> None:
+    section, terminal = page(run_main, tmp_path, *together)
+    assert "2 ranks, data parallel (DDP): a step takes 1.000 ms" in section
+    assert "Rank 1 is late by 0.100 ms (in 3 of 3 steps)." in section
+    assert "in backward: 0.100 ms more compute (matmul)" in section
+    assert "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |" in section
+    assert "| rank 1 | 1.000 | 0.280 | 0.000 | 0.100 | 0.620 | 1.000 | 0.100 |" in section
+    assert "All ranks are in one capture, on one clock." in section
+    assert "rank 1 late by 0.100 ms" in " ".join(terminal.split())
+
+
+def test_the_page_of_a_capture_of_each_rank(run_main: Main, apart: list[Path], tmp_path: Path) -> None:
+    section, terminal = page(run_main, tmp_path, *apart)
+    assert "Rank 1 is late by 0.100 ms (in 3 of 3 steps)." in section
+    assert "| rank 0 | 1.000 | 0.180 | 0.100 | 0.100 | 0.620 | 0.900 | 0.000 |" in section
+    assert "aligned on the ends of 3 collectives that the ranks share" in section
+    assert "rank 1 5.000 ms" in section
+    assert "rank 1 late by 0.100 ms" in " ".join(terminal.split())
+
+
+def test_the_page_of_a_missing_rank(run_main: Main, apart: list[Path], tmp_path: Path) -> None:
+    section, _ = page(run_main, tmp_path, apart[0])
+    assert "Who waits for whom is not known." in section
+    assert "No capture is of rank 1: who waits for it is unknown." in section
+    assert "own time" not in section.partition("- compute +")[0]  # no table has a column of what is not known
+
+
+def test_the_page_of_one_device_of_an_unknown_rank(run_main: Main, tmp_path: Path) -> None:
+    section, _ = page(run_main, tmp_path, *write(late(own_captures(1, "none")), tmp_path))
+    assert "1 device, data parallel (DDP)" in section
+    assert "--include-blobs=true" in section
+
+
+def test_the_page_of_ranks_that_share_no_step(run_main: Main, tmp_path: Path) -> None:
+    ranks = own_captures(2)
+    late(ranks[:1], "step {}")
+    for number in range(3):
+        ranks[1].step(number * STEP, (number + 1) * STEP, f"step {number + 7}")
+        ranks[1].collective("all-reduce", number * STEP + 10 * US, number * STEP + 20 * US, communicator=5)
+    section, _ = page(run_main, tmp_path, *write(ranks, tmp_path))
+    assert "The ranks have no step of one number in common" in section
+    assert "0.000 ms under the profiler" not in section
+
+
+def test_hostile_names_act_on_nothing(run_main: Main, tmp_path: Path) -> None:
+    """A step, a phase and a file with names that would turn text, end a table or start a tag."""
+    ranks = late(own_captures(2), "step\x1b[31m|<script>`{}")
+    paths = write(ranks, tmp_path, "a`|<b>{}")
+    section, terminal = page(run_main, tmp_path, *paths)
+    assert not controls(section)
+    assert not controls(terminal)
+    assert not re.search(r"(?<!\\)<(?:script|b)>", section)
+
+
+def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
+    done = run_main("explain", *apart)
+    assert done.code == 0, done.err
+    assert "All ranks wait for one" in " ".join(done.out.split())
