@@ -4,7 +4,7 @@ From committed captures, timings and rows, without a GPU: the report of one run 
 answers in README.md, which are of the same run, the report of the sweep and that of the experiments, the table of
 planted faults, and in README.md that table in short, the findings of one fault and a comparison. Of the sweep's
 captures four are kept, and the timings of all. Of the programs without a range of their own the captures are kept, and
-one report.
+one report; of the runs on several GPUs the captures, and what explains them.
 
 The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
 """
@@ -26,7 +26,9 @@ from PIL import Image, PngImagePlugin
 
 from tests.conftest import ROOT
 
-SWEEP, BENCHES, FAULTS, PROGRAMS = (ROOT / "examples" / name for name in ("sweep", "benches", "faults", "programs"))
+SWEEP, BENCHES, FAULTS, PROGRAMS, RANKS = (
+    ROOT / "examples" / name for name in ("sweep", "benches", "faults", "programs", "ranks")
+)
 RUN = SWEEP / "small_ctx256_train_fp32"
 README = ROOT / "README.md"
 #: The answers of the run, as the terminal shows them, in README.md.
@@ -41,6 +43,9 @@ TREE = re.compile(rf"(?<=```\n){PROGRAM}: Of the kernel time.*?(?=```)", re.DOTA
 #: The runs whose comparison README.md shows, of ``bench compile``, and its answer and first table.
 BEFORE, AFTER = "small_ctx256_train_fp32", "small_ctx256_train_fp32_compile"
 COMPARED = re.compile(rf"(?<=```\n){BEFORE} → .*?(?=```)", re.DOTALL)
+#: The run of which README.md shows who is late, and that.
+LATE = "late_rank"
+LATENESS = re.compile(rf"(?<=```\n){LATE} \(.*?(?=```)", re.DOTALL)
 #: The key in the picture's metadata that holds the digest of the report which it shows.
 DIGEST = "report-sha256"
 _STYLE = """
@@ -76,7 +81,7 @@ def explained(fault: str) -> str:
 def write_programs(path: Path) -> None:
     """Writes the report of the programs that were recorded as they are, without figures."""
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(Path(folder))
+        _unpack(PROGRAMS, Path(folder))
         _nsys_analyze(Path(folder), "report", ".", "--no-figures")
         path.write_bytes((Path(folder) / "report.md").read_bytes())
 
@@ -84,7 +89,7 @@ def write_programs(path: Path) -> None:
 def tree() -> str:
     """What ``modules`` says of a program: the answer and the table."""
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(Path(folder))
+        _unpack(PROGRAMS, Path(folder))
         said = _nsys_analyze(Path(folder), "modules", f"{PROGRAM}.sqlite").split("\n\n")
     return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
 
@@ -95,9 +100,25 @@ def compared() -> str:
     return "\n".join(line.rstrip() for line in "\n\n".join(said[1:3]).splitlines()) + "\n"
 
 
-def _unpack(folder: Path) -> None:
-    """The captures of the programs, their manifests and timings."""
-    for packed in (PROGRAMS / "captures").iterdir():
+def write_ranks(path: Path) -> str:
+    """Writes what ``explain`` says of the runs on several GPUs; returns what it says of the one with a late rank."""
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(RANKS, Path(folder))
+        path.write_text(_nsys_analyze(Path(folder), "explain", ".", "--format", "markdown"), encoding="utf-8")
+        late = [f"{LATE}_rank{rank}.sqlite" for rank in range(2)]
+        blocks = _nsys_analyze(Path(folder), "explain", *late).split("\n\n")
+    first, losses = (
+        next(i for i, block in enumerate(blocks) if block.startswith(start)) for start in (f"{LATE} (", "Where ")
+    )
+    return (
+        "\n".join(line.rstrip() for line in "\n\n".join(blocks[i] for i in (first, first + 1, losses)).splitlines())
+        + "\n"
+    )
+
+
+def _unpack(example: Path, folder: Path) -> None:
+    """The captures of an example, their manifests and timings."""
+    for packed in (example / "captures").iterdir():
         if packed.suffix == ".xz":
             (folder / packed.stem).write_bytes(lzma.decompress(packed.read_bytes()))
         else:
@@ -161,6 +182,7 @@ def main() -> None:
     _python(ROOT, str(ROOT / "examples" / "comparison.py"))
     write_programs(PROGRAMS / "report.md")
     _put_into_readme(TREE, tree())
+    _put_into_readme(LATENESS, write_ranks(RANKS / "explained.md"))
     for folder in (SWEEP, BENCHES):
         shutil.rmtree(folder / "report_figures", ignore_errors=True)
         (folder / "report.md").unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.conftest import ROOT
-from tests.examples import attention, comparing, steps, sweep
+from tests.examples import attention, comparing, ranks, steps, sweep
 from tests.examples.rows import EXAMPLES, SWEEP
 
 RAW = (EXAMPLES / "README.md").read_text(encoding="utf-8")
@@ -41,6 +41,11 @@ STATEMENTS: tuple[Callable[[], Iterator[str]], ...] = (
     attention.flash,
     steps.compiling,
     steps.decode,
+    ranks.ranks,
+    ranks.late_rank,
+    ranks.one_bucket,
+    ranks.bandwidth,
+    ranks.sharing,
     comparing.comparison,
 )
 

@@ -19,7 +19,9 @@ from tests.renew_examples import (
     FAULT,
     FAULTS,
     FINDINGS,
+    LATENESS,
     PROGRAMS,
+    RANKS,
     README,
     SHORT_TABLE,
     TREE,
@@ -27,6 +29,7 @@ from tests.renew_examples import (
     explained,
     tree,
     write_programs,
+    write_ranks,
     write_table,
 )
 from tests.test_bench_command import invoke
@@ -75,6 +78,12 @@ def test_the_report_of_the_programs(tmp_path: Path) -> None:
     """Programs that nobody annotated, recorded on a GPU, module by module."""
     write_programs(tmp_path / "report.md")
     assert (tmp_path / "report.md").read_bytes() == (PROGRAMS / "report.md").read_bytes()
+
+
+def test_the_ranks_that_are_explained(tmp_path: Path) -> None:
+    late = write_ranks(tmp_path / "explained.md")
+    assert (tmp_path / "explained.md").read_bytes() == (RANKS / "explained.md").read_bytes()
+    assert LATENESS.findall(README.read_text(encoding="utf-8")) == [late]
 
 
 def test_the_modules_of_a_program_in_the_readme() -> None:

@@ -41,8 +41,8 @@ class RankFigures:
         waiting_ms, transfer_ms: of that, until the last rank has started the collective, and from then on.
         exposed_waiting_ms, exposed_transfer_ms: the same of the exposed communication.
         own_ms: the step without the exposed waiting: what it would take if no other rank were late.
-        late_ms: its own time less that of the rank with least, step by step, and what slowed that rank down because
-            its collectives waited beside its own work.
+        late_ms: its own time less that of the rank with least in most steps, step by step, and what slowed that rank
+            down because its collectives waited beside its own work.
         slowest_steps: in how many steps it has the most own time.
         offset_ms: by how much its clock is ahead of the first rank's.
         steps: one by one, those that all ranks have.
