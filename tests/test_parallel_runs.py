@@ -545,6 +545,38 @@ def test_the_pattern_of_collectives_names_the_strategy(
     assert figures(run, "waiting") == [(0,), (0,)]
 
 
+@both_ways
+@pytest.mark.parametrize("count", [2, 4])
+def test_an_all_to_all_of_sends_and_receives(made: Ranks, count: int, tmp_path: Path) -> None:
+    """As PyTorch launches it: a send to and a receive from every rank, itself among them, each of 1 MB.
+
+    In 100 µs, 1 MB passes to each of the other ranks. Rank 0 waits for 50 µs.
+    """
+    ranks = made(count)
+    for at, rank in steps(ranks, phase="forward"):
+        start = at + (200 if rank.number else 150) * US
+        peers = [peer for peer in range(count) for _ in ("send", "receive")]
+        rank.collective("send/receive", start, at + 300 * US, size=1_000_000, peers=peers)
+    run = joined(ranks, tmp_path)
+    row = collective(run)
+    assert run.strategies == ("expert parallel",)
+    assert (row.kind, row.bytes, row.bus_bytes_per_s) == (
+        "all-to-all",
+        1_000_000,
+        pytest.approx((count - 1) * 1e6 / 100e-6),
+    )
+    assert figures(run, "waiting") == [(50,), *[(0,)] * (count - 1)]
+
+
+def test_a_stage_that_exchanges_with_both_neighbours_is_of_a_pipeline(tmp_path: Path) -> None:
+    """The middle one of three, alone: its kernels have one peer or two, but never itself."""
+    (rank,) = own_captures(3)[1:2]
+    for at, _ in steps([rank]):
+        rank.collective("send/receive", at + 100 * US, at + 200 * US, peers=[0])
+        rank.collective("send/receive", at + 300 * US, at + 400 * US, peers=[0, 2])
+    assert joined([rank], tmp_path).strategies == ("pipeline parallel",)
+
+
 def test_a_loss_that_is_averaged_is_no_strategy(tmp_path: Path) -> None:
     """An all-reduce of 4 bytes in forward beside DDP's."""
     ranks = patterned(one_capture(2), PATTERNS["data parallel (DDP)"])

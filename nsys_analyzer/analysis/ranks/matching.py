@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.ranks.member import SEND_RECEIVE, Member
+from nsys_analyzer.analysis.ranks.member import ALL_TO_ALL, SEND_RECEIVE, Member
 from nsys_analyzer.trace.arrays import Ints
 
 
@@ -44,6 +45,29 @@ class Matched:
     numbers: Ints
     found: tuple[Matches, ...]
     apart: tuple[int, ...]
+
+
+def with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
+    """The members, with exchanges of every rank with every rank as what they are: NCCL sends and receives for them."""
+    size: dict[int, int] = defaultdict(lambda: 2)
+    for member in members:
+        ids, peer = member.collectives.communicator, member.collectives.peer
+        for one in np.unique(ids[ids > 0]).tolist():
+            users = sum(one in other.collectives.communicator for other in members)
+            size[one] = max(size[one], users, int(peer[ids == one].max()) + 1)
+    return tuple(_with_all_to_all(member, size) for member in members)
+
+
+def _with_all_to_all(member: Member, size: Mapping[int, int]) -> Member:
+    """A member, where the communicators are of so many ranks; a message then is what passes between two of them."""
+    collectives = member.collectives
+    ranks = np.array([size.get(one, 0) for one in collectives.communicator.tolist()], np.int64)
+    is_all = (collectives.kind == SEND_RECEIVE) & (ranks > 0) & (collectives.peers >= ranks)
+    if not is_all.any():
+        return member
+    kind = np.where(is_all, ALL_TO_ALL, collectives.kind)
+    sizes = np.where(is_all & (collectives.bytes > 0), collectives.bytes // np.maximum(ranks, 1), collectives.bytes)
+    return replace(member, collectives=replace(collectives, kind=kind, bytes=sizes))
 
 
 def match_collectives(members: Sequence[Member]) -> Matched:

@@ -34,6 +34,7 @@ class Collectives(Columns):
         bytes: the message as NCCL counts it, of one rank, of an exchange the larger way; -1 where it is not known.
         calls: NCCL's functions that it carries out; 0 where that is not known.
         peer: the other rank of a send or receive, in its communicator; -1 where it is not known.
+        peers: how many ranks it sends to or receives from, itself among them; 0 where that is not known.
         phase: code into ``names``, the phases of steps; -1 outside.
     """
 
@@ -45,6 +46,7 @@ class Collectives(Columns):
     bytes: Ints
     calls: Ints
     peer: Ints
+    peers: Ints
     phase: Ints
     names: tuple[str, ...]
 

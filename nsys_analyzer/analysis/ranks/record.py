@@ -166,6 +166,14 @@ class _Calls:
         sums: Ints = total[high] - total[low]
         return sums
 
+    def distinct(self, chosen: Ints, values: Ints) -> Ints:
+        """How many values of a column the calls of each of some operations have, without those below 0."""
+        pairs = np.unique([self.kernel, values[self.call]], axis=1)
+        kernel = pairs[0][pairs[1] >= 0]
+        low, high = (np.searchsorted(kernel, chosen, side=side) for side in ("left", "right"))
+        distinct: Ints = high - low
+        return distinct
+
 
 def _calls(attributed: AttributedTrace, collectives: Ints) -> _Calls:
     """A call belongs to the next collective that its thread launches.
@@ -223,6 +231,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
         bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, np.maximum(*sizes), UNKNOWN),
         calls=calls.sums(chosen, np.ones_like(noted.start)),
         peer=np.append(noted.peer, UNKNOWN)[call],
+        peers=calls.distinct(chosen, noted.peer),
         phase=phase,
         names=instances.phases,
     )

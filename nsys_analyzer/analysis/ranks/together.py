@@ -12,7 +12,7 @@ import numpy as np
 from nsys_analyzer.analysis.ranks.clocks import Clock, align_clocks
 from nsys_analyzer.analysis.ranks.exchanged import collective_figures
 from nsys_analyzer.analysis.ranks.grouping import Group, group_members, knows_communicators, missing_ranks
-from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of
+from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of, with_all_to_all
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures, RankStep
 from nsys_analyzer.analysis.ranks.strategies import name_strategies
@@ -49,7 +49,7 @@ class _Join:
     """The members of one run, the steps that they share, and who waited for whom."""
 
     def __init__(self, group: Group) -> None:
-        self.group, self.members = group, group.members
+        self.group, self.members = group, with_all_to_all(group.members)
         self.matched = match_collectives(self.members)
         self.missing = missing_ranks(self.members)
         numbered = all(member.numbered for member in self.members)
