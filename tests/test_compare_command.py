@@ -161,6 +161,9 @@ def test_a_report_of_an_older_version(before: Path, tmp_path: Path, run_main: Ma
     error = fails(run_main, report, before)
     assert "lacks what a comparison needs" in error
     assert "Write it again: nsys-analyze report CAPTURE --format json -o old.json" in error
+    data["captures"][0]["step"]["wall_values_ms"] = [1.0, -1.0]
+    report.write_text(json.dumps(data), encoding="utf-8")
+    assert "Expected `float` >= 0" in fails(run_main, report, before)
     report.write_text(report.read_text(encoding="utf-8")[:-9], encoding="utf-8")
     assert "old.json cannot be read" in fails(run_main, report, before)
 
@@ -187,7 +190,7 @@ def test_folders_are_matched(tmp_path: Path, run_main: Main, compare: Callable[.
     forced = compare(tmp_path / "a", tmp_path / "b", "--force")
     assert "pair before after change verdict small_ctx128_train_fp32 6.300 6.800 +7.9% slower" in forced
     markdown = run_main("compare", tmp_path / "a", tmp_path / "b", "--force", "--format", "markdown").out
-    assert markdown.count("<details><summary>") == 2
+    assert markdown.count("<details><summary>") == 3, "of two pairs, and what the words mean"
     data = json.loads(run_main("compare", tmp_path / "a", tmp_path / "b", "--format", "json").out)
     assert [len(data[key]) for key in ("comparisons", "refused", "unmatched")] == [1, 1, 1]
 
