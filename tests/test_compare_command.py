@@ -275,6 +275,20 @@ def test_eager_against_compiled() -> None:
     assert one.step.after_launches < 0.5 * one.step.before_launches
 
 
+def test_a_capture_with_more_ranges_than_the_other(real_capture: Callable[[str], Path], run_main: Main) -> None:
+    """One was recorded with autograd's ranges: what makes it slower is the profiler, and no change of the program."""
+    printed = run_main("compare", real_capture("train_small256"), real_capture("mem_small256")).out
+    assert "The profiler slows the two sides down differently" in re.sub(r"\s+", " ", printed)
+
+
+def test_ranks_are_compared_one_by_one(real_capture: Callable[[str], Path], run_main: Main) -> None:
+    path = real_capture("ddp2_small256")
+    data = json.loads(run_main("compare", path, path, "--format", "json").out)
+    pairs = [(one["before"][0]["process"], one["after"][0]["process"]) for one in data["comparisons"]]
+    assert len(pairs) == 2
+    assert all(before == after for before, after in pairs)
+
+
 # --- false alarms: the two halves of each capture
 
 

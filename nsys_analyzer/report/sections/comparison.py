@@ -20,6 +20,7 @@ from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.report.model import Answer, Block, Cell, Details, Listing, Paragraph, Section, Shift, Table
 from nsys_analyzer.report.sections.anatomy import CAUSES
+from nsys_analyzer.report.sections.findings import PROFILER
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     about_percent,
@@ -137,16 +138,20 @@ _OVERVIEW: tuple[Field[Pair], ...] = (
 
 def _text(pair: Pair) -> Words:
     comparison = pair.comparison
+    found = comparison.findings or ()
     said: list[Words] = []
     if comparison.same:
         said.append("Both sides are the same capture.")
     said.append(_changed(pair))
     if comparison.differences:
         said.append(f"They differ in {', '.join(map(_difference, comparison.differences))}.")
-    if comparison.findings:
-        said += _gone_and_new(comparison.findings)
+    said += _gone_and_new([one for one in found if one.one.id != PROFILER])
     if comparison.step and not comparison.same:
         said += _explained(comparison.step)
+    if not comparison.unprofiled and any(one.one.id == PROFILER and one.status != "stays" for one in found):
+        said.append(
+            "The profiler slows the two sides down differently: record both in one way, or compare times without it."
+        )
     if pair.verdict == "unclear" and comparison.headline:
         said.append(_how_to_tell(pair, comparison.headline))
     return joined(" ", said)
