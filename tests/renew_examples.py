@@ -2,9 +2,9 @@
 
 From committed captures, timings and rows, without a GPU: the report of one run with its figures and its picture, the
 answers in README.md, which are of the same run, the report of the sweep and that of the experiments, the table of
-planted faults, and in README.md that table in short, the findings of one fault and a comparison. Of the sweep's
-captures four are kept, and the timings of all. Of the programs without a range of their own the captures are kept, and
-one report; of the runs on several GPUs the captures, and what explains them.
+planted faults and that of comparisons, and in README.md the faults in short, the findings of one, and a comparison. Of
+the sweep's captures four are kept, and the timings of all. Of the programs without a range of their own the captures
+are kept, and one report; of the runs on several GPUs the captures, and what explains them.
 
 The picture needs ``markdown`` and ``pymupdf``, which ``make examples`` installs.
 """

@@ -161,6 +161,9 @@ def test_a_report_of_an_older_version(before: Path, tmp_path: Path, run_main: Ma
     error = fails(run_main, report, before)
     assert "lacks what a comparison needs" in error
     assert "Write it again: nsys-analyze report CAPTURE --format json -o old.json" in error
+    data["captures"][0]["step"]["wall_values_ms"] = [1.0, -1.0]
+    report.write_text(json.dumps(data), encoding="utf-8")
+    assert "Expected `float` >= 0" in fails(run_main, report, before)
     report.write_text(report.read_text(encoding="utf-8")[:-9], encoding="utf-8")
     assert "old.json cannot be read" in fails(run_main, report, before)
 
@@ -187,7 +190,7 @@ def test_folders_are_matched(tmp_path: Path, run_main: Main, compare: Callable[.
     forced = compare(tmp_path / "a", tmp_path / "b", "--force")
     assert "pair before after change verdict small_ctx128_train_fp32 6.300 6.800 +7.9% slower" in forced
     markdown = run_main("compare", tmp_path / "a", tmp_path / "b", "--force", "--format", "markdown").out
-    assert markdown.count("<details><summary>") == 2
+    assert markdown.count("<details><summary>") == 3, "of two pairs, and what the words mean"
     data = json.loads(run_main("compare", tmp_path / "a", tmp_path / "b", "--format", "json").out)
     assert [len(data[key]) for key in ("comparisons", "refused", "unmatched")] == [1, 1, 1]
 
@@ -270,6 +273,20 @@ def test_eager_against_compiled() -> None:
     assert (one.verdict(), one.findings[0].one.id, one.findings[0].status) == ("faster", "unfused_elementwise", "gone")
     assert next(one.step.of_kind("compute")).name == "elementwise"
     assert one.step.after_launches < 0.5 * one.step.before_launches
+
+
+def test_a_capture_with_more_ranges_than_the_other(real_capture: Callable[[str], Path], run_main: Main) -> None:
+    """One was recorded with autograd's ranges: what makes it slower is the profiler, and no change of the program."""
+    printed = run_main("compare", real_capture("train_small256"), real_capture("mem_small256")).out
+    assert "The profiler slows the two sides down differently" in re.sub(r"\s+", " ", printed)
+
+
+def test_ranks_are_compared_one_by_one(real_capture: Callable[[str], Path], run_main: Main) -> None:
+    path = real_capture("ddp2_small256")
+    data = json.loads(run_main("compare", path, path, "--format", "json").out)
+    pairs = [(one["before"][0]["process"], one["after"][0]["process"]) for one in data["comparisons"]]
+    assert len(pairs) == 2
+    assert all(before == after for before, after in pairs)
 
 
 # --- false alarms: the two halves of each capture

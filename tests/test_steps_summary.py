@@ -40,6 +40,16 @@ def check_sums(device: DeviceSteps, wall_ms: float | None) -> None:
     assert parts.total_ms == pytest.approx(wall_ms, abs=EXACT)
     assert sum(one.ms for one in device.classes) == pytest.approx(parts.compute_ms, abs=EXACT)
     assert sum(one.ms for one in device.idle) == pytest.approx(parts.idle_ms, abs=EXACT)
+    assert sum(one.ms for one in device.causes) == pytest.approx(parts.idle_ms, abs=EXACT)
+    for cause in device.causes:
+        of_cause = sum(one.ms for one in device.idle if one.cause == cause.cause)
+        assert of_cause == pytest.approx(cause.ms, abs=EXACT), "the rows of a cause add up to it"
+    for one in device.classes:
+        kernels = [kernel for kernel in device.kernels if kernel.kernel_class == one.kernel_class]
+        assert sum(kernel.ms for kernel in kernels) == pytest.approx(one.ms, abs=EXACT)
+        if len(kernels) == 1:
+            assert kernels[0].std_ms == pytest.approx(one.std_ms, abs=EXACT)
+    assert device.own_pauses_ms <= sum(one.ms for one in device.causes if one.cause == "launch") + EXACT
     for part in PARTS:
         by_phase = sum(getattr(one.parts, part) for one in device.phases)
         assert by_phase == pytest.approx(getattr(parts, part), abs=EXACT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,20 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.kernels import Kernels
+from nsys_analyzer.analysis.summary import statistics as statistics_of_phases
 from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.statistics import (
+    MOST_VALUES,
     ClassRow,
     KernelRow,
     MemoryRow,
+    Moments,
     Stats,
     class_rows,
     kernel_rows,
     merge_kernels,
     share_of,
+    values_ms,
     without_communication,
 )
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -413,3 +418,25 @@ def test_a_broken_law_is_an_error_not_a_warning(step_trace: Path) -> None:
     for broken in ({"attributed": 6}, {"unattributed_ms": 1.0}, {"in_phases": 4}, {"kernel_ms": 0.5}):
         with pytest.raises(NsysAnalyzerError, match="does not hold"):
             check_attribution(replace(summary, coverage=replace(coverage, **broken)))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(0, 10**6)), min_size=1), st.booleans())
+def test_moments_over_steps(pieces: list[tuple[int, int, int]], sparse: bool) -> None:
+    """The mean and the deviation of what each of 4 steps holds of each of 3 kinds, whichever way they are summed."""
+    step, kind, ns = (np.array(column) for column in zip(*pieces, strict=True))
+    moments = Moments(3)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(statistics_of_phases, "_SPARSE", 0 if sparse else 100)
+        moments.add(step, kind, ns)
+    held = [[sum(n for s, k, n in pieces if (s, k) == (i, j)) / 1e6 for i in range(4)] for j in range(3)]
+    for (mean, std), values in zip(moments.of(4), held, strict=True):
+        assert mean == pytest.approx(statistics.fmean(values), abs=1e-9)
+        assert std == pytest.approx(statistics.stdev(values), abs=1e-6)
+    assert moments.of(1)[0][1] is None
+
+
+def test_values_of_very_many_instances() -> None:
+    """The first, the last and evenly spread ones between them."""
+    assert values_ms(np.array([1_000_000, 2_500_000])) == (1.0, 2.5)
+    spread = values_ms(np.arange(1_000) * 1_000_000)
+    assert (len(spread), spread[0], spread[-1]) == (MOST_VALUES, 0.0, 999.0)

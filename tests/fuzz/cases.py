@@ -115,6 +115,7 @@ def _command(trace: str, random: Random) -> list[str]:
             ["report", "--no-figures", "-o", "report.md", trace, oracle.SOUND],
             ["kernels", trace, "--format", random.choice(("table", "csv", "json"))],
             ["info", trace],
+            ["compare", trace, trace, "--force", "--format", random.choice(("text", "markdown", "json"))],
             ["share", trace, "-o", "shared.sqlite"],
         )
     )

@@ -155,10 +155,10 @@ class Change:
             return Change(before.ms, after.ms, None, None, before.n, after.n, 1.0)
         inside = (before.error_ms**2 + after.error_ms**2) * (order.factor if order else 1.0)
         variance = inside + before.run_error_ms**2 + after.run_error_ms**2
+        share = inside / variance if variance else 0.0
         freedom = order.freedom if order else _freedom(before, after)
         # Of Welch and Satterthwaite: the spread between runs is taken as known.
-        width = student_t(freedom * (variance / inside) ** 2 if inside else math.inf) * math.sqrt(variance)
-        share = inside / variance if variance else 0.0
+        width = student_t(freedom / share**2 if share**2 else math.inf) * math.sqrt(variance)
         return Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
 
     @property

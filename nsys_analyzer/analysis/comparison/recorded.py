@@ -9,15 +9,17 @@ import msgspec
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 
-_Values: TypeAlias = Annotated[tuple[float, ...], msgspec.Meta(min_length=1)]
+#: Ten years are 3e11 ms.
+_Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+_Values: TypeAlias = Annotated[tuple[_Ms, ...], msgspec.Meta(min_length=1)]
 _CLASS = msgspec.field(name="class")
 
 
 class RecordedClass(msgspec.Struct, frozen=True):
     """The compute of a kernel class in a step, mean ms."""
 
-    ms: float
-    std_ms: float | None
+    ms: _Ms
+    std_ms: _Ms | None
     kernel_class: str = _CLASS
 
 
@@ -26,8 +28,8 @@ class RecordedKernel(msgspec.Struct, frozen=True):
 
     name: str
     launches: float
-    ms: float
-    std_ms: float | None
+    ms: _Ms
+    std_ms: _Ms | None
     kernel_class: str = _CLASS
 
 
@@ -35,8 +37,8 @@ class RecordedCause(msgspec.Struct, frozen=True):
     """The idle time of one cause in a step, mean ms."""
 
     cause: Cause
-    ms: float
-    std_ms: float | None
+    ms: _Ms
+    std_ms: _Ms | None
 
 
 class RecordedStep(msgspec.Struct, frozen=True):
@@ -48,13 +50,13 @@ class RecordedStep(msgspec.Struct, frozen=True):
     wall_ms: Stats
     wall_values_ms: _Values
     busy_values_ms: _Values
-    compute_ms: float
-    exposed_copy_ms: float
-    exposed_communication_ms: float
-    idle_ms: float
-    exposed_copy_std_ms: float | None
-    exposed_communication_std_ms: float | None
-    own_pauses_ms: float
+    compute_ms: _Ms
+    exposed_copy_ms: _Ms
+    exposed_communication_ms: _Ms
+    idle_ms: _Ms
+    exposed_copy_std_ms: _Ms | None
+    exposed_communication_std_ms: _Ms | None
+    own_pauses_ms: _Ms
     classes: tuple[RecordedClass, ...]
     causes: tuple[RecordedCause, ...]
     kernels: tuple[RecordedKernel, ...]
@@ -76,8 +78,8 @@ class RecordedPhase(msgspec.Struct, frozen=True):
     phase: str
     instances: int
     kernels_per_instance: float
-    wall_values_ms: tuple[float, ...]
-    busy_values_ms: tuple[float, ...]
+    wall_values_ms: tuple[_Ms, ...]
+    busy_values_ms: tuple[_Ms, ...]
     synchronized: bool
 
     def __post_init__(self) -> None:

@@ -21,6 +21,8 @@ _NS_PER_MS = 1e6
 _NO_DIGIT = 0.0005
 #: The statistics that are values, and not how far these lie apart.
 _PLACES = ("mean", "min", "median", "max")
+#: A table of steps and kinds with more cells than this is made of those alone that are not empty.
+_SPARSE = 1_000_000
 #: So many instances tell a median's spread as well as all of them.
 MOST_VALUES = 200
 _CLASS, _NAME_AND_CLASS = attrgetter("kernel_class"), attrgetter("key")
@@ -74,12 +76,19 @@ class Moments:
         self.total, self.squares = np.zeros(kinds, np.int64), np.zeros(kinds)
 
     def add(self, step: Ints, kind: Ints, ns: Ints) -> None:
-        """Adds pieces of whole steps: shape (pieces,)."""
+        """Adds pieces of whole steps, whose numbers begin at 0: shape (pieces,)."""
         kinds = len(self.total)
-        keys, place = np.unique(step * kinds + kind, return_inverse=True)
-        sums = np.bincount(place, ns, len(keys))
-        self.total += np.bincount(keys % kinds, sums, kinds).astype(np.int64)
-        self.squares += np.bincount(keys % kinds, sums**2, kinds)
+        key = step * kinds + kind
+        cells = (int(step.max(initial=-1)) + 1) * kinds
+        if cells > _SPARSE:  # few pieces of each of very many steps: most cells would be empty
+            keys, key = np.unique(key, return_inverse=True)
+            sums = np.bincount(key, ns, len(keys))
+            self.total += np.bincount(keys % kinds, sums, kinds).astype(np.int64)
+            self.squares += np.bincount(keys % kinds, sums * sums, kinds)
+        else:
+            table = np.bincount(key, ns, cells).reshape(-1, kinds)
+            self.total += table.sum(axis=0).astype(np.int64)
+            self.squares += (table * table).sum(axis=0)
 
     def of(self, steps: int) -> list[tuple[float, float | None]]:
         """The mean and the standard deviation of each kind over so many steps, ms; no deviation of a single step."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, GPU_SPREAD, Change
@@ -10,23 +10,19 @@ from nsys_analyzer.analysis.comparison.comparison import (
     Comparison,
     Difference,
     FindingChange,
-    KernelChange,
-    PartChange,
     StepChange,
     Verdict,
 )
 from nsys_analyzer.analysis.comparison.matching import Alone
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
-from nsys_analyzer.analysis.kernels.labels import short_labels
-from nsys_analyzer.report.model import Answer, Block, Cell, Details, Listing, Paragraph, Section, Shift, Table
-from nsys_analyzer.report.sections.anatomy import CAUSES
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Shift, Table
+from nsys_analyzer.report.sections.changes import explaining, has_renamed, launches_of, name_of, others, relative
+from nsys_analyzer.report.sections.findings import PROFILER
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     about_percent,
     counted,
-    format_number,
     milliseconds,
-    milliseconds_between,
     shifted,
 )
 from nsys_analyzer.text import Words, joined, phrase
@@ -39,8 +35,6 @@ VERDICTS: dict[Verdict, str] = {
     "no change": "No change",
     "unclear": "Too uncertain to tell",
 }
-#: What is below this share of the step is not in a table by itself; and so many rows of kernels are.
-_MATTERS, _MOST_KERNELS = 0.005, 10
 #: Runs that are listed because they were not compared.
 _MOST_NOTES = 20
 #: The most differences of a run of the other side that is worth a word.
@@ -51,8 +45,8 @@ _LEGEND: tuple[Words, ...] = (
     phrase(
         "*95% interval*, in brackets: the change lies in it, and is more than chance where 0 does not. It is Student's "
         "t times the standard error: of a median by the bootstrap over the instances, of a mean by their deviation, "
-        "and, where a side is a single run, with what runs of one program differ by. On an H200 that was {:.2%} of "
-        "the GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a rented "
+        "and, where a side is a single run, with what runs of one program differ by. On an H200 that was {:.2%} of the "
+        "GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a rented "
         "host); `--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves.",
         GPU_SPREAD,
         CPU_SPREAD,
@@ -98,15 +92,16 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
     blocks: list[Block] = [] if alone else [_overview(pairs)]
     for pair in pairs:
         blocks.append(Answer(pair.title, _text(pair), VERDICTS[pair.verdict]))
+        first, more = (tuple(part(pair.comparison, pair.title)) for part in (explaining, others))
         if alone:
-            blocks += [*_first(pair), Details("Times, kernels and findings", tuple(_more(pair)), pair.title)]
+            blocks += [*first, Details("Times, kernels and findings", more, pair.title)]
         elif detailed:
-            blocks.append(Details(f"{pair.title}: the figures", (*_first(pair), *_more(pair)), pair.title))
+            blocks.append(Details(f"{pair.title}: the figures", (*first, *more), pair.title))
     if notes := (*map(_refused, found.refused), *(_alone(one, side) for side, one in found.alone)):
-        more = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
-        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *more))]
+        left = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
+        blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *left))]
     if detailed or alone:
-        paired = any(_has_renamed(pair.comparison.step) for pair in pairs)
+        paired = any(has_renamed(pair.comparison.step) for pair in pairs)
         blocks.append(Details("What the words mean", (Listing((*_LEGEND, *([_PAIRED] if paired else []))),)))
     return Section("comparison", TITLE, tuple(blocks), "comparison")
 
@@ -137,16 +132,20 @@ _OVERVIEW: tuple[Field[Pair], ...] = (
 
 def _text(pair: Pair) -> Words:
     comparison = pair.comparison
+    found = comparison.findings or ()
     said: list[Words] = []
     if comparison.same:
         said.append("Both sides are the same capture.")
     said.append(_changed(pair))
     if comparison.differences:
         said.append(f"They differ in {', '.join(map(_difference, comparison.differences))}.")
-    if comparison.findings:
-        said += _gone_and_new(comparison.findings)
+    said += _gone_and_new([one for one in found if one.one.id != PROFILER])
     if comparison.step and not comparison.same:
         said += _explained(comparison.step)
+    if not comparison.unprofiled and any(one.one.id == PROFILER and one.status != "stays" for one in found):
+        said.append(
+            "The profiler slows the two sides down differently: record both in one way, or compare times without it."
+        )
     if pair.verdict == "unclear" and comparison.headline:
         said.append(_how_to_tell(pair, comparison.headline))
     return joined(" ", said)
@@ -175,7 +174,7 @@ def _changed(pair: Pair) -> Words:
 
 def _in_percent(change: Change) -> str:
     """A change and its interval as shares of what was before."""
-    shift = _relative(change)
+    shift = relative(change)
     if shift is None:
         return f"{shifted(Shift(change.ms), 'ms')} ms"
     alone, interval = shifted(Shift(shift.value), "percent"), shifted(shift, "percent").partition(" (")[2][:-1]
@@ -218,16 +217,11 @@ def _explained(step: StepChange) -> Iterator[Words]:
         listed = ", ".join(f"{name_of(part)} {_ms(part.change)}" for part in large[:_NAMED])
         yield f"What changed most under the profiler: {listed}."
     if round(step.before_launches) != round(step.after_launches):
-        yield f"Kernels launched in a step: {_launches(step.before_launches, step.after_launches)}."
+        yield f"Kernels launched in a step: {launches_of(step.before_launches, step.after_launches)}."
 
 
 def _ms(change: Change) -> str:
     return f"{shifted(Shift(change.ms), 'ms')}\N{NO-BREAK SPACE}ms"
-
-
-def _launches(before: float, after: float) -> str:
-    written = format_number(before, "count"), format_number(after, "count")
-    return written[0] if written[0] == written[1] else " → ".join(written)
 
 
 def _gone_and_new(findings: Sequence[FindingChange]) -> Iterator[str]:
@@ -236,174 +230,6 @@ def _gone_and_new(findings: Sequence[FindingChange]) -> Iterator[str]:
         if titles:
             more = f" and {len(titles) - _NAMED} more" if len(titles) > _NAMED else ""
             yield f"{word}: {', '.join(titles[:_NAMED])}{more}."
-
-
-# --- the figures
-
-
-def _first(pair: Pair) -> Iterator[Block]:
-    """What stands below the answer: the reasons that were overridden, and what explains the change."""
-    comparison = pair.comparison
-    if comparison.cautions:
-        yield Paragraph("Compared all the same, as --force says, although:", pair.title)
-        yield Listing(comparison.cautions, capture=pair.title)
-    if comparison.step:
-        yield _parts(comparison.step, pair.title)
-
-
-def _more(pair: Pair) -> Iterator[Block]:
-    """The other figures: times, kernels, findings."""
-    comparison = pair.comparison
-    if times := list(_times(comparison)):
-        yield table(_TIMES, times, "Times, ms:", capture=pair.title)
-    if comparison.step:
-        yield from _kernels(comparison.step, pair.title)
-    if comparison.findings:
-        yield Paragraph("Findings, and what removing each would save:", pair.title)
-        yield Listing(tuple(map(_finding, comparison.findings)), capture=pair.title)
-
-
-class _Row(NamedTuple):
-    """A row of a table: its name, the change, and its cells where it is no change of its own."""
-
-    name: str
-    change: Change | None
-    before: float | None
-    after: float | None
-    shift: Cell
-
-
-def _row(name: str, change: Change) -> _Row:
-    return _Row(name, change, change.before_ms, change.after_ms, Shift(change.ms, change.low_ms, change.high_ms))
-
-
-def _relative(change: Change | None) -> Shift | None:
-    if change is None or change.share is None:
-        return None
-    return Shift(change.share, change.low_share, change.high_share)
-
-
-_PARTS: tuple[Field[_Row], ...] = (
-    Field("part of the step", "text", lambda row: row.name),
-    Field("before", "ms", lambda row: row.before),
-    Field("after", "ms", lambda row: row.after),
-    Field("change (95% interval)", "ms", lambda row: row.shift),
-)
-_TIMES: tuple[Field[_Row], ...] = (
-    Field("time", "text", lambda row: row.name),
-    Field("before", "ms", lambda row: row.before),
-    Field("after", "ms", lambda row: row.after),
-    Field("change (95% interval)", "percent", lambda row: _relative(row.change)),
-)
-
-
-def name_of(part: PartChange) -> str:
-    """A part in words: compute: matmul; idle: the program waits for the GPU."""
-    if part.kind == "compute":
-        return f"compute: {part.name}"
-    return f"idle: {_CAUSES[part.name]}" if part.kind == "idle" else part.kind
-
-
-_CAUSES: dict[str, str] = {cause: words.removeprefix("of ") for cause, words in CAUSES.items()}
-
-
-def _parts(step: StepChange, capture: str) -> Table:
-    """What explains the change of the step: the parts that matter, and the sum of the others."""
-    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms)
-    large = [part for part in step.parts if abs(part.change.ms) >= least]
-    small = [part for part in step.parts if abs(part.change.ms) < least]
-    if len(small) == 1:
-        large, small = [*large, *small], []
-    rows = [_row(name_of(part), part.change) for part in large]
-    if small:
-        rows.append(_sum(f"{len(small)} parts with less change", small))
-    if abs(step.uneven_ms) >= least:
-        rows.append(_sum("the mean step", step.parts))
-        rows.append(_Row("uneven steps: the median is not the mean", None, None, None, Shift(step.uneven_ms)))
-    rows.append(_row("the step (median)", step.wall))
-    caption = "What explains the change: the step under the profiler, ms, the largest change first."
-    return table(_PARTS, rows, caption, capture=capture)
-
-
-def _sum(name: str, parts: Iterable[PartChange]) -> _Row:
-    """What some parts add up to."""
-    changes = [part.change for part in parts]
-    before, after = sum(one.before_ms for one in changes), sum(one.after_ms for one in changes)
-    return _Row(name, None, before, after, Shift(after - before))
-
-
-def _times(comparison: Comparison) -> Iterator[_Row]:
-    """The step and the phases by each clock: without the profiler first. Wall time needs somebody who waits."""
-    step = comparison.step
-    if comparison.unprofiled:
-        yield _row("step, without the profiler", comparison.unprofiled)
-    for phase in comparison.phases:
-        if phase.unprofiled:
-            yield _row(f"{phase.phase}, without the profiler", phase.unprofiled)
-    if step:
-        yield _row("step, under the profiler", step.wall)
-        yield _row("step, GPU busy", step.busy)
-    for phase in comparison.phases:
-        if phase.synchronized:
-            yield _row(f"{phase.phase}, under the profiler", phase.wall)
-        yield _row(f"{phase.phase}, GPU busy", phase.busy)
-
-
-class _KernelRow(NamedTuple):
-    """A kernel of a class, by its short label."""
-
-    label: str
-    kernel_class: str
-    one: KernelChange
-
-
-_KERNELS: tuple[Field[_KernelRow], ...] = (
-    Field("kernel", "text", lambda row: row.label),
-    Field("class", "text", lambda row: row.kernel_class),
-    Field("launches", "text", lambda row: _launches(row.one.before_launches, row.one.after_launches)),
-    Field("before", "ms", lambda row: row.one.change.before_ms),
-    Field("after", "ms", lambda row: row.one.change.after_ms),
-    Field("change", "ms", lambda row: Shift(row.one.change.ms)),
-)
-
-
-def _kernels(step: StepChange, capture: str) -> Iterator[Table]:
-    """The kernels whose time changed most, by more than chance."""
-    labels = short_labels(sorted({name for part in step.parts for one in part.kernels for name in _names(one)}))
-    rows = [(part.name, one) for part in step.parts for one in part.kernels]
-    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms)
-    changed = sorted(
-        (row for row in rows if row[1].change.is_change and abs(row[1].change.ms) >= least / 2),
-        key=lambda row: -abs(row[1].change.ms),
-    )
-    if changed:
-        shown = [_KernelRow(_label(one, labels, name), name, one) for name, one in changed[:_MOST_KERNELS]]
-        launches = f"{_launches(step.before_launches, step.after_launches)} launched in a step"
-        caption = f"Kernels whose time changed most, ms and launches of a step ({launches}):"
-        yield table(_KERNELS, shown, caption, capture=capture, names=2)
-
-
-def _names(one: KernelChange) -> list[str]:
-    return [name for name in (one.before_name, one.after_name) if name]
-
-
-def _label(one: KernelChange, labels: dict[str, str], kernel_class: str) -> str:
-    """A kernel's label, or both where two stand for each other; of fills and opaque graphs their class."""
-    names = [labels[name] for name in dict.fromkeys(_names(one))] or [kernel_class]
-    only = " (only before)" if one.after_name is None else " (only after)" if one.before_name is None else ""
-    return " → ".join(names) + only
-
-
-def _has_renamed(step: StepChange | None) -> bool:
-    kernels = [one for part in step.parts for one in part.kernels] if step else []
-    return any(len(set(_names(one))) > 1 for one in kernels)
-
-
-def _finding(one: FindingChange) -> Words:
-    savings = " → ".join(
-        milliseconds_between(each.saves_ms_low, each.saves_ms_high) for each in (one.before, one.after) if each
-    )
-    return phrase("**{}**: {} ({})", one.status, one.one.title, savings)
 
 
 def _alone(one: Alone, side: str) -> Words:

@@ -29,7 +29,7 @@ _LEGEND: tuple[Words, ...] = (
     ),
 )
 #: The finding that is none of the program's.
-_PROFILER = "profiler_overhead"
+PROFILER = "profiler_overhead"
 #: Findings that stand in full view.
 _FIRST = 3
 #: A replay that misses the recorded steps by more than this is said.
@@ -57,7 +57,7 @@ def legend_of_findings(captures: Iterable[CaptureSummary]) -> tuple[Words, ...]:
 def to_fix(capture: CaptureSummary) -> tuple[Finding, ...]:
     """The findings in the program itself, the largest saving first."""
     found = capture.diagnosis.findings if capture.diagnosis else ()
-    return tuple(one for one in found if one.id != _PROFILER)
+    return tuple(one for one in found if one.id != PROFILER)
 
 
 def first_to_fix(capture: CaptureSummary) -> Finding | None:
@@ -152,7 +152,7 @@ def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
         if why := why_missing(capture):  # without any to fix the answer has said it
             yield Paragraph(why, capture.title)
     for one in diagnosis.findings:
-        if one.id == _PROFILER:
+        if one.id == PROFILER:
             yield Paragraph(_of_profiler(one), capture.title)
             yield from fixed(one, capture.title) if explained else ()
     if ranked and abs(diagnosis.error) > _REPLAYED:
