@@ -24,7 +24,7 @@ from nsys_analyzer.runs.manifest import ManifestError, manifests_without_trace, 
 from nsys_analyzer.runs.timings.writing import write_timings
 from nsys_analyzer.system.strict_json import check_numbers, decode_json
 from nsys_analyzer.trace.ranks import read_ranks
-from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.sqlite_reader import SqliteReader
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import ADD, Export, training_step
 
@@ -247,7 +247,7 @@ def test_a_rank_that_is_no_number(tmp_path: Path, text: str) -> None:
         connection.execute("ALTER TABLE NVTX_EVENTS ADD COLUMN jsonText TEXT")
         connection.execute("UPDATE NVTX_EVENTS SET jsonText = ? WHERE textId NOTNULL", [text])
     connection.close()
-    assert read_ranks(Reader(path)) == {}
+    assert read_ranks(SqliteReader(path)) == {}
 
 
 def test_a_context_length_of_a_name_that_nothing_could_have(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.sqlite_reader import SqliteReader
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
 
 RealCapture = Callable[[str], Path]
@@ -469,7 +469,7 @@ def test_many_tables_are_counted_in_one_go(tmp_path: Path) -> None:
             connection.execute(f"CREATE TABLE t{number} (a INTEGER)")
             connection.execute(f"INSERT INTO t{number} VALUES (1)")
     connection.close()
-    counts = Reader(path).counts([f"t{number}" for number in range(1_200)])
+    counts = SqliteReader(path).counts([f"t{number}" for number in range(1_200)])
     assert set(counts.values()) == {1}
     assert len(counts) == 1_200
 

@@ -20,7 +20,7 @@ def open_export(path: Path) -> Reader:
     Raises:
         TraceError: no such file, empty, of another format, damaged, or not written by nsys.
     """
-    if path.is_dir():
+    if any(path.glob("*.parquet")) or any(path.glob("*.arrow")):
         from nsys_analyzer.trace.folder_reader import FolderReader
 
         return FolderReader(path)
