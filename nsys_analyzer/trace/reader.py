@@ -14,21 +14,6 @@ from nsys_analyzer.trace.batches import empty_frame
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Filter, Table
 
 
-def open_export(path: Path) -> Reader:
-    """Opens an nsys export: an SQLite file, or a folder of Parquet or Arrow files.
-
-    Raises:
-        TraceError: no such file, empty, of another format, damaged, or not written by nsys.
-    """
-    if any(path.glob("*.parquet")) or any(path.glob("*.arrow")):
-        from nsys_analyzer.trace.folder_reader import FolderReader
-
-        return FolderReader(path)
-    from nsys_analyzer.trace.sqlite_reader import SqliteReader
-
-    return SqliteReader(path)
-
-
 class Reader(ABC):
     """An nsys export that is only read.
 

@@ -54,6 +54,7 @@ from nsys_analyzer.trace.columns import (
 )
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
+from nsys_analyzer.trace.opening import open_export
 from nsys_analyzer.trace.operators import (
     annotated_operators,
     are_named_operators,
@@ -64,7 +65,7 @@ from nsys_analyzer.trace.operators import (
     without_annotations,
 )
 from nsys_analyzer.trace.ranks import Rank, read_ranks
-from nsys_analyzer.trace.reader import Reader, open_export
+from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import export_of
 from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
 
