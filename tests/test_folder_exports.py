@@ -24,7 +24,7 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces, load_captures
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.export import open_export
+from nsys_analyzer.trace.opening import open_export
 from nsys_analyzer.trace.sources import export_of, sqlite_of
 from nsys_analyzer.trace.sources.inputs import check_no_input
 from tests.conftest import DATA

@@ -24,7 +24,7 @@ def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain, visible
-    from nsys_analyzer.trace.export import open_export
+    from nsys_analyzer.trace.opening import open_export
     from nsys_analyzer.trace.sources import export_of
     from nsys_analyzer.trace.trace import Trace
 

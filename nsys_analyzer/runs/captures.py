@@ -120,7 +120,7 @@ def _is_export(path: Path) -> bool:
 
 def _but_one(exports: list[Path]) -> list[Path]:
     """Of several exports of one name all but the newest: a folder of Parquet or Arrow files beside a SQLite file."""
-    return sorted(exports, key=lambda path: written_ns(path) if path.is_dir() else path.stat().st_mtime_ns)[:-1]
+    return sorted(exports, key=written_ns)[:-1]
 
 
 def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:

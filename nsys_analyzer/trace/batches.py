@@ -71,18 +71,20 @@ def _texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
     """The texts of several arrays in one, or the bytes; what is absent is empty."""
     import pyarrow as pa
 
-    kind = pa.binary() if are_bytes else pa.string()
-    texts = pa.concat_arrays([_viewed(part, kind) for part in parts]) if parts else pa.nulls(0, kind)
+    blobs = pa.concat_arrays([_blobs(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
+    blobs.validate(full=True)
+    if are_bytes:
+        return blobs
+    texts = blobs.view(pa.string())
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:  # not UTF-8: a character cut in two, or another encoding
-        blobs = (blob for part in parts for blob in _viewed(part, pa.binary()).to_pylist())
-        return pa.array([blob.decode("utf-8", errors="replace") for blob in blobs], pa.string())
+        return pa.array([blob.decode("utf-8", errors="replace") for blob in blobs.to_pylist()], pa.string())
     return texts
 
 
-def _viewed(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Texts or bytes with offsets of any width as one of these, in place: casts take a tenth of a second to import.
+def _blobs(values: pa.Array) -> pa.Array:
+    """Texts or bytes with offsets of any width as bytes, in place: casts take a tenth of a second to import.
 
     Raises ArrowInvalid for what is neither.
     """
@@ -90,13 +92,14 @@ def _viewed(values: pa.Array, kind: pa.DataType) -> pa.Array:
 
     width = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}.get(values.type)
     if width is None:
-        return _viewed(values.cast(pa.string()), kind)
+        return _blobs(values.cast(pa.string()))
     _, offsets, letters = values.buffers()
     bounds = np.zeros(len(values) + 1, np.int64)
     if len(values) and offsets is not None:
         bounds = np.frombuffer(offsets, f"i{width}", len(values) + 1, values.offset * width)
     first, last = int(bounds[0]), int(bounds[-1])
-    if last - first > np.iinfo(np.int32).max:
-        raise pa.ArrowInvalid(f"{last - first:,} bytes of text in one part of a table")
-    letters = letters.slice(first, last - first) if letters is not None else pa.py_buffer(b"")
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer((bounds - first).astype(np.int32)), letters])
+    letters = letters if letters is not None else pa.py_buffer(b"")
+    if not 0 <= first <= last <= letters.size or last - first > np.iinfo(np.int32).max:
+        raise pa.ArrowInvalid(f"texts from {first:,} to {last:,} in {letters.size:,} bytes")
+    letters, narrow = letters.slice(first, last - first), pa.py_buffer((bounds - first).astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow, letters])

@@ -60,7 +60,7 @@ class FolderReader(Reader):
             return action()
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
-        except (pa.ArrowException, OSError, EOFError) as error:
+        except (pa.ArrowException, OSError, EOFError, UnicodeDecodeError) as error:  # the last: of a column's name
             raise self._damaged(error) from error
 
     def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
@@ -138,10 +138,11 @@ def _batches_of(file: Path, names: Sequence[str | None]) -> Iterator[pa.RecordBa
     if file.suffix == PARQUET:
         import pyarrow.parquet as pq
 
-        parts = pq.ParquetFile(file, memory_map=True).iter_batches(_BATCH_ROWS, columns=known, use_threads=False)
+        parts = pq.ParquetFile(file).iter_batches(_BATCH_ROWS, columns=known, use_threads=False)
     else:
         parts = (part.slice(i, _BATCH_ROWS) for part in _stream(file) for i in range(0, part.num_rows, _BATCH_ROWS))
     for part in parts:
+        part.validate()
         column_of = {name: part.column(name) for name in known}
         columns = [column_of[name] if name is not None else pa.nulls(part.num_rows, pa.int64()) for name in names]
         yield pa.RecordBatch.from_arrays(columns, names=[str(i) for i in range(len(names))])

@@ -53,9 +53,9 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.diagnostics import explained
-from nsys_analyzer.trace.export import open_export
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
 from nsys_analyzer.trace.nccl import NcclCalls, noted_calls, read_nccl_calls
+from nsys_analyzer.trace.opening import open_export
 from nsys_analyzer.trace.operators import (
     annotated_operators,
     are_named_operators,

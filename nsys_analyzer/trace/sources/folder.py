@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from nsys_analyzer.trace.schema import EXPORT, SIGNATURE_TABLES
@@ -19,12 +20,12 @@ TABLE_ENDINGS = (".parquet", ".arrow")
 
 def is_export_folder(path: Path) -> bool:
     """Whether a folder is an export of nsys, and no folder of captures: by the files that each version writes."""
-    return path.is_dir() and any(
-        (path / f"{name}{ending}").is_file() for name in SIGNATURE_TABLES for ending in TABLE_ENDINGS
-    )
+    tables = (path / f"{name}{ending}" for name in SIGNATURE_TABLES for ending in TABLE_ENDINGS)
+    return any(os.path.isfile(table) for table in tables)  # noqa: PTH113 - pathlib raises where one may not look
 
 
-def written_ns(folder: Path) -> int:
-    """When an export was written: nsys writes the table about it last."""
-    tables = (folder / f"{name}{ending}" for name in EXPORT.aliases for ending in TABLE_ENDINGS)
-    return max((table.stat().st_mtime_ns for table in tables if table.is_file()), default=0)
+def written_ns(export: Path) -> int:
+    """When an export was written, of a folder the table about it; 0 for a link that leads nowhere."""
+    tables = (export / f"{name}{ending}" for name in EXPORT.aliases for ending in TABLE_ENDINGS)
+    files = [export] if export.is_file() else [table for table in tables if table.is_file()]
+    return max((file.stat().st_mtime_ns for file in files), default=0)

@@ -1,10 +1,12 @@
-"""Opens an nsys export, whatever it was exported to."""
+"""Opens an export of nsys, whatever it was exported to."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from nsys_analyzer.trace.folder_reader import FolderReader
 from nsys_analyzer.trace.reader import Reader
+from nsys_analyzer.trace.sqlite_reader import SqliteReader
 
 
 def open_export(path: Path) -> Reader:
@@ -13,10 +15,6 @@ def open_export(path: Path) -> Reader:
     Raises:
         TraceError: no such file, empty, of another format, damaged, or not written by nsys.
     """
-    if path.is_dir():
-        from nsys_analyzer.trace.folder_reader import FolderReader
-
+    if any(path.glob("*.parquet")) or any(path.glob("*.arrow")):
         return FolderReader(path)
-    from nsys_analyzer.trace.sqlite_reader import SqliteReader
-
     return SqliteReader(path)
