@@ -163,7 +163,7 @@ def measure(trace: Path, small: Path, folders: Sequence[Path], runs: int) -> lis
         Row("report / floor", ratios, "x", at_most=3),
         Row("report: peak memory", [each["report"].peak_gb for each in rounds], "GB", at_most=1.2),
         *(row for folder in folders for row in _of_folder(folder, rounds)),
-        Row("report of a small capture", seconds["small"], "s", at_most=0.5),
+        Row("report of a small capture", seconds["small"], "s", at_most=0.3),
         Row("nsys-analyze --help", seconds["help"], "s", at_most=0.2),
     ]
 
