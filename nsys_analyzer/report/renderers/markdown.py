@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from tabulate import tabulate
+
 from nsys_analyzer.report.model import TEXT_UNITS, Answer, Block, Details, Listing, Paragraph, Report, Section, Table
 from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.units import ABSENT, format_cell
@@ -106,21 +108,8 @@ def _part(block: Table, cells: Sequence[Sequence[str]], chosen: Sequence[int], m
 
 
 def _padded_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:
-    """Columns as wide as their longest cell, with room for two more letters than the header has."""
-    cells = zip(headers, *rows, strict=True)
-    widths = [max(map(len, (f"{header}  ", *column))) for header, *column in cells]
-    pads = [str.rjust if one == "right" and rows else str.ljust for one in alignment]
-    rules = [_rule(one, width + 2) if rows else "-" * (width + 2) for one, width in zip(alignment, widths, strict=True)]
-    head, *body = (
-        f"| {' | '.join(pad(text, width) for pad, text, width in zip(pads, row, widths, strict=True))} |"
-        for row in (headers, *rows)
-    )
-    return "\n".join((head, f"|{'|'.join(rules)}|", *body))
-
-
-def _rule(alignment: str, width: int) -> str:
-    """The part of the line below the headers that says to which side a column's cells are set."""
-    return ":".ljust(width, "-") if alignment == "left" else ":".rjust(width, "-")
+    alignments = alignment if rows else None
+    return tabulate(rows, headers=headers, tablefmt="pipe", colalign=alignments, disable_numparse=True)
 
 
 def _plain_table(headers: list[str], rows: list[list[str]], alignment: list[str]) -> str:
