@@ -192,8 +192,23 @@ class _Join:
                 "wrong where groups of them have their own. Repeat `nsys export` with `--include-blobs=true`.",
                 len(self.members),
             )  # fmt: skip
+        if far := self._far_apart_ms():
+            yield phrase(
+                "The captures' clocks are {:,.0f} ms apart, more than half a step. If the captures did not begin with "
+                "one step, put its number into the range of each: `step 17`.",
+                far,
+            )
         if len(self.members) > 1 and self.alignment is None:
             yield self._why_not_aligned()
+
+    def _far_apart_ms(self) -> float:
+        """How far apart clocks are that are known, where steps joined by their places may be others; else 0."""
+        if all(member.numbered for member in self.members) or not self.alignment:
+            return 0.0
+        pairs = zip(self.members, self.clocks, strict=True)
+        known = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
+        step_ms = float(np.median(self._walls(0))) / _NS_PER_MS
+        return max(known) if known and self.members[0].started_utc_ns and max(known) > step_ms / 2 else 0.0
 
     def _why_not_aligned(self) -> Words:
         if not len(self.matched.numbers):
