@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent / "comparison"
 PROGRAMS = {"gpu_bound": "the GPU is the limit", "launch_bound": "launching is the limit"}
 SPREAD = Spread(CPU_SPREAD)
 _INTRODUCTION = (
-    "Two programs ([program.py](program.py)) ran side by side on two H200s of a rented host, 30 steps a run, each run",
+    "Two programs ([program.py](program.py)) ran side by side on two H200s of a shared host, 30 steps a run, each run",
     "in a process of its own: timed without a profiler, then recorded with nsys ([record.sh](record.sh), which was",
     "stopped when its time was up). `python examples/comparison.py` writes this page from [runs.jsonl](runs.jsonl).",
     "",

@@ -281,7 +281,7 @@ def test_no_such_file(tmp_path: Path) -> None:
 
 
 def test_a_folder(tmp_path: Path) -> None:
-    fails(tmp_path, "is a folder, but not an nsys export", "parquetdir")
+    fails(tmp_path, "Is a directory", ".sqlite")
 
 
 def test_an_empty_file(tmp_path: Path) -> None:

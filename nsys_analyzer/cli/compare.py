@@ -50,7 +50,7 @@ def _timings_option(side: str) -> Callable[[Command], Command]:
 @click.option(
     "--cpu-spread", callback=_fraction, metavar="PERCENT", default="25%", show_default=True,
     help="By how much the time that the GPU waits for the program differs between two runs of it (a standard "
-    "deviation). 25% was measured on rented hosts; a quiet machine of your own has less.",
+    "deviation). 25% was measured on shared hosts; a quiet machine of your own has less.",
 )  # fmt: skip
 @_timings_option("after")
 @_timings_option("before")
@@ -103,8 +103,12 @@ def compare(
     _write(found, THRESHOLD if fail_above is None else fail_above, output_format, target)
     if fail_above is not None and any(one.is_slower_by(fail_above) for one in found.compared):
         ctx.exit(SLOWER)
-    if fail_above is not None and found.refused:
+    if fail_above is not None and (found.refused or any(found.alone)):
         ctx.exit(1)
+    if fail_above is not None:
+        unclear = sum(one.verdict(fail_above) == "unclear" for one in found.compared)
+        if unclear:
+            _tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
 
 
 def _write(found: Comparisons, limit: float, output_format: str, target: Path | None) -> None:

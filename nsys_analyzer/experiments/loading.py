@@ -86,14 +86,16 @@ def load_runs(
     """
     from nsys_analyzer.report.recording import is_report, read_report, recorded
     from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+    from nsys_analyzer.trace.sources.folder import is_export_folder
 
     if is_report(path):
         return read_report(path)
-    folders = [path] if path.is_dir() else [path.parent, path.resolve().parent.parent]
+    is_folder = path.is_dir() and not is_export_folder(path)
+    folders = [path] if is_folder else [path.parent, path.resolve().parent.parent]
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
     timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
     captures = load_captures((path,), names, given, timings, workers=workers)
-    return recorded([one for one in captures if path.is_dir() or one.source == path.name])
+    return recorded([one for one in captures if is_folder or one.source == path.name])
 
 
 def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:

@@ -56,7 +56,8 @@ def _grouped(runs: Sequence[Recorded], *, alone: bool, repeats: bool) -> dict[_K
     groups: defaultdict[_Key, list[Recorded]] = defaultdict(list)
     for run in runs:
         process = run.rank if run.rank is not None else run.process
-        known = tuple(value_of(run, key) for key in CONFIGURATION)
+        # As texts: what a file says may be of any type.
+        known = tuple(None if (value := value_of(run, key)) is None else str(value) for key in CONFIGURATION)
         named = known if any(value is not None for value in known) else (run.name,)
         groups[(process,) if alone or repeats else (process, *named)].append(run)
     return groups

@@ -70,7 +70,8 @@ def _clock(
     (own, others), clock = ends[other], clocks[other]
     assert clock
     if alike:
-        spread = _deviation(own - others - np.median(own - others)) if len(own) else 0.0
+        # On one clock, ends that are far apart are not those of one collective.
+        spread = _deviation((own - others).astype(np.float64)) if len(own) else 0.0
         return Clock(clock.offset_ns, clock.drift, clock.middle, spread, len(own))
     return _fitted(own, clock.aligned(others)) if len(own) else None
 

@@ -16,8 +16,6 @@ from nsys_analyzer.text import Words, phrase
 _RUNS, _GPUS, _CPU_RUNS = 0.03, 0.1, 0.29
 #: PyTorch's default size of a bucket of gradients, bytes; buckets so many times larger are too large.
 _BUCKET, _LARGER = 25 * 2**20, 2
-#: Buckets that a run is taken to have where the size of its messages is not known.
-_USUAL_BUCKETS = 8
 #: Collectives that are hidden slow what runs beside them down, by this share of their time at most: they took a
 #: quarter to a third of it on an H200 (all-reduce of two ranks, over NVLink and over the host's memory).
 _SLOWS = 0.35
@@ -44,8 +42,8 @@ class _Saving:
 def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
     """The findings of a run of several ranks, the largest saving first."""
     slowest = run.slowest_rank
-    if slowest is None or slowest.own_ms is None or len(run.ranks) < 2:
-        return ()
+    if slowest is None or slowest.own_ms is None or len(run.ranks) < 2 or run.missing:
+        return ()  # of ranks that are missing nobody knows who waits for them
     step_ms = max(one.step_ms.median or 0.0 for one in run.ranks)
     rules = _late_rank, _large_buckets, _small_collectives, _exposed, _bubble
     found = [one for rule in rules for one in rule(run, slowest)]
@@ -66,9 +64,12 @@ def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
     """The rank that all others wait for."""
     others = sorted(one.late_ms.median or 0.0 for one in run.ranks if one is not slowest and one.late_ms)
     late = run.skew_ms or 0.0
-    if not others or PIPELINE in run.strategies:  # stages differ by their making
+    if not others or run.takes_turns or PIPELINE in run.strategies:  # stages are not meant to take equally long
         return
-    least, most = late - others[-1], late - others[(len(others) - 1) // 2]
+    # No step is shorter than what the programs of the other ranks need of the CPU.
+    own = slowest.own_ms.median or 0.0 if slowest.own_ms else 0.0
+    most_saved = own - run.least_cpu_ms
+    least, most = (min(late - other, most_saved) for other in (others[-1], others[(len(others) - 1) // 2]))
     apart = _CPU_RUNS if run.lost and run.lost[0].part == "idle" else _GPUS
     yield _Saving(
         "late_rank",
@@ -76,10 +77,11 @@ def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
         max(least, 0.0) * (1 - apart),
         max(most, 0.0) * (1 + apart),
         (
-            f"{slowest.label.capitalize()} comes {three(late)} ms later to the collectives than the first rank, in "
-            f"{slowest.slowest_steps} of {run.steps} steps as the last one.",
+            f"{slowest.label.capitalize()} needs {three(late)} ms more of its own than the rank with least, and is the "
+            f"slowest in {slowest.slowest_steps} of {run.steps} steps.",
         ),
-        f"Its own time less that of the next rank, and less that of the middle one; ±{apart:.0%} from run to run.",
+        "Its own time less that of the next rank, and less that of the middle one, but no more than the CPU time of "
+        f"the other ranks' programs allows; ±{apart:.0%} from run to run.",
         (
             "# what this rank alone does: logging, checkpoints, longer batches; in other steps, or beside them:",
             "if rank == 0 and step % 100 == 0: log(metrics)",
@@ -95,22 +97,25 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
     rows, exposed = _of_gradients(run), slowest.exposed_transfer_ms or 0.0
     transfer = sum(row.transfer_ms or 0.0 for row in rows)
     count = sum(row.count for row in rows)
-    largest = max((row.bytes or 0 for row in rows), default=0)
-    if not transfer or (largest and largest <= _LARGER * _BUCKET) or (not largest and count > _LARGER):
+    sizes = sorted(row.bytes or 0 for row in rows for _ in range(min(round(row.count), 2)))
+    # One bucket may hold one large parameter, which cannot be split.
+    usual = sizes[-2:][0] if sizes else 0
+    if not transfer or usual <= _LARGER * _BUCKET:
         return
     total = sum((row.bytes or 0) * row.count for row in rows)
-    buckets = max(total / _BUCKET if total else _USUAL_BUCKETS, 1.0)
+    buckets = max(total / _BUCKET, 1.0)
     high = exposed - min(exposed, transfer / buckets)
     low = exposed - min(exposed, _LAST_BUCKETS * transfer / buckets) - _SLOWS * high
-    size = f" of up to {largest / 2**20:,.0f} MiB" if largest else ""
+    is_one, size = count == 1, f"{sizes[-1] / 2**20:,.0f} MiB"
     yield _Saving(
         "large_buckets",
         "Buckets of gradients are too large to be hidden",
         max(low, 0.0) * (1 - _RUNS),
         high * (1 + _RUNS),
         (
-            f"{times(count, 'bucket')}{size} a step are reduced in {three(transfer)} ms, of which nothing hides "
-            f"{three(exposed)} ms: a bucket can start when its last gradient is there.",
+            f"{times(count, 'bucket')} a step of up to {size} {'is' if is_one else 'are'} reduced in {three(transfer)} "
+            f"ms, of which nothing hides {three(min(exposed, transfer))} ms: a bucket can start when its last gradient "
+            "is there.",
         ),
         f"With buckets of 25 MiB the last one to {_LAST_BUCKETS} of about {three(buckets)} stay exposed, and the "
         f"others slow backward down by up to {_SLOWS:.0%} of their time.",
@@ -122,14 +127,15 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
 def _small_collectives(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
     """Messages so small that each takes the time of a larger one."""
     known = [row for row in run.collectives if row.bytes and row.bus_bytes_per_s and row.transfer_ms]
-    fastest = max((row.bus_bytes_per_s or 0.0 for row in known), default=0.0)
+    large = [row.bus_bytes_per_s or 0.0 for row in known if (row.bytes or 0) >= _SMALL]
     small = [row for row in known if (row.bytes or 0) < _SMALL]
+    if not large or not small:
+        return  # nothing tells how fast larger ones would be
+    fastest = max(large)
     # At the rate of the fastest messages of this run, they would take this share of their time.
     spent = sum(row.transfer_ms or 0.0 for row in small)
     needed = sum((row.transfer_ms or 0.0) * (row.bus_bytes_per_s or 0.0) / fastest for row in small)
     count = sum(row.count for row in small)
-    if not small:
-        return
     high = min(spent - needed, slowest.exposed_transfer_ms or 0.0)
     yield _Saving(
         "small_collectives",
@@ -185,8 +191,8 @@ _FEWER = (
 def _bubble(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
     """Stages of a pipeline that wait for each other."""
     waits = slowest.exposed_waiting_ms or 0.0
-    if PIPELINE not in run.strategies:
-        return
+    if PIPELINE not in run.strategies or slowest.idle_ms > slowest.compute_ms:
+        return  # smaller microbatches need more launches, for which this one has no time
     yield _Saving(
         "pipeline_bubble",
         "The stages of the pipeline wait for each other",
@@ -208,6 +214,6 @@ def _bubble(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
 
 def _of_gradients(run: ParallelRun) -> list[CollectiveFigures]:
     """The all-reduces that backward launches, of a run that shares its data alone."""
-    if DATA_PARALLEL not in run.strategies:
+    if run.strategies != (DATA_PARALLEL,):
         return []
     return [row for row in run.collectives if row.kind == "all-reduce" and row.phase == "backward"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -35,35 +34,37 @@ def find_losses(slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigure
     """The own time of a rank less that of a faster one, mean ms of a step; None where a step is not known.
 
     The rows less what slowed the faster one down add up to the difference of their mean own times, as far as all steps
-    were looked at. A collective that waits occupies a part of the GPU: what runs beside it takes longer than on the
-    rank that is waited for. So a phase in which the faster rank needs more time counts as slowed, as far as collectives
-    waited beside other work.
+    were looked at. A collective that waits occupies a part of the GPU: kernels beside it take longer than on the rank
+    that is waited for, as far as collectives waited beside other work.
     """
     devices = [_device(figures, capture) for figures, capture in (slow, fast)]
     if devices[0] is None or devices[1] is None:
         return None
     here, there = devices[0], devices[1]
     less = _less(_own(here), _own(there))
-    slowed, phases = _slowed(less, fast[0])
+    slowed = _slowed(less, fast[0])
     transfers = (slow[0].exposed_transfer_ms or 0.0) - (fast[0].exposed_transfer_ms or 0.0)
-    rows = [LostTime(phase, part, ms) for (phase, part), ms in less.items() if phase not in phases]
+    rows = [LostTime(phase, part, ms) for (phase, part), ms in less.items()]
     rows = sorted((*rows, LostTime("", "transferring", transfers)), key=lambda row: -row.ms)
     return Losses(tuple(_with_reasons(rows, here, there, slow[1].modules, fast[1].modules)), slowed)
 
 
-def _slowed(less: Mapping[tuple[str, Part], float], fast: RankFigures) -> tuple[float, set[str]]:
-    """What slowed the faster rank's own work down, ms, and in which phases."""
-    hidden = (fast.waiting_ms or 0.0) - (fast.exposed_waiting_ms or 0.0)
-    by_phase: dict[str, float] = defaultdict(float)
-    for (phase, _), ms in less.items():
-        by_phase[phase] += ms
-    phases: set[str] = set()
+def _slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:
+    """What slowed the faster rank's kernels down, ms, which is taken off the losses.
+
+    In a phase in which they take longer, as far as its other parts do not make up for it: kernels that take longer
+    leave less time in which the GPU is idle.
+    """
+    left = (fast.waiting_ms or 0.0) - (fast.exposed_waiting_ms or 0.0)
     slowed = 0.0
-    for phase, ms in sorted(by_phase.items(), key=lambda pair: pair[1]):
-        if ms < 0 and slowed - ms <= hidden:
-            phases.add(phase)
-            slowed -= ms
-    return slowed, phases
+    for phase in {phase for phase, _ in less}:
+        parts = [key for key in less if key[0] == phase]
+        compute, all_ms = less.get((phase, "compute"), 0.0), sum(less[key] for key in parts)
+        ms = min(max(-compute, 0.0), max(-all_ms, 0.0), left)
+        if ms:
+            less[phase, "compute"] += ms
+            slowed, left = slowed + ms, left - ms
+    return slowed
 
 
 def _device(figures: RankFigures, capture: CaptureSummary) -> DeviceSteps | None:

@@ -78,6 +78,7 @@ class Member:
         number: shape (steps,), the number of each step: that in its range's name, else its place.
         numbered: whether the ranges' names say the numbers.
         start, end: shape (steps,), ns.
+        cpu: shape (steps,), ns that the program needs for a step itself: without calls that wait for the GPU.
         exposed: the stretches, in order and apart, in which collectives run and nothing else does.
     """
 
@@ -94,6 +95,7 @@ class Member:
     end: Ints
     parts: StepParts
     collectives: Collectives
+    cpu: Ints
     exposed: Stretches = field(repr=False)
     run: str = ""
 

@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, OTHER_KIND, Collectives, Member, StepParts
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
 from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import MEMCPY
+from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, process_of
 from nsys_analyzer.trace.nccl import UNKNOWN
 
 #: The kind of a collective by its kernel's name, or by the function of NCCL that it carries out.
@@ -34,6 +34,8 @@ _KINDS = tuple(
         ("scatter", "scatter"),
     )
 )
+#: A launch that takes this long waits for room in the queue, ns.
+_LONG_CALL_NS = 50_000
 _RECEIVES = re.compile("recv", re.IGNORECASE)
 _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 
@@ -53,6 +55,7 @@ def record_members(attributed: AttributedTrace, process: Process, capture: str) 
     numbers, numbered = _numbers(attributed, process.global_pid, windows)
     calls = _calls(attributed, np.flatnonzero(is_collective))
     world = attributed.trace.ranks.get(process.global_pid) or attributed.trace.ranks.get(0)
+    cpu = _cpu(attributed, process.global_pid, windows)
 
     def member(device: int) -> Member:
         chosen = np.flatnonzero(mine & (operations.device == device))
@@ -72,10 +75,25 @@ def record_members(attributed: AttributedTrace, process: Process, capture: str) 
             end=windows.end,
             parts=parts,
             collectives=_collectives(attributed, windows, chosen[is_collective[chosen]], calls),
+            cpu=cpu,
             exposed=exposed,
         )
 
     return tuple(member(device) for device in devices)
+
+
+def _cpu(attributed: AttributedTrace, process: int, windows: Windows) -> Ints:
+    """Shape (steps,): from the program's begin of each step to the next, without the calls in which it waits, ns.
+
+    A call waits if it synchronizes or copies, or if it takes so long that the queue of launches must be full.
+    """
+    launches = attributed.trace.launches
+    waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
+    chosen = np.flatnonzero(waits & (process_of(launches.thread) == process))
+    chosen = chosen[np.argsort(launches.start[chosen], kind="stable")]
+    begin, end = windows.called[:-1], windows.called[1:]
+    own: Ints = end - begin - Cover.of(launches.start[chosen], launches.end[chosen]).within(begin, end)
+    return own
 
 
 def _session_start(attributed: AttributedTrace) -> int:

@@ -44,6 +44,7 @@ class RankFigures:
         late_ms: its own time less that of the rank with least in most steps, step by step, and what slowed that rank
             down because its collectives waited beside its own work.
         slowest_steps: in how many steps it has the most own time.
+        cpu_ms: what its program needs for a step itself, without calls that wait for the GPU.
         offset_ms: by how much its clock is ahead of the first rank's.
         steps: one by one, those that all ranks have.
     """
@@ -60,6 +61,7 @@ class RankFigures:
     communication_ms: float
     exposed_communication_ms: float
     idle_ms: float
+    cpu_ms: float
     waiting_ms: float | None = None
     transfer_ms: float | None = None
     exposed_waiting_ms: float | None = None
@@ -144,6 +146,7 @@ class ParallelRun:
         world_size: ranks of the run, 0 where it is not known.
         missing: the ranks that no capture is of.
         steps: the steps that all ranks have.
+        takes_turns: whether the rank with most own time is another one in more than a quarter of the steps.
         slowest: the position of the rank with the most own time; None where waiting is not known.
         skew_ms: how late it is, median of the steps.
         fastest: the position of the rank with least.
@@ -164,12 +167,18 @@ class ParallelRun:
     collectives: tuple[CollectiveFigures, ...]
     slowest: int | None = None
     fastest: int | None = None
+    takes_turns: bool = False
     skew_ms: float | None = None
     lost: tuple[LostTime, ...] = ()
     slowed_ms: float = 0.0
     alignment: Alignment | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[Words, ...] = ()
+
+    @property
+    def least_cpu_ms(self) -> float:
+        """What a step takes at least without the slowest rank: the programs of the others need so much of the CPU."""
+        return max((one.cpu_ms for one in self.ranks if one is not self.slowest_rank), default=0.0)
 
     @property
     def slowest_rank(self) -> RankFigures | None:

@@ -14,6 +14,9 @@ DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)"
 #: A message of so few bytes carries a loss, a norm or a flag, not activations, gradients or weights.
 _SMALL = 4096
 
+#: Without sizes, collectives that are so much rarer than the usual ones are taken to be such, too.
+_RARE = 0.1
+
 
 def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
     """The ways in which the members share the work, that of each communicator; empty where none can be told."""
@@ -22,7 +25,10 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         collectives = member.collectives
         counted = (collectives.step != NONE) & ((collectives.bytes < 0) | (collectives.bytes > _SMALL))
         columns = collectives.communicator, collectives.kind, collectives.phase
-        for communicator, kind, phase in np.unique([column[counted] for column in columns], axis=1).T.tolist():
+        patterns_, times = np.unique([column[counted] for column in columns], axis=1, return_counts=True)
+        sized = bool((collectives.bytes[counted] >= 0).all())
+        least = 0 if sized else _RARE * times.max(initial=0)
+        for communicator, kind, phase in patterns_.T[times >= least].tolist():
             name = collectives.names[phase] if phase != NONE else ""
             # One communicator may use several streams: those without an ID are looked at together.
             patterns[max(communicator, 0)].add((COLLECTIVE_KINDS[kind], name))

@@ -24,6 +24,8 @@ from nsys_analyzer.trace.arrays import Ints
 _NS_PER_MS = 1e6
 #: Clocks whose error is a larger share of a step tell nothing of who waits for whom.
 _TOO_FAR = 0.05
+#: A rank that is the slowest in fewer of the steps is so by chance as well.
+_STEADY = 0.75
 #: Steps that are named.
 _NAMED = 3
 _RANK_AT_END = re.compile(r"[\W_]*(?:rank|r)?[\W_]*$", re.IGNORECASE)
@@ -66,10 +68,12 @@ class _Join:
         """The figures."""
         own = self._own()
         slowest = fastest = skew = None
+        takes_turns = False
         if own is not None and own.size:
             median = np.median(own, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
             skew = max(float(np.median(own[slowest] - own[fastest])), 0.0) / _NS_PER_MS
+            takes_turns = float((own.argmax(axis=0) == slowest).mean()) < _STEADY
         return ParallelRun(
             name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
             strategies=name_strategies(self.members),
@@ -80,6 +84,7 @@ class _Join:
             collectives=collective_figures(self.members, self.matched, self.steps, self.waits, bool(self.missing)),
             slowest=slowest,
             fastest=fastest,
+            takes_turns=takes_turns,
             skew_ms=skew,
             alignment=self.alignment,
             notes=(*self.group.notes, *self._notes()),
@@ -130,6 +135,7 @@ class _Join:
             communication_ms=ms(parts.communication),
             exposed_communication_ms=ms(parts.exposed_communication),
             idle_ms=ms(parts.idle),
+            cpu_ms=ms(member.cpu),
             steps=self._steps(position, own),
         )
         return figures if self.waits is None else self._with_waits(figures, position, own, self.waits[position])

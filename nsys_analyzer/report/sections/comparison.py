@@ -46,7 +46,7 @@ _LEGEND: tuple[Words, ...] = (
         "*95% interval*, in brackets: the change lies in it, and is more than chance where 0 does not. It is Student's "
         "t times the standard error: of a median by the bootstrap over the instances, of a mean by their deviation, "
         "and, where a side is a single run, with what runs of one program differ by. On an H200 that was {:.2%} of the "
-        "GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a rented "
+        "GPU's work and {:.0%} of the time that the GPU waits for the program (a standard deviation, on a shared "
         "host); `--cpu-spread` sets the second. Several runs on each side (`--repeats`) tell it by themselves.",
         GPU_SPREAD,
         CPU_SPREAD,
@@ -237,8 +237,9 @@ def _alone(one: Alone, side: str) -> Words:
     if one.nearest is None or len(one.differences) > _NEAR:
         return phrase("`{}` is only {}.", one.run.title, side)
     listed = ", ".join(map(_difference, one.differences)) or "its name"
-    template = "`{}` is only {}; `{}` is most like it, and differs in {}."
-    return phrase(template, one.run.title, side, one.nearest.title, listed)
+    return phrase(
+        "`{}` is only {}; `{}` is most like it, and differs in {}.", one.run.title, side, one.nearest.title, listed
+    )
 
 
 def _refused(comparison: Comparison) -> Words:

@@ -20,6 +20,7 @@ from nsys_analyzer.text import Words, joined, phrase, plural, strong
 _MATTERS, _ROW = 0.02, 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
+_CAPTION = "The steps of each rank, mean ms (own time and late by: median):"
 #: Fewer steps are no curve.
 _CURVE = 3
 _LEGEND = (
@@ -31,7 +32,10 @@ _LEGEND = (
         "*waiting*: a rank has started a collective that another one has not. *transferring*: all have. The ranks' "
         "steps are joined by number, and their collectives by their order in a step of a communicator."
     ),
-    phrase("*own time*: the step without waiting. A rank is *late* by what it has more of than the rank with least."),
+    phrase(
+        "*own time*: the step without waiting. A rank is *late* by as much as its own time is longer than the "
+        "shortest one."
+    ),
 )
 _LEGEND_OF_SIZES = phrase(
     "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median time "
@@ -55,7 +59,7 @@ def answer(evidence: Evidence) -> Section:
 
 def _of_run(run: ParallelRun) -> Iterator[Block]:
     yield Answer(run.name, _text(run), _short(run))
-    yield table(_RANKS, run.ranks, "The steps of each rank, mean ms:", capture=run.name)
+    yield table(_RANKS, run.ranks, _CAPTION if run.alignment else "The steps of each rank, mean ms:", capture=run.name)
     yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
     if run.slowest is not None and len(run.ranks) > 1:
         yield table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name)
@@ -91,11 +95,22 @@ def _who_is_late(run: ParallelRun) -> Words:
         return f"No rank is late: their own times differ by {milliseconds(run.skew_ms)}."
     if PIPELINE in run.strategies:
         return phrase("The longest stage is {}'s: {} more own time.", slowest.label, milliseconds(run.skew_ms))
+    if run.takes_turns:
+        return (
+            f"No rank is late throughout: they take turns, and their own times differ by {milliseconds(run.skew_ms)}."
+        )
     often = f"in {slowest.slowest_steps} of {run.steps} steps"
     named = slowest.label.capitalize()
     late = phrase("{} is late by {} ({}).", named, milliseconds(run.skew_ms), often)
     most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
-    return joined(" ", (late, phrase("It loses most of that {}.", _loss(most)))) if most else late
+    said: list[Words] = [late, *([phrase("It loses most of that {}.", _loss(most))] if most else [])]
+    own = slowest.own_ms.median if slowest.own_ms else None
+    if own and own - run.least_cpu_ms < run.skew_ms / 2:
+        said.append(
+            "But a step would hardly be shorter without that: the other programs need "
+            f"{milliseconds(run.least_cpu_ms)} of the CPU for one."
+        )
+    return joined(" ", said)
 
 
 def _loss(row: LostTime) -> Words:

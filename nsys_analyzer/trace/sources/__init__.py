@@ -147,6 +147,8 @@ def is_made_from(export: Path, capture: Path) -> bool:
 
 def is_current(export: Path, capture: Path) -> bool:
     """Whether an export is the capture's; one of nsys, which says nothing of its report, must be no older."""
+    if not capture.exists():  # a link that leads nowhere
+        return False
     if export.is_dir():
         return is_export_folder(export) and written_ns(export) >= capture.stat().st_mtime_ns
     if not is_made_from(export, capture):
