@@ -103,9 +103,10 @@ def compared() -> str:
 def write_ranks(path: Path) -> str:
     """Writes what ``explain`` says of the runs on several GPUs; returns what it says of the one with a late rank."""
     with tempfile.TemporaryDirectory() as folder:
-        _unpack(RANKS, Path(folder))
-        path.write_text(_nsys_analyze(Path(folder), "explain", ".", "--format", "markdown"), encoding="utf-8")
-        late = [f"{LATE}_rank{rank}.sqlite" for rank in range(2)]
+        (Path(folder) / "captures").mkdir()
+        _unpack(RANKS, Path(folder) / "captures")
+        path.write_text(_nsys_analyze(Path(folder), "explain", "captures", "--format", "markdown"), encoding="utf-8")
+        late = [f"captures/{LATE}_rank{rank}.sqlite" for rank in range(2)]
         blocks = _nsys_analyze(Path(folder), "explain", *late).split("\n\n")
     first, losses = (
         next(i for i, block in enumerate(blocks) if block.startswith(start)) for start in (f"{LATE} (", "Where ")

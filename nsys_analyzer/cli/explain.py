@@ -74,7 +74,7 @@ def explain(
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
     sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
-    names_of = ", ".join(trace.name for trace in traces)
+    names_of = ", ".join(trace.name or str(trace) for trace in traces)
     if not sections:
         click.echo(f"{names_of} holds no step that ran on a GPU: there is nothing to explain.")
     elif output_format == "markdown":
