@@ -329,3 +329,16 @@ def test_halves_of_every_capture(tmp_path: Path) -> None:
     called, looked_at = halves_called_changed(runs)
     assert looked_at > 150
     assert called <= 0.05 * looked_at
+
+
+def test_models_without_a_module_in_common_are_refused(run_main: Main, tmp_path: Path) -> None:
+    """Programs whose manifests name no model, but the modules whose FLOPs were counted; each is its own run."""
+    for name in ("gan", "vision"):
+        packed = ROOT / "examples" / "programs" / "captures" / f"{name}.sqlite.xz"
+        (tmp_path / f"{name}.sqlite").write_bytes(lzma.decompress(packed.read_bytes()))
+        shutil.copy(packed.with_name(f"{name}.manifest.json"), tmp_path)
+    outcome = run_main("compare", tmp_path / "gan.sqlite", tmp_path / "vision.sqlite")
+    assert outcome.code == 1
+    assert "The models of gan and vision have no module in common" in outcome.err
+    folder = run_main("compare", tmp_path, tmp_path, "--format", "json")
+    assert [one["before"][0]["name"] for one in json.loads(folder.out)["comparisons"]] == ["gan", "vision"]

@@ -85,12 +85,22 @@ def _of_run(run: Recorded) -> Iterator[Words]:
         yield f"{run.title} holds no step that ran on a GPU"
 
 
+def _modules(run: Recorded) -> frozenset[str]:
+    """The modules whose FLOPs were counted while the program ran, by their paths and classes; empty where none were."""
+    flops = (run.run or {}).get("flops")
+    modules = flops.get("modules") if isinstance(flops, dict) else None
+    return frozenset(modules) if isinstance(modules, dict) else frozenset()
+
+
 def _of_pair(one: Recorded, other: Recorded) -> Iterator[Words]:
     if one.gpu and other.gpu and one.gpu != other.gpu:
         yield f"{one.title} is of {one.gpu}, {other.title} of {other.gpu}"
     for difference in differing(one, other, (*_WORK, *_DIMENSIONS)):
         what = difference.key.replace("_", " ")
         yield f"The {what} of {one.title} is {difference.before}, that of {other.title} {difference.after}"
+    modules = _modules(one), _modules(other)
+    if all(modules) and modules[0].isdisjoint(modules[1]):
+        yield f"The models of {one.title} and {other.title} have no module in common"
     if one.step and other.step and one.step.source != other.step.source:
         yield phrase(
             "Their steps are not the same: of {} {}; of {} {}", one.title, one.step.unit, other.title, other.step.unit

@@ -175,7 +175,7 @@ class Comparison:
             return "unclear"
         if change.is_change:
             return "slower" if change.ms > 0 else "faster"
-        return "unclear" if (change.high_share - change.low_share) / 2 > threshold else "no change"
+        return "no change" if max(-change.low_share, change.high_share) <= threshold else "unclear"
 
     def is_slower_by(self, share: float) -> bool:
         """Whether the step is slower by more than this share of it.

@@ -58,7 +58,8 @@ def _grouped(runs: Sequence[Recorded], *, alone: bool, repeats: bool) -> dict[_K
         process = run.rank if run.rank is not None else run.process
         # As texts: what a file says may be of any type.
         known = tuple(None if (value := value_of(run, key)) is None else str(value) for key in CONFIGURATION)
-        named = known if any(value is not None for value in known) else (run.name,)
+        # Without a model, what else is known is true of many programs.
+        named = known if value_of(run, "model") is not None else (*known, run.name)
         groups[(process,) if alone or repeats else (process, *named)].append(run)
     return groups
 
