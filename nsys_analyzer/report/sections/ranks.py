@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 
 from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
@@ -47,17 +48,21 @@ _NO_SIZES = (
     "`--include-blobs=true`."
 )
 
+_NOT_READ = "The sizes of messages are not known: they are not read from traces of PyTorch's profiler."
+
 
 def answer(evidence: Evidence) -> Section:
     """Each run of several ranks: its steps, its collectives, and the rank that the others wait for."""
-    blocks = [block for run in evidence.runs for block in _of_run(run)]
+    torch = {one.source for one in evidence.captures if one.metadata and one.metadata.profiler == "torch"}
+    blocks = [block for run in evidence.runs for block in _of_run(run, torch)]
     if blocks:
         sized = any(row.bytes is not None for run in evidence.runs for row in run.collectives)
         blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_SIZES] if sized else []))))
     return Section("ranks", "How do the ranks work together?", tuple(blocks), "ranks")
 
 
-def _of_run(run: ParallelRun) -> Iterator[Block]:
+def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
+    """What is said of a run; ``torch`` are the files that PyTorch's profiler wrote."""
     yield Answer(run.name, _text(run), _short(run))
     yield table(_RANKS, run.ranks, _CAPTION if run.alignment else "The steps of each rank, mean ms:", capture=run.name)
     yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
@@ -67,7 +72,7 @@ def _of_run(run: ParallelRun) -> Iterator[Block]:
             yield _own_times(run)
     yield from _findings(run)
     yield from _losses(run)
-    yield from _collectives(run)
+    yield from _collectives(run, by_nsys=torch.isdisjoint(one.source for one in run.ranks))
     said = [*([_clocks(run, run.alignment)] if run.alignment else []), *run.notes]
     if said:
         yield Listing(tuple(said), capture=run.name)
@@ -200,7 +205,7 @@ def _why(row: LostTime) -> Words:
     return joined(", ", words)
 
 
-def _collectives(run: ParallelRun) -> Iterator[Block]:
+def _collectives(run: ParallelRun, *, by_nsys: bool) -> Iterator[Block]:
     rows = run.collectives
     if not rows:
         return
@@ -209,7 +214,7 @@ def _collectives(run: ParallelRun) -> Iterator[Block]:
     fields = [one for one in _COLLECTIVES if one.title != "ranks" or len({row.ranks for row in rows}) > 1]
     yield table(fields, rows[:_MOST_ROWS], caption, capture=run.name)
     if all(row.bytes is None for row in rows):
-        yield Paragraph(phrase(_NO_SIZES), capture=run.name)
+        yield Paragraph(phrase(_NO_SIZES) if by_nsys else _NOT_READ, capture=run.name)
 
 
 def _clocks(run: ParallelRun, known: Alignment) -> Words:
