@@ -57,7 +57,7 @@ def _slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:
     """
     left = (fast.waiting_ms or 0.0) - (fast.exposed_waiting_ms or 0.0)
     slowed = 0.0
-    for phase in {phase for phase, _ in less}:
+    for phase in dict.fromkeys(phase for phase, _ in less):
         parts = [key for key in less if key[0] == phase]
         compute, all_ms = less.get((phase, "compute"), 0.0), sum(less[key] for key in parts)
         ms = min(max(-compute, 0.0), max(-all_ms, 0.0), left)
