@@ -87,16 +87,16 @@ def match_collectives(members: Sequence[Member]) -> Matched:
 
 def common_numbers(members: Sequence[Member]) -> Ints:
     """The numbers of the steps that all members have; by place, where the ranges of one do not say them."""
-    numbered = all(member.numbered for member in members)
-    common = numbers_of(members[0], numbered=numbered)
-    for member in members[1:]:
-        common = np.intersect1d(common, numbers_of(member, numbered=numbered))
+    common, *others = numbers_of(members)
+    for numbers in others:
+        common = np.intersect1d(common, numbers)
     return common
 
 
-def numbers_of(member: Member, *, numbered: bool) -> Ints:
-    """Shape (steps,): the steps' numbers, or their places."""
-    return member.number if numbered else np.arange(len(member))
+def numbers_of(members: Sequence[Member]) -> list[Ints]:
+    """Shape (steps,) for each member: its steps' numbers; their places, where the ranges of one do not say them."""
+    numbered = all(member.numbered for member in members)
+    return [member.number if numbered else np.arange(len(member)) for member in members]
 
 
 #: The collectives of a communicator that each member has: position to indices.
@@ -139,12 +139,12 @@ def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list
 
 def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise: bool) -> tuple[Matches, set[int]]:
     """The matches of one communicator in some steps, and the steps in which its ranks' collectives differ."""
-    numbered = all(member.numbered for member in members)
+    known_numbers = numbers_of(members)
     ordered, steps = [], []
     for position, index in users.items():
         member = members[position]
         known = member.collectives.step[index] != NONE
-        number = numbers_of(member, numbered=numbered)[member.collectives.step[index[known]]]
+        number = known_numbers[position][member.collectives.step[index[known]]]
         place = np.searchsorted(numbers, number)
         inside = np.append(numbers, NONE)[place] == number
         index, place = index[known][inside], place[inside]

@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 def record_members(attributed: AttributedTrace, process: Process, capture: str) -> tuple[Member, ...]:
     """The record of each device that a process uses; none where it exchanges nothing with another one.
 
-    A process exchanges something if it runs collectives, or is one of several of its capture, or uses several devices.
+    A process exchanges something if it runs collectives, or uses several devices.
     """
     operations = attributed.trace.operations
     is_collective = _is_collective(attributed)
@@ -256,5 +256,5 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
 
 
 def _kind(name: str) -> int:
-    """The kind of collective that a name tells, that of a kernel by what stands before its arguments."""
+    """The kind of collective that the name of a kernel or of a function of NCCL tells."""
     return next((COLLECTIVE_KINDS.index(kind) for kind, pattern in _KINDS if pattern.search(name)), OTHER_KIND)

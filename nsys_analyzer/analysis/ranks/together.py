@@ -54,11 +54,10 @@ class _Join:
         self.group, self.members = group, with_all_to_all(group.members)
         self.matched = match_collectives(self.members)
         self.missing = missing_ranks(self.members)
-        numbered = all(member.numbered for member in self.members)
-        numbers = [numbers_of(member, numbered=numbered) for member in self.members]
+        self.numbers = numbers_of(self.members)
         shared = self.matched.numbers
         #: The places of the shared steps among those of each member; where they share none, of all that it has.
-        self.steps = [np.flatnonzero(np.isin(one, shared if len(shared) else one)) for one in numbers]
+        self.steps = [np.flatnonzero(np.isin(one, shared if len(shared) else one)) for one in self.numbers]
         self.clocks = align_clocks(self.members, self.matched.found)
         self.alignment = self._alignment()
         known = [clock or Clock() for clock in self.clocks]
@@ -144,7 +143,7 @@ class _Join:
         """The shared steps of a member, one by one."""
         member, steps = self.members[position], self.steps[position]
         parts = member.parts
-        numbers = numbers_of(member, numbered=all(one.numbered for one in self.members))[steps].tolist()
+        numbers = self.numbers[position][steps].tolist()
         known = [parts.compute, parts.exposed_copy, parts.communication, parts.exposed_communication, parts.idle]
         columns = [self._walls(position), *(part[steps] for part in known)]
         if self.waits is not None:
