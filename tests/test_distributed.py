@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def of_strategies(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[di
     found = {}
     for strategy in ("ddp", "fsdp", "tensor", "pipeline"):
         words = ["--strategy", strategy, *late.get(strategy, ()), "--results", str(folder / f"{strategy}.json"), *TINY]
-        command = launched(["python", "-m", "profiling_targets.distributed", *words], 2)
+        command = launched([sys.executable, "-m", "profiling_targets.distributed", *words], 2)
         ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
         assert ended.returncode == 0, ended.stderr
         paths = [folder / f"{strategy}_rank{rank}.json" for rank in range(2)]
