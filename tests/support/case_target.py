@@ -16,7 +16,7 @@ def main() -> None:
     for case in json.loads(given.cases.read_text()):
         ends = case["ends"]
         if ends == "dies":
-            print("MemoryError: no room")  # as a process says that was not asked to write a row
+            print("MemoryError: no room", flush=True)  # as a process says that was not asked to write a row
             os._exit(1)
         if ends == "hangs":
             time.sleep(60)
