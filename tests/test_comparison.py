@@ -186,6 +186,25 @@ def test_findings() -> None:
     assert compared(before, run(findings=None)).findings is None
 
 
+def test_findings_of_several_runs() -> None:
+    """A side's are those of most runs that tell any: medians of 1, 2, 9 and 2, 3, 10; one of two runs is not most."""
+
+    def found(*savings: tuple[str, float, float]) -> Recorded:
+        return run(findings=[{"id": key, "title": key, "saves_ms_low": a, "saves_ms_high": b} for key, a, b in savings])
+
+    before = side(
+        found(("sync", 9, 10)), found(("sync", 1, 2), ("loader", 1, 1)), found(("sync", 2, 3)), run(findings=None)
+    )
+    after = side(found(("launch", 1, 1)), found(("launch", 3, 5), ("sync", 9, 9)), run(findings=None))
+    findings = compare(before, after).findings
+    assert findings
+    assert [(one.one.id, one.status, one.one.saves_ms_low, one.one.saves_ms_high) for one in findings] == [
+        ("sync", "gone", 2, 3), ("launch", "new", 2, 3),
+    ]  # fmt: skip
+    assert compare(before, side(run(findings=None), run(findings=None))).findings is None
+    assert compare(before, side(run(findings=None), found())).findings == (findings[0],)
+
+
 def test_several_runs_of_a_side() -> None:
     """10, 20 and 30 ms against 11, 21 and 31 ms: means of 20 and 21, and errors of 10 ÷ √3."""
     before, after = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -30,7 +32,13 @@ from nsys_analyzer.analysis.comparison.comparison import (
     StepChange,
 )
 from nsys_analyzer.analysis.comparison.kernels import match_kernels
-from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedPhase, RecordedStep
+from nsys_analyzer.analysis.comparison.recorded import (
+    Recorded,
+    RecordedFinding,
+    RecordedKernel,
+    RecordedPhase,
+    RecordedStep,
+)
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 
 #: A part of the step: its kind, and the class or the cause.
@@ -268,14 +276,34 @@ def _phase_busy(phase: RecordedPhase, spread: Spread) -> Figure:
 
 
 def _findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
-    """The findings of each side's first run: gone, new, changed, then those that stay; the largest saving first."""
-    sides = before.runs[0].findings, after.runs[0].findings
-    if sides[0] is None or sides[1] is None:
+    """The findings of both sides: gone, new, changed, then those that stay; the largest saving first."""
+    tables = _found(before), _found(after)
+    if tables[0] is None or tables[1] is None:
         return None
-    tables = [{one.id: one for one in side} for side in sides if side is not None]
-    found = [FindingChange(*(table.get(key) for table in tables)) for key in dict.fromkeys(chain(*tables))]
+    keys = dict.fromkeys((*tables[0], *tables[1]))
+    found = [FindingChange(tables[0].get(key), tables[1].get(key)) for key in keys]
     order = ("gone", "new", "changed", "stays")
     return tuple(sorted(found, key=lambda one: (order.index(one.status), -one.one.saves_ms_high)))
+
+
+def _found(side: Side) -> dict[str, RecordedFinding] | None:
+    """The findings that most of a side's runs have, with medians over these of what each saves.
+
+    Runs that cannot tell findings do not count; None where none can.
+    """
+    told = [run.findings for run in side.runs if run.findings is not None]
+    by_id: defaultdict[str, list[RecordedFinding]] = defaultdict(list)
+    for one in chain.from_iterable(told):
+        by_id[one.id].append(one)
+    common = {key: _typical(same) for key, same in by_id.items() if 2 * len(same) > len(told)}
+    return common if told else None
+
+
+def _typical(same: Sequence[RecordedFinding]) -> RecordedFinding:
+    """A finding of several runs as one, with the medians of what it saves."""
+    low = statistics.median(one.saves_ms_low for one in same)
+    high = statistics.median(one.saves_ms_high for one in same)
+    return msgspec.structs.replace(same[0], saves_ms_low=low, saves_ms_high=high)
 
 
 def _is_same(before: Side, after: Side) -> bool:

@@ -146,7 +146,7 @@ class Comparison:
         differences: what the sides say otherwise of themselves.
         step: None where a side has no step.
         unprofiled: the step without the profiler; None where a side was not timed so.
-        findings: None where a side's cannot be told.
+        findings: those of most runs of a side, with medians of what they save; None where a side's cannot be told.
         cautions: reasons against comparing them, which ``--force`` overrode.
         same: whether both sides are the same capture.
     """

@@ -13,8 +13,8 @@ A comparison holds
   change of ``wall``;
 - ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians, and its kernels before and after;
   ``wall`` is the time of its work where it is ``synchronized``;
-- ``findings``: status (gone, new, changed, stays), and what each saves before and after; null where one side's are not
-  known.
+- ``findings``: status (gone, new, changed, stays), and what each saves before and after, of several runs the findings
+  that most of them have, and medians; null where one side's are not known.
 
 A change has ``before_ms``, ``after_ms``, their difference ``ms``, the interval ``low_ms`` to ``high_ms`` (null where a
 single instance tells none), these three as shares of before, ``before_n`` and ``after_n`` instances or runs, and

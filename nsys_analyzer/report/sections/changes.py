@@ -40,7 +40,9 @@ def others(comparison: Comparison, title: str) -> Iterator[Block]:
     if comparison.step:
         yield from _kernels(comparison.step, title)
     if comparison.findings:
-        yield Paragraph("Findings, and what removing each would save:", title)
+        several = len(comparison.before.runs) + len(comparison.after.runs) > len(("before", "after"))
+        of_runs = " (those of most runs of a side, medians)" if several else ""
+        yield Paragraph(f"Findings, and what removing each would save{of_runs}:", title)
         yield Listing(tuple(map(_finding, comparison.findings)), capture=title)
 
 
