@@ -219,6 +219,20 @@ def test_timings_beside_a_capture(before: Path, after: Path, tmp_path: Path, com
     assert "without the profiler a step takes 6.100 ms before and 6.100 ms after" in both
 
 
+def test_timings_that_do_not_say_of_how_many_steps(
+    before: Path, after: Path, tmp_path: Path, compare: Callable[..., str]
+) -> None:
+    """They are not called one step; what tells an interval is asked for."""
+    for name, rows in (("before", "small,step,6.1,"), ("after", "small,step,6.6,10")):
+        (tmp_path / f"{name}.csv").write_text(f"model,phase,mean_ms,steps\n{rows}\n", encoding="utf-8")
+    named = ("--csv-before", tmp_path / "before.csv", "--csv-after", tmp_path / "after.csv")
+    text = compare(before, after, *named, "--model", "small")
+    assert "+8.2% (an unknown number of steps and 10 steps)." in text
+    assert "The timings of a side do not tell how much steps vary: give the number of steps (a column steps)" in text
+    shutil.copy(tmp_path / "before.csv", tmp_path / "timings.csv")
+    assert "(an unknown number of steps each)." in compare(before, before, "--model", "small")
+
+
 # --- real pairs: what it says first is what was changed
 
 

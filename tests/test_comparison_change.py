@@ -70,7 +70,8 @@ def test_of_statistics_alone() -> None:
     median = Figure.of_stats(Stats(16, 10.0, 2.0, None, 9.0, None))
     assert (median.ms, median.error_ms) == (9.0, pytest.approx(math.sqrt(math.pi / 2) / 2))
     assert Figure.of_stats(Stats(16, 10.0, 2.0)) == Figure(10.0, 16, 0.5)
-    assert Figure.of_stats(Stats(None, 10.0)).error_ms is None
+    assert Figure.of_stats(Stats(None, 10.0, 2.0)) == Figure(10.0, None, None), "of an unknown number"
+    assert Figure.of_stats(Stats(10, 10.0)).error_ms is None
 
 
 def test_runs_tell_what_they_differ_by() -> None:

@@ -40,13 +40,13 @@ class Figure:
     """A figure of one run, or of several runs of one program, ms.
 
     Attributes:
-        n: the instances that it is of, or the runs.
+        n: the instances that it is of, or the runs; None where timings do not say.
         error_ms: its standard error over them, if they are independent; None where a single one does not tell it.
         run_error_ms: by how much it differs from run to run, a standard deviation; 0 where the runs have told it.
     """
 
     ms: float
-    n: int
+    n: int | None
     error_ms: float | None
     run_error_ms: float = 0.0
 
@@ -63,8 +63,9 @@ class Figure:
     @staticmethod
     def of_stats(stats: Stats) -> Figure:
         """The median of instances of which the statistics alone are known, or else the mean."""
-        n, wider = stats.n or 1, 1.0 if stats.median is None else _MEDIAN_TO_MEAN
-        error = None if stats.std is None or n < 2 else wider * stats.std / math.sqrt(n)
+        wider = 1.0 if stats.median is None else _MEDIAN_TO_MEAN
+        n, std = stats.n, stats.std
+        error = None if std is None or n is None or n < 2 else wider * std / math.sqrt(n)
         return Figure(stats.typical or 0.0, n, error)
 
     @staticmethod
@@ -136,15 +137,16 @@ def _likeness(values: Floats) -> float:
 class Change:
     """A figure before and after, ms, and the interval that its change lies in at 95 %; None where nothing tells it.
 
-    ``inside`` is the share of the interval's variance that more instances would make smaller.
+    ``before_n`` and ``after_n`` are the instances or runs of each, None where they are not known. ``inside`` is the
+    share of the interval's variance that more instances would make smaller.
     """
 
     before_ms: float
     after_ms: float
     low_ms: float | None
     high_ms: float | None
-    before_n: int
-    after_n: int
+    before_n: int | None
+    after_n: int | None
     inside: float = 0.0
 
     @staticmethod
@@ -190,7 +192,7 @@ class Change:
 def _freedom(before: Figure, after: Figure) -> float:
     """The degrees of freedom of the difference of two errors, as of Welch and Satterthwaite."""
     squares = [(one.error_ms or 0.0) ** 2 for one in (before, after)]
-    loss = sum(square**2 / max(one.n - 1, 1) for square, one in zip(squares, (before, after), strict=True))
+    loss = sum(square**2 / max((one.n or 1) - 1, 1) for square, one in zip(squares, (before, after), strict=True))
     return sum(squares) ** 2 / loss if loss else math.inf
 
 

@@ -185,15 +185,24 @@ def _instances(comparison: Comparison, change: Change) -> str:
     counts = len(comparison.before.runs), len(comparison.after.runs)
     if max(counts) > 1:
         return f"{counts[0]} and {counts[1]} runs"
-    before, after = counted(change.before_n, "step"), f"{change.after_n:,}"
-    return f"{before} each" if change.before_n == change.after_n else f"{before} and {after}"
+    before, after = map(_steps, (change.before_n, change.after_n))
+    return f"{before} each" if before == after else f"{before} and {after}"
+
+
+def _steps(n: int | None) -> str:
+    return "an unknown number of steps" if n is None else counted(n, "step")
 
 
 def _how_to_tell(pair: Pair, change: Change) -> str:
     """What would narrow the interval of a change that is too uncertain."""
     limit = about_percent(pair.threshold)
     if change.low_share is None or change.high_share is None:
-        return "A single step on one side does not tell how much steps vary: record more of them."
+        if 1 in (change.before_n, change.after_n):
+            return "A single step on one side does not tell how much steps vary: record more of them."
+        return (
+            "The timings of a side do not tell how much steps vary: give the number of steps (a column steps) and the "
+            "standard deviation (std_ms)."
+        )
     half = about_percent((change.high_share - change.low_share) / 2)
     said = f"A change below {half} would not be seen, and {limit} is looked for"
     if change.inside > _MOSTLY:
