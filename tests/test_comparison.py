@@ -6,16 +6,17 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.comparison.compare import compare
+from nsys_analyzer.analysis.comparison.compare import Spread, compare
 from nsys_analyzer.analysis.comparison.comparison import Comparison
 from nsys_analyzer.analysis.comparison.kernels import match_kernels
 from nsys_analyzer.analysis.comparison.matching import match
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
-from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedTimes
+from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedStep, RecordedTimes
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.errors import NsysAnalyzerError
@@ -216,6 +217,31 @@ def test_several_runs_of_a_side() -> None:
     assert (change.before_ms, change.after_ms, change.before_n) == (20.0, 21.0, 3)
     assert change.high_ms == pytest.approx(1 + 2.776 * (200 / 3) ** 0.5)
     assert before.title == "train and 2 more"
+
+
+def uneven(last_kernel_ms: float, last_copy_ms: float) -> RecordedStep:
+    """Four steps of 10 ms of compute and 1 ms of waiting, and one of so much more."""
+    times = [10.0] * 4 + [10.0 + last_kernel_ms + last_copy_ms]
+    step = run([kernel("gemm", 10.0 + last_kernel_ms / 5)], {"host": 1.0}, copy_ms=last_copy_ms / 5).step
+    assert step
+    return msgspec.structs.replace(
+        step, wall_values_ms=tuple(ms + 1 for ms in times), busy_values_ms=tuple(times), own_pauses_ms=0.0
+    )
+
+
+@pytest.mark.parametrize("more", [(0.0, 0.0), (50.0, 0.0), (0.0, 90.0)])
+def test_one_long_step_does_not_change_what_the_median_one_differs_by(more: tuple[float, float]) -> None:
+    """10 ms of compute, 0.25 % of which runs differ by, and 1 ms of waiting, 25 %."""
+    step, spread = uneven(*more), Spread(0.25)
+    assert spread.of_step(step, 11.0) == pytest.approx((0.025**2 + 0.25**2) ** 0.5)
+    assert spread.of_busy(step) == pytest.approx(0.025)
+
+
+@given(RUNS)
+def test_the_usual_compute_fits_into_the_median_step(one: Recorded) -> None:
+    """So no time that the GPU waits is below 0."""
+    assert one.step
+    assert one.step.usual_compute_ms <= one.step.median_busy_ms <= np.median(one.step.wall_values_ms) + 1e-9
 
 
 # --- what can be compared

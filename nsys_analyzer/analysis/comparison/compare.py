@@ -84,13 +84,14 @@ class Spread:
         return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
 
     def of_step(self, step: RecordedStep, ms: float) -> float:
-        """Of a step that takes so long, whether or not under the profiler."""
-        pauses = step.own_pauses_ms
-        return self.of(step.compute_ms, ms - step.compute_ms - pauses, pauses)
+        """Of a median step that takes so long, whether or not under the profiler."""
+        compute, pauses = step.usual_compute_ms, step.own_pauses_ms
+        return self.of(compute, ms - compute - pauses, pauses)
 
     def of_busy(self, step: RecordedStep) -> float:
-        """Of the GPU's work in a step."""
-        return self.of(step.compute_ms, step.exposed_copy_ms + step.exposed_communication_ms)
+        """Of the GPU's work in a median step."""
+        compute = step.usual_compute_ms
+        return self.of(compute, step.median_busy_ms - compute)
 
     def of_phase(self, phase: RecordedPhase, ms: float, busy_ms: float) -> float:
         """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""

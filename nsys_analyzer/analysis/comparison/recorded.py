@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import median
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -65,6 +66,19 @@ class RecordedStep(msgspec.Struct, frozen=True):
     def busy_ms(self) -> float:
         """The GPU's work in a step, mean ms."""
         return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms
+
+    @property
+    def median_busy_ms(self) -> float:
+        """The GPU's work in a step, median."""
+        return median(self.busy_values_ms)
+
+    @property
+    def usual_compute_ms(self) -> float:
+        """The compute of most steps: the mean, but no more than the GPU's work in the median step.
+
+        A step that computes ten times as long as the others makes the mean longer, and a median step no longer.
+        """
+        return min(self.compute_ms, self.median_busy_ms)
 
     @property
     def launches(self) -> float:
