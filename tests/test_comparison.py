@@ -20,6 +20,8 @@ from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel,
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.model import Shift, Table
+from nsys_analyzer.report.sections.changes import explaining
 from nsys_analyzer.text import plain
 from tests.support.recorded import kernel, run, side
 
@@ -64,6 +66,16 @@ def test_parts_and_kernels_add_up(before: Any, after: Any) -> None:
         assert sum(one.change.ms for one in part.kernels) == pytest.approx(part.change.ms, abs=1e-6)
     sizes = [abs(part.change.ms) for part in step.parts]
     assert sizes == sorted(sizes, reverse=True)
+
+
+@given(SIDES, SIDES)
+def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
+    """Each column to its last row, the step, but for what four digits of it do not show."""
+    (table,) = (block for block in explaining(compare(before, after), "") if isinstance(block, Table))
+    figures = [[cell.value if isinstance(cell, Shift) else cell for cell in row[1:]] for row in table.rows]
+    for column in zip(*figures, strict=True):
+        longest = max(*figures[-1][:2], 1e-6)
+        assert sum(column[:-1]) == pytest.approx(column[-1], abs=0.001 * longest)
 
 
 @given(KERNELS, KERNELS)

@@ -88,6 +88,16 @@ class StepChange:
         return sum(part.change.ms for part in self.parts)
 
     @property
+    def before_uneven_ms(self) -> float:
+        """The median step before − the mean one."""
+        return self.wall.before_ms - sum(part.change.before_ms for part in self.parts)
+
+    @property
+    def after_uneven_ms(self) -> float:
+        """The median step after − the mean one."""
+        return self.wall.after_ms - sum(part.change.after_ms for part in self.parts)
+
+    @property
     def uneven_ms(self) -> float:
         """The change of the median step − that of the mean one: parts and this add up to the change of the median."""
         return self.wall.ms - self.parts_ms

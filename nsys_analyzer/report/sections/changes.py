@@ -22,6 +22,8 @@ from nsys_analyzer.text import Words, phrase
 
 #: What is below this share of the step is not in a table by itself; and so many rows of kernels are.
 _MATTERS, _MOST_KERNELS = 0.005, 10
+#: What is below this share of the step does not show in four digits of it.
+_SHOWS = 0.0005
 
 
 def explaining(comparison: Comparison, title: str) -> Iterator[Block]:
@@ -51,8 +53,8 @@ class _Row(NamedTuple):
 
     name: str
     change: Change | None
-    before: float | None
-    after: float | None
+    before: Cell
+    after: Cell
     shift: Cell
 
 
@@ -92,8 +94,9 @@ _CAUSES: dict[str, str] = {cause: words.removeprefix("of ") for cause, words in 
 
 
 def _parts(step: StepChange, capture: str) -> Table:
-    """What explains the change of the step: the parts that matter, and the sum of the others."""
-    least = _MATTERS * max(step.wall.before_ms, step.wall.after_ms)
+    """What explains the change of the step: the parts that matter, and the sum of the others; each column adds up."""
+    longest = max(step.wall.before_ms, step.wall.after_ms)
+    least = _MATTERS * longest
     large = [part for part in step.parts if abs(part.change.ms) >= least]
     small = [part for part in step.parts if abs(part.change.ms) < least]
     if len(small) == 1:
@@ -101,9 +104,9 @@ def _parts(step: StepChange, capture: str) -> Table:
     rows = [_row(name_of(part), part.change) for part in large]
     if small:
         rows.append(_sum(f"{len(small)} parts with less change", small))
-    if abs(step.uneven_ms) >= least:
-        rows.append(_sum("the mean step", step.parts))
-        rows.append(_Row("uneven steps: the median is not the mean", None, None, None, Shift(step.uneven_ms)))
+    if max(abs(step.before_uneven_ms), abs(step.after_uneven_ms)) >= _SHOWS * longest:
+        uneven = map(Shift, (step.before_uneven_ms, step.after_uneven_ms, step.uneven_ms))
+        rows.append(_Row("uneven steps: median − mean", None, *uneven))
     rows.append(_row("the step (median)", step.wall))
     caption = "What explains the change: the step under the profiler, ms, the largest change first."
     return table(_PARTS, rows, caption, capture=capture)
