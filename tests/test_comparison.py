@@ -350,9 +350,36 @@ def test_two_captures_are_a_pair_process_by_process() -> None:
     after = [run(name="after", rank=rank, process=f"rank {rank}") for rank in (1, 2)]
     matched = match(before, after)
     assert [(one.title, other.title) for one, other in matched.pairs] == [("before rank 1", "after rank 1")]
-    assert [one.run.rank for one in matched.only_before] == [0]
+    (alone,) = matched.only_before
+    assert alone.run.rank == 0
+    assert [(one.key, one.before, one.after) for one in alone.differences] == [("process", "rank 0", "rank 2")]
     ((one, other),) = match([of("a", context_length=1)], [of("b", context_length=2)]).pairs
     assert (one.title, other.title) == ("a", "b")
+
+
+def sharing(name: str, *pids: int) -> list[Recorded]:
+    return [run(name=name, process=f"pid {pid}", pid=pid) for pid in pids]
+
+
+def test_processes_that_share_a_gpu_are_matched_in_order() -> None:
+    """Not by their IDs, which may be another process's in the other capture; the others by device."""
+    before, after = sharing("before", 100, 101), sharing("after", 101, 102)
+    other = [run(name=name, process="device 1", pid=pid) for name, pid in (("before", 3), ("after", 2))]
+    pairs = match([*before, other[0]], [other[1], *after]).pairs
+    assert [(one.title, other.title) for one, other in pairs] == [
+        ("before pid 100", "after pid 101"), ("before pid 101", "after pid 102"), ("before device 1", "after device 1"),
+    ]  # fmt: skip
+    (twice, _) = match([*before, *sharing("again", 7, 8)], after, repeats=True).pairs
+    assert [[one.title for one in of.runs] for of in twice] == [["before pid 100", "again pid 7"], ["after pid 101"]]
+
+
+def test_of_another_number_of_processes_none_is_taken_for_another() -> None:
+    remedy = (
+        r"before pid 1 and after pid 1 differ least, in process \(1 of 2 that share a GPU and 1 of 3 that share a GPU\)"
+        r"\. Give captures of as many processes"
+    )
+    with pytest.raises(NsysAnalyzerError, match=remedy):
+        compare_runs(sharing("before", 1, 2), sharing("after", 1, 2, 3))
 
 
 def test_runs_without_a_configuration_are_matched_by_name() -> None:

@@ -41,10 +41,15 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     return tuple(Process(one, pid_of(one), labels[one], ranks[one].number if one in ranks else None) for one in used)
 
 
+def label_of_pid(pid: int) -> str:
+    """The label of a process that neither a rank nor a device of its own tells from the others."""
+    return f"pid {pid}"
+
+
 def _label(process: int, rank: Rank | None, devices: list[int]) -> str:
     """The label of one of several processes, with the devices that it alone uses."""
     if rank or not devices:
-        return f"rank {rank.number}" if rank else f"pid {pid_of(process)}"
+        return f"rank {rank.number}" if rank else label_of_pid(pid_of(process))
     return f"device{'s' if len(devices) > 1 else ''} {', '.join(map(str, devices))}"
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.comparison.comparability import CONFIGURATION, differing, value_of
 from nsys_analyzer.analysis.comparison.comparison import Difference, Side
 from nsys_analyzer.analysis.comparison.recorded import Recorded
 
+#: The key of a difference in what processes are in their captures.
+PROCESS = "process"
 #: What runs that stand against each other have in common.
 _Key: TypeAlias = "tuple[Any, ...]"
 
@@ -33,40 +35,74 @@ class Matched:
     only_after: tuple[Alone, ...]
 
 
+class _Placed(NamedTuple):
+    """A run, and what its process is in its capture."""
+
+    run: Recorded
+    place: str
+
+
 def match(before: Sequence[Recorded], after: Sequence[Recorded], *, repeats: bool = False) -> Matched:
     """Runs of one configuration, which may be several on a side, are a pair; what is known of one alone keeps apart.
 
-    Two captures are a pair whatever they are, process by process. Runs of which no configuration is known are a pair
-    by their name. With ``repeats`` all runs of a side are of one program.
+    Two captures are a pair whatever they are, process by process: by rank or devices; of processes that share a GPU the
+    first is that of the other side where both sides have as many. Runs of which no configuration is known are a pair by
+    their name. With ``repeats`` all runs of a side are of one program.
     """
-    alone = all(len({run.name for run in side}) == 1 for side in (before, after))
-    groups = [_grouped(side, alone=alone, repeats=repeats) for side in (before, after)]
-    if alone and all(len(side) == 1 for side in (before, after)):
+    if len(before) == len(after) == 1:
         return Matched(((Side(tuple(before)), Side(tuple(after))),), (), ())
+    alone = all(len({run.name for run in side}) == 1 for side in (before, after))
+    groups = [_grouped(list(_placed(side)), by_process=alone or repeats) for side in (before, after)]
     shared = [key for key in groups[0] if key in groups[1]]
-    left = [[run for key, runs in group.items() if key not in shared for run in runs] for group in groups]
+    left = [[one for key, runs in group.items() if key not in shared for one in runs] for group in groups]
     return Matched(
-        tuple((Side(tuple(groups[0][key])), Side(tuple(groups[1][key]))) for key in shared),
-        tuple(_alone(run, left[1]) for run in left[0]),
-        tuple(_alone(run, left[0]) for run in left[1]),
+        tuple((_side(groups[0][key]), _side(groups[1][key])) for key in shared),
+        tuple(_alone(one, left[1]) for one in left[0]),
+        tuple(_alone(one, left[0]) for one in left[1]),
     )
 
 
-def _grouped(runs: Sequence[Recorded], *, alone: bool, repeats: bool) -> dict[_Key, list[Recorded]]:
-    groups: defaultdict[_Key, list[Recorded]] = defaultdict(list)
+def _placed(runs: Sequence[Recorded]) -> Iterator[_Placed]:
+    """Each run with what tells its process from the others of its capture, and is the same in another capture.
+
+    A process ID is not: of processes that share a GPU that is their number, in the order of their IDs.
+    """
+    sharing, so_far = Counter(run.name for run in runs if run.shares_gpu), Counter[str]()
     for run in runs:
-        process = run.rank if run.rank is not None else run.process
+        place = run.process or ""
+        if run.rank is not None:
+            place = f"rank {run.rank}"
+        elif run.shares_gpu:
+            so_far[run.name] += 1
+            place = f"{so_far[run.name]} of {sharing[run.name]} that share a GPU"
+        yield _Placed(run, place)
+
+
+def _grouped(runs: Sequence[_Placed], *, by_process: bool) -> dict[_Key, list[_Placed]]:
+    groups: defaultdict[_Key, list[_Placed]] = defaultdict(list)
+    for one in runs:
         # As texts: what a file says may be of any type.
-        known = tuple(None if (value := value_of(run, key)) is None else str(value) for key in CONFIGURATION)
+        known = tuple(None if (value := value_of(one.run, key)) is None else str(value) for key in CONFIGURATION)
         # Without a model, what else is known is true of many programs.
-        named = known if value_of(run, "model") is not None else (*known, run.name)
-        groups[(process,) if alone or repeats else (process, *named)].append(run)
+        named = known if value_of(one.run, "model") is not None else (*known, one.run.name)
+        groups[(one.place,) if by_process else (one.place, *named)].append(one)
     return groups
 
 
-def _alone(run: Recorded, others: Sequence[Recorded]) -> Alone:
-    found = [(other, tuple(differing(run, other, CONFIGURATION, unknown="unknown"))) for other in others]
+def _side(runs: Sequence[_Placed]) -> Side:
+    return Side(tuple(one.run for one in runs))
+
+
+def _alone(one: _Placed, others: Sequence[_Placed]) -> Alone:
+    found = [(other.run, tuple(_apart(one, other))) for other in others]
     if not found:
-        return Alone(run, None, ())
-    nearest, differences = min(found, key=lambda one: len(one[1]))
-    return Alone(run, nearest, differences)
+        return Alone(one.run, None, ())
+    nearest, differences = min(found, key=lambda each: len(each[1]))
+    return Alone(one.run, nearest, differences)
+
+
+def _apart(one: _Placed, other: _Placed) -> Iterator[Difference]:
+    """What keeps two runs apart."""
+    if one.place != other.place:
+        yield Difference(PROCESS, *(each.place or "the only one" for each in (one, other)))
+    yield from differing(one.run, other.run, CONFIGURATION, unknown="unknown")

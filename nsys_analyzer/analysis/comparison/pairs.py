@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD
 from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import Comparison
-from nsys_analyzer.analysis.comparison.matching import Alone, match
+from nsys_analyzer.analysis.comparison.matching import PROCESS, Alone, match
 from nsys_analyzer.analysis.comparison.recorded import Recorded
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.text import joined, plain
@@ -71,5 +71,7 @@ def compare_runs(
     raise NsysAnalyzerError(
         f"No run of one side has exactly the configuration of one of the other; {near.run.title} and "
         f"{near.nearest.title} differ least, in {listed or 'their names'}",
-        "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
+        "Give captures of as many processes"
+        if any(one.key == PROCESS for one in near.differences)
+        else "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
     )

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from nsys_analyzer.analysis.attribution.processes import label_of_pid
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 
@@ -144,6 +145,12 @@ class Recorded(msgspec.Struct, frozen=True):
     step: RecordedStep | None
     findings: tuple[RecordedFinding, ...] | None
     unprofiled: RecordedTimes | None
+    pid: int | None = None
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether only its ID tells the process from others of its capture, on the same GPU."""
+        return self.pid is not None and self.process == label_of_pid(self.pid)
 
     @property
     def title(self) -> str:

@@ -60,6 +60,7 @@ _LEGEND: tuple[Words, ...] = (
 _PAIRED: Words = phrase(
     "*A → B*: two kernels of other names that stand for each other: of one class, launched as often in a step."
 )
+_ORDERED = "Processes that share a GPU stand against each other in the order of their IDs."
 
 
 class Pair(NamedTuple):
@@ -102,8 +103,12 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
         left = (f"and {len(notes) - _MOST_NOTES} more",) if len(notes) > _MOST_NOTES else ()
         blocks += [Paragraph("Not compared:"), Listing((*notes[:_MOST_NOTES], *left))]
     if detailed or alone:
-        paired = any(has_renamed(pair.comparison.step) for pair in pairs)
-        blocks.append(Details("What the words mean", (Listing((*_LEGEND, *([_PAIRED] if paired else []))),)))
+        words = [*_LEGEND]
+        if any(has_renamed(pair.comparison.step) for pair in pairs):
+            words.append(_PAIRED)
+        if any(run.shares_gpu for pair in pairs for run in pair.comparison.before.runs):
+            words.append(_ORDERED)
+        blocks.append(Details("What the words mean", (Listing(tuple(words)),)))
     return Section("comparison", TITLE, tuple(blocks), "comparison")
 
 
