@@ -168,6 +168,24 @@ def test_a_report_of_an_older_version(before: Path, tmp_path: Path, run_main: Ma
     assert "old.json cannot be read" in fails(run_main, report, before)
 
 
+def test_options_that_a_report_leaves_without_effect(before: Path, after: Path, tmp_path: Path, run_main: Main) -> None:
+    """Of both sides or of its own they are refused; what the other side takes is told of."""
+    reports = [tmp_path / f"{path.stem}.json" for path in (before, after)]
+    for path, report in zip((before, after), reports, strict=True):
+        run_main("report", path, "--format", "json", "-o", report)
+    named = ("--phase-name", "forward=block", "--batch-size", "4")
+    for options, spelled in ((("--model", "small"), "--model"), (named, "--phase-name, --batch-size")):
+        assert f"Both sides are reports, of which {spelled}" in fails(run_main, *reports, *options)
+        one_side = run_main("compare", reports[0], after, *options)
+        assert one_side.code == 0
+        assert f"Only the other side is read with {spelled}" in one_side.err
+        assert "Only the other side" not in run_main("compare", before, after, *options).err
+    (tmp_path / "times.csv").write_text("model,phase,mean_ms\nsmall,step,6.5\n", encoding="utf-8")
+    error = fails(run_main, before, reports[1], "--csv-after", tmp_path / "times.csv")
+    assert f"--csv-after can change nothing of {reports[1]}, a report, which holds its times. Leave it out" in error
+    assert run_main("compare", before, reports[1], "--csv-before", tmp_path / "times.csv").code == 0
+
+
 # --- folders
 
 

@@ -91,6 +91,7 @@ def compare(
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
 
+    _check_reports((before, csv_before, "--csv-before"), (after, csv_after, "--csv-after"), options=_of_captures(ctx))
     target = Path(output) if output and output != "-" else None
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
@@ -109,6 +110,36 @@ def compare(
         unclear = sum(one.verdict(fail_above) == "unclear" for one in found.compared)
         if unclear:
             _tell(f"{unclear} of {len(found.compared)} comparisons are too uncertain for --fail-above: see the report.")
+
+
+#: Options that say what captures do not, of which a report holds what was made of it.
+_OF_CAPTURES = ("phase_names", "model", "context_length", "batch_size", "precision")
+
+
+def _of_captures(ctx: click.Context) -> str:
+    """The given options of how captures are read, as they are spelled; empty without any."""
+    given = (one.opts[0] for one in ctx.command.params if one.name in _OF_CAPTURES and ctx.params[one.name])
+    return ", ".join(given)
+
+
+def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> None:
+    """Refuses options that a report's JSON leaves without any effect, and tells of those that one side alone takes.
+
+    Raises:
+        ConfigurationError: an option that changes nothing.
+    """
+    from nsys_analyzer.errors import ConfigurationError
+    from nsys_analyzer.report.recording import is_report
+
+    remedy = "Leave it out, or give the captures in place of the report"
+    reports = [path for path, _, _ in sides if is_report(path)]
+    for path, csv, option in sides:
+        if csv and path in reports:
+            raise ConfigurationError(f"{option} can change nothing of {path}, a report, which holds its times", remedy)
+    if options and len(reports) == len(sides):
+        raise ConfigurationError(f"Both sides are reports, of which {options} can change nothing", remedy)
+    if options and reports:
+        _tell(f"Only the other side is read with {options}: {reports[0]} is a report, and holds what was read.")
 
 
 def _write(found: Comparisons, limit: float, output_format: str, target: Path | None) -> None:
