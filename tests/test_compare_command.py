@@ -223,6 +223,33 @@ def test_runs_of_one_program(tmp_path: Path, compare: Callable[..., str]) -> Non
     assert "(3 and 3 runs)" in text
 
 
+def test_a_bad_file_of_a_folder(tmp_path: Path, run_main: Main, compare: Callable[..., str]) -> None:
+    """It keeps its reason, and the others are compared; with a limit for CI that is no success."""
+    sides = [tmp_path / folder for folder in ("a", "b")]
+    for folder, us in zip(sides, (5_000, 5_500), strict=True):
+        folder.mkdir()
+        for i in range(2):
+            steps(us + i).write(folder / f"run{i}.sqlite")
+        (folder / "bad.sqlite").write_text("no database", encoding="utf-8")
+    for options in ((), ("--force",)):
+        text = compare(*sides, "--repeats", *options)
+        assert "run0 and 1 more: Slower: under the profiler a step takes 6.3" in text
+        assert "(2 and 2 runs)" in text
+        assert "forward, GPU busy 6.0" in text
+        for side, folder in zip(("Before", "After"), sides, strict=True):
+            assert f"{side}: bad failed ({folder / 'bad.sqlite'} is not a SQLite file." in text.replace("- ", "")
+    data = json.loads(run_main("compare", *sides, "--repeats", "--format", "json").out)
+    assert [(one["side"], one["name"], one["nearest"]) for one in data["unmatched"]] == [
+        ("before", "bad", None), ("after", "bad", None),
+    ]  # fmt: skip
+    assert data["unmatched"][0]["reasons"][0].startswith("bad failed (")
+    assert run_main("compare", *sides, "--repeats", "--fail-above", "50%").code == 1
+    assert run_main("compare", *sides, "--repeats", "--fail-above", "1%").code == 3
+    for i in range(2):
+        (sides[1] / f"run{i}.sqlite").write_text("no database", encoding="utf-8")
+    assert "None of 3 captures could be read" in fails(run_main, *sides, "--repeats")
+
+
 def test_timings_beside_a_capture(before: Path, after: Path, tmp_path: Path, compare: Callable[..., str]) -> None:
     """Those of the folder, or those that are named; an unprofiled step comes first."""
     for name, ms in (("before", 6.1), ("after", 6.6)):

@@ -69,13 +69,14 @@ def _matmul_precision(run: Recorded) -> str:
 def reasons_against(before: Side, after: Side) -> tuple[Words, ...]:
     """Why two sides cannot be compared, a sentence each; none where they can."""
     runs = (*before.runs, *after.runs)
-    found = [*dict.fromkeys(reason for run in runs for reason in _of_run(run))]
+    found = [*dict.fromkeys(reason for run in runs for reason in reasons_against_run(run))]
     for run in runs[1:]:
         found += [reason for reason in _of_pair(runs[0], run) if reason not in found]
     return tuple(found)
 
 
-def _of_run(run: Recorded) -> Iterator[Words]:
+def reasons_against_run(run: Recorded) -> Iterator[Words]:
+    """Why a run cannot be compared with any other, a sentence each; none where it can."""
     if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted(STEP):
         return  # its times alone are compared
     if run.status != "ok":

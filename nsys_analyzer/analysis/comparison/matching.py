@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from nsys_analyzer.analysis.comparison.comparability import CONFIGURATION, differing, value_of
+from nsys_analyzer.analysis.comparison.comparability import CONFIGURATION, differing, reasons_against_run, value_of
 from nsys_analyzer.analysis.comparison.comparison import Difference, Side
 from nsys_analyzer.analysis.comparison.recorded import Recorded
+from nsys_analyzer.text import Words
 
 #: The key of a difference in what processes are in their captures.
 PROCESS = "process"
@@ -19,11 +20,17 @@ _Key: TypeAlias = "tuple[Any, ...]"
 
 @dataclass(frozen=True)
 class Alone:
-    """A run that stands against none, the one of the other side that is most like it, and what keeps them apart."""
+    """A run that stands against none.
+
+    Attributes:
+        nearest: the one of the other side that is most like it; ``differences`` keep them apart.
+        reasons: why it cannot be compared with any, a sentence each.
+    """
 
     run: Recorded
     nearest: Recorded | None
     differences: tuple[Difference, ...]
+    reasons: tuple[Words, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,10 +102,8 @@ def _side(runs: Sequence[_Placed]) -> Side:
 
 def _alone(one: _Placed, others: Sequence[_Placed]) -> Alone:
     found = [(other.run, tuple(_apart(one, other))) for other in others]
-    if not found:
-        return Alone(one.run, None, ())
-    nearest, differences = min(found, key=lambda each: len(each[1]))
-    return Alone(one.run, nearest, differences)
+    nearest, differences = min(found, key=lambda each: len(each[1]), default=(None, ()))
+    return Alone(one.run, nearest, differences, tuple(reasons_against_run(one.run)))
 
 
 def _apart(one: _Placed, other: _Placed) -> Iterator[Difference]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD
+from nsys_analyzer.analysis.comparison.comparability import reasons_against_run
 from nsys_analyzer.analysis.comparison.compare import compare
-from nsys_analyzer.analysis.comparison.comparison import Comparison
+from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
 from nsys_analyzer.analysis.comparison.matching import PROCESS, Alone, match
 from nsys_analyzer.analysis.comparison.recorded import Recorded
 from nsys_analyzer.errors import NsysAnalyzerError
@@ -21,7 +22,7 @@ class Comparisons:
     Attributes:
         compared: the comparisons that were made.
         refused: those against which there are reasons, which their ``cautions`` hold.
-        only_before, only_after: the runs that stand against none.
+        only_before, only_after: the runs that stand against none, and those that are left out.
     """
 
     compared: tuple[Comparison, ...]
@@ -44,7 +45,7 @@ def compare_runs(
     repeats: bool = False,
     force: bool = False,
 ) -> Comparisons:
-    """Every pair of runs of two sides.
+    """Every pair of runs of two sides. Of several runs of one program those that cannot be compared are left out.
 
     Args:
         before, after: the runs.
@@ -56,11 +57,14 @@ def compare_runs(
         NsysAnalyzerError: nothing can be compared.
     """
     matched = match(before, after, repeats=repeats)
-    made = [compare(*pair, cpu_spread) for pair in matched.pairs]
+    parted = [[_parted(side, force=force) for side in pair] for pair in matched.pairs]
+    made = [compare(before, after, cpu_spread) for (before, _), (after, _) in parted]
     compared = tuple(one for one in made if force or not one.cautions)
     if compared:
         refused = tuple(one for one in made if not force and one.cautions)
-        return Comparisons(compared, refused, matched.only_before, matched.only_after)
+        only_before = (*matched.only_before, *(one for (_, bad), _ in parted for one in bad))
+        only_after = (*matched.only_after, *(one for _, (_, bad) in parted for one in bad))
+        return Comparisons(compared, refused, only_before, only_after)
     if made:
         reasons = plain(joined("; ", dict.fromkeys(reason for one in made for reason in one.cautions)), "`")
         raise NsysAnalyzerError(f"These cannot be compared: {reasons}", "To compare them all the same, add --force")
@@ -75,3 +79,18 @@ def compare_runs(
         if any(one.key == PROCESS for one in near.differences)
         else "Compare two captures by their paths, or with --repeats all of one folder with all of the other",
     )
+
+
+def _parted(side: Side, *, force: bool) -> tuple[Side, tuple[Alone, ...]]:
+    """The runs of a side that can be compared, and the others; all of them where none can, so that these are refused.
+
+    By ``force`` any that has a step can.
+    """
+    good, bad = [], []
+    for run in side.runs:
+        reasons = tuple(reasons_against_run(run))
+        if reasons and not (force and run.step):
+            bad.append(Alone(run, None, (), reasons))
+        else:
+            good.append(run)
+    return (Side(tuple(good)), tuple(bad)) if good else (side, ())

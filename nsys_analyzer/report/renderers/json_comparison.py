@@ -1,4 +1,6 @@
-"""Comparisons as JSON: ``comparisons``, ``refused`` with the reasons, and ``unmatched`` runs with the nearest one.
+"""Comparisons as JSON: ``comparisons``, ``refused`` with the reasons, and ``unmatched`` runs.
+
+A run that is unmatched has the nearest one, and the reasons why it cannot be compared with any, if there are such.
 
 A comparison holds
 
@@ -18,8 +20,7 @@ A comparison holds
 
 A change has ``before_ms``, ``after_ms``, their difference ``ms``, the interval ``low_ms`` to ``high_ms`` (null where a
 single instance tells none), these three as shares of before, ``before_n`` and ``after_n`` instances or runs (null where
-timings do not say how many), and
-``is_change``: whether 0 lies outside of the interval.
+timings do not say how many), and ``is_change``: whether 0 lies outside of the interval.
 """
 
 from __future__ import annotations
@@ -146,4 +147,5 @@ def _alone(side: str, one: Alone) -> dict[str, Any]:
         "name": one.run.title,
         "nearest": one.nearest.title if one.nearest else None,
         "differences": [asdict(difference) for difference in one.differences],
+        "reasons": [plain(reason, "`") for reason in one.reasons],
     }

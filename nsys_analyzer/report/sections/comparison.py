@@ -249,6 +249,8 @@ def _gone_and_new(findings: Sequence[FindingChange]) -> Iterator[str]:
 
 def _alone(one: Alone, side: str) -> Words:
     """Why a run stands against none."""
+    if one.reasons:
+        return phrase("{}: {}.", side.capitalize(), joined("; ", one.reasons))
     if one.nearest is None or len(one.differences) > _NEAR:
         return phrase("`{}` is only {}.", one.run.title, side)
     listed = ", ".join(map(_difference, one.differences)) or "its name"
