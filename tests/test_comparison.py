@@ -80,7 +80,7 @@ def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
 
 @given(KERNELS, KERNELS)
 def test_every_kernel_stands_in_one_pair(before: list[RecordedKernel], after: list[RecordedKernel]) -> None:
-    """And no two that are left alone on either side could stand for each other."""
+    """And no two that are left alone on either side could stand for each other: their names say no layout."""
     pairs = match_kernels(before, after)
     assert Counter(pair.before for pair in pairs if pair.before) == Counter(before)
     assert Counter(pair.after for pair in pairs if pair.after) == Counter(after)
@@ -115,6 +115,27 @@ def test_kernels_of_other_names_are_paired_by_launches_the_longest_first() -> No
     after = [kernel("bf16 a", 1.0, launches=24), kernel("bf16 b", 2.0, launches=24), kernel("cast", 1.0, "e", 3)]
     names = [tuple(one.name if one else None for one in pair) for pair in match_kernels(before, after)]
     assert names == [("fp32 128x64", "bf16 b"), ("fp32 64x64", "bf16 a"), ("div", None), (None, "cast")]
+
+
+def test_matmuls_of_other_operands_do_not_stand_for_each_other() -> None:
+    """Forward, the gradient of the input and that of the weight, launched as often; a reduction says no layout."""
+    before = [
+        kernel("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8_stage3", 3.0, launches=24),
+        kernel("void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(T1::Params)", 5.0, launches=24),
+        kernel("void cublasLt::splitKreduce_kernel<(int)32, (int)16>", 9.0, launches=24),
+        kernel("add_nt_add", 1.0, "elementwise", launches=24),
+    ]
+    after = [
+        kernel("nvjet_sm90_tst_96x64_64x10_1x2_h_bz_TNN", 1.0, launches=24),
+        kernel("nvjet_sm90_tst_192x128_64x5_1x2_h_bz_coopB_NNT", 0.5, launches=24),
+        kernel("nvjet_sm90_tst_64x96_64x8_4x2_h_bz_NTT", 4.0, launches=24),
+        kernel("add_nn", 1.0, "elementwise", launches=24),
+    ]
+    pairs = [(one.before, one.after) for one in match_kernels(before, after)]
+    assert sorted(pairs, key=str) == sorted(
+        [(before[0], after[0]), (before[1], after[1]), (before[2], None), (before[3], after[3]), (None, after[2])],
+        key=str,
+    )
 
 
 # --- what it says

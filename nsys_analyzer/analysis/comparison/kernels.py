@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.comparison.recorded import RecordedKernel
+from nsys_analyzer.analysis.summary.compared import MATMUL
+
+#: Class, layout of the operands, and launches a step.
+_Work: TypeAlias = "tuple[str, str, float]"
+#: Whether each operand is transposed (t) or not (n), and with a third letter the result, in the names of cuBLAS and
+#: CUTLASS: ``sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize64x64x8``, ``nvjet_sm90_tst_96x64_64x10_1x2_h_bz_TNN``.
+_LAYOUT = re.compile(r"_([nt]{2})[nt]?(?![a-z0-9])", re.IGNORECASE)
 
 
 class Pair(NamedTuple):
@@ -17,10 +25,12 @@ class Pair(NamedTuple):
 
 
 def match_kernels(before: Sequence[RecordedKernel], after: Sequence[RecordedKernel]) -> tuple[Pair, ...]:
-    """Every kernel of both runs once: paired by name and class, then by class and launches a step.
+    """Every kernel of both runs once: paired by name and class, then by class, layout of operands and launches a step.
 
-    A matmul in another precision, or of another tile, is another kernel by name, and is launched as often. Of several
-    that are launched as often, the longest of both are a pair.
+    A matmul in another precision, or of another tile, is another kernel by name. It is launched as often, and has the
+    same operands transposed: others than the gradient of its input or of its weight. Of several such kernels the
+    longest of both runs are a pair. The grid is no measure of the shape: persistent kernels have about a block for each
+    multiprocessor, whatever the shape, and a tile, or a split of the sum, changes that of the others.
     """
     named = {(one.name, one.kernel_class): one for one in after}
     pairs = [Pair(one, named.pop((one.name, one.kernel_class), None)) for one in before]
@@ -32,12 +42,18 @@ def match_kernels(before: Sequence[RecordedKernel], after: Sequence[RecordedKern
     return tuple(found)
 
 
-def _by_work(kernels: Iterable[RecordedKernel]) -> defaultdict[tuple[str, float], list[RecordedKernel]]:
-    """The kernels by class and launches, the longest first."""
-    groups: defaultdict[tuple[str, float], list[RecordedKernel]] = defaultdict(list)
+def _by_work(kernels: Iterable[RecordedKernel]) -> defaultdict[_Work, list[RecordedKernel]]:
+    """The kernels by what they do, the longest first."""
+    groups: defaultdict[_Work, list[RecordedKernel]] = defaultdict(list)
     for one in sorted(kernels, key=lambda one: -one.ms):
-        groups[one.kernel_class, round(one.launches, 2)].append(one)
+        groups[one.kernel_class, _layout(one), round(one.launches, 2)].append(one)
     return groups
+
+
+def _layout(kernel: RecordedKernel) -> str:
+    """Which operands a matmul takes transposed: nn, nt, tn or tt; empty where its name does not say."""
+    found = _LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
+    return found[1].lower() if found else ""
 
 
 def _in_order(before: Sequence[RecordedKernel], after: Sequence[RecordedKernel]) -> Iterator[Pair]:

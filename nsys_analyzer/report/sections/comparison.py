@@ -58,7 +58,8 @@ _LEGEND: tuple[Words, ...] = (
     ),
 )
 _PAIRED: Words = phrase(
-    "*A → B*: two kernels of other names that stand for each other: of one class, launched as often in a step."
+    "*A → B*: two kernels of other names that stand for each other: of one class, launched as often in a step; matmuls "
+    "with the same operands transposed, where their names say so."
 )
 _ORDERED = "Processes that share a GPU stand against each other in the order of their IDs."
 
