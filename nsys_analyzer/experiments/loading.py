@@ -32,6 +32,8 @@ def load_evidence(
     beside: Path | None = None,
     selection: Selection | None = None,
     workers: Workers = IN_TURN,
+    *,
+    with_tracks: bool = False,
 ) -> Evidence:
     """Reads all that a report is made from.
 
@@ -45,6 +47,7 @@ def load_evidence(
         beside: the report's folder, to which links into a bench's folder are relative.
         selection: which rows of the timings to read.
         workers: where the captures are read.
+        with_tracks: whether to keep every moment of the measured steps, for a timeline.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -59,7 +62,7 @@ def load_evidence(
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
     captures: tuple[CaptureSummary, ...] = ()
     if with_traces or timings or not benches:
-        captures = load_captures(with_traces, names, given, timings, workers=workers)
+        captures = load_captures(with_traces, names, given, timings, workers=workers, with_tracks=with_tracks)
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
         notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))

@@ -46,7 +46,7 @@ _GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
 class _Capture:
     """A file that is to be read, and what is known of it: all that another process needs for it.
 
-    ``alone`` says that there is no report without it.
+    ``alone`` says that there is no report without it, ``with_tracks`` that every moment of its steps is kept.
     """
 
     path: Path
@@ -54,6 +54,7 @@ class _Capture:
     names: PhaseNames
     given: Run
     alone: bool
+    with_tracks: bool
 
     @property
     def seconds(self) -> float:
@@ -148,7 +149,7 @@ def _is_trace(path: Path) -> bool:
 
 def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
-    *, beside_others: bool = False, workers: Workers = IN_TURN,
+    *, beside_others: bool = False, workers: Workers = IN_TURN, with_tracks: bool = False,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
     """One summary for each process of each capture, ordered by model and context length.
 
@@ -162,6 +163,7 @@ def load_captures(
         timings: of unprofiled runs.
         beside_others: whether the report has other contents.
         workers: where the captures are read; the summaries are the same.
+        with_tracks: whether to keep every moment of the measured steps, for a timeline.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -174,7 +176,7 @@ def load_captures(
     # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
     must_read = not beside_others and (timings is None or not folders)
     alone = must_read and len(traces) == 1 and not unread
-    captures = [_Capture(trace, titles[trace], names, given, alone) for trace in traces]
+    captures = [_Capture(trace, titles[trace], names, given, alone, with_tracks) for trace in traces]
     rows = unread + [row for read in workers.map(_read, captures, _lost) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
@@ -256,7 +258,8 @@ def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, 
         if is_lost:
             hint = f"Read it alone, where there is more memory: nsys-analyze report {path}"
             raise TraceError(f"Every process that read {path} was killed, as where memory runs out", hint)
-        summaries = summarize(Trace.load(path), capture.title, capture.names, configuration)
+        trace = Trace.load(path)
+        summaries = summarize(trace, capture.title, capture.names, configuration, with_tracks=capture.with_tracks)
         return tuple(_with_run(summary, manifest) for summary in summaries)
     except NsysAnalyzerError as error:
         if capture.alone and (manifest is None or manifest.status == "ok"):

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, OTHER_KIND, Collectives, Member, StepParts
-from nsys_analyzer.analysis.steps.windows import Windows, find_windows
+from nsys_analyzer.analysis.steps.windows import Windows, find_windows, whole_capture
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, process_of
 from nsys_analyzer.trace.nccl import UNKNOWN
@@ -51,7 +51,7 @@ def record_members(attributed: AttributedTrace, process: Process, capture: str) 
     devices = np.unique(operations.device[mine]).tolist()
     if len(devices) < 2 and not (is_collective & mine).any():
         return ()
-    windows = find_windows(attributed, process.global_pid) or _whole(attributed, mine)
+    windows = find_windows(attributed, process.global_pid) or whole_capture(attributed, mine)
     numbers, numbered = _numbers(attributed, process.global_pid, windows)
     calls = _calls(attributed, np.flatnonzero(is_collective))
     world = attributed.trace.ranks.get(process.global_pid) or attributed.trace.ranks.get(0)
@@ -106,14 +106,6 @@ def _is_collective(attributed: AttributedTrace) -> Bools:
     of_class = np.array([*(name == COMMUNICATION for name in attributed.kernels.classes), False], np.bool_)
     found: Bools = of_class[attributed.kernels.code]
     return found
-
-
-def _whole(attributed: AttributedTrace, mine: Bools) -> Windows:
-    """The whole capture as one step, of a process where nothing repeats."""
-    operations, launched = attributed.trace.operations, attributed.attribution.time[mine]
-    start, end = int(operations.start[mine].min()), int(operations.end[mine].max())
-    called = np.array([min(start, int(launched.min())), max(end, int(launched.max()) + 1)])
-    return Windows("period", "the whole capture", np.array([start]), np.array([end]), called)
 
 
 def _numbers(attributed: AttributedTrace, process: int, windows: Windows) -> tuple[Ints, bool]:

@@ -46,6 +46,7 @@ class RankFigures:
         slowest_steps: in how many steps it has the most own time.
         cpu_ms: what its program needs for a step itself, without calls that wait for the GPU.
         offset_ms: by how much its clock is ahead of the first rank's.
+        shift_ns: what its capture's times are ahead of those of the first rank's capture.
         steps: one by one, those that all ranks have.
     """
 
@@ -70,6 +71,7 @@ class RankFigures:
     late_ms: Stats | None = None
     slowest_steps: int = 0
     offset_ms: float | None = None
+    shift_ns: float | None = None
     steps: tuple[RankStep, ...] = ()
 
 

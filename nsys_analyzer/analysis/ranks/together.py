@@ -164,6 +164,7 @@ class _Join:
             late_ms=Stats.of_ns(own[position] - own[int(np.argmin(np.median(own, axis=1)))]),
             slowest_steps=int((own.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,
+            shift_ns=clock.offset_ns if clock else None,
         )
 
     def _offset_ms(self, member: Member, clock: Clock) -> float:

@@ -92,12 +92,12 @@ def _range_lanes(attributed: AttributedTrace, host: Host, bounds: tuple[int, int
         threads, counts = np.unique(ranges.thread[chosen], return_counts=True)
         if len(threads):
             thread = int(threads[np.argmax(counts)])
-            title = "autograd's thread" if depths == 1 else _thread_title(attributed, thread)
+            title = "autograd's thread" if depths == 1 else thread_title(attributed, thread)
             lanes += _nested(f"CPU: {title}", ranges.select(chosen & (ranges.thread == thread)), bounds, depths)
     return lanes
 
 
-def _thread_title(attributed: AttributedTrace, thread: int) -> str:
+def thread_title(attributed: AttributedTrace, thread: int) -> str:
     """What a thread is called: the main one has the ID of its process."""
     own = thread & ~PROCESS_MASK
     if own == pid_of(thread):

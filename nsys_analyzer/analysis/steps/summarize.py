@@ -50,7 +50,7 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
         return None
     every, windows = windows, _some_of(windows, len(mine))
     host = find_host(attributed, process, (int(every.start[0]), int(every.end[-1])))
-    view = _View(attributed, windows, every, host)
+    view = View(attributed, windows, every, host)
     on = operations.device[mine]
     devices = distinct(on).tolist()
     chosen = [mine[on == device] for device in devices] if len(devices) > 1 else [mine]
@@ -98,7 +98,7 @@ class _Sums:
     own_pauses: int = 0
 
 
-class _View:
+class View:
     """The operations of an attributed trace, each with its rank, its class and its phase."""
 
     def __init__(self, attributed: AttributedTrace, windows: Windows, every: Windows, host: Host) -> None:
@@ -185,7 +185,7 @@ class _View:
         return found
 
     def _add(self, sums: _Sums, windows: Windows, chosen: SmallInts) -> None:
-        anatomy, causes = self._dissect(windows, chosen)
+        anatomy, causes = self.dissect(windows, chosen)
         fragments, gaps = anatomy.fragments, anatomy.gaps
         steps = np.arange(len(windows))
         for place, part in enumerate(anatomy.parts):
@@ -213,7 +213,8 @@ class _View:
         begins = fragments.start[compute] == self.attributed.trace.operations.start[operation]
         sums.launches += np.bincount(kernel[begins], minlength=len(sums.launches))
 
-    def _dissect(self, windows: Windows, chosen: SmallInts) -> tuple[Anatomy, Causes]:
+    def dissect(self, windows: Windows, chosen: SmallInts) -> tuple[Anatomy, Causes]:
+        """What fills some windows on a device, and why it idles; ``chosen`` are its operations, in order of start."""
         anatomy = dissect(windows, self.attributed.trace.operations, chosen, self.rank)
         return anatomy, find_causes(anatomy.gaps, self.host, self.launched, self.rank, self.steps)
 
@@ -252,7 +253,7 @@ class _View:
         operations = self.attributed.trace.operations
         near = chosen[(operations.end[chosen] > bounds[0]) & (operations.start[chosen] < bounds[1] + _BEHIND_NS)]
         near = near[np.argsort(operations.start[near], kind="stable")]
-        anatomy, causes = self._dissect(windows, near)
+        anatomy, causes = self.dissect(windows, near)
         return draw_lanes(
             self.attributed, self.host, bounds, near, self.label, self.classes, anatomy.gaps, causes.largest
         )

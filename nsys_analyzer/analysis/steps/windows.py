@@ -56,6 +56,14 @@ def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
     return _as_the_gpu_lived_it(found, attributed, process) if found else None
 
 
+def whole_capture(attributed: AttributedTrace, mine: Bools) -> Windows:
+    """The whole capture as one step, for a process where nothing repeats; ``mine`` are its operations."""
+    operations, launched = attributed.trace.operations, attributed.attribution.time[mine]
+    start, end = int(operations.start[mine].min()), int(operations.end[mine].max())
+    called = np.array([min(start, int(launched.min())), max(end, int(launched.max()) + 1)])
+    return Windows("period", "the whole capture", np.array([start]), np.array([end]), called)
+
+
 def _of_steps(attributed: AttributedTrace, process: int) -> Windows | None:
     """The step ranges; those with a backward pass where there are any."""
     instances, ranges = attributed.instances, attributed.trace.ranges

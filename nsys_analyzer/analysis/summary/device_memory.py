@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.columns import MemoryUses
 
 
 @dataclass(frozen=True)
@@ -30,11 +32,7 @@ def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | N
     mine = instances.measured & (instances.process == process)
     if uses is None or not mine.any():
         return None
-    events = uses.select(uses.process == process)
-    events = events.select(np.argsort(events.start, kind="stable"))
-    # Bytes in use after each event, as its pool says or as they add up, and before the first one.
-    level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
-    alive = np.concatenate([level[:1] - events.bytes[:1] if len(events) else [0], level])
+    events, alive = memory_levels(uses, process)
     start, end = instances.start[mine].min(), instances.end[mine].max()
     inside = (events.start >= start) & (events.start <= end)
     before = alive[np.searchsorted(events.start, start)]
@@ -47,3 +45,14 @@ def device_memory(attributed: AttributedTrace, process: int) -> DeviceMemory | N
         int(inside.sum()) - len(handed_out),
         int(handed_out.sum()),
     )
+
+
+def memory_levels(uses: MemoryUses, process: int) -> tuple[MemoryUses, Ints]:
+    """The events of a process in order, and the bytes in use before the first one and after each: shape (events + 1,).
+
+    They are what the pool of each says, or what the events add up to.
+    """
+    events = uses.select(uses.process == process)
+    events = events.select(np.argsort(events.start, kind="stable"))
+    level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
+    return events, np.concatenate([level[:1] - events.bytes[:1] if len(events) else [0], level])

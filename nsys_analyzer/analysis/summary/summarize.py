@@ -36,6 +36,7 @@ from nsys_analyzer.analysis.summary.statistics import (
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
+from nsys_analyzer.analysis.tracks.record import record_tracks
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
@@ -49,15 +50,25 @@ _LISTED = 3
 
 
 def summarize(
-    trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None
-) -> tuple[CaptureSummary, ...]:
+    trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None,
+    *, with_tracks: bool = False,
+) -> tuple[CaptureSummary, ...]:  # fmt: skip
     """One summary for each process of a trace that uses a GPU (or has phases, where none does).
 
-    ``name`` is the capture's in tables, ``configuration`` the model and its shapes, where known.
+    Args:
+        trace: the capture.
+        name: its name in tables.
+        names: the names of the ranges of phases.
+        configuration: the model and its shapes, where known.
+        with_tracks: whether to keep every moment of the measured steps, for a timeline.
     """
     attributed = AttributedTrace(trace, names)
-    found = (_ProcessView(attributed, process).summary(name, configuration) for process in processes_of(trace))
-    return tuple(replace(summary, diagnosis=diagnose(summary)) for summary in found)
+    found = []
+    for process in processes_of(trace):
+        summary = _ProcessView(attributed, process).summary(name, configuration)
+        tracks = record_tracks(attributed, process.global_pid) if with_tracks else None
+        found.append(replace(summary, diagnosis=diagnose(summary), tracks=tracks))
+    return tuple(found)
 
 
 class _ProcessView:

@@ -12,6 +12,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, MemoryRow, Stats, share_of
+from nsys_analyzer.analysis.tracks.tracks import Tracks
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
@@ -179,6 +180,7 @@ class CaptureSummary:
         modules: the time of each module of its model; None where no range names one.
         diagnosis: what slows them down; None where no launches are known.
         members: what each of its devices did step by step, where it exchanges something with others.
+        tracks: every moment of its measured steps, where that was asked for.
     """
 
     name: str
@@ -204,6 +206,7 @@ class CaptureSummary:
     diagnosis: Diagnosis | None = None
     modules: Modules | None = None
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
+    tracks: Tracks | None = field(default=None, compare=False, repr=False)
 
     @property
     def title(self) -> str:

@@ -1,0 +1,126 @@
+"""The tracks of the measured steps: every moment once, and the same figures as the steps' summaries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from nsys_analyzer.analysis.tracks import record
+from nsys_analyzer.analysis.tracks.record import record_tracks
+from nsys_analyzer.analysis.tracks.tracks import Stream, Tracks
+from nsys_analyzer.trace.columns import KERNEL, MemoryUses
+from tests.support.export import ADD, GEMM, Export
+
+
+def tracks_of(path: Path, most: int = record.MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
+    """The tracks of each process that has any."""
+    attributed = AttributedTrace(Trace.load(path))
+    found = [record_tracks(attributed, process.global_pid, most) for process in processes_of(attributed.trace)]
+    return [(attributed, one) for one in found if one]
+
+
+def streams(tracks: Tracks) -> list[Stream]:
+    return [track for track in tracks.tracks if isinstance(track, Stream)]
+
+
+def test_boxes_of_a_step(tmp_path: Path) -> None:
+    export = Export().gpu()
+    export.range("step", 1000, 9000)
+    export.range("forward", 1100, 4000)
+    export.kernel(GEMM, 1200, 2000, 3500)  # launched at 1200, runs from 2000 to 3500
+    export.kernel(ADD, 1300, 3500, 3600)
+    ((_, tracks),) = tracks_of(export.write(tmp_path / "one.sqlite"))
+    assert (tracks.origin_ns, tracks.duration_ns, tracks.steps) == (1000, 8000, ((0, 8000),))
+    ranges, stream, idle = (next(t for t in tracks.tracks if t.kind == kind) for kind in ("ranges", "stream", "idle"))
+    assert [tracks.names[code] for code in ranges.name] == ["step", "forward"]
+    assert (ranges.start.tolist(), ranges.duration.tolist(), ranges.depth.tolist()) == ([0, 100], [8000, 2900], [0, 1])
+    assert isinstance(stream, Stream)
+    assert (stream.start.tolist(), stream.duration.tolist()) == ([1000, 2500], [1500, 100])  # since 1000
+    assert stream.wait.tolist() == [2000 - 1200, 3500 - 1300]
+    assert [tracks.groups[code] for code in stream.group] == ["matmul", "elementwise"]
+    assert [tracks.phases[code] for code in stream.phase] == ["forward", "forward"]
+    assert [tracks.paths[code] for code in stream.path] == ["step / forward"] * 2
+    assert stream.thread.tolist() == [0, 0]
+    # Before the first kernel, and behind the last: 2000 − 1000 and 9000 − 3600.
+    assert (idle.start.tolist(), idle.duration.tolist()) == ([0, 2600], [1000, 5400])
+
+
+@pytest.mark.parametrize(
+    "name", ["train_small256", "ddp2_small256", "graphnode_small256", "mem_small256", "llama_bf16"]
+)
+def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name: str) -> None:
+    """The idle time of the main device is that of the steps, and each operation of them is there once."""
+    for attributed, tracks in tracks_of(real_capture(name)):
+        steps = summarize_steps(attributed, tracks.global_pid)
+        assert steps is not None
+        assert len(tracks.steps) == steps.instances
+        (idle,) = (track for track in tracks.tracks if track.kind == "idle")
+        assert idle.duration.sum() / 1e6 / steps.instances == pytest.approx(steps.main.parts.idle_ms, abs=1e-6)
+        operations = attributed.trace.operations
+        inside = (operations.process == tracks.global_pid) & (operations.end > tracks.origin_ns)
+        inside &= operations.start < tracks.origin_ns + tracks.duration_ns
+        assert sum(len(stream.start) for stream in streams(tracks)) == inside.sum()
+        assert (
+            sum(stream.duration.sum() for stream in streams(tracks))
+            == (operations.end - operations.start)[inside].sum()
+        )
+        kernels = sum((stream.wait != NONE).sum() for stream in streams(tracks))
+        assert kernels >= 0.99 * (inside & (operations.kind == KERNEL)).sum()
+
+
+def test_boxes_of_one_depth_do_not_overlap(real_capture: Callable[[str], Path]) -> None:
+    ((_, tracks),) = tracks_of(real_capture("mem_small256"))
+    nested = [track for track in tracks.tracks if track.kind in ("ranges", "calls")]
+    assert max(int(track.depth.max()) for track in nested) == 8
+    for track in nested:
+        for depth in range(int(track.depth.max()) + 1):
+            chosen = track.depth == depth
+            start, end = track.start[chosen], (track.start + track.duration)[chosen]
+            assert (start[1:] >= end[:-1]).all()
+
+
+def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
+    trace = Trace.load(step_trace)
+    (process,) = processes_of(trace)
+    whole = record_tracks(AttributedTrace(trace), process.global_pid)
+    assert whole is not None
+    assert [len(one) for one in whole.memory] == [0, 0]
+    begins = whole.origin_ns
+    start, changes = np.array([begins - 10, begins + 5, begins + 8]), np.array([100, 50, -50])
+    uses = MemoryUses(start, np.full(3, process.global_pid), changes, np.full(3, -1))
+    tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid)
+    assert tracks is not None
+    # 100 bytes before the step begins, 50 more 5 ns into it, and 50 less 3 ns later.
+    assert [one.tolist() for one in tracks.memory] == [[0, 5, 8], [100, 150, 100]]
+
+
+def test_of_a_long_capture_some_steps_are_shown(real_capture: Callable[[str], Path]) -> None:
+    path = real_capture("train_small256")
+    ((_, whole),) = tracks_of(path)
+    ((_, some),) = tracks_of(path, most=8_000)  # of 11,676 in three steps: two of them
+    assert (len(whole.steps), whole.left_out) == (3, "")
+    assert (len(some.steps), some.left_out) == (2, "2 of 3 steps are shown")
+    assert sum(len(one.start) for one in streams(some)) < sum(len(one.start) for one in streams(whole))
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=30))
+def test_depths_keep_intervals_apart(spans: list[tuple[int, int]]) -> None:
+    """Whatever crosses whatever: two of one depth have no moment in common, and no depth is left out."""
+    ordered = sorted((start, -(start + length)) for start, length in spans)
+    start, end = np.array([[one for one, _ in ordered], [-one for _, one in ordered]], np.int64).reshape(2, -1)
+    depths = record._depths(start, end)
+    for depth in range(int(depths.max(initial=0)) + 1):
+        chosen = depths == depth
+        assert (start[chosen][1:] >= end[chosen][:-1]).all()
+    assert all(depths[i] == 0 or (depths[:i] == depths[i] - 1).any() for i in range(len(depths)))
