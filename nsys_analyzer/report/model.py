@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from nsys_analyzer.text import Words
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.findings.finding import Place
     from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
     from nsys_analyzer.runs.rows import Row
@@ -114,6 +115,14 @@ class Listing:
     lines: tuple[Words, ...]
     kind: Literal["commands", "python", "bullets"] = "bullets"
     capture: str = ""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Where a timeline shows what a finding is about; a format without a timeline leaves it out."""
+
+    place: Place
+    capture: str
 
 
 @dataclass(frozen=True)
@@ -241,7 +250,7 @@ class Roofline:
 
 
 Figure: TypeAlias = "Bars | Lines | Panels | Timeline | Roofline"
-Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Figure"
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Seen | Figure"
 
 
 def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:

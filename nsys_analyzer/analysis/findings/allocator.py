@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.trace.columns import ALLOCATE, FREE, SYNCHRONIZE
 
 
@@ -40,4 +41,5 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "torch.cuda.memory_stats()['num_device_alloc'] stays the same over the steps afterwards.",
         of_cpu=True,
+        place=Place("idle", "allocator"),
     )

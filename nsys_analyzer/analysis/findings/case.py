@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
@@ -88,6 +89,7 @@ class Candidate:
     remedy: tuple[str, ...]
     disproof: Words
     of_cpu: bool = False
+    place: Place | None = None
 
 
 Rule = Callable[[Case], Iterator[Candidate]]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, shorter_pauses, three, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.steps.host import is_loading
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import FROM_HOST
@@ -51,4 +52,5 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Train on one batch that is made before the loop: if the step is no shorter, loading does not hold it up.",
         of_cpu=True,
+        place=Place("idle", "data"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, three, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.findings.host_sync import small_copies
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools, Ints
@@ -59,6 +60,7 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Leave the copies out for a run: if the step is no shorter, they are hidden.",
         of_cpu=True,
+        place=Place("idle", "copy"),
     )
 
 

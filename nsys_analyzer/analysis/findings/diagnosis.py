@@ -133,4 +133,4 @@ def _ranked(case: Case, found: list[tuple[Candidate, tuple[float, float]]]) -> I
         # The profiler's share is of the step that it slows down.
         step_ms = case.step_ms if one.changes else case.study.measured_ns / 1e6
         said = one.evidence, one.derivation, one.remedy, one.disproof
-        yield Finding(one.id, one.title, low, high, step_ms, left_ms, *said)
+        yield Finding(one.id, one.title, low, high, step_ms, left_ms, *said, one.place)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_work, three, times
+from nsys_analyzer.analysis.findings.finding import Place
 
 #: The least and the most of exposed communication that overlap can hide.
 _SAVED, _SAVED_IN_INFERENCE = (0.55, 1.0), (0.0, 0.5)
@@ -39,4 +40,5 @@ def find(case: Case) -> Iterator[Candidate]:
         f"The step is replayed with {saved[0]:.0%} to {saved[1]:.0%} of it hidden.",
         remedy,
         "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
+        place=Place("class", "communication"),
     )

@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from nsys_analyzer.text import Words
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a timeline shows a finding: idle time of a cause, or kernels of a class, of a phase, or of a name."""
+
+    kind: Literal["idle", "class", "phase", "kernel"]
+    name: str
 
 
 @dataclass(frozen=True)
@@ -22,6 +31,7 @@ class Finding:
         evidence: what was seen, a sentence each.
         remedy: lines of PyTorch.
         disproof: what would show that the finding is wrong.
+        place: where a timeline shows it; None where it is seen nowhere.
     """
 
     id: str
@@ -34,6 +44,7 @@ class Finding:
     derivation: Words
     remedy: tuple[str, ...]
     disproof: Words
+    place: Place | None = None
 
     @property
     def saves_ms(self) -> float:

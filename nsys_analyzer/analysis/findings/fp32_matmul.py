@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_work, three, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 
@@ -51,4 +52,5 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "The kernels' names hold tf32 or bf16 afterwards; if they do and the step is no shorter, it waits for "
         "something else.",
+        place=Place("class", "matmul"),
     )

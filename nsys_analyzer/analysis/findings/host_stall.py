@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, by_time, shorter_pauses, three, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
+from nsys_analyzer.analysis.findings.finding import Place
 
 #: A pause from here on is no part of launching work (a slow CPU prepares an optimizer's launches for up to 2.4 ms), and
 #: what is left of it when its cause is gone, ns.
@@ -37,4 +38,5 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Put a range around what you suspect: if the pause is not in it, it is something else.",
         of_cpu=True,
+        place=Place("idle", "host"),
     )

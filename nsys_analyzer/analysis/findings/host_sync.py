@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import COPY, INTO_HOST, SYNCHRONIZE
@@ -66,6 +67,7 @@ def find(case: Case) -> Iterator[Candidate]:
         remedy,
         "Comment the calls out for a run: if the step is no shorter, the GPU had work enough to bridge the wait.",
         of_cpu=True,
+        place=Place("idle", "sync"),
     )
 
 

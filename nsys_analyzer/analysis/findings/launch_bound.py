@@ -11,6 +11,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.findings.host_stall import LONG_NS
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.steps.replay import Replay
@@ -58,6 +59,7 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Double the batch: if the step takes twice as long, launches are not what it waits for.",
         of_cpu=True,
+        place=Place("idle", "launch"),
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, three, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import ON_DEVICE
 
@@ -39,6 +40,7 @@ def find(case: Case) -> Iterator[Candidate]:
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
         ),
         "Leave the chain out for a run: the loss stays the same.",
+        place=Place("class", "copy/layout"),
     )
 
 

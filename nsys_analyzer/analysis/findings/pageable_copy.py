@@ -8,6 +8,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, times
 from nsys_analyzer.analysis.findings.data_loading import loading_pauses
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.columns import COPY, PAGEABLE_TO_DEVICE
 
@@ -57,4 +58,5 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Train on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
         of_cpu=True,
+        place=Place("idle", "copy"),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_work, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.trace.columns import KERNEL
 
 #: A shorter kernel is done before more blocks would help, ns.
@@ -41,4 +42,5 @@ def find(case: Case) -> Iterator[Candidate]:
             'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
         ),
         "Double the batch: if these kernels take twice as long, their grids were not what limits them.",
+        place=Place("kernel", worst),
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.trace.arrays import Bools
 
 #: The time of fused attention ÷ that of the matmuls of unfused attention, backward included.
@@ -38,6 +39,7 @@ def find(case: Case) -> Iterator[Candidate]:
         "kernel does the same matmuls, half of them where a causal mask lets it.",
         ("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
         "The kernels' names hold flash or fmha afterwards; the softmax's kernels are gone.",
+        place=Place("class", "softmax"),
     )
 
 

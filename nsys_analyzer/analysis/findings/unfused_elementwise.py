@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_launches, saved_work, times
+from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.findings.launch_bound import IDLE
 from nsys_analyzer.analysis.findings.layout_copies import chains
 from nsys_analyzer.analysis.findings.unfused_attention import attention_work
@@ -53,6 +54,7 @@ def find(case: Case) -> Iterator[Candidate]:
         "and casts is left, and of their launches, unless launching is the limit: compiled code costs the CPU, too.",
         ("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
         "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
+        place=Place("class", "elementwise"),
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, less_of, three, times
+from nsys_analyzer.analysis.findings.finding import Place
 
 #: A fused AdamW moves 7 tensors of a parameter's size, a naive one 20; those that fit the cache cost less.
 _SAVED = (0.4, 0.7)
@@ -37,4 +38,5 @@ def find(case: Case) -> Iterator[Candidate]:
         "less work: a fused AdamW moves 7 tensors of the parameters' size, a naive one 20, some of them in the cache.",
         ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
         "Count the optimizer's kernels afterwards: if they are few and the step is no shorter, the GPU had other work.",
+        place=Place("phase", "optimizer"),
     )

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 
 from nsys_analyzer.analysis.findings.case import three, times
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
-from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.findings.finding import Finding, Place
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import DATA_PARALLEL, PIPELINE, SHARDED
 from nsys_analyzer.text import Words, phrase
 
+#: A timeline shows what a run's findings are about by its collectives.
+_SEEN = Place("class", COMMUNICATION)
 #: The GPU's work differs by so much from run to run, that of two GPUs and the CPU's own time by more.
 _RUNS, _GPUS, _CPU_RUNS = 0.03, 0.1, 0.29
 #: PyTorch's default size of a bucket of gradients, bytes; buckets so many times larger are too large.
@@ -57,7 +60,7 @@ def _ranked(found: Sequence[_Saving], step_ms: float) -> Iterator[Finding]:
     for one in found:
         left = max(left - (one.low + one.high) / 2, 0.0)
         said = one.evidence, one.derivation, one.remedy, one.disproof
-        yield Finding(one.id, one.title, one.low, min(one.high, step_ms), step_ms, left, *said)
+        yield Finding(one.id, one.title, one.low, min(one.high, step_ms), step_ms, left, *said, _SEEN)
 
 
 def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:

@@ -9,7 +9,7 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.kernels.classes import MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Table
+from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Seen, Table
 from nsys_analyzer.report.sections.missing import why_missing
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
@@ -187,7 +187,12 @@ def _table(capture: str, ranked: list[_Ranked]) -> Table:
 
 def _seen_andfixed(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What was seen, what to type, and what both rest on."""
-    return (Paragraph(joined(" ", finding.evidence), capture), *fixed(finding, capture))
+    return (Paragraph(joined(" ", finding.evidence), capture), *seen(finding, capture), *fixed(finding, capture))
+
+
+def seen(finding: Finding, capture: str) -> tuple[Seen, ...]:
+    """Where a timeline shows a finding."""
+    return (Seen(finding.place, capture),) if finding.place else ()
 
 
 def fixed(finding: Finding, capture: str) -> tuple[Block, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Seen, Table
 from nsys_analyzer.report.sections.evidence import FEW
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import joined, phrase, plain
@@ -19,12 +19,12 @@ def fold(section: Section) -> Section:
     blocks: list[Block] = []
     by_capture: dict[str, list[Block]] = {}
     for block in section.blocks:
-        if isinstance(block, Answer | Details | Listing | Paragraph | Table) and block.capture:
+        if isinstance(block, Answer | Details | Listing | Paragraph | Seen | Table) and block.capture:
             by_capture.setdefault(block.capture, []).append(block)
         else:
             blocks += fold_table(block)
     if by_capture:
-        captures = tuple(Details(title, tuple(found)) for title, found in by_capture.items())
+        captures = tuple(Details(title, tuple(found), title) for title, found in by_capture.items())
         blocks.append(Details(f"Capture by capture: {len(captures)}", captures))
     return replace(section, blocks=tuple(blocks))
 

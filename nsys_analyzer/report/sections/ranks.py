@@ -12,7 +12,7 @@ from nsys_analyzer.report.model import Answer, Block, Lines, Listing, Paragraph,
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.sections.evidence import Evidence, typical
 from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS
-from nsys_analyzer.report.sections.findings import fixed
+from nsys_analyzer.report.sections.findings import fixed, seen
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
@@ -170,7 +170,7 @@ def _findings(run: ParallelRun) -> Iterator[Block]:
     for place, one in rows:
         yield Paragraph(strong(f"{place}. {one.title}"), run.name)
         yield Paragraph(joined(" ", one.evidence), run.name)
-        yield from fixed(one, run.name)
+        yield from (*seen(one, run.name), *fixed(one, run.name))
 
 
 def _losses(run: ParallelRun) -> Iterator[Block]:
