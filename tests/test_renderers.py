@@ -31,7 +31,7 @@ def test_a_format_is_a_module_and_a_row(tmp_path: Path, monkeypatch: pytest.Monk
     module = ModuleType("plain_text")
     module.render = as_text  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "plain_text", module)
-    monkeypatch.setitem(RENDERERS, "text", Format("plain_text"))
+    monkeypatch.setitem(RENDERERS, "text", Format("plain_text", "report.txt"))
     trace = Trace.load(two_steps().write(tmp_path / "train.sqlite"))
     built = build_report(Evidence(tuple(summarize(trace, "train")), "nsys-analyze report"))
     write_as("text", built, tmp_path / "answers.txt")

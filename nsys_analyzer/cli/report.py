@@ -82,7 +82,7 @@ def report(
 
     # Before the captures are read: a long wait should not end in a typing error.
     to_file = output != "-" and (output or not RENDERERS[output_format].is_data)
-    target = Path(output or "report.md") if to_file else None
+    target = Path(output or RENDERERS[output_format].file) if to_file else None
     # Of timings alone the captures beside them are read.
     sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
     if target:
@@ -91,7 +91,10 @@ def report(
     beside = target.parent if target else None
     names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
     workers = Workers(scheduler, reading, _tell)
-    evidence = load_evidence(traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers)
+    evidence = load_evidence(
+        traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,
+        with_tracks=RENDERERS[output_format].has_timeline,
+    )  # fmt: skip
     if target:  # reading has made exports
         check_target(target, sources, force=force)
     built = build_report(evidence)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.figures import SOFTWARE
-from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.model import Report, Timeline
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.json_data import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular, link_target, write_text
@@ -85,9 +85,20 @@ def write_as(form: str, built: Report, path: Path, *, figures: bool = True, forc
         NsysAnalyzerError: a figure would replace a file that was not drawn here, and ``force`` is not given.
     """
     chosen = RENDERERS[form]
-    drawn = _draw(built, path, figures=figures, force=force) if chosen.draws else {}
+    drawn: Mapping[str, str] = {}
+    if chosen.figures == "files":
+        drawn = _draw(built, path, figures=figures, force=force)
+    elif chosen.figures == "inline" and figures:
+        drawn = _drawn(built)
     mark = f"\n{chosen.mark}\n" if chosen.mark else ""
     write_text(path, f"{chosen.render(built, drawn)}{mark}")
+
+
+def _drawn(built: Report) -> dict[str, str]:
+    """Each figure as SVG, by its key."""
+    from nsys_analyzer.report.figures import svg
+
+    return {figure.key: svg(figure) for figure in built.figures if not isinstance(figure, Timeline)}
 
 
 def file_names(keys: Iterable[str]) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,12 @@ SOFTWARE = "nsys-analyze"
 
 #: GitHub shows 821 pixels; text of 9 points is 12.5 of them high.
 _WIDTH_INCHES, _DPI = 8.21, 200
+#: Stands for the page's color of text in a drawing; no figure has it otherwise.
+_INK = "#010203"
+#: The letters that a drawing was measured with, or letters as wide.
+_SANS = ["DejaVu Sans", "Verdana", "sans-serif"]
+#: The ID of a group that nothing refers to.
+_NUMBERED_ID = re.compile(r' id="[\w.]+_\d+"')
 _PAD_INCHES = 0.07
 _TITLE_ACROSS = 90
 _STYLE: dict[Any, Any] = {
@@ -35,6 +43,23 @@ def draw(figure: Figure, path: Path) -> None:
 
     Its background is white on every page: no color of text has enough contrast to both a light and a dark one.
     """
+    _save(figure, path, "png", {"Software": SOFTWARE}, {})
+
+
+def svg(figure: Figure) -> str:
+    """One figure as an SVG element for an HTML page: its lines and letters have the page's color of text."""
+    written = io.StringIO()
+    # The IDs of shapes that are used again differ from figure to figure of a page.
+    style = {"svg.fonttype": "none", "svg.hashsalt": figure.key, "savefig.transparent": True, "font.sans-serif": _SANS}
+    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    _save(figure, written, "svg", none, style | dict.fromkeys(inked, _INK))
+    text = written.getvalue()
+    text = text[text.index("<svg") :].replace(_INK, "currentColor")
+    return _NUMBERED_ID.sub("", text)
+
+
+def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], style: dict[Any, Any]) -> None:
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure as Canvas
@@ -46,7 +71,7 @@ def draw(figure: Figure, path: Path) -> None:
     from nsys_analyzer.report.figures.timeline import draw_timeline
     from nsys_analyzer.report.figures.words import TITLE, wrapped
 
-    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE):
+    with warnings.catch_warnings(), matplotlib.rc_context(_STYLE | style):
         warnings.filterwarnings("ignore", "Glyph .* missing from", UserWarning)  # a box stands for the letter
         layout = ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES)
         canvas = Canvas(figsize=(_WIDTH_INCHES, 4.2), dpi=_DPI, layout=layout)
@@ -62,4 +87,4 @@ def draw(figure: Figure, path: Path) -> None:
             draw_roofline(canvas, figure)
         else:
             draw_timeline(canvas, figure)
-        canvas.savefig(path, format="png", metadata={"Software": SOFTWARE})
+        canvas.savefig(target, format=form, metadata=metadata)

@@ -68,6 +68,18 @@ CAUSES = {
     "unknown": "#554455",
 }
 
+#: The causes as a legend names them.
+CAUSE_WORDS = {
+    "launch": "launching, short pauses",
+    "sync": "waits for the GPU",
+    "copy": "waits for a copy",
+    "allocator": "allocates or frees memory",
+    "host": "other CPU work",
+    "data": "loads a batch",
+    "communication": "a collective waits to start",
+    "unknown": "unknown",
+}
+
 #: Implementations, precisions, models, the memory over a step and the variants of a sweep.
 SERIES = {
     "eager": BLUE,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nsys_analyzer.report.figures.palette import CAUSES, CLASSES, text_color
+from nsys_analyzer.report.figures.palette import CAUSE_WORDS, CAUSES, CLASSES, text_color
 from nsys_analyzer.report.figures.words import TITLE, fitted, wrapped
 from nsys_analyzer.report.model import Strip, Timeline
 
@@ -117,16 +117,6 @@ def draw_timeline(canvas: Canvas, figure: Timeline) -> None:
 _HEIGHT = "  (GPU: the height of a color is its share of the time)"
 #: What stands for classes and causes that have no color.
 _REST = {"stream": "other", "idle": "unknown"}
-#: The causes of idle time as the legend names them.
-_CAUSES = {
-    "launch": "launching, short pauses",
-    "sync": "waits for the GPU",
-    "copy": "waits for a copy",
-    "allocator": "allocates or frees memory",
-    "host": "other CPU work",
-    "data": "loads a batch",
-    "communication": "a collective waits to start",
-}
 _COLORS = {"stream": _STREAMS, "idle": _IDLE}
 
 
@@ -326,7 +316,7 @@ def _rows(title: str, colors: Mapping[str, str], width: float, ruler: _Ruler) ->
     rows: list[_Row] = []
     reached = width
     for name, color in colors.items():
-        text = _fit(_CAUSES.get(name, name) if title == _IDLE else short(name), width - _PATCH - _BESIDE, ruler)
+        text = _fit(CAUSE_WORDS.get(name, name) if title == _IDLE else short(name), width - _PATCH - _BESIDE, ruler)
         needed = _PATCH + _BESIDE + ruler.width(text)
         if reached + needed > width:
             rows.append(("" if rows else title, []))

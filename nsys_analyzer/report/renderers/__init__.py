@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 if TYPE_CHECKING:
     from nsys_analyzer.report.model import Report
@@ -13,15 +13,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of a report, whose module has ``render(report, figures) -> str``; figures are key to path.
+    """A format of a report, whose module has ``render(report, figures) -> str``; figures are key to path or drawing.
 
     Attributes:
+        file: the name of its file, unless another is given; data is printed.
+        figures: what its figures are drawn as: files beside it, or a part of it; empty where it has none.
+        has_timeline: whether it shows every moment of the measured steps.
         is_data: whether programs read it: it is printed letter by letter, and by default.
         mark: the last line of its files, by which they are known as ours.
     """
 
     module: str
-    draws: bool = False
+    file: str
+    figures: Literal["files", "inline", ""] = ""
+    has_timeline: bool = False
     is_data: bool = False
     mark: str = ""
 
@@ -34,8 +39,16 @@ class Format:
 RENDERERS = {
     "markdown": Format(
         "nsys_analyzer.report.renderers.markdown",
-        draws=True,
+        "report.md",
+        figures="files",
         mark="<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->",
     ),
-    "json": Format("nsys_analyzer.report.renderers.json_data", is_data=True),
+    "html": Format(
+        "nsys_analyzer.report.renderers.html",
+        "report.html",
+        figures="inline",
+        has_timeline=True,
+        mark="<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->",
+    ),
+    "json": Format("nsys_analyzer.report.renderers.json_data", "report.json", is_data=True),
 }

@@ -8,7 +8,18 @@ from collections.abc import Mapping, Sequence
 
 from tabulate import tabulate
 
-from nsys_analyzer.report.model import TEXT_UNITS, Answer, Block, Details, Listing, Paragraph, Report, Section, Table
+from nsys_analyzer.report.model import (
+    TEXT_UNITS,
+    Answer,
+    Block,
+    Details,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    Seen,
+    Table,
+)
 from nsys_analyzer.report.renderers.inline import alternative, cell, fence, heading, line, summary, target
 from nsys_analyzer.report.units import ABSENT, format_cell
 from nsys_analyzer.text import phrase, visible
@@ -69,6 +80,8 @@ def render_block(block: Block, figures: Mapping[str, str]) -> str:
             shown = (_table(one, most=0) if isinstance(one, Table) else render_block(one, figures) for one in blocks)
             inner = "\n\n".join(shown)
             return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>"
+        case Seen():
+            return ""
         case _:
             path = figures.get(block.key)
             return f"![{alternative(block.title)}]({target(path)})" if path else ""

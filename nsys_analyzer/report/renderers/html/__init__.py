@@ -1,0 +1,66 @@
+"""The report as one HTML page that needs nothing else: no network, no other file.
+
+Its styles and scripts stand in it, the timeline's data too. A policy in its head keeps it from loading anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from importlib.resources import files
+
+from nsys_analyzer.report.model import Report, Section
+from nsys_analyzer.report.renderers.html.blocks import Blocks, anchors
+from nsys_analyzer.report.renderers.html.inline import inline
+from nsys_analyzer.report.renderers.html.tracks import page_data
+from nsys_analyzer.text import plain, visible
+
+_SCRIPTS = ("page.js", "canvas.js", "timeline.js", "flame.js", "start.js")
+_TIMELINE = "timeline"
+
+
+def render(report: Report, figures: Mapping[str, str]) -> str:
+    """The report as one page; ``figures`` are key to drawing as SVG, others are left out."""
+    data = page_data(report)
+    names = anchors(report.sections)
+    blocks = Blocks(figures, {label: name for name, label in report.labels.items()}, has_timeline=bool(data))
+    sections = [_section(section, name, blocks) for section, name in zip(report.sections, names, strict=True)]
+    entries = [(name, section.title) for section, name in zip(report.sections, names, strict=True)]
+    if data:  # behind the summary
+        sections.insert(1, _part("timeline.html"))
+        entries.insert(1, (_TIMELINE, "Timeline"))
+    script = _script()
+    return _part("page.html").format(
+        policy=_policy(script),
+        title=escape(visible(plain(report.title))),
+        heading=inline(report.title),
+        style=_part("page.css"),
+        contents="\n".join(f'<li><a href="#{name}">{inline(title)}</a></li>' for name, title in entries),
+        sections="\n".join(sections),
+        data=f'<script type="text/plain" id="data">{data}</script>' if data else "",
+        script=script,
+    )
+
+
+def _section(section: Section, name: str, blocks: Blocks) -> str:
+    inner = "\n".join(blocks.render(block) for block in section.blocks)
+    return f'<section id="{name}"><h2>{inline(section.title)}</h2>\n{inner}\n</section>'
+
+
+@cache
+def _part(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _script() -> str:
+    return '"use strict";\n' + "\n".join(_part(name) for name in _SCRIPTS)
+
+
+def _policy(script: str) -> str:
+    """Nothing is loaded, and no script runs but ours: whatever a name holds, it stays text."""
+    digest = base64.b64encode(hashlib.sha256(f"\n{script}\n".encode()).digest()).decode()
+    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"

@@ -1,0 +1,137 @@
+"""The blocks of a report as HTML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from nsys_analyzer.report.model import (
+    TEXT_UNITS,
+    Answer,
+    Block,
+    Cell,
+    Column,
+    Details,
+    Interval,
+    Listing,
+    Paragraph,
+    Section,
+    Seen,
+    Shift,
+    Spread,
+    Table,
+    Typical,
+)
+from nsys_analyzer.report.renderers.html.inline import inline, name
+from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.text import Text, plain, visible
+
+_NO_ANCHOR = re.compile(r"[^a-z0-9]+")
+
+
+def anchors(sections: Sequence[Section]) -> list[str]:
+    """A name for each section of a page, each once."""
+    taken: dict[str, int] = {"timeline": 1}
+    found = []
+    for section in sections:
+        base = _NO_ANCHOR.sub("-", section.key.lower()).strip("-") or "section"
+        taken[base] = taken.get(base, 0) + 1
+        found.append(base if taken[base] == 1 else f"{base}-{taken[base]}")
+    return found
+
+
+class Blocks:
+    """Renders blocks of one page.
+
+    Args:
+        figures: key to drawing, as SVG.
+        full_names: short label to the full name of a kernel.
+        has_timeline: whether the page has one, which findings lead to.
+    """
+
+    def __init__(self, figures: Mapping[str, str], full_names: Mapping[str, str], *, has_timeline: bool) -> None:
+        self._figures, self._full_names, self._has_timeline = figures, full_names, has_timeline
+
+    def render(self, block: Block) -> str:
+        """One block; empty where it is a figure without a drawing."""
+        match block:
+            case Paragraph(text, capture):
+                return f"<p{_of(capture)}>{inline(text)}</p>"
+            case Answer(capture, text):
+                return f'<p class="answer"{_of(capture)}><strong>{inline(capture)}:</strong> {inline(text)}</p>'
+            case Listing(lines, "bullets", capture):
+                items = "".join(f"<li>{inline(line)}</li>" for line in lines)
+                return f"<ul{_of(capture)}>{items}</ul>"
+            case Listing(lines, _, capture):
+                code = escape("\n".join(visible(plain(line)) for line in lines))
+                return f'<div class="listing"{_of(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
+            case Table():
+                return self._table(block)
+            case Details(title, blocks, capture):
+                inner = "\n".join(map(self.render, blocks))
+                return f"<details{_of(capture)}><summary>{escape(visible(title))}</summary>\n{inner}\n</details>"
+            case Seen(place, capture):
+                return self._seen(place.kind, place.name, capture)
+            case _:
+                drawn = self._figures.get(block.key)
+                label = escape(visible(block.title))
+                return f'<figure role="img" aria-label="{label}">{drawn}</figure>' if drawn else ""
+
+    def _seen(self, kind: str, what: str, capture: str) -> str:
+        if not self._has_timeline:
+            return ""
+        known = f'data-kind="{escape(kind)}" data-name="{escape(what)}" data-seen="{escape(visible(capture))}"'
+        return f'<p class="seen"{_of(capture)}><button type="button" {known}>Show on the timeline</button></p>'
+
+    def _table(self, block: Table) -> str:
+        titles = [inline(column.title) for column in block.columns]
+        head = "".join(f'<th scope="col"{_align(c)}>{t}</th>' for c, t in zip(block.columns, titles, strict=True))
+        rows = "\n".join(self._row(block, row) for row in block.rows)
+        caption = f"<caption>{inline(block.caption)}</caption>" if block.caption else ""
+        return (
+            f'<div class="table"{_of(block.capture)}><table>{caption}'
+            f"<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>"
+        )
+
+    def _row(self, block: Table, row: Sequence[Cell]) -> str:
+        cells = [self._cell(column, cell) for column, cell in zip(block.columns, row, strict=True)]
+        first = row[0] if row else None
+        known = f' data-row="{escape(visible(plain(first)))}"' if isinstance(first, str | Text) else ""
+        return f"<tr{known}>{''.join(cells)}</tr>"
+
+    def _cell(self, column: Column, cell: Cell) -> str:
+        value = number(cell)
+        known = "" if value is None else f' data-value="{value:.12g}"'
+        shown = format_cell(cell, column.unit)
+        full = self._full_names.get(plain(shown)) if isinstance(cell, str | Text) else None
+        if full is None or full == plain(shown):
+            return f"<td{_align(column)}{known}>{inline(shown)}</td>"
+        return (
+            f'<td{_align(column)}{known}><details class="name"><summary>{inline(shown)}</summary>'
+            f"<code>{name(full)}</code></details></td>"
+        )
+
+
+def number(cell: Cell) -> float | None:
+    """What a cell is sorted by; None of a text, and of a figure that does not exist."""
+    match cell:
+        case int() | float():
+            return float(cell)
+        case Spread(mean, _):
+            return mean
+        case Typical(median, _, _):
+            return median
+        case Interval(low, high):
+            return (low + high) / 2
+        case Shift(value, _, _):
+            return value
+    return None
+
+
+def _align(column: Column) -> str:
+    return "" if column.unit in TEXT_UNITS else ' class="number"'
+
+
+def _of(capture: str) -> str:
+    return f' data-capture="{escape(visible(capture))}"' if capture else ""

@@ -1,0 +1,99 @@
+"""The tracks of a report's captures as the data of a page: JSON, deflated, in base64."""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
+from nsys_analyzer.report.figures.palette import CAUSE_WORDS
+from nsys_analyzer.report.figures.palette import CAUSES as CAUSE_COLORS
+from nsys_analyzer.report.figures.palette import CLASSES as CLASS_COLORS
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.text import visible
+from nsys_analyzer.trace.arrays import Ints
+
+
+def page_data(report: Report) -> str:
+    """The data of the page's script; empty where no capture has tracks.
+
+    A line of base64 for what belongs to all captures, and one for each capture, which is unpacked when it is shown.
+    """
+    captures = [(capture, capture.tracks) for capture in report.captures if capture.tracks]
+    if not captures:
+        return ""
+    place = {(capture.name, tracks.global_pid): i for i, (capture, tracks) in enumerate(captures)}
+    alone = [
+        {"title": visible(one.title), "parts": [{"capture": i, "label": "", "at": 0}]}
+        for i, (one, _) in enumerate(captures)
+    ]
+    together = [view for run in report.runs if (view := _together(run, place, [tracks for _, tracks in captures]))]
+    shared = {
+        "views": together + alone,
+        "classes": CLASS_COLORS,
+        "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
+    }
+    return "\n".join(map(_packed, (shared, *(_capture(tracks, report.labels) for _, tracks in captures))))
+
+
+def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
+    """The captures of a run above each other, each with the moment in ns at which its own time 0 is."""
+    known = [(place[one.capture, one.process], one) for one in run.ranks if (one.capture, one.process) in place]
+    ranks = dict(reversed(known))  # a process of several devices is there once
+    if len(ranks) < 2:
+        return None
+    begins = [tracks[index].origin_ns - one.shift_ns for index, one in ranks.items() if one.shift_ns is not None]
+    aligned = len(begins) == len(ranks)
+    ahead = [begin - min(begins) for begin in begins] if aligned else [0.0] * len(ranks)
+    parts = [
+        {"capture": index, "label": visible(one.label), "at": round(at)}
+        for (index, one), at in zip(ranks.items(), ahead, strict=True)
+    ]
+    parts.sort(key=lambda part: str(part["label"]))
+    name, note = visible(run.name), "The clocks of these ranks are not aligned: each begins with its own first step."
+    return {"title": f"{name}: {len(parts)} ranks", "name": name, "parts": parts, "note": "" if aligned else note}
+
+
+def _capture(tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "duration": tracks.duration_ns,
+        "steps": tracks.steps,
+        "left_out": tracks.left_out,
+        "names": list(map(visible, tracks.names)),
+        "labels": [visible(labels.get(name, "")) for name in tracks.names],
+        "groups": tracks.groups,
+        "phases": list(map(visible, tracks.phases)),
+        "modules": list(map(visible, tracks.modules)),
+        "paths": list(map(visible, tracks.paths)),
+        "memory": {"time": _differences(tracks.memory[0]), "bytes": _differences(tracks.memory[1])},
+        "tracks": [dict(_columns(track)) for track in tracks.tracks],
+    }
+
+
+def _columns(track: Track) -> Iterator[tuple[str, Any]]:
+    yield "title", visible(track.title)
+    yield "kind", track.kind
+    yield "start", _differences(track.start)
+    for key in ("duration", "name", "group", "depth"):
+        yield key, getattr(track, key).tolist()
+    if isinstance(track, Stream):
+        for key in ("phase", "module", "path", "wait", "thread"):
+            yield key, getattr(track, key).tolist()
+
+
+def _differences(values: Ints) -> list[int]:
+    """The first value, and from each to the next: small numbers, which pack well."""
+    found: list[int] = np.diff(values, prepend=np.int64(0)).tolist()
+    return found
+
+
+def _packed(value: dict[str, Any]) -> str:
+    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()

@@ -1,0 +1,280 @@
+"""The report as a page: the same figures as in markdown, nothing that acts, nothing to load."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import lzma
+import re
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from markdown_it import MarkdownIt
+
+from nsys_analyzer.analysis.findings.finding import Place
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.report.figures import svg
+from nsys_analyzer.report.model import (
+    Answer,
+    Bars,
+    Column,
+    Details,
+    Listing,
+    Paragraph,
+    Report,
+    Section,
+    Seen,
+    Shift,
+    Table,
+    unfolded,
+)
+from nsys_analyzer.report.renderers import html
+from nsys_analyzer.report.renderers.html.blocks import Blocks
+from nsys_analyzer.report.renderers.html.inline import inline
+from nsys_analyzer.report.renderers.markdown import render_block
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.text import code, phrase, visible
+from tests.support.hostile import TEXTS, WORST
+
+RANKS = Path(__file__).parent.parent / "examples" / "ranks" / "captures"
+VOID = ("meta", "wbr", "input", "br")
+
+
+class Page(HTMLParser):
+    """The elements of a page: their names, attributes, and texts, and the cells of its tables as lists."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: list[list[list[str]]] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("th", "td"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.texts.append(data)
+        if {"th", "td"} & set(self.open) and "summary" not in self.open[:-2] and not self._is_full_name():
+            self.tables[-1][-1][-1] += data
+
+    def _is_full_name(self) -> bool:
+        """Whether this is what stands behind a short name: ``<details><summary>short</summary><code>``."""
+        return "details" in self.open[-3:] and "summary" not in self.open
+
+
+def built(*paths: Path) -> Report:
+    return build_report(load_evidence(paths, (), "", names=PhaseNames.parse(()), with_tracks=True))
+
+
+@pytest.fixture(scope="module")
+def late_rank(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """Two ranks, of which one is late."""
+    folder = tmp_path_factory.mktemp("ranks")
+    for path in RANKS.glob("late_rank_*"):
+        text = path.read_bytes()
+        (folder / path.name.removesuffix(".xz")).write_bytes(lzma.decompress(text) if path.suffix == ".xz" else text)
+    return built(folder)
+
+
+@pytest.fixture(scope="module")
+def train(real_capture: Callable[[str], Path]) -> Report:
+    return built(real_capture("train_small256"))
+
+
+def in_markdown(table: Table) -> list[list[str]]:
+    """The rows of a table as a reader of the markdown sees them; the parts of a wide one are put together again."""
+    parts: list[list[list[str]]] = []
+    for token in MarkdownIt("commonmark").enable("table").parse(render_block(table, {})):
+        if token.type == "table_open":
+            parts.append([])
+        elif token.type == "tr_open":
+            parts[-1].append([])
+        elif token.type == "inline" and token.level > 1:
+            texts = (one.content for one in token.children or () if one.type in ("text", "code_inline", "text_special"))
+            parts[-1][-1].append("".join(texts))
+    first, *others = parts
+    return [[*row, *(cell for part in others for cell in part[i][table.names :])] for i, row in enumerate(first)]
+
+
+@pytest.mark.parametrize("name", ["train", "late_rank"])
+def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: str) -> None:
+    report: Report = request.getfixturevalue(name)
+    blocks = (block for section in report.sections for block in unfolded(section.blocks))
+    expected = [in_markdown(block) for block in blocks if isinstance(block, Table)]
+    assert len(expected) > 10
+    assert Page(html.render(report, {})).tables == expected
+
+
+def test_a_page_holds_all_that_it_needs(train: Report) -> None:
+    text = html.render(train, {figure.key: svg(figure) for figure in train.figures if isinstance(figure, Bars)})
+    assert len(text) < 1_000_000  # of 3 MB that a capture of 12,000 kernels may take
+    page = Page(text)
+    assert not page.open
+    loading = {"link", "img", "iframe", "object", "embed", "base", "form", "audio", "video"}
+    assert loading.isdisjoint(tag for tag, _ in page.tags)
+    targets = [value for _, known in page.tags for key, value in known.items() if key in ("src", "href", "xlink:href")]
+    assert [target for target in targets if not str(target).startswith("#")] == []
+    assert "url(http" not in text
+    ids = [known["id"] for _, known in page.tags if "id" in known]
+    assert len(ids) == len(set(ids))
+    assert {target[1:] for target in map(str, targets) if target.startswith("#")} <= set(ids)
+    assert not any(key.startswith("on") for _, known in page.tags for key in known)
+
+
+def test_the_policy_allows_our_script_alone(train: Report) -> None:
+    text = html.render(train, {})
+    script = re.findall(r"<script>(.*?)</script>", text, re.DOTALL)[-1]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = next(known["content"] for tag, known in Page(text).tags if known.get("http-equiv"))
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def data_of(report: Report) -> list[dict[str, Any]]:
+    text = html.render(report, {})
+    (data,) = re.findall(r'<script type="text/plain" id="data">(.*?)</script>', text, re.DOTALL)
+    return [json.loads(zlib.decompress(base64.b64decode(line))) for line in data.split("\n")]
+
+
+def test_the_data_holds_every_operation(train: Report) -> None:
+    shared, capture = data_of(train)
+    assert [view["title"] for view in shared["views"]] == ["train_small256"]
+    (stream,) = (track for track in capture["tracks"] if track["kind"] == "stream")
+    tracks = train.captures[0].tracks
+    assert tracks is not None
+    (expected,) = (track for track in tracks.tracks if track.kind == "stream")
+    start = 0
+    for difference, moment in zip(stream["start"], expected.start.tolist(), strict=True):
+        start += difference
+        assert start == moment
+    assert stream["duration"] == expected.duration.tolist()
+    matmul = capture["groups"].index("matmul")
+    ns = sum(one for one, group in zip(stream["duration"], stream["group"], strict=True) if group == matmul)
+    # That of the steps' kernels: three steps, of which nothing overlaps.
+    step = train.captures[0].step
+    assert step is not None
+    by_class = {one.kernel_class: one.ms for one in step.main.classes}
+    assert ns / 3e6 == pytest.approx(by_class["matmul"], abs=1e-6)
+
+
+def test_ranks_stand_above_each_other_on_one_clock(late_rank: Report) -> None:
+    shared, *captures = data_of(late_rank)
+    assert [view["title"] for view in shared["views"]] == [
+        "late_rank (2 captures): 2 ranks", "late_rank_rank0 rank 0", "late_rank_rank1 rank 1",
+    ]  # fmt: skip
+    parts = shared["views"][0]["parts"]
+    assert [part["label"] for part in parts] == ["rank 0", "rank 1"]
+
+    def last_ends(part: dict[str, Any]) -> list[int]:
+        """The ends of the all-reduces, on the view's axis."""
+        capture = captures[part["capture"]]
+        named = {code for code, name in enumerate(capture["names"]) if "AllReduce" in name}
+        ends = []
+        for track in (one for one in capture["tracks"] if one["kind"] == "stream"):
+            start = part["at"]
+            for difference, duration, name in zip(track["start"], track["duration"], track["name"], strict=True):
+                start += difference
+                ends += [start + duration] if name in named else []
+        return sorted(ends)
+
+    first, second = map(last_ends, parts)
+    assert len(first) == len(second) == 6 * 7  # six steps, seven buckets
+    apart = sorted(abs(one - other) for one, other in zip(first, second, strict=True))
+    assert apart[len(apart) // 2] < 20_000  # ns: a collective ends on both ranks at once
+
+
+def test_findings_lead_to_the_timeline_where_there_is_one(train: Report) -> None:
+    place = Seen(Place("idle", "launch"), "a <b>")
+    button = Blocks({}, {}, has_timeline=True).render(place)
+    assert 'data-kind="idle" data-name="launch" data-seen="a &lt;b&gt;"' in button
+    assert Blocks({}, {}, has_timeline=False).render(place) == ""
+    seen = [known for tag, known in Page(html.render(train, {})).tags if tag == "button" and "data-seen" in known]
+    findings = train.captures[0].diagnosis
+    assert findings is not None
+    expected = [(one.place.kind, one.place.name) for one in findings.findings if one.place]
+    assert sorted((one["data-kind"], one["data-name"]) for one in seen) == sorted(expected)
+    assert len(expected) >= 3
+
+
+def test_a_short_name_unfolds_to_the_full_one() -> None:
+    table = Table((Column("kernel", "code"), Column("ms", "ms")), (("gemm <a>", 1.5), ("other", None)))
+    text = Blocks({}, {"gemm <a>": "void gemm<a>(int)"}, has_timeline=False).render(table)
+    assert '<details class="name"><summary><code>gemm &lt;a&gt;</code></summary>' in text
+    assert "<code>void gemm&lt;a&gt;(int)</code>" in text
+    assert '<td class="number" data-value="1.5">1.500</td>' in text
+    assert '<td class="number">–</td>' in text
+
+
+def test_cells_are_sorted_by_their_figures() -> None:
+    table = Table((Column("change", "ms"),), ((Shift(-2.5, -3.0, -2.0),), (1250,)))
+    text = Blocks({}, {}, has_timeline=False).render(table)
+    assert re.findall(r'data-value="([^"]*)"', text) == ["-2.5", "1250"]
+
+
+@given(TEXTS.map("x{}".format))
+def test_no_text_acts_on_a_page(text: str) -> None:
+    blocks = (
+        Paragraph(phrase("{} and `{}`", text, text), text),
+        Answer(text, code(text), text),
+        Listing((text, text), "commands", text),
+        Listing((text,), capture=text),
+        Table((Column(text), Column(text, "code")), ((text, text),), text, text),
+        Details(text, (Paragraph(text),), text),
+        Seen(Place("kernel", text), text),
+    )
+    plain_page = Page(html.render(Report("title", (Section("a", "a", tuple(map(_with, blocks, "w" * 7))),)), {}))
+    page = Page(html.render(Report(text, (Section(text, text, blocks),)), {}))
+    assert not page.open
+    assert [tag for tag, _ in page.tags if tag != "wbr"] == [tag for tag, _ in plain_page.tags if tag != "wbr"]
+
+
+def _with(block: Any, word: str) -> Any:
+    """A block of the same kind with a word in place of every text."""
+    match block:
+        case Paragraph():
+            return Paragraph(phrase("{} and `{}`", word, word), word)
+        case Answer():
+            return Answer(word, code(word), word)
+        case Listing(lines, kind):
+            return Listing((word,) * len(lines), kind, word)
+        case Table():
+            return Table((Column(word), Column(word, "code")), ((word, word),), word, word)
+        case Details():
+            return Details(word, (Paragraph(word),), word)
+    return Seen(Place("kernel", word), word)
+
+
+def test_the_worst_text_is_shown_letter_by_letter() -> None:
+    shown = "".join(Page(f"<p>{inline(WORST)}</p>").texts)
+    assert shown == visible(WORST)
+
+
+def test_a_drawing_has_the_color_of_the_page(train: Report) -> None:
+    figure = next(figure for figure in train.figures if isinstance(figure, Bars))
+    drawn = svg(figure)
+    assert drawn.startswith("<svg")
+    assert "currentColor" in drawn
+    assert "#010203" not in drawn
+    assert "<metadata" not in drawn or "nsys" not in drawn
+    assert svg(figure) == drawn  # the same bytes, whenever it is drawn
