@@ -70,7 +70,8 @@ def summarize(
     files = [Path(one) for one in ([timings] if isinstance(timings, str | Path) else timings)]
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    return load_captures([Path(path) for path in paths], names, given, read_timings(*files) if files else None)
+    timed = read_timings(*files) if files else None
+    return load_captures([Path(path) for path in paths], names, given, timed).captures
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:

@@ -59,7 +59,7 @@ def said(*rows: StepRow, captures: tuple[CaptureSummary, ...] = ()) -> str:
 
 @pytest.fixture(scope="module")
 def example_captures() -> dict[str, CaptureSummary]:
-    found = load_captures([EXAMPLES])
+    found = load_captures([EXAMPLES]).captures
     return {capture.name: capture for capture in found}
 
 

@@ -182,7 +182,7 @@ def test_a_folder_of_a_run_has_its_manifest(tmp_path: Path) -> None:
     as_folder(training_step(Export().gpu()).write(tmp_path / "t.sqlite"), tmp_path / "capture_pqtdir")
     (tmp_path / "t.sqlite").unlink()
     (tmp_path / "manifest.json").write_text('{"status": "ok", "context_length": 256, "batch_size": 4}')
-    (row,) = load_captures([tmp_path])
+    (row,) = load_captures([tmp_path]).captures
     assert row.configuration is not None
     assert row.configuration.context_length == 256
     assert row.name == tmp_path.name

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.ranks.together import join_ranks
 from tests.conftest import Main
 from tests.support.hostile import controls
 from tests.support.ranks import Rank, one_capture, own_captures, write
@@ -76,6 +79,19 @@ def test_json_of_one_capture(run_main: Main, together: list[Path]) -> None:
     assert_late(found, ["both", "both"])
     assert found["clocks"]["one_clock"] is True
     assert len(found["captures"]) == 2
+
+
+def test_ranks_are_joined_once(run_main: Main, apart: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though their run's findings take the place of the captures' own, which the report has beside the run."""
+    joins = []
+
+    def counted(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
+        joins.append(len(members))
+        return join_ranks(members)
+
+    monkeypatch.setattr("nsys_analyzer.analysis.ranks.captures.join_ranks", counted)
+    assert_late(data(run_main, *apart), ["rank0", "rank1"])
+    assert joins == [2]
 
 
 def test_json_of_a_capture_of_each_rank(run_main: Main, apart: list[Path]) -> None:

@@ -86,7 +86,7 @@ def test_times_and_captures_of_a_rank_find_each_other(tmp_path: Path, nsys: Nsys
         rows = {row["capture"]: row["mean_ms"] for row in csv.DictReader(file)}
     # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
     assert rows == {"train_rank0": "2.000000", "train_rank1": "3.000000"}
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv"))
+    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
     found = {one.name: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
     assert found == {"train_rank0": (0, 2.0), "train_rank1": (1, 3.0)}
 
@@ -113,7 +113,7 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
 def test_times_alone(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     assert sweep([target(tmp_path, Ranks(2))], runs)[0] == [Ended("ok")]
-    captures = load_captures([runs], timings=read_timings(runs / "timings.csv"))
+    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
     assert [(one.name, one.status, one.rank) for one in captures] == [
         ("train_rank0", "not_profiled", 0), ("train_rank1", "not_profiled", 1),
     ]  # fmt: skip

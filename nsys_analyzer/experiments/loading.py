@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence
-from nsys_analyzer.runs.captures import holds_captures, load_captures, timings_beside
+from nsys_analyzer.runs.captures import Loaded, holds_captures, load_captures, timings_beside
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
 
@@ -60,13 +59,13 @@ def load_evidence(
     with_traces = [place for place in places if not of_place[place] or holds_captures(place)]
     alone = len(folders) == 1 and not with_traces and not timings
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
-    captures: tuple[CaptureSummary, ...] = ()
+    loaded = Loaded((), ())
     if with_traces or timings or not benches:
-        captures = load_captures(with_traces, names, given, timings, workers=workers, with_tracks=with_tracks)
+        loaded = load_captures(with_traces, names, given, timings, workers=workers, with_tracks=with_tracks)
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
         notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))
-    return Evidence(captures, command, timings.source if timings else "", notes, benches)
+    return Evidence(loaded.captures, command, timings.source if timings else "", notes, benches, loaded.runs)
 
 
 def load_runs(
@@ -97,7 +96,7 @@ def load_runs(
     folders = [path] if is_folder else [path.parent, path.resolve().parent.parent]
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
     timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
-    captures = load_captures((path,), names, given, timings, workers=workers)
+    captures = load_captures((path,), names, given, timings, workers=workers).captures
     return recorded([one for one in captures if is_folder or one.source == path.name])
 
 

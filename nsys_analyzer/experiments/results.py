@@ -56,7 +56,8 @@ def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
     """The bench that was run into a folder, and all that its section is made from; raises as ``read_finished``."""
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
-    summaries = load_captures([captures], beside_others=True) if captures.is_dir() and holds_captures(captures) else ()
+    has_captures = captures.is_dir() and holds_captures(captures)
+    summaries = load_captures([captures], beside_others=True).captures if has_captures else ()
     limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
     return bench, Results(own_rows(rows), limits, summaries, tuple(header["runs"]), seen_as)
 

@@ -7,11 +7,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.ranks.captures import without_waiting
+from nsys_analyzer.analysis.ranks.captures import runs_of, without_waiting
 from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -40,6 +41,13 @@ _MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
 #: What is packed grows as it is read: JSON about fifteen times, a report of nsys about eight times as an export, a
 #: table of Parquet about four times.
 _GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
+
+
+class Loaded(NamedTuple):
+    """Captures, one summary for each process, and the runs of several ranks among them."""
+
+    captures: tuple[CaptureSummary, ...]
+    runs: tuple[ParallelRun, ...]
 
 
 @dataclass(frozen=True)
@@ -150,8 +158,8 @@ def _is_trace(path: Path) -> bool:
 def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
     *, beside_others: bool = False, workers: Workers = IN_TURN, with_tracks: bool = False,
-) -> tuple[CaptureSummary, ...]:  # fmt: skip
-    """One summary for each process of each capture, ordered by model and context length.
+) -> Loaded:  # fmt: skip
+    """One summary for each process of each capture, ordered by model and context length, and the runs that they are of.
 
     A capture that cannot be read keeps a row with its error, unless there is nothing else to report: no other capture,
     no timings of the folder, no manifest that says how its run ended, nothing ``beside_others``.
@@ -187,7 +195,9 @@ def load_captures(
         from nsys_analyzer.runs.timed import with_timings
 
         rows = with_timings(rows, timings)
-    return tuple(sorted(without_waiting(rows), key=_order))
+    rows.sort(key=_order)
+    runs = runs_of(rows)
+    return Loaded(without_waiting(rows, runs), runs)
 
 
 def timings_beside(

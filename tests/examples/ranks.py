@@ -32,7 +32,7 @@ def captures() -> tuple[CaptureSummary, ...]:
         for packed in CAPTURES.iterdir():
             target = Path(folder) / packed.name.removesuffix(".xz")
             target.write_bytes(lzma.decompress(packed.read_bytes()) if packed.suffix == ".xz" else packed.read_bytes())
-        return load_captures([Path(folder)])
+        return load_captures([Path(folder)]).captures
 
 
 @cache

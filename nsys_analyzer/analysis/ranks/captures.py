@@ -25,21 +25,21 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     return tuple(replace(run, findings=find_in_run(run)) for run in joined)
 
 
-def without_waiting(captures: Sequence[CaptureSummary]) -> list[CaptureSummary]:
+def without_waiting(captures: Sequence[CaptureSummary], runs: Sequence[ParallelRun]) -> tuple[CaptureSummary, ...]:
     """The captures; those of joined ranks have no finding that takes waiting for each other for communication.
 
-    The findings of their run tell what is exposed.
+    The findings of their run, one of ``runs``, tell what is exposed.
     """
-    joined = [run for run in runs_of(captures) if run.alignment and len(run.ranks) > 1]
+    joined = [run for run in runs if run.alignment and len(run.ranks) > 1]
     known = {(one.capture, one.process) for run in joined for one in run.ranks}
-    return [
+    return tuple(
         replace(capture, diagnosis=diagnose(capture, _TOLD_OF_RUNS))
         if capture.diagnosis
         and any((member.capture, member.process) in known for member in capture.members)
         and any(one.id in _TOLD_OF_RUNS for one in capture.diagnosis.findings)
         else capture
         for capture in captures
-    ]
+    )
 
 
 def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureSummary]) -> ParallelRun:

@@ -34,6 +34,7 @@ class Evidence:
         timings: the name of the timings CSV, empty without one.
         notes: what was decided while reading it.
         benches: the experiments whose sections the report takes in.
+        joined: the runs of several ranks among the captures, None where they have not been joined.
     """
 
     captures: tuple[CaptureSummary, ...]
@@ -41,11 +42,12 @@ class Evidence:
     timings: str = ""
     notes: tuple[Words, ...] = ()
     benches: tuple[FinishedBench, ...] = ()
+    joined: tuple[ParallelRun, ...] | None = None
 
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
         """The runs of several ranks among the captures."""
-        return runs_of(self.captures)
+        return runs_of(self.captures) if self.joined is None else self.joined
 
     @cached_property
     def labels(self) -> dict[str, str]:
