@@ -48,7 +48,7 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
     if slowest is None or slowest.own_ms is None or len(run.ranks) < 2 or run.missing:
         return ()  # of ranks that are missing nobody knows who waits for them
     step_ms = max(one.step_ms.median or 0.0 for one in run.ranks)
-    rules = _late_rank, _large_buckets, _small_collectives, _exposed, _bubble
+    rules = _late_rank, _unhidden, _small_collectives, _bubble
     found = [one for rule in rules for one in rule(run, slowest)]
     kept = [one for one in found if (one.low + one.high) / 2 >= LEAST * step_ms]
     return tuple(_ranked(sorted(kept, key=lambda one: -(one.low + one.high)), step_ms))
@@ -93,6 +93,11 @@ def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
         ),
         "Swap the ranks' GPUs: if the same rank is late, it is the program; if the same GPU is, the machine.",
     )
+
+
+def _unhidden(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
+    """Communication that nothing hides: for the size of the buckets, else for whatever reason."""
+    yield from list(_large_buckets(run, slowest)) or _exposed(run, slowest)
 
 
 def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
@@ -159,9 +164,9 @@ def _small_collectives(run: ParallelRun, slowest: RankFigures) -> Iterator[_Savi
 
 
 def _exposed(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """Communication that nothing hides, where it is not for the size of the buckets."""
+    """Communication that nothing hides, where the stages of a pipeline are not meant to wait for it."""
     exposed = slowest.exposed_transfer_ms or 0.0
-    if next(_large_buckets(run, slowest), None) or PIPELINE in run.strategies:
+    if PIPELINE in run.strategies:
         return
     replicas = not set(run.strategies).isdisjoint((DATA_PARALLEL, SHARDED))
     remedy = _OVERLAP if replicas else _FEWER

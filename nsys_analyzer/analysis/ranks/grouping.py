@@ -26,14 +26,9 @@ def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
     were recorded at one time as far as that is known.
     """
     once, copies = _each_once(members)
-    groups: list[list[Member]] = []
-    for member in once:
-        mine = [group for group in groups if any(_certainly_one_run(member, other) for other in group)]
-        groups = [group for group in groups if not any(group is one for one in mine)]
-        groups.append([*(other for group in mine for other in group), member])
     merged: list[list[Member]] = []
     reasons: list[list[Words]] = []
-    for group in (part for one in groups for part in _each_rank_once(one)):
+    for group in (part for one in _certainly_one_run(once) for part in _each_rank_once(one)):
         why = [_why_apart(group, other) for other in merged]
         if None in why:
             merged[why.index(None)] += group
@@ -98,8 +93,18 @@ def _is_copy(one: Member, other: Member) -> bool:
     return alike and one.capture != other.capture and all(map(np.array_equal, *columns))
 
 
-def _certainly_one_run(one: Member, other: Member) -> bool:
-    return not _keys(one).isdisjoint(_keys(other))
+def _certainly_one_run(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """The members in groups of those that are joined by shared keys."""
+    groups: list[tuple[set[Hashable], list[Member]]] = []
+    for member in members:
+        keys, joined, rest = _keys(member), [member], []
+        for known, group in groups:
+            if known.isdisjoint(keys):
+                rest.append((known, group))
+            else:
+                keys, joined = keys | known, [*group, *joined]
+        groups = [*rest, (keys, joined)]
+    return (group for _, group in groups)
 
 
 def _keys(member: Member) -> set[Hashable]:
