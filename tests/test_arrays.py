@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.trace.arrays import arrow_integers, arrow_texts, dense_codes, distinct
+from nsys_analyzer.trace.arrays import arrow_integers, arrow_texts, dense_codes, distinct, distinct_rows
 
 values = st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**62), 2**62)), max_size=30)
 
@@ -22,6 +22,14 @@ def test_codes_lead_back_to_the_values(numbers: list[int]) -> None:
 @given(values)
 def test_distinct_values_are_sorted_and_complete(numbers: list[int]) -> None:
     assert distinct(np.array(numbers, np.int64)).tolist() == sorted(set(numbers))
+
+
+@given(st.lists(st.tuples(*[st.one_of(st.integers(-2, 2), st.integers(-(2**62), 2**62))] * 3), max_size=30))
+def test_distinct_rows_are_sorted_and_complete(rows: list[tuple[int, ...]]) -> None:
+    first, codes = distinct_rows(*np.array(rows, np.int64).reshape(-1, 3).T)
+    found = sorted(set(rows))
+    assert first.tolist() == [rows.index(row) for row in found]
+    assert [found[code] for code in codes.tolist()] == rows
 
 
 @given(values)

@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.ranks.member import (
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures
 from nsys_analyzer.analysis.ranks.waits import Waits
 from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, distinct_rows
 
 _NS_PER_MS = 1e6
 
@@ -72,22 +72,28 @@ def collective_figures(
         for matches in matched.found:
             if position in matches.members:
                 is_match[matches.index[matches.members.index(position)]] = True
+        duration = collectives.end - collectives.start
+        waited = waits[position].until - collectives.start if waits else np.zeros_like(duration)
         columns = collectives.kind, collectives.phase, collectives.bytes, collectives.communicator
-        key = np.array(columns)[:, in_step]
-        keys, group = np.unique(key, axis=1, return_inverse=True)
-        index = np.flatnonzero(in_step)
-        for number, (kind, phase, size, communicator) in enumerate(keys.T.tolist()):
-            mine = index[np.ravel(group) == number]
+        for mine in _alike(np.flatnonzero(in_step), columns):
+            kind, phase, size, communicator = (int(column[mine[0]]) for column in columns)
             name = member.collectives.names[phase] if phase != NONE else ""
             some = found[kind, name, size, sizes.get(communicator, len(members))]
             some.members.add(position)
-            some.durations.append((collectives.end - collectives.start)[mine])
+            some.durations.append(duration[mine])
             if waits:
                 shared = mine[is_match[mine]]
-                some.waits.append((waits[position].until - collectives.start)[mine])
-                some.matched.append((collectives.end - waits[position].until)[shared])
+                some.waits.append(waited[mine])
+                some.matched.append(duration[shared] - waited[shared])
     rows = [_figures(key, some, count, lacks_ranks=lacks_ranks) for key, some in found.items()]
     return tuple(sorted(rows, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
+
+
+def _alike(index: Ints, columns: Sequence[Ints]) -> list[Ints]:
+    """Some rows of columns in groups of those that are the same in all."""
+    first, group = distinct_rows(*(column[index] for column in columns))
+    count = np.bincount(group, minlength=len(first))
+    return np.split(index[np.argsort(group, kind="stable")], np.cumsum(count)[:-1]) if len(index) else []
 
 
 def _ranks_of_communicators(members: Sequence[Member]) -> dict[int, int]:

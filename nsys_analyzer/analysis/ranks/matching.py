@@ -11,7 +11,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranks.member import ALL_TO_ALL, SEND_RECEIVE, Member
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, dense_codes
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ def with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
 def _with_all_to_all(member: Member, size: Mapping[int, int]) -> Member:
     """A member, where the communicators are of so many ranks; a message then is what passes between two of them."""
     collectives = member.collectives
-    ranks = np.array([size.get(one, 0) for one in collectives.communicator.tolist()], np.int64)
+    ids, code = dense_codes(collectives.communicator)
+    ranks = np.array([size.get(one, 0) for one in ids.tolist()], np.int64)[code]
     is_all = (collectives.kind == SEND_RECEIVE) & (ranks > 0) & (collectives.peers >= ranks)
     if not is_all.any():
         return member

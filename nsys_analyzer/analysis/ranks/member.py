@@ -32,7 +32,6 @@ class Collectives(Columns):
         kind: code into ``COLLECTIVE_KINDS``.
         communicator: its ID, one for all of its ranks; where that is not known, minus the stream it runs on.
         bytes: the message as NCCL counts it, of one rank, of an exchange the larger way; -1 where it is not known.
-        calls: NCCL's functions that it carries out; 0 where that is not known.
         peer: the other rank of a send or receive, in its communicator; -1 where it is not known.
         peers: how many ranks it sends to or receives from, itself among them; 0 where that is not known.
         phase: code into ``names``, the phases of steps; -1 outside.
@@ -44,7 +43,6 @@ class Collectives(Columns):
     kind: Ints
     communicator: Ints
     bytes: Ints
-    calls: Ints
     peer: Ints
     peers: Ints
     phase: Ints

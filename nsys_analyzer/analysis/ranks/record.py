@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, OTHER_KIND, Collectives, Member, StepParts
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows, whole_capture
-from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, process_of
 from nsys_analyzer.trace.nccl import UNKNOWN
 
@@ -178,8 +178,9 @@ class _Calls:
 
     def distinct(self, chosen: Ints, values: Ints) -> Ints:
         """How many values of a column the calls of each of some operations have, without those below 0."""
-        pairs = np.unique([self.kernel, values[self.call]], axis=1)
-        kernel = pairs[0][pairs[1] >= 0]
+        known = np.flatnonzero(values[self.call] >= 0)
+        first, _ = distinct_rows(self.kernel[known], values[self.call[known]])
+        kernel = self.kernel[known[first]]
         low, high = (np.searchsorted(kernel, chosen, side=side) for side in ("left", "right"))
         distinct: Ints = high - low
         return distinct
@@ -239,7 +240,6 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
         kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
         communicator=np.where(communicator != 0, communicator, -operations.stream[chosen].astype(np.int64) - 1),
         bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, np.maximum(*sizes), UNKNOWN),
-        calls=calls.sums(chosen, np.ones_like(noted.start)),
         peer=np.append(noted.peer, UNKNOWN)[call],
         peers=calls.distinct(chosen, noted.peer),
         phase=phase,

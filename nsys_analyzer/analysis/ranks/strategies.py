@@ -9,6 +9,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, Member
+from nsys_analyzer.trace.arrays import distinct_rows
 
 DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 #: A message of so few bytes carries a loss, a norm or a flag, not activations, gradients or weights.
@@ -25,10 +26,13 @@ def name_strategies(members: Sequence[Member]) -> tuple[str, ...]:
         collectives = member.collectives
         counted = (collectives.step != NONE) & ((collectives.bytes < 0) | (collectives.bytes > _SMALL))
         columns = collectives.communicator, collectives.kind, collectives.phase
-        patterns_, times = np.unique([column[counted] for column in columns], axis=1, return_counts=True)
+        chosen = [column[counted] for column in columns]
+        first, pattern = distinct_rows(*chosen)
+        times = np.bincount(pattern, minlength=len(first))
         sized = bool((collectives.bytes[counted] >= 0).all())
         least = 0 if sized else _RARE * times.max(initial=0)
-        for communicator, kind, phase in patterns_.T[times >= least].tolist():
+        usual = first[times >= least]
+        for communicator, kind, phase in zip(*(column[usual].tolist() for column in chosen), strict=True):
             name = collectives.names[phase] if phase != NONE else ""
             # One communicator may use several streams: those without an ID are looked at together.
             patterns[max(communicator, 0)].add((COLLECTIVE_KINDS[kind], name))
