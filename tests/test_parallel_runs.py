@@ -370,14 +370,17 @@ def test_no_step_in_common(tmp_path: Path) -> None:
 
 
 def test_collectives_that_differ_in_a_step(tmp_path: Path) -> None:
-    """Rank 1 has one more in step 1: there nobody is known to wait, so rank 0 waits 100 µs in 2 of 3 steps."""
+    """Rank 1 has one more in step 1, where nobody is known to wait: all figures are those of the 2 other steps."""
     ranks = ddp(one_capture(2))
     ranks[1].collective("all-reduce", STEP + 600 * US, STEP + 610 * US)
     run = joined(ranks, tmp_path)
-    assert run.ranks[0].waiting_ms == pytest.approx(0.2 / 3)
-    assert notes(run) == [
-        "The collectives of 1 step differ from rank to rank (step 1): there nothing is known to wait."
-    ]
+    assert figures(run, "step", "compute", "communication", "waiting", "transfer", "own") == [
+        (1000, 260, 200, 100, 100, 900), (1000, 360, 100, 0, 100, 1000),
+    ]  # fmt: skip
+    assert (run.steps, [rank.slowest_steps for rank in run.ranks]) == (2, [0, 2])
+    assert [[step.number for step in rank.steps] for rank in run.ranks] == [[0, 2]] * 2
+    assert (collective(run).count, us(collective(run).waiting_ms)) == (1, 50)  # mean of 100 and 0
+    assert notes(run) == ["The collectives of 1 step differ from rank to rank (step 1): it is left out of all figures."]
 
 
 def test_kinds_that_differ_in_a_step(tmp_path: Path) -> None:
@@ -386,10 +389,52 @@ def test_kinds_that_differ_in_a_step(tmp_path: Path) -> None:
         kind = "all-gather" if rank.number and at else "all-reduce"
         rank.collective(kind, at + (200 + 100 * rank.number) * US, at + 400 * US)
     run = joined(ranks, tmp_path)
-    assert run.ranks[0].waiting_ms == pytest.approx(0.1 / 3)
+    assert (run.steps, figures(run, "waiting")) == (1, [(100,), (0,)])
     assert notes(run) == [
-        "The collectives of 2 steps differ from rank to rank (steps 1, 2): there nothing is known to wait."
+        "The collectives of 2 steps differ from rank to rank (steps 1, 2): they are left out of all figures."
     ]
+
+
+def test_collectives_that_differ_in_every_step(tmp_path: Path) -> None:
+    """Each rank's own figures stay; nothing is said of who waits."""
+    ranks = one_capture(2)
+    for at, rank in steps(ranks):
+        kind = "all-gather" if rank.number else "all-reduce"
+        rank.collective(kind, at + (200 + 100 * rank.number) * US, at + 400 * US)
+    run = joined(ranks, tmp_path)
+    assert (run.steps, run.slowest, run.alignment) == (3, None, None)
+    assert figures(run, "communication", "waiting", "own") == [(200, None, None), (100, None, None)]
+    assert {(row.kind, row.count, row.waiting_ms) for row in run.collectives} == {
+        ("all-reduce", 1, None),
+        ("all-gather", 1, None),
+    }
+    assert notes(run) == ["The collectives of every step differ from rank to rank, so nothing is known to wait."]
+
+
+@both_ways
+def test_what_is_between_two_steps_is_of_none(made: Ranks, tmp_path: Path) -> None:
+    """Steps of 900 µs, and behind each an all-reduce of a loss, which ends in the next step.
+
+    In µs of a step: launched at 950, it runs from 960 on rank 0 and from 1,020 on rank 1, and ends at 1,050. The steps
+    of rank 0 but the first hold [0, 50) of it, of which it waits until 20; those of rank 1 hold [20, 50). Rank 1
+    launches another one behind the last step, which no figure is of.
+    """
+    ranks = made(2)
+    for number in range(3):
+        at = number * STEP
+        for rank in ranks:
+            rank.step(at, at + 900 * US).step(at + 10 * US, at + 890 * US, "backward")
+            rank.collective("all-reduce", at + 200 * US, at + 300 * US)
+            behind = at + (1020 if rank.number else 960) * US
+            rank.collective("all-reduce", behind, at + 1050 * US, at + 950 * US, size=4)
+    ranks[1].collective("all-reduce", 3100 * US, 3110 * US, size=4)
+    run = joined(ranks, tmp_path)
+    # of the second and third of three steps
+    parts = [(100 + 50 * 2 / 3, 20 * 2 / 3, 100 + 30 * 2 / 3), (100 + 30 * 2 / 3, 0, 100 + 30 * 2 / 3)]
+    assert figures(run, "communication", "waiting", "transfer") == [pytest.approx(row, abs=1e-5) for row in parts]
+    row = collective(run)
+    assert (row.bytes, row.phase, row.count, us(row.transfer_ms)) == (1 << 20, "backward", 1, 100)
+    assert notes(run) == []
 
 
 # --- several communicators

@@ -273,7 +273,7 @@ def causes_of(trace: AttributedTrace, bounds: tuple[int, ...]) -> tuple[Gaps, Ca
     """The gaps of the steps between some moments, µs, and their causes."""
     operations, attribution = trace.trace.operations, trace.attribution
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
-    windows = Windows("range", "a range step", start, end, np.append(start, end[-1]))
+    windows = Windows("range", "a range step", start, end, np.append(start, end[-1]), end)
     names = np.array([*operations.names, ""])[operations.name]
     rank = np.where(names == "", COPYING, np.where(names == NCCL, COMMUNICATING, COMPUTE))
     gaps = dissect(windows, operations, np.argsort(operations.start, kind="stable"), rank).gaps

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.ranks.matching import Matched
+from nsys_analyzer.analysis.ranks.matching import Matches
 from nsys_analyzer.analysis.ranks.member import (
     ALL_GATHER,
     ALL_REDUCE,
@@ -49,27 +49,25 @@ class _Some:
 
 
 def collective_figures(
-    members: Sequence[Member], matched: Matched, steps: Sequence[Ints], waits: Sequence[Waits] | None, lacks_ranks: bool
-) -> tuple[CollectiveFigures, ...]:
-    """The collectives of the shared steps, the longest in all first.
+    members: Sequence[Member], found: Sequence[Matches], steps: Sequence[Ints], waits: Sequence[Waits] | None,
+    lacks_ranks: bool,
+) -> tuple[CollectiveFigures, ...]:  # fmt: skip
+    """The collectives of some steps, the longest in all first.
 
     Args:
         members: of the run.
-        matched: their collectives that are one.
-        steps: the places of the shared steps among those of each member.
+        found: their collectives that are one.
+        steps: the places of the steps among those of each member, as many of each.
         waits: of each member; None where that is not known.
         lacks_ranks: whether ranks of the run are no members, so that nobody knows how long these wait.
     """
-    count = len(matched.numbers)
-    if not count:
-        return ()
-    found: dict[_Key, _Some] = defaultdict(_Some)
+    rows: dict[_Key, _Some] = defaultdict(_Some)
     sizes = _ranks_of_communicators(members)
     for position, member in enumerate(members):
         collectives = member.collectives
         in_step = np.isin(collectives.step, steps[position])
         is_match = np.zeros(len(collectives), np.bool_)
-        for matches in matched.found:
+        for matches in found:
             if position in matches.members:
                 is_match[matches.index[matches.members.index(position)]] = True
         duration = collectives.end - collectives.start
@@ -78,15 +76,15 @@ def collective_figures(
         for mine in _alike(np.flatnonzero(in_step), columns):
             kind, phase, size, communicator = (int(column[mine[0]]) for column in columns)
             name = member.collectives.names[phase] if phase != NONE else ""
-            some = found[kind, name, size, sizes.get(communicator, len(members))]
+            some = rows[kind, name, size, sizes.get(communicator, len(members))]
             some.members.add(position)
             some.durations.append(duration[mine])
             if waits:
                 shared = mine[is_match[mine]]
                 some.waits.append(waited[mine])
                 some.matched.append(duration[shared] - waited[shared])
-    rows = [_figures(key, some, count, lacks_ranks=lacks_ranks) for key, some in found.items()]
-    return tuple(sorted(rows, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
+    figures = (_figures(key, some, len(steps[0]), lacks_ranks=lacks_ranks) for key, some in rows.items())
+    return tuple(sorted(figures, key=lambda row: -(row.duration_ms.mean or 0.0) * row.count))
 
 
 def _alike(index: Ints, columns: Sequence[Ints]) -> list[Ints]:

@@ -1,4 +1,8 @@
-"""Which collectives of several ranks are one: the same place in the same step of the same communicator."""
+"""Which collectives of several ranks are one: the same place in the same step of the same communicator.
+
+Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They are
+of no step, but a rank may wait for them when the next one has begun.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +43,18 @@ class Matched:
     Attributes:
         numbers: shape (steps,), of the steps that all members have.
         found: the matches, of one communicator each.
-        apart: the steps, by number, whose collectives differ from rank to rank.
+        apart: the steps, by number, whose collectives differ from rank to rank: who waits in them is not known.
     """
 
     numbers: Ints
     found: tuple[Matches, ...]
     apart: tuple[int, ...]
+
+    @property
+    def alike(self) -> Ints:
+        """The numbers of the steps whose collectives are the same on all ranks."""
+        alike: Ints = np.setdiff1d(self.numbers, self.apart)
+        return alike
 
 
 def with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
@@ -139,20 +149,24 @@ def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list
 
 
 def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise: bool) -> tuple[Matches, set[int]]:
-    """The matches of one communicator in some steps, and the steps in which its ranks' collectives differ."""
+    """The matches of one communicator in and behind some steps, and those steps in which its ranks' collectives differ.
+
+    There are two places for collectives in each step: launched in it, and launched behind it, before the next one.
+    """
     known_numbers = numbers_of(members)
     ordered, steps = [], []
     for position, index in users.items():
-        member = members[position]
-        known = member.collectives.step[index] != NONE
-        number = known_numbers[position][member.collectives.step[index[known]]]
+        collectives = members[position].collectives
+        known = collectives.since[index] != NONE
+        number = known_numbers[position][collectives.since[index[known]]]
         place = np.searchsorted(numbers, number)
         inside = np.append(numbers, NONE)[place] == number
         index, place = index[known][inside], place[inside]
-        order = np.lexsort((member.collectives.start[index], member.collectives.launched[index], place))
+        place = 2 * place + (collectives.step[index] == NONE)
+        order = np.lexsort((collectives.start[index], collectives.launched[index], place))
         ordered.append(index[order])
         steps.append(place[order])
-    counts = np.array([np.bincount(step, minlength=len(numbers)) for step in steps])
+    counts = np.array([np.bincount(step, minlength=2 * len(numbers)) for step in steps])
     alike = (counts == counts[0]).all(axis=0)
     kept = [index[alike[step]] for index, step in zip(ordered, steps, strict=True)]
     step = steps[0][alike[steps[0]]]
@@ -164,4 +178,4 @@ def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise:
         differs |= kind != kinds[0]
     alike[step[differs]] = False
     index = np.array([one[alike[step]] for one in kept])
-    return Matches(tuple(users), index, pairwise), set(numbers[~alike].tolist())
+    return Matches(tuple(users), index, pairwise), set(numbers[~alike[::2]].tolist())

@@ -29,6 +29,7 @@ class Collectives(Columns):
         start, end: ns.
         launched: ns, when the program launched it.
         step: which of the rank's steps launched it; -1 outside.
+        since: which of the steps had begun last when it was launched, whether or not it had ended; -1 before the first.
         kind: code into ``COLLECTIVE_KINDS``.
         communicator: its ID, one for all of its ranks; where that is not known, minus the stream it runs on.
         bytes: the message as NCCL counts it, of one rank, of an exchange the larger way; -1 where it is not known.
@@ -40,6 +41,7 @@ class Collectives(Columns):
     end: Ints
     launched: Ints
     step: Ints
+    since: Ints
     kind: Ints
     communicator: Ints
     bytes: Ints

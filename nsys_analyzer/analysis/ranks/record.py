@@ -225,7 +225,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
     call = calls.last(chosen)
     by_kernel = np.array(of_kernel)[operations.name[chosen]]
     by_call = np.array(of_call)[np.append(noted.name, NONE)[call]]
-    step = np.searchsorted(windows.called[:-1], launched, side="right") - 1
+    since = np.searchsorted(windows.called[:-1], launched, side="right") - 1
     instances = attributed.instances
     phase = np.append(instances.phase, NONE)[attributed.instance_pair[0][chosen]]
     communicator = np.append(noted.communicator, 0)[call]
@@ -236,7 +236,8 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
         start=operations.start[chosen],
         end=operations.end[chosen],
         launched=launched,
-        step=np.where(launched < windows.called[-1], step, NONE),
+        step=np.where((since != NONE) & (launched < windows.left[since]), since, NONE),
+        since=since,
         kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
         communicator=np.where(communicator != 0, communicator, -operations.stream[chosen].astype(np.int64) - 1),
         bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, np.maximum(*sizes), UNKNOWN),

@@ -47,7 +47,7 @@ class RankFigures:
         cpu_ms: what its program needs for a step itself, without calls that wait for the GPU.
         offset_ms: by how much its clock is ahead of the first rank's.
         shift_ns: what its capture's times are ahead of those of the first rank's capture.
-        steps: one by one, those that all ranks have.
+        steps: one by one, those that the means are of.
     """
 
     label: str
@@ -147,7 +147,7 @@ class ParallelRun:
         strategies: how the work is shared, such as "data parallel (DDP)", from the pattern of its collectives.
         world_size: ranks of the run, 0 where it is not known.
         missing: the ranks that no capture is of.
-        steps: the steps that all ranks have.
+        steps: how many all ranks have with the same collectives, whose means the figures are.
         takes_turns: whether the rank with most own time is another one in more than a quarter of the steps.
         slowest: the position of the rank with the most own time; None where waiting is not known.
         skew_ms: how late it is, median of the steps.

@@ -14,7 +14,7 @@ from nsys_analyzer.analysis.ranks.exchanged import collective_figures
 from nsys_analyzer.analysis.ranks.grouping import Group, group_members, knows_communicators, missing_ranks
 from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of, with_all_to_all
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures, RankStep
+from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, ParallelRun, RankFigures, RankStep
 from nsys_analyzer.analysis.ranks.strategies import name_strategies
 from nsys_analyzer.analysis.ranks.waits import Waits, find_waits
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -55,7 +55,7 @@ class _Join:
         self.matched = match_collectives(self.members)
         self.missing = missing_ranks(self.members)
         self.numbers = numbers_of(self.members)
-        shared = self.matched.numbers
+        shared = self.shared = self.matched.alike if len(self.matched.alike) else self.matched.numbers
         #: The places of the shared steps among those of each member; where they share none, of all that it has.
         self.steps = [np.flatnonzero(np.isin(one, shared if len(shared) else one)) for one in self.numbers]
         self.clocks = align_clocks(self.members, self.matched.found)
@@ -78,9 +78,9 @@ class _Join:
             strategies=name_strategies(self.members),
             world_size=max(member.world_size for member in self.members),
             missing=self.missing,
-            steps=len(self.matched.numbers),
+            steps=len(self.shared),
             ranks=tuple(self._rank(position, own) for position in range(len(self.members))),
-            collectives=collective_figures(self.members, self.matched, self.steps, self.waits, bool(self.missing)),
+            collectives=self._collectives(),
             slowest=slowest,
             fastest=fastest,
             takes_turns=takes_turns,
@@ -89,10 +89,16 @@ class _Join:
             notes=(*self.group.notes, *self._notes()),
         )
 
+    def _collectives(self) -> tuple[CollectiveFigures, ...]:
+        """The collectives of the shared steps, if there are any."""
+        if not len(self.shared):
+            return ()
+        return collective_figures(self.members, self.matched.found, self.steps, self.waits, bool(self.missing))
+
     def _alignment(self) -> Alignment | None:
         """How well the clocks agree; None where they do not, or where there is nothing to align."""
         others = self.clocks[1:]
-        if not others or any(clock is None for clock in others) or not self.matched.found:
+        if not others or any(clock is None for clock in others) or not self.matched.found or self._all_apart:
             return None
         known = [clock for clock in others if clock]
         spread = max(clock.spread_ns for clock in known)
@@ -100,6 +106,11 @@ class _Join:
             return None
         one_clock = len({member.capture for member in self.members}) == 1
         return Alignment(one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in known if clock.collectives))
+
+    @property
+    def _all_apart(self) -> bool:
+        """Whether there is no step of all ranks in which their collectives are the same."""
+        return bool(self.matched.apart) and not len(self.matched.alike)
 
     def _walls(self, position: int) -> Ints:
         """Shape (steps,): the lengths of the shared steps of a member, ns."""
@@ -179,18 +190,18 @@ class _Join:
             ranks = f"{plural(len(self.missing), 'rank')} {', '.join(map(str, self.missing))}"
             known = "time spent waiting for it counts as transferring"
             yield phrase("No capture is of {}: {}.", ranks, known if self.waits else "who waits for it is unknown")
-        shared = len(self.matched.numbers)
-        if shared and any(len(member) != shared for member in self.members):
+        common = len(self.matched.numbers)
+        if common and any(len(member) != common for member in self.members):
             said = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
-            yield phrase("The ranks have different steps ({}): {} of all are looked at.", said, shared)
-        if self.matched.apart:
+            yield phrase("The ranks have different steps ({}): {} of all are looked at.", said, common)
+        if self.matched.apart and not self._all_apart:
             named = ", ".join(map(str, self.matched.apart[:_NAMED]))
             more = ", …" if len(self.matched.apart) > _NAMED else ""
             count = len(self.matched.apart)
-            steps = plural(count, "step")
+            steps, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
             yield phrase(
-                "The collectives of {} {} differ from rank to rank ({} {}{}): there nothing is known to wait.",
-                count, steps, steps, named, more,
+                "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
+                count, steps, steps, named, more, left_out,
             )  # fmt: skip
         if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
             yield phrase(
@@ -223,6 +234,8 @@ class _Join:
         if lost:
             named = ", ".join(lost)
             return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", named)
+        if self._all_apart:
+            return "The collectives of every step differ from rank to rank, so nothing is known to wait."
         if not self.matched.found:
             return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
         spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS

@@ -31,6 +31,7 @@ class Windows:
     Attributes:
         unit: what a step is, in words.
         called: shape (steps + 1,), when the program began each step, on the CPU's clock, and ended the last one.
+        left: shape (steps,), when the program ended each of them: before the next one where something lies between.
         on_gpu: whether the windows are those of the GPU's work, which ends long after the ranges.
     """
 
@@ -39,6 +40,7 @@ class Windows:
     start: Ints
     end: Ints
     called: Ints
+    left: Ints
     on_gpu: bool = False
 
     def __len__(self) -> int:
@@ -61,7 +63,7 @@ def whole_capture(attributed: AttributedTrace, mine: Bools) -> Windows:
     operations, launched = attributed.trace.operations, attributed.attribution.time[mine]
     start, end = int(operations.start[mine].min()), int(operations.end[mine].max())
     called = np.array([min(start, int(launched.min())), max(end, int(launched.max()) + 1)])
-    return Windows("period", "the whole capture", np.array([start]), np.array([end]), called)
+    return Windows("period", "the whole capture", np.array([start]), np.array([end]), called, called[1:])
 
 
 def _of_steps(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -76,7 +78,7 @@ def _of_steps(attributed: AttributedTrace, process: int) -> Windows | None:
             unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
             unit = "a step of PyTorch's profiler" if by_profiler else unit
             called = np.append(start, end[-1:])
-            return Windows("profiler_step" if by_profiler else "range", unit, start, end, called)
+            return Windows("profiler_step" if by_profiler else "range", unit, start, end, called, end)
     return None
 
 
@@ -115,7 +117,7 @@ def _between(moments: Ints, unit: str, attributed: AttributedTrace, process: int
     unmeasured = np.sort(instances.start[~instances.measured & (instances.process == process)])
     holds = np.searchsorted(unmeasured, end) > np.searchsorted(unmeasured, start)
     start, end = start[~holds], end[~holds]
-    return Windows("period", unit, start, end, np.append(start, end[-1:])) if len(start) else None
+    return Windows("period", unit, start, end, np.append(start, end[-1:]), end) if len(start) else None
 
 
 def _of_kernels(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -172,8 +174,8 @@ def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process:
     kept = ends > starts
     if not kept.any():
         return windows
-    called = windows.called[np.append(kept, True)]
-    return replace(windows, start=starts[kept], end=ends[kept], called=called, on_gpu=True)
+    called, left = windows.called[np.append(kept, True)], windows.left[kept]
+    return replace(windows, start=starts[kept], end=ends[kept], called=called, left=left, on_gpu=True)
 
 
 def _launched(attributed: AttributedTrace, process: int, chosen: Bools) -> tuple[Ints, Ints]:
