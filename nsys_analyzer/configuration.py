@@ -185,6 +185,7 @@ class Run(Options[None]):
         capture: the file name of the trace that it belongs to.
         rank: the rank of the capture's process among those of the run.
         world_size: how many ranks the run has.
+        rank_pids: the process ID of each rank, where one capture is of all.
         group: the same word for all ranks of one run, and for no other run.
         peak_memory_bytes: the most memory that tensors took on the device, without a profiler.
         flops: counted while a program of the user's ran.
@@ -218,6 +219,7 @@ class Run(Options[None]):
     capture: str | None = None
     rank: CountOrNone | None = None
     world_size: Count | None = None
+    rank_pids: tuple[CountOrNone, ...] | None = None
     group: str | None = None
     peak_memory_bytes: CountOrNone | None = None
     flops: CountedFlops | None = field(default=None, hash=False)

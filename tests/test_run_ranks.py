@@ -21,6 +21,8 @@ from nsys_analyzer.runs.targets import Annotation, Ranks, Target, program_target
 from nsys_analyzer.runs.timings import read_timings
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Ended
+from nsys_analyzer.text import plain
+from tests.conftest import ROOT
 from tests.support.sweeping import make_recording_nsys
 from tests.test_sweep import sweep
 
@@ -36,6 +38,18 @@ if results:
     unfinished = path.with_suffix(".part")
     unfinished.write_text(json.dumps({"gpu": f"GPU {rank}", "times_ms": times}))
     unfinished.replace(path)
+"""
+
+#: Exports a step of each rank that the launcher has started.
+EXPORT = """
+import json, pathlib, sys
+from tests.support.export import GEMM, Export
+output, pids = map(pathlib.Path, sys.argv[1:])
+export = Export().gpu()
+for rank, pid in enumerate(json.loads(pids.read_text())):
+    export.range("step", 0, 1000, tid=pid, pid=pid)
+    export.kernel(GEMM, 20, 30, 130, tid=pid, pid=pid, device=1 - rank)
+export.write(output)
 """
 
 
@@ -108,6 +122,29 @@ def test_one_report_holds_all_ranks_and_keeps_their_times(tmp_path: Path, nsys: 
     assert ("rank" in said, said["world_size"], said["capture"]) == (False, 2, "capture.sqlite")
     assert said["timings"]["times_ms"] == {"step": [1.0, 3.0]}
     assert [one["times_ms"]["step"] for one in said["rank_timings"]] == [[1.0, 3.0], [2.0, 4.0]]
+    assert len(set(said["rank_pids"])) == 2
+    # The process of this export is none of them.
+    (capture,) = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    assert (capture.rank, capture.unprofiled) == (None, None)
+    (warning,) = (text for one in capture.warnings if "none of the rows" in (text := plain(one)))
+    assert "they differ in rank (0, 1); pick with --csv-where rank=0" in warning
+
+
+def test_each_rank_of_one_report_has_its_own_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of the export are those that ran, and nothing in it tells their ranks: rank 1 uses device 0."""
+    script = tmp_path / "export.py"
+    script.write_text(EXPORT)
+    export = f'PYTHONPATH="{ROOT}" "{sys.executable}" "{script}" "$output" "{tmp_path}/pids"'
+    after = f'echo report > "$output.nsys-rep"; cp "$(dirname "$output")/process_ids.json" "{tmp_path}/pids"'
+    nsys = recording(tmp_path, monkeypatch, export=export, after=after)
+    runs = tmp_path / "runs"
+    (ended,), _ = sweep([target(tmp_path, Ranks(2, one_report=True))], runs, nsys)
+    assert ended == Ended("ok"), ended
+    captures = load_captures([runs], timings=read_timings(runs / "timings.csv")).captures
+    found = {one.title: (one.rank, one.unprofiled and one.unprofiled.phases["step"].mean) for one in captures}
+    # (1 + 3) ÷ 2 and (2 + 4) ÷ 2
+    assert found == {"train rank 0": (0, 2.0), "train rank 1": (1, 3.0)}
+    assert not any("none of the rows" in warning for one in captures for warning in map(plain, one.warnings))
 
 
 def test_times_alone(tmp_path: Path) -> None:

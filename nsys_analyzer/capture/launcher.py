@@ -2,13 +2,15 @@
 
     python -m nsys_analyzer.capture.launcher --nproc 2 -- python train.py
 
-Each process has its own ``RANK`` and ``LOCAL_RANK``; the output of each goes where ours does, or into a log of its own.
+Each process has its own ``RANK`` and ``LOCAL_RANK``; the output of each goes where ours does, or into a log of its own,
+beside which their process IDs are kept.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import shlex
 import socket
@@ -20,11 +22,14 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
 from pathlib import Path
 
+from nsys_analyzer.system.atomic_write import write_text
 from nsys_analyzer.system.process import final_words
+from nsys_analyzer.system.strict_json import decode_json
 
 _GRACE_S = 10
 """How long a rank may take to end when another has failed: a profiler writes what it has recorded."""
 _CANNOT_RUN = 127  # what a shell says
+_PROCESS_IDS = "process_ids.json"
 
 
 def launched(program: Sequence[str], count: int, logs: Path | None = None, python: str = sys.executable) -> list[str]:
@@ -36,6 +41,14 @@ def launched(program: Sequence[str], count: int, logs: Path | None = None, pytho
 def rank_log(folder: Path, rank: int) -> Path:
     """The log of a rank."""
     return folder / f"target_rank{rank}.log"
+
+
+def take_process_ids(folder: Path) -> tuple[int, ...]:
+    """The process ID of each rank that was started last with its log in a folder; their file is removed."""
+    path = folder / _PROCESS_IDS
+    found = tuple(decode_json(path.read_bytes())) if path.is_file() else ()
+    path.unlink(missing_ok=True)
+    return found
 
 
 def environment_of(rank: int, count: int, port: int) -> dict[str, str]:
@@ -56,6 +69,8 @@ def run(program: Sequence[str], count: int, logs: Path | None) -> int:
                 output = files.enter_context(rank_log(logs, rank).open("ab")) if logs else None
                 variables = {**os.environ, **environment_of(rank, count, port)}
                 processes.append(subprocess.Popen(program, env=variables, stdout=output, stderr=output))
+            if logs:
+                write_text(logs / _PROCESS_IDS, json.dumps([process.pid for process in processes]))
             ranks = {pool.submit(process.wait): rank for rank, process in enumerate(processes)}
             for ended in as_completed(ranks):
                 if ended.result() and not failed:

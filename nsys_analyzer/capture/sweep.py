@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.capture.annotation.environment import annotating
+from nsys_analyzer.capture.launcher import take_process_ids
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.capture.runner import ELSEWHERE, FINAL, LOG, already_there
 from nsys_analyzer.capture.timing import Told, time_target, timed_command
@@ -86,6 +87,9 @@ def _run_target(
             ended = profiler.record(target.program, part, part / LOG, timeout_s, environment, target.ranks)
             if ended.message:  # what it names is about to move
                 ended = Ended(ended.status, ended.message.replace(str(part), str(folder / target.name)))
+        pids = take_process_ids(part)
+        if profiler and target.ranks and target.ranks.one_report:
+            run = replace(run, rank_pids=pids or None)
         remove_unfinished(part)  # a recorder that was killed in the middle of its trace
         for name, manifest in _manifests(target, run, ended, told):
             write_text(part / name, json.dumps(manifest, indent=1) + "\n")

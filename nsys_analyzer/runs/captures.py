@@ -314,8 +314,8 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
         return summary
     peak = run.peak_memory_bytes
     summary = replace(summary, run=run, unprofiled=Unprofiled("missing", peak_memory_bytes=peak) if peak else None)
-    if run.rank is not None and not summary.process:
-        summary = replace(summary, rank=run.rank, process=f"rank {run.rank}")
+    if (rank := _rank(summary, run)) is not None:
+        summary = replace(summary, rank=rank, process=f"rank {rank}")
     summary = replace(summary, members=tuple(_with_group(member, summary, run) for member in summary.members))
     if run.not_annotated:
         warning = f"Not everything of this program could be annotated: {run.not_annotated}."
@@ -323,6 +323,13 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
+
+
+def _rank(summary: CaptureSummary, run: Run) -> int | None:
+    """The rank that the manifest tells of a process whose trace does not; None where neither does."""
+    if summary.rank is None and run.rank_pids and summary.pid in run.rank_pids:
+        return run.rank_pids.index(summary.pid)
+    return None if summary.process else run.rank
 
 
 def _with_group(member: Member, summary: CaptureSummary, run: Run) -> Member:

@@ -59,7 +59,7 @@ def _conditions(capture: CaptureSummary) -> tuple[Configuration, Run]:
     """The conditions of a capture, as far as its name, its manifest or its trace tells them."""
     configuration, run = capture.configuration or Configuration(), capture.run or Run()
     gpu = run.gpu or (capture.gpu.name if capture.gpu and not capture.on_cpu else None)
-    return replace(configuration, mode=configuration.mode or _mode(capture)), replace(run, gpu=gpu)
+    return replace(configuration, mode=configuration.mode or _mode(capture)), replace(run, gpu=gpu, rank=capture.rank)
 
 
 def _undecided(capture: CaptureSummary, timings: Timings, others: set[str]) -> CaptureSummary:
@@ -135,7 +135,8 @@ def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSumma
     """A row for each configuration without a capture: timed alone, or ended before it was."""
     groups: dict[object, list[Timing]] = defaultdict(list)
     for timing in timings:
-        groups[timing.capture or (timing.setup, timing.mode)].append(timing)
+        own = timing.capture, timing.conditions  # such as the rank of a capture of several
+        groups[own if timing.capture else (timing.setup, timing.mode)].append(timing)
     fields = ("attention", "optimizer", "device", "gpu")
     differing = [field for field in fields if len({getattr(timing, field) for timing in timings}) > 1]
     rows: dict[str, CaptureSummary] = {}

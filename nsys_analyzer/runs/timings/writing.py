@@ -1,4 +1,4 @@
-"""Writes ``timings.csv`` from the manifests of a sweep: one row for each configuration and phase."""
+"""Writes ``timings.csv`` from the manifests of a sweep: one row for each configuration and phase, and rank."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NAME = "timings.csv"
 _STEPS = ("warmup_steps", "steps")
 _DESCRIBED = ("model", *DIMENSIONS, *(name for name, one in OPTIONS.items() if one.in_run and name not in _STEPS))
 COLUMNS = (
-    "capture", *_DESCRIBED, "phase", *_STEPS, "mean_ms", "std_ms", "min_ms", "median_ms", "max_ms",
+    "capture", *_DESCRIBED, "rank", "phase", *_STEPS, "mean_ms", "std_ms", "min_ms", "median_ms", "max_ms",
     "peak_memory_bytes", "status", "message",
 )  # fmt: skip
 """The columns, which ``report --csv`` reads; times in milliseconds over the measured steps."""
@@ -59,9 +59,15 @@ def _manifest(path: Path) -> dict[str, Any]:
 
 
 def _rows(capture: str, manifest: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    if not manifest.get("timings"):  # a program that times nothing
-        return
-    timing = _timing(capture, manifest["timings"])
+    """The rows of a manifest; of one capture of several ranks, those of each."""
+    of_ranks = manifest.get("rank_timings") if manifest.get("capture") else None
+    for rank, values in enumerate(of_ranks) if of_ranks else (("", manifest.get("timings")),):
+        if values:  # a program may time nothing
+            for row in _phases(capture, manifest, _timing(capture, values)):
+                yield {**row, "rank": rank}
+
+
+def _phases(capture: str, manifest: Mapping[str, Any], timing: _Timing) -> Iterator[dict[str, Any]]:
     times = timing.times_ms
     described = {key: manifest[key] for key in (*_DESCRIBED, *_STEPS) if key in manifest}
     for phase in times or PHASES.get(mode_from_text(manifest.get("mode", "")), ()):
