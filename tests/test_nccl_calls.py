@@ -62,6 +62,16 @@ def test_a_payload_says_communicator_size_and_peer(noted: Noted, tmp_path: Path)
 
 
 @pytest.mark.parametrize("noted", ["json", "binary"])
+def test_a_communicator_is_of_as_many_ranks_as_it_was_made_for(noted: Noted, tmp_path: Path) -> None:
+    """Those that the capture saw being made, whatever the order; in a copy to share, too."""
+    rank = own_captures(4, noted)[0].call("ncclAllReduce", 10, 8).call("ncclAllReduce", 20, 8, communicator=5)
+    rank.call("ncclAllReduce", 30, 8, communicator=2**63 + 6).init(2**63 + 6, 2)
+    path = rank.export.write(tmp_path / "t.sqlite")
+    assert Trace.load(path).nccl_calls.ranks.tolist() == [4, 0, 2]
+    assert Trace.load(share(path, tmp_path / "copy.sqlite").path).nccl_calls.ranks.tolist() == [4, 0, 2]
+
+
+@pytest.mark.parametrize("noted", ["json", "binary"])
 @pytest.mark.parametrize("communicator", [1, 2**63 - 1, 2**63 + 1, 2**64 - 1])
 def test_a_communicator_keeps_63_bits_of_its_id(noted: Noted, communicator: int, tmp_path: Path) -> None:
     rank = Rank(0, with_schemas(Export()), noted=noted).call("ncclAllReduce", 10, 8, communicator=communicator)

@@ -652,7 +652,26 @@ def test_some_of_many_ranks(tmp_path: Path) -> None:
     (run,) = runs_of(summaries(write([ranks[0], ranks[2]], tmp_path)))
     assert figures(run, "waiting", "transfer") == [(40, 160), (0, 160)]
     assert (collective(run).transfer_ms, collective(run).bus_bytes_per_s) == (None, None)
+    assert collective(run).ranks == 4  # as NCCL notes when it makes the communicator
     assert notes(run) == ["No capture is of ranks 1, 3: time spent waiting for it counts as transferring."]
+
+
+@pytest.mark.parametrize("chosen", [[0], [0, 1], [0, 2]])
+@pytest.mark.parametrize("noted", ["json", "binary"])
+def test_the_captures_at_hand_are_no_measure_of_a_communicator(chosen: list[int], noted: Noted, tmp_path: Path) -> None:
+    """Of four ranks, tensor parallel in pairs 0 1 and 2 3: NCCL notes the size of those, and not of 0 2 and 1 3."""
+    ranks = tensor_and_data(own_captures(4, noted))
+    for rank in ranks:
+        rank.init(TENSOR[rank.number], 2)
+    (run,) = runs_of(summaries(write([ranks[number] for number in chosen], tmp_path)))
+    assert {row.phase: row.ranks for row in run.collectives} == {"forward": 2, "backward": None}
+    assert run.world_size == 4
+
+
+@both_ways
+def test_one_device_of_an_unknown_number_of_ranks(made: Ranks, tmp_path: Path) -> None:
+    (run,) = runs_of(summaries(write(ddp(made(1, "none")), tmp_path)))
+    assert (run.world_size, collective(run).ranks) == (0, None)
 
 
 def apart(first: Rank, second: Rank, folder: Path) -> list[str]:

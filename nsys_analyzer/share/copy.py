@@ -247,8 +247,8 @@ def _write_found(reader: Reader, output: Path) -> None:
             for process, rank in read_ranks(reader, strings.values(), noted).items()
         ]
     calls = read_nccl_calls(reader, noted)
-    columns = (calls.start, calls.thread, calls.name, calls.communicator, calls.bytes, calls.peer)
-    names = ("start", "globalTid", "function", "communicator", "bytes", "peer")
+    columns = (calls.start, calls.thread, calls.name, calls.communicator, calls.bytes, calls.peer, calls.ranks)
+    names = ("start", "globalTid", "function", "communicator", "bytes", "peer", "ranks")
     rows = (dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True))
     tables["NCCL_CALLS"] = [{**row, "function": calls.names[row["function"]]} for row in rows]
     with closing(Database(output).conn) as connection:

@@ -52,6 +52,7 @@ class NcclCalls(Columns):
         communicator: its ID (63 bits of it), one for all of its ranks; 0 where it is not known.
         bytes: the message as NCCL counts it, of one rank; -1 where it is not known.
         peer: of a send or a receive, the other's rank in the communicator; -1 where it is not known.
+        ranks: how many the communicator is of; 0 where that is not known, as where it was made before the capture.
         name: code into ``names``.
     """
 
@@ -60,6 +61,7 @@ class NcclCalls(Columns):
     communicator: Ints
     bytes: Ints
     peer: Ints
+    ranks: Ints
     name: SmallInts
     names: tuple[str, ...]
 
@@ -67,7 +69,7 @@ class NcclCalls(Columns):
     def none() -> NcclCalls:
         """No calls."""
         empty = np.zeros(0, np.int64)
-        return NcclCalls(empty, empty, empty, empty, empty, empty.astype(np.int32), ())
+        return NcclCalls(empty, empty, empty, empty, empty, empty, empty.astype(np.int32), ())
 
 
 class NotedCall(NamedTuple):
@@ -87,20 +89,21 @@ def read_nccl_calls(reader: Reader, noted: Sequence[NotedCall]) -> NcclCalls:
     start, thread, functions, *numbers = zip(*rows, strict=True)
     names = tuple(dict.fromkeys(functions))
     code = {name: i for i, name in enumerate(names)}
-    communicator, size, peer = (np.array(column, np.int64) for column in numbers)
+    communicator, size, peer, ranks = (np.array(column, np.int64) for column in numbers)
     return NcclCalls(
         start=np.array(start, np.int64),
         thread=np.array(thread, np.int64),
         communicator=communicator,
         bytes=size,
         peer=peer,
+        ranks=ranks,
         name=np.array([code[name] for name in functions], np.int32),
         names=names,
     )
 
 
-#: Start, thread, function, communicator, bytes and peer of a call.
-_Row = tuple[int, int, str, int, int, int]
+#: Start, thread, function, communicator, bytes, peer and ranks of a call.
+_Row = tuple[int, int, str, int, int, int, int]
 
 
 def _kept(reader: Reader) -> Iterator[_Row]:
@@ -115,10 +118,13 @@ def _sent(noted: Sequence[NotedCall]) -> Iterator[_Row]:
         found = next((call.numbers[field] for field in fields if field in call.numbers), default)
         return found & _MOST if found > 0 else found
 
+    made = (call for call in noted if call.name.startswith(INIT_COMMUNICATOR))
+    ranks = {number(call, 0, COMMUNICATOR): number(call, 0, RANKS) for call in made}
     for call in noted:
         if sends := _SENDS.match(call.name):
-            sizes = number(call, 0, COMMUNICATOR), number(call, UNKNOWN, *_SIZES), number(call, UNKNOWN, *_PEERS)
-            yield call.start, call.thread, sends[0], *sizes
+            communicator = number(call, 0, COMMUNICATOR)
+            sizes = number(call, UNKNOWN, *_SIZES), number(call, UNKNOWN, *_PEERS)
+            yield call.start, call.thread, sends[0], communicator, *sizes, ranks.get(communicator, 0)
 
 
 def noted_calls(reader: Reader, strings: Mapping[int, str]) -> list[NotedCall]:

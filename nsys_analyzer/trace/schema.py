@@ -300,6 +300,7 @@ NCCL_CALLS = Table(
         _column("communicator", doc="ID of the communicator, 0 where it is not known"),
         _column("bytes", default=-1, doc="the message as NCCL counts it, of one rank; -1 where it is not known"),
         _column("peer", default=-1, doc="the other's rank in the communicator of a send or receive, or -1"),
+        _column("ranks", doc="how many ranks the communicator is of, 0 where that is not known"),
     ),
     ("start", "thread", "function"),
 )

@@ -85,10 +85,12 @@ class Rank:
         """A time on this rank's clock."""
         return round(time + self.offset + self.drift * time)
 
-    def init(self) -> Rank:
-        """The payload that tells the rank, of a communicator of all."""
-        values = {"NCCL communicator ID": WORLD, "No. of ranks": self.ranks, "Rank": self.number, "CUDA device": 0}
-        payload = struct.pack("<Qiiii", WORLD, self.ranks, self.number, 0, 0)
+    def init(self, communicator: int = WORLD, ranks: int = 0) -> Rank:
+        """The payload that tells the rank: of a communicator of all, or of a smaller one of so many neighbours."""
+        ranks = ranks or self.ranks
+        number = self.number % ranks
+        values = {"NCCL communicator ID": communicator, "No. of ranks": ranks, "Rank": number, "CUDA device": 0}
+        payload = struct.pack("<Qiiii", communicator, ranks, number, 0, 0)
         return self._note("ncclCommInitRankConfig", 0, values, INIT, payload)
 
     def step(self, start: int, end: int, name: str = "step") -> Rank:

@@ -29,7 +29,7 @@ from nsys_analyzer.trace.arrays import Ints, distinct_rows
 _NS_PER_MS = 1e6
 
 
-#: Kind, phase, bytes, and how many ranks take part.
+#: Kind, phase, bytes, and how many ranks take part, 0 where that is not known.
 _Key = tuple[int, str, int, int]
 
 
@@ -62,7 +62,9 @@ def collective_figures(
         lacks_ranks: whether ranks of the run are no members, so that nobody knows how long these wait.
     """
     rows: dict[_Key, _Some] = defaultdict(_Some)
-    sizes = _ranks_of_communicators(members)
+    is_whole = not lacks_ranks and (len(members) > 1 or members[0].world_size == 1)
+    sizes = _ranks_of_communicators(members, is_whole=is_whole)
+    of_all = len(members) if is_whole else 0
     for position, member in enumerate(members):
         collectives = member.collectives
         in_step = np.isin(collectives.step, steps[position])
@@ -76,7 +78,7 @@ def collective_figures(
         for mine in _alike(np.flatnonzero(in_step), columns):
             kind, phase, size, communicator = (int(column[mine[0]]) for column in columns)
             name = member.collectives.names[phase] if phase != NONE else ""
-            some = rows[kind, name, size, sizes.get(communicator, len(members))]
+            some = rows[kind, name, size, sizes.get(communicator, of_all)]
             some.members.add(position)
             some.durations.append(duration[mine])
             if waits:
@@ -94,14 +96,20 @@ def _alike(index: Ints, columns: Sequence[Ints]) -> list[Ints]:
     return np.split(index[np.argsort(group, kind="stable")], np.cumsum(count)[:-1]) if len(index) else []
 
 
-def _ranks_of_communicators(members: Sequence[Member]) -> dict[int, int]:
-    """How many members use each communicator with an ID; one of all members is of the run's whole size."""
+def _ranks_of_communicators(members: Sequence[Member], *, is_whole: bool) -> dict[int, int]:
+    """How many ranks each communicator with an ID is of: as NCCL notes, else as many members as use it.
+
+    Where they are not the whole run these are no measure, and it is 0: not known.
+    """
     users: dict[int, int] = defaultdict(int)
+    noted: dict[int, int] = {}
     for member in members:
-        for one in np.unique(member.collectives.communicator).tolist():
-            users[one] += one > 0
-    world = max(member.world_size for member in members)
-    return {one: max(world, count) if count == len(members) else count for one, count in users.items() if count}
+        first, _ = distinct_rows(member.collectives.communicator, member.collectives.ranks)
+        pairs = [(int(member.collectives.communicator[at]), int(member.collectives.ranks[at])) for at in first]
+        for one in {one for one, _ in pairs if one > 0}:
+            users[one] += 1
+        noted |= {one: ranks for one, ranks in pairs if ranks}
+    return {one: noted.get(one, count if is_whole else 0) for one, count in users.items()}
 
 
 def _figures(key: _Key, some: _Some, steps: int, *, lacks_ranks: bool) -> CollectiveFigures:
@@ -117,7 +125,7 @@ def _figures(key: _Key, some: _Some, steps: int, *, lacks_ranks: bool) -> Collec
         kind=COLLECTIVE_KINDS[kind],
         phase=phase,
         bytes=size if size >= 0 else None,
-        ranks=ranks,
+        ranks=ranks or None,
         count=len(durations) / len(some.members) / steps,
         duration_ms=Stats.of_ns(durations),
         waiting_ms=waiting / a_step if known else None,

@@ -61,10 +61,10 @@ def with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
     """The members, with exchanges of every rank with every rank as what they are: NCCL sends and receives for them."""
     size: dict[int, int] = defaultdict(lambda: 2)
     for member in members:
-        ids, peer = member.collectives.communicator, member.collectives.peer
+        ids, peer, noted = (getattr(member.collectives, name) for name in ("communicator", "peer", "ranks"))
         for one in np.unique(ids[ids > 0]).tolist():
             users = sum(one in other.collectives.communicator for other in members)
-            size[one] = max(size[one], users, int(peer[ids == one].max()) + 1)
+            size[one] = max(size[one], users, int(peer[ids == one].max()) + 1, int(noted[ids == one].max()))
     return tuple(_with_all_to_all(member, size) for member in members)
 
 

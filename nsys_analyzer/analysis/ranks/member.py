@@ -32,6 +32,7 @@ class Collectives(Columns):
         since: which of the steps had begun last when it was launched, whether or not it had ended; -1 before the first.
         kind: code into ``COLLECTIVE_KINDS``.
         communicator: its ID, one for all of its ranks; where that is not known, minus the stream it runs on.
+        ranks: how many its communicator is of; 0 where that is not known.
         bytes: the message as NCCL counts it, of one rank, of an exchange the larger way; -1 where it is not known.
         peer: the other rank of a send or receive, in its communicator; -1 where it is not known.
         peers: how many ranks it sends to or receives from, itself among them; 0 where that is not known.
@@ -44,6 +45,7 @@ class Collectives(Columns):
     since: Ints
     kind: Ints
     communicator: Ints
+    ranks: Ints
     bytes: Ints
     peer: Ints
     peers: Ints

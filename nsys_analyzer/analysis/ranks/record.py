@@ -242,6 +242,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
         communicator=np.where(communicator != 0, communicator, -operations.stream[chosen].astype(np.int64) - 1),
         bytes=np.where(np.append(noted.bytes, UNKNOWN)[call] != UNKNOWN, np.maximum(*sizes), UNKNOWN),
         peer=np.append(noted.peer, UNKNOWN)[call],
+        ranks=np.append(noted.ranks, 0)[call],
         peers=calls.distinct(chosen, noted.peer),
         phase=phase,
         names=instances.phases,

@@ -83,7 +83,7 @@ class CollectiveFigures:
         kind: one of ``COLLECTIVE_KINDS``.
         phase: the phase that launches them, empty outside.
         bytes: the message of one rank as NCCL counts it; None where it is not known.
-        ranks: how many take part.
+        ranks: how many take part; None where ranks of the run are missing, and NCCL does not say.
         count: in a step, of one rank.
         duration_ms: of one on one rank.
         waiting_ms, transfer_ms: of a step, mean of the ranks, sums over collectives; None where ranks are missing.
@@ -95,7 +95,7 @@ class CollectiveFigures:
     kind: str
     phase: str
     bytes: int | None
-    ranks: int
+    ranks: int | None
     count: float
     duration_ms: Stats
     waiting_ms: float | None
