@@ -19,7 +19,9 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.kernels.frame import kernel_frame
+from nsys_analyzer.analysis.ranks.captures import runs_of
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces
@@ -155,6 +157,79 @@ def test_copies_and_fills_keep_their_size_and_kind(tmp_path: Path) -> None:
     # ENUM_CUDA_MEMCPY_OPER: 1 host to device, 10 peer to peer.
     assert rows(sqlite, "SELECT bytes, copyKind FROM CUPTI_ACTIVITY_KIND_MEMCPY") == [(4096, 1), (8, 10)]
     assert rows(sqlite, "SELECT bytes FROM CUPTI_ACTIVITY_KIND_MEMSET") == [(512,)]
+
+
+#: Of a collective: its name, elements that a rank puts in and gets out, their type, ranks, and the message in bytes.
+COLLECTIVES: tuple[tuple[str, int, int, str, int, int], ...] = (
+    ("allreduce", 1000, 1000, "Float", 2, 4000),
+    ("broadcast", 1000, 1000, "Byte", 2, 1000),
+    ("_allgather_base", 1000, 4000, "BFloat16", 4, 2000),  # what one rank puts in
+    ("_reduce_scatter_base", 4000, 1000, "Double", 4, 8000),  # what one rank gets
+    ("gather", 1000, 0, "Float", 4, 4000),  # on a rank that gets nothing
+    ("all_to_allv", 4000, 4000, "Half", 4, 2000),  # to each of four
+    ("allreduce", 1000, 1000, "Quaternion", 2, -1),
+    ("allreduce", 0, 0, "Float", 2, -1),
+)
+
+
+def noted(collective: tuple[str, int, int, str, int, int]) -> dict[str, Any]:
+    """The arguments of a collective's kernel."""
+    names = "Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size"
+    return {**dict(zip(names, collective, strict=False)), "Process Group Name": "0", "Process Group Ranks": "[0, 1]"}
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_collective_keeps_its_message(collective: tuple[str, int, int, str, int, int], tmp_path: Path) -> None:
+    trace = gpu_step().launch(7, 390, api="cudaLaunchKernelExC")
+    trace.kernel("ncclDevKernel_Any()", 7, 392, 5, stream=20, **noted(collective))
+    calls = Trace.load(converted(trace, tmp_path)).nccl_calls
+    name, *_, ranks, size = collective
+    assert (calls.names, calls.bytes.tolist(), calls.ranks.tolist()) == ((name,), [size], [ranks])
+    (launch,) = rows(tmp_path / "t.sqlite", "SELECT start FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 7")
+    assert calls.start.tolist() == list(launch)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"In msg nelems": -1}, {"dtype": 5.5}, {"Group size": "two"}, {"Collective name": ["allreduce"]}]
+)
+def test_what_cannot_be_read_of_a_collective_is_left_out(wrong: dict[str, Any], tmp_path: Path) -> None:
+    trace = gpu_step().launch(7, 390)
+    trace.kernel("ncclDevKernel_Any()", 7, 392, 5, stream=20, **{**noted(COLLECTIVES[0]), **wrong})
+    path, (key,) = converted(trace, tmp_path), wrong
+    assert "ncclDevKernel_Any()" in Trace.load(path).operations.names
+    assert rows(path, "SELECT text FROM DIAGNOSTIC_EVENT") == [
+        (f"1 events of the kind kernel have a `{key}` that cannot be read",)
+    ]
+
+
+def test_a_graph_says_nothing_of_each_of_its_collectives(tmp_path: Path) -> None:
+    """Two kernels of one launch: nothing tells in which order what they note belongs to them."""
+    trace = gpu_step().launch(7, 390, api="cudaGraphLaunch")
+    for start in (392, 394):
+        trace.kernel("ncclDevKernel_Any()", 7, start, 1, stream=20, **noted(COLLECTIVES[0]))
+    assert not len(Trace.load(converted(trace, tmp_path)).nccl_calls)
+
+
+def test_two_ranks_of_the_profiler_have_sizes_and_bandwidth(tmp_path: Path) -> None:
+    """In µs of a step: an all-reduce of 4 MB, on rank 0 [200, 400), of which it waits until 300, on rank 1 [300, 400).
+
+    2 × 1/2 × 4 MB in 100 µs are 40 GB/s.
+    """
+    found: list[CaptureSummary] = []
+    for rank in (0, 1):
+        trace = Kineto(distributedInfo={"backend": "nccl", "rank": rank, "world_size": 2}).gpu()
+        for step in range(3):
+            at = 1000 * step
+            begun = at + 200 + 100 * rank
+            trace.range(f"ProfilerStep#{step}", at, 1000).launch(10 + step, at + 100)
+            all_reduce = noted(("allreduce", 1_000_000, 1_000_000, "Float", 2, 0))
+            trace.kernel("ncclDevKernel_AllReduce()", 10 + step, begun, at + 400 - begun, stream=20, **all_reduce)
+        found += summarize(Trace.load(trace.write(tmp_path / f"{rank}.json")), str(rank))
+    (run,) = runs_of(found)
+    (row,) = run.collectives
+    assert (row.kind, row.bytes, row.ranks) == ("all-reduce", 4_000_000, 2)
+    assert row.bus_bytes_per_s == pytest.approx(40e9)
+    assert [one.waiting_ms for one in run.ranks] == pytest.approx([0.1, 0])
 
 
 def test_kernels_of_a_graph_share_the_launch_of_its_replay(tmp_path: Path) -> None:

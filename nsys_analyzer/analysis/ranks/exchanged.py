@@ -74,11 +74,11 @@ def collective_figures(
                 is_match[matches.index[matches.members.index(position)]] = True
         duration = collectives.end - collectives.start
         waited = waits[position].until - collectives.start if waits else np.zeros_like(duration)
-        columns = collectives.kind, collectives.phase, collectives.bytes, collectives.communicator
+        columns = collectives.kind, collectives.phase, collectives.bytes, collectives.communicator, collectives.ranks
         for mine in _alike(np.flatnonzero(in_step), columns):
-            kind, phase, size, communicator = (int(column[mine[0]]) for column in columns)
+            kind, phase, size, communicator, noted = (int(column[mine[0]]) for column in columns)
             name = member.collectives.names[phase] if phase != NONE else ""
-            some = rows[kind, name, size, sizes.get(communicator, of_all)]
+            some = rows[kind, name, size, noted or sizes.get(communicator, of_all)]
             some.members.add(position)
             some.durations.append(duration[mine])
             if waits:

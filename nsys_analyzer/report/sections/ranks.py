@@ -48,7 +48,10 @@ _NO_SIZES = (
     "`--include-blobs=true`."
 )
 
-_NOT_READ = "The sizes of messages are not known: they are not read from traces of PyTorch's profiler."
+_NOT_READ = (
+    "The sizes of messages are not known: the trace does not hold them. Newer versions of PyTorch note them beside the "
+    "kernels of collectives."
+)
 
 
 def answer(evidence: Evidence) -> Section:

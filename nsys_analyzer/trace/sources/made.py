@@ -12,7 +12,7 @@ from pathlib import Path
 
 from nsys_analyzer.errors import ExportError
 
-CONVERTER = "8"
+CONVERTER = "9"
 """The version of this package's converters; a file of another one is made again."""
 
 SQLITE_SIDECARS = ("-wal", "-shm", "-journal")

@@ -12,6 +12,7 @@ import numpy as np
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.sources.kineto.events import (
     CALL,
+    COLLECTIVE,
     COLUMNS,
     EVENT,
     GPU_OPERATION,
@@ -21,6 +22,7 @@ from nsys_analyzer.trace.sources.kineto.events import (
     Numbered,
     Place,
     Rows,
+    with_columns,
 )
 from nsys_analyzer.trace.sources.kineto.legacy import ARROW, LEGACY_ON_CPU, LEGACY_ON_GPU
 from nsys_analyzer.trace.sources.kineto.times import all_nanoseconds, nanoseconds
@@ -32,6 +34,7 @@ from nsys_analyzer.trace.sources.kineto.written import (
     UNREADABLE,
     Arguments,
     Written,
+    message_bytes,
     reason,
     time_of,
 )
@@ -99,6 +102,19 @@ class Batch:
         for kind, selected in parts:
             if selected.any():
                 yield int(selected.argmax()), kind, self._rows[selected]
+        if self._kind == "kernel":
+            exchange = [n for n in np.flatnonzero(is_kept).tolist() if self._arguments[n].collective]
+            if exchange:
+                yield exchange[0], "collective", self._collectives(exchange)
+
+    def _collectives(self, chosen: Sequence[int]) -> Rows:
+        """What the kernels of collectives say of them."""
+        arguments = [self._arguments[n] for n in chosen]
+        found = with_columns(self._rows[chosen], COLLECTIVE)
+        found["name"] = [self._numbers.texts[each.collective or ""] for each in arguments]
+        found["size"] = list(map(message_bytes, arguments))
+        found["ranks"] = [each.group_size for each in arguments]
+        return found
 
     def _refuse(self, index: int, why: str) -> None:
         """Refuses an event, if it was not refused before."""

@@ -60,6 +60,8 @@ EVENT = _columns(*_EVENT)
 CALL = _columns(*_CALL)
 GPU_OPERATION = _columns(*_CALL, "device", "stream", "graph_node", "size")
 """A kernel, copy or fill: the GPU's ordinal, stream, the node of a CUDA graph that it came from or 0, bytes moved."""
+COLLECTIVE = _columns(*_CALL, "size", "ranks")
+"""What a kernel says of its collective: its name, the message of one rank in bytes or -1, ranks of its group or 0."""
 OPERATOR = _columns(*_EVENT, "sequence", "forward_thread", "shapes")
 """An operator, with what ``trace.columns.Operators`` says of it; ``shapes`` is the number of a text, or NULL."""
 ALLOCATION = _columns(*_EVENT, "size", "device", "allocated")
@@ -67,6 +69,7 @@ ALLOCATION = _columns(*_EVENT, "size", "device", "allocated")
 
 COLUMNS = {
     **dict.fromkeys(("kernel", "memcpy", "memset"), GPU_OPERATION),
+    "collective": COLLECTIVE,
     "runtime": CALL,
     "operator": OPERATOR,
     "memory": ALLOCATION,
@@ -117,10 +120,10 @@ class Properties(msgspec.Struct):
 class KinetoTrace:
     """The events of a trace by kind, times in ns since the first of them.
 
-    Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``; and
-    ``gpu range``, a range on the GPU's timeline, where the trace holds nothing of the CPU. ``texts`` and ``places`` are
-    those of the events' numbers. ``status`` is the file's, ``remarks`` are warnings about what could not be read;
-    ``on_cpu`` means that it holds nothing of a GPU.
+    Kinds: ``kernel``, ``memcpy``, ``memset``, ``runtime``, ``range``, ``operator``, ``memory``, ``thread``;
+    ``collective``, what kernels say of theirs; and ``gpu range``, a range on the GPU's timeline, where the trace holds
+    nothing of the CPU. ``texts`` and ``places`` are those of the events' numbers. ``status`` is the
+    file's, ``remarks`` are warnings about what could not be read; ``on_cpu`` means that it holds nothing of a GPU.
     """
 
     path: Path

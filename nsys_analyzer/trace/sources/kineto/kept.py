@@ -92,7 +92,7 @@ class Events:
         """Takes out the events whose starts are bad, and counts them."""
         names = list(self.numbers.texts)
         for kind, rows in list(self.found.items()):
-            if kind != "thread" and (bad := is_bad(rows["start"])).any():
+            if kind not in ("thread", "collective") and (bad := is_bad(rows["start"])).any():
                 self._refuse(kind, why, names[rows["name"][bad.argmax()]], int(bad.sum()))
                 self.found[kind] = rows[~bad]
                 if bad.all():

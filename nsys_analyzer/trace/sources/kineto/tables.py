@@ -67,6 +67,7 @@ class _Tables:
             "CUPTI_ACTIVITY_KIND_MEMCPY": Rows(f"{_ON_GPU} bytes copyKind srcKind dstKind", self._copies()),
             "CUPTI_ACTIVITY_KIND_MEMSET": Rows(f"{_ON_GPU} bytes", self._fills()),
             "CUPTI_ACTIVITY_KIND_RUNTIME": Rows("start end globalTid correlationId nameId returnValue", self._calls()),
+            "NCCL_CALLS": Rows("start globalTid function bytes ranks", self._nccl_calls()),
             "TARGET_INFO_GPU": Rows("id name totalMemory smCount", _devices(self._trace)),
             "TARGET_INFO_CUDA_DEVICE": Rows("gpuId cudaId pid", self._processes_of_devices()),
             "DIAGNOSTIC_EVENT": Rows("severity text globalPid", self._messages()),
@@ -143,6 +144,27 @@ class _Tables:
         yield from _rows(
             events["start"], events["end"], self._thread(events), events["correlation"], names, np.zeros_like(names)
         )
+
+    def _nccl_calls(self) -> Iterator[tuple[Any, ...]]:
+        """The collectives that kernels say they carry out, where they are launched one by one.
+
+        The groups of PyTorch have names within a run, and no IDs that tell runs apart.
+        """
+        calls = self._trace.calls
+        calls = calls[np.argsort(calls["correlation"], kind="stable")]
+        _, first, times = np.unique(calls["correlation"], return_index=True, return_counts=True)
+        calls = calls[first[times == 1]]
+        events = self._trace.of("collective")
+        _, first, times = np.unique(events["correlation"], return_index=True, return_counts=True)
+        events = events[first[times == 1]]
+        _, launch, carried = np.intersect1d(
+            calls["correlation"], events["correlation"], assume_unique=True, return_indices=True
+        )
+        calls, events = calls[launch], events[carried]
+        functions = [self._trace.texts[name] for name in events["name"].tolist()]
+        columns = calls["start"], self._thread(calls), events["size"], events["ranks"]
+        for function, (start, thread, *numbers) in zip(functions, _rows(*columns), strict=True):
+            yield start, thread, function, *numbers
 
     def _thread(self, events: Events) -> Ints:
         return self._by_place(events, lambda place: self._threads.thread(*place))

@@ -58,6 +58,10 @@ class Arguments(
         "sequence": "Sequence number",
         "forward_thread": "Fwd thread id",
         "shapes": "Input Dims",
+        "collective": "Collective name",
+        "in_elements": "In msg nelems",
+        "out_elements": "Out msg nelems",
+        "group_size": "Group size",
     },
 ):
     """The arguments that are of use: of GPU operations and API calls, memory (capital letters), threads, operators."""
@@ -76,15 +80,50 @@ class Arguments(
     name: str = ""
     sequence: Int64 = -1
     forward_thread: Int32 = 0
+    collective: str | None = None  # of a kernel that carries one out
+    in_elements: Size = 0
+    out_elements: Size = 0
+    dtype: str = ""
+    group_size: Size = 0
     shapes: msgspec.Raw = msgspec.Raw()  # as it is written: a few hundred texts serve all operators
+
+
+#: Of a message whose size is not known.
+UNKNOWN_SIZE = -1
+#: Bytes of an element, by what PyTorch calls its type.
+_ELEMENT = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+
+
+def message_bytes(arguments: Arguments) -> int:
+    """The message of a collective as NCCL counts it, -1 where it is not known.
+
+    PyTorch counts the elements that a rank puts in and gets out. NCCL counts what one rank has of a gathered or
+    scattered tensor, and what passes between two of an all-to-all.
+    """
+    name = (arguments.collective or "").lower()
+    element = _ELEMENT.get(arguments.dtype, 0)
+    sizes = [elements * element for elements in (arguments.in_elements, arguments.out_elements) if elements]
+    if not element or not sizes:
+        return UNKNOWN_SIZE
+    if "all_to_all" in name or "alltoall" in name:
+        return max(sizes) // arguments.group_size if arguments.group_size else UNKNOWN_SIZE
+    return min(sizes) if "gather" in name or "scatter" in name else max(sizes)
 
 
 #: The arguments that an event can do without: where one cannot be read, it is as if it were not there.
 _OF_GPU = ("device", "inDevice", "stream", "graph node id", "bytes", "direction")
-_OPTIONAL = (*_OF_GPU, "Total Allocated", "Sequence number", "Fwd thread id", "Input Dims")
+_OF_COLLECTIVE = ("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size")
+_OPTIONAL = (*_OF_GPU, *_OF_COLLECTIVE, "Total Allocated", "Sequence number", "Fwd thread id", "Input Dims")
 #: The arguments that each kind of event uses.
 _USED = {
     **dict.fromkeys(ON_A_GPU, ("correlation", *_OF_GPU)),
+    "kernel": ("correlation", *_OF_GPU, *_OF_COLLECTIVE),
     "runtime": ("correlation",),
     "memory": ("Device Type", "Device Id", "Bytes", "Total Allocated"),
     "thread": ("name",),
