@@ -155,6 +155,7 @@ class _Tables:
         _, first, times = np.unique(calls["correlation"], return_index=True, return_counts=True)
         calls = calls[first[times == 1]]
         events = self._trace.of("collective")
+        events = events[events["correlation"] != 0]
         _, first, times = np.unique(events["correlation"], return_index=True, return_counts=True)
         events = events[first[times == 1]]
         _, launch, carried = np.intersect1d(
