@@ -241,7 +241,7 @@ def test_a_clock_that_is_ahead_changes_nothing_but_its_offset(case: Case, ahead:
 
     def run(offset: int) -> ParallelRun:
         found = only(read(build(case, own_captures(len(case), offsets=[0, offset]))))
-        return replace(found, ranks=tuple(replace(rank, offset_ms=0.0) for rank in found.ranks))
+        return replace(found, ranks=tuple(replace(rank, offset_ms=0.0, shift_ns=0.0) for rank in found.ranks))
 
     assert run(ahead) == run(0)
 
