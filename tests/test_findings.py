@@ -167,7 +167,7 @@ def saved_us(rule: Rule, steps: Steps, **idle_ms: float) -> list[float]:
     (baseline,) = case.baselines
     found = list(rule(case))
     assert len(found) <= 1
-    return [round((baseline.step_ns() - change(baseline).step_ns()) / US, 1) for one in found for change in one.changes]
+    return [round((baseline.step_ns - change(baseline).step_ns) / US, 1) for one in found for change in one.changes]
 
 
 def evidence(rule: Rule, steps: Steps, **idle_ms: float) -> str:

@@ -103,7 +103,7 @@ def test_the_closed_form_is_the_loop(replay: Replay, data: st.DataObject) -> Non
         floats(data.draw(st.lists(st.integers(0, 99), min_size=size, max_size=size)))
         for size in (len(replay.after) + 1, count + 1)
     )
-    expected, ended = done.copy(), done[first - 1] if first else -np.inf
+    expected, ended = done.copy(), done[first - 1]  # of the last place, before the first piece
     for i in range(first, last):
         ended = max(ended + replay.spacing[i], starts[replay.launch[i]] + replay.latency[i]) + replay.work[i]
         expected[i] = ended
@@ -140,13 +140,13 @@ def test_less_of_anything_never_takes_longer_in_all(replay: Replay, data: st.Dat
 @given(replays(least=3), st.data())
 def test_less_of_anything_never_makes_a_step_longer(replay: Replay, data: st.DataObject) -> None:
     for changed in changes(replay, data):
-        assert changed.step_ns() <= replay.step_ns() + 1e-6
+        assert changed.step_ns <= replay.step_ns + 1e-6
 
 
 @given(replays(least=3))
 def test_a_step_is_never_shorter_than_its_work(replay: Replay) -> None:
     """Neither than the GPU's, nor than the CPU's time without waits."""
-    step = replay.step_ns()
+    step = replay.step_ns
     assert step >= replay.work.sum() / replay.steps - 1e-6
     assert step >= replay.after.sum() / replay.steps - 1e-6
     unhindered = replay.without_waits(np.ones(len(replay.after), np.bool_))
@@ -172,7 +172,7 @@ def test_one_or_two_steps_are_repeated(replay: Replay, steps: int) -> None:
         )  # fmt: skip
 
     later = total_ns(first(3 * steps)) - total_ns(first(steps))
-    assert first(steps).step_ns() == later / (2 * steps)
+    assert first(steps).step_ns == later / (2 * steps)
 
 
 def test_steps_worked_out_by_hand() -> None:
@@ -184,16 +184,16 @@ def test_steps_worked_out_by_hand() -> None:
         floats([10, 6, 4]), floats([0, 0, 3]), np.array([-1, -1, 1]), floats([0, 0, 2]), np.array([0, 1]),
         floats([5, 5]), floats([1, 1]), floats([30, 40]), np.array([0, 3]), floats([0, 0, 0]), floats([0, 0, 0]),
     )  # fmt: skip
-    assert replay.step_ns() == 82
+    assert replay.step_ns == 82
     wait = np.array([False, False, True])
     # Without the wait the CPU needs 10 + 6 + 3 + 4 = 23, and the GPU 31 + 41; without the call the same.
-    assert replay.without_waits(wait).step_ns() == 72
-    assert replay.without_calls(wait).step_ns() == 72
+    assert replay.without_waits(wait).step_ns == 72
+    assert replay.without_calls(wait).step_ns == 72
     # Half the second piece's work: until 56, 58 with the wait, 62. Without the first: [15, 55), 57, 61.
-    assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns() == 62
-    assert replay.with_work(floats([0, 1])).step_ns() == 61
+    assert replay.with_work(floats([1, 0]) / 2 + 0.5).step_ns == 62
+    assert replay.with_work(floats([0, 1])).step_ns == 61
     # At most 3 between calls: the second piece still ends at 76, the wait at 78; of the 4 behind it 3 are left.
-    assert replace(replay, pause=replay.after).with_pauses(np.ones(3, np.bool_), 3).step_ns() == 81
+    assert replace(replay, pause=replay.after).with_pauses(np.ones(3, np.bool_), 3).step_ns == 81
 
 
 # --- programs whose timing is that of the model
@@ -255,7 +255,7 @@ def test_a_replay_gives_the_step_of_a_program(
     program, expected = made(steps)
     study = study_of(program, tmp_path)
     assert study.steps >= 3
-    assert study.replay.step_ns() == expected * US
+    assert study.replay.step_ns == expected * US
 
 
 def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
@@ -265,20 +265,20 @@ def test_what_a_launch_bound_step_would_gain(tmp_path: Path) -> None:
     """
     study = study_of(launch_bound(6)[0], tmp_path)
     waits = study.call == SYNCHRONIZE
-    assert study.replay.with_work(floats([0] * len(study.kind))).step_ns() == 50 * US
+    assert study.replay.with_work(floats([0] * len(study.kind))).step_ns == 50 * US
     launches = np.array([study.apis[code] == LAUNCH for code in study.api])
     faster = replace(study.replay, pause=study.replay.after).with_pauses(launches, 5 * US)
     # The last launch is 7 µs before the wait, and now 5; the step ends 9 µs behind the wait, as before.
-    assert faster.step_ns() == (26 + 9) * US
-    assert study.replay.without_waits(waits).step_ns() == 50 * US
+    assert faster.step_ns == (26 + 9) * US
+    assert study.replay.without_waits(waits).step_ns == 50 * US
 
 
 def test_what_a_gpu_bound_step_would_gain(tmp_path: Path) -> None:
     """Without the wait the GPU is never idle but 1 µs between kernels: 4 × 41 instead of 180 µs."""
     study = study_of(gpu_bound(6)[0], tmp_path)
-    assert study.replay.without_waits(study.call == SYNCHRONIZE).step_ns() == 164 * US
+    assert study.replay.without_waits(study.call == SYNCHRONIZE).step_ns == 164 * US
     # Half of each kernel: [6, 26), [27, 47), [48, 68), [69, 89), the wait until 91, the step until 100.
-    assert study.replay.with_work(np.full(len(study.kind), 0.5)).step_ns() == 100 * US
+    assert study.replay.with_work(np.full(len(study.kind), 0.5)).step_ns == 100 * US
 
 
 @pytest.mark.parametrize(
@@ -295,4 +295,4 @@ def test_a_replay_gives_the_steps_of_a_real_capture(real_capture: Callable[[str]
         summary = summarize_steps(trace, process.global_pid)
         assert summary is not None
         assert summary.study is not None
-        assert summary.study.replay.step_ns() == pytest.approx(summary.study.measured_ns, rel=0.02)
+        assert summary.study.replay.step_ns == pytest.approx(summary.study.measured_ns, rel=0.02)

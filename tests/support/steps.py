@@ -144,7 +144,7 @@ class Steps:
             codes(ranges, [one.range for one in self.calls]),
             codes(ranges, [one.pause for one in self.calls]), ranges,
             frozenset(_PHASES),
-            replay.step_ns() if measured_us is None else measured_us * US,
+            replay.step_ns if measured_us is None else measured_us * US,
             low_share,
             self.gpu,
         )  # fmt: skip
@@ -152,7 +152,7 @@ class Steps:
     def case(self, **idle_ms: float) -> Case:
         """What a rule looks at, where no profiler cost anything; ``idle_ms`` is by cause."""
         study = self.study()
-        return Case(step_summary(study, idle_ms), study, None, (study.replay,), study.replay.step_ns() / 1e6)
+        return Case(step_summary(study, idle_ms), study, None, (study.replay,), study.replay.step_ns / 1e6)
 
     def capture(
         self, *, unprofiled_us: float | None = None, measured_us: float | None = None, low_share: float = 1.0,

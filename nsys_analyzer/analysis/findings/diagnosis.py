@@ -41,12 +41,12 @@ def diagnose(capture: CaptureSummary, without: frozenset[str] = frozenset()) -> 
     study = capture.step.study
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     baselines = _timed(study, unprofiled * 1e6) if unprofiled else _estimated(study)
-    steps = [unprofiled] if unprofiled else [replay.step_ns() / 1e6 for replay in baselines]
+    steps = [unprofiled] if unprofiled else [replay.step_ns / 1e6 for replay in baselines]
     profiled = study.measured_ns / 1e6
     low, high = min(steps), max(steps)
     if not unprofiled:  # no program is slower without a profiler
         low, high = min(low, profiled), min(high, profiled)
-    error = study.replay.step_ns() / study.measured_ns - 1 if study.measured_ns else 0.0
+    error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     why = ""
     if abs(error) > _TRUSTED:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
@@ -99,19 +99,19 @@ def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
     low, high = 0.0, _MOST
     for _ in range(_ROUNDS):
         middle = (low + high) / 2
-        if study.replay.with_events_costing(middle).step_ns() > step_ns:
+        if study.replay.with_events_costing(middle).step_ns > step_ns:
             low = middle
         else:
             high = middle
     found = study.replay.with_events_costing(high)
-    pace = step_ns / found.step_ns() if found.step_ns() else 1.0
+    pace = step_ns / found.step_ns if found.step_ns else 1.0
     return (replace(found, **{name: getattr(found, name) * pace for name in _TIMES}),)
 
 
 def _saves(case: Case, candidate: Candidate) -> tuple[float, float]:
     """The least and the most that a candidate's changes make a step shorter, ms, on any of the baselines."""
     saved = [
-        (baseline.step_ns() - change(baseline).step_ns()) / 1e6
+        (baseline.step_ns - change(baseline).step_ns) / 1e6
         for baseline in case.baselines
         for change in candidate.changes
     ]
@@ -127,8 +127,8 @@ def _ranked(case: Case, found: list[tuple[Candidate, tuple[float, float]]]) -> I
     left = list(case.baselines)
     for one, (low, high) in found:
         if one.changes:  # the first one saves least; beside others a change may cost, and is not made then
-            left = [min(one.changes[0](replay), replay, key=Replay.step_ns) for replay in left]
-        steps = [replay.step_ns() / 1e6 for replay in left]
+            left = [min(one.changes[0](replay), replay, key=lambda one: one.step_ns) for replay in left]
+        steps = [replay.step_ns / 1e6 for replay in left]
         left_ms = (min(steps) + max(steps)) / 2
         # The profiler's share is of the step that it slows down.
         step_ms = case.step_ms if one.changes else case.study.measured_ns / 1e6

@@ -9,6 +9,7 @@ idea is that of Daydream, Zhu et al., USENIX ATC 2020.)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -20,7 +21,6 @@ Floats: TypeAlias = npt.NDArray[np.float64]
 _LONG_AGO = -(2.0**62)
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
-_COLUMNS = ("after", "own", "awaited", "lag", "launch", "latency", "spacing", "work", "events", "pause")
 
 
 @dataclass(frozen=True)
@@ -68,38 +68,37 @@ class Replay:
         """The same steps with all of the CPU's time, and nothing of the GPU's, times a factor."""
         return replace(self, after=self.after * factor, pause=self.pause * factor)
 
+    @cached_property
     def step_ns(self) -> float:
         """How long a step takes, ns: from one's end to the next's, without the first, which begins with an idle GPU.
 
         One or two steps are looked at as if they came again and again; both of two are then left out once.
         """
-        several, left_out = (self, 1) if self.steps >= _FEWEST else (self._repeated(_FEWEST), self.steps)
-        calls, ends = several._run()
-        bounds = np.maximum(calls[several.first_call], ends)
-        return float(bounds[-1] - bounds[left_out]) / (several.steps - left_out)
+        starts, ends = self._run()
+        if self.steps >= _FEWEST:
+            bounds = np.maximum(starts[self.first_call], ends)
+            return float(bounds[-1] - bounds[1]) / (self.steps - 1)
+        first = last = max(starts[-1], ends[-1])
+        for _ in range(_FEWEST - 1):
+            starts, ends = self._run(starts[-1], ends[-1])
+            last = max(starts[-1], ends[-1])
+        return float(last - first) / (self.steps * (_FEWEST - 1))
 
-    def _repeated(self, times: int) -> Replay:
-        """The steps several times, one behind the other."""
-        calls, pieces, number = len(self.after), len(self.work), np.arange(times)
-        tiled = {name: np.tile(getattr(self, name), times) for name in _COLUMNS}
-        awaited = np.where(tiled["awaited"] < 0, -1, tiled["awaited"] + np.repeat(number * pieces, calls))
-        first_call = np.append(np.tile(self.first_call[:-1], times), 0) + np.repeat(
-            np.append(number, times) * calls, [self.steps] * times + [1]
-        )
-        launch = tiled["launch"] + np.repeat(number * calls, pieces)
-        return Replay(**{**tiled, "awaited": awaited, "launch": launch, "first_call": first_call})
+    def _run(self, begun: float = 0.0, ended: float = _LONG_AGO) -> tuple[Floats, Floats]:
+        """When each call starts (and one behind the last), and when the GPU has done what came before each step.
 
-    def _run(self) -> tuple[Floats, Floats]:
-        """When each call starts (and one behind the last), and when the GPU has done what came before each step."""
+        Args:
+            begun: when the first call starts.
+            ended: when the GPU has done all that came before it.
+        """
         count = len(self.after)
-        waits = np.flatnonzero(self.awaited >= 0)
         starts = np.empty(count + 1)
         done = np.empty(len(self.work) + 1)
-        done[-1] = _LONG_AGO
+        done[-1] = ended  # the piece before the first
         offsets = np.append(0.0, np.cumsum(self.after))
-        shift, begun, piece = 0.0, 0, 0
-        for call in [*waits.tolist(), count]:
-            starts[begun : call + 1] = offsets[begun : call + 1] + shift
+        shift, first, piece = begun, 0, 0
+        for call in [*np.flatnonzero(self.awaited >= 0).tolist(), count]:
+            starts[first : call + 1] = offsets[first : call + 1] + shift
             upto = len(self.work) if call == count else int(self.awaited[call]) + 1
             if upto > piece:
                 self._advance(done, starts, piece, upto, call)
@@ -107,11 +106,9 @@ class Replay:
             if call < count:
                 end = max(starts[call] + self.own[call], done[int(self.awaited[call])] + self.lag[call])
                 shift += end - starts[call]
-                begun = call + 1
+                first = call + 1
         launched = np.maximum.accumulate(self.launch) if len(self.launch) else self.launch
-        before = np.searchsorted(launched, self.first_call) - 1
-        ends = np.where(before >= 0, done[before], _LONG_AGO)
-        return starts, ends
+        return starts, done[np.searchsorted(launched, self.first_call) - 1]
 
     def _advance(self, done: Floats, starts: Floats, first: int, last: int, call: int) -> None:
         """Runs the pieces from ``first`` to ``last``: each starts behind the one before it and behind its launch."""
@@ -120,7 +117,7 @@ class Replay:
         cost = np.cumsum(self.spacing[some] + self.work[some])
         # end_i = max(end_{i-1} + spacing_i, ready_i) + work_i; both sides less the cumulated cost make one running max.
         earliest = ready + self.work[some] - cost
-        earliest[0] = max(earliest[0], done[first - 1] if first else _LONG_AGO)
+        earliest[0] = max(earliest[0], done[first - 1])
         done[some] = np.maximum.accumulate(earliest) + cost
 
     # --- changes
