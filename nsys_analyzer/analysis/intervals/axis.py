@@ -32,7 +32,7 @@ class Axis:
         self._stretch = self._high - self._low + 3  # with a place before the first value and one behind the last
         self._ranked: Ints | None = None
         if self._stretch * len(self._groups) > _LONGEST:
-            self._ranked = np.unique(np.concatenate(values))
+            self._ranked = distinct(np.concatenate(values))
             self._stretch = 2 * len(self._ranked) + 1  # with a place between any two values
 
     def place(self, group: Integers, value: Ints) -> Ints:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, blocks
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, SmallInts, blocks, distinct
 
 NONE = -1
 #: Before every moment of a trace.
@@ -32,7 +32,7 @@ class Timeline:
         # What is painted later lies on top.
         order = opened if latest else opened[::-1]
         low, high = self._axis.place(group[order], start[order]), self._axis.place(group[order], end[order])
-        self._boundaries = np.unique(np.concatenate([low, high]))
+        self._boundaries = distinct(np.concatenate([low, high]))
         top = _paint(np.searchsorted(self._boundaries, low), np.searchsorted(self._boundaries, high))
         self._open = np.append(ranges[order], NONE)[top]
 

@@ -10,7 +10,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import Attribution
 from nsys_analyzer.analysis.intervals.axis import Axis
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, distinct
 from nsys_analyzer.trace.columns import Ranges
 from nsys_analyzer.trace.trace import Trace
 
@@ -49,7 +49,7 @@ def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[St
     held = ranges.select(index)
     axis = Axis(held.thread, held.start, held.end)
     opened, closed = axis.place(held.thread, held.start), axis.place(held.thread, held.end)
-    boundaries = np.unique(np.concatenate([opened, closed]))
+    boundaries = distinct(np.concatenate([opened, closed]))
     # What is open is the same from one boundary to the next; before the first one, and off the axis: NONE.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
     used, codes = np.unique(segment, return_inverse=True)
