@@ -13,6 +13,9 @@ from nsys_analyzer.trace.arrays import Frame
 from nsys_analyzer.trace.batches import empty_frame
 from nsys_analyzer.trace.schema import SIGNATURE_TABLES, Column, Filter, Table
 
+#: The name of a table, and the number of its version.
+_NUMBERED = re.compile(r"(.*?)(?:_V([0-9]{1,6}))?")
+
 
 class Reader(ABC):
     """An nsys export that is only read.
@@ -50,9 +53,9 @@ class Reader(ABC):
 
         Some nsys number a table whose columns changed (``NVTX_EVENTS_V2``): the newest that holds a row counts.
         """
+        found = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
         for alias in table.aliases:
-            found = (re.fullmatch(rf"{alias}(?:_V([0-9]{{1,6}}))?", name) for name in self.columns_of)
-            versions = {int(match[1] or 0): match[0] for match in found if match}
+            versions = {int(match[2] or 0): match[0] for match in found if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
                 if self.has_rows(name) and (alias == table.aliases[0] or self._has_required(table, name)):
                     return name
