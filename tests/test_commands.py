@@ -271,6 +271,24 @@ def test_help_starts_at_once(arguments: list[str]) -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+#: What a report needs for tables of timings, for several ranks, for a cluster, for a DataFrame and for figures alone.
+UNUSED = (
+    "nsys_analyzer.runs.timings", "nsys_analyzer.analysis.ranks.run", "importlib.metadata", "distributed", "pandas",
+    "matplotlib",
+)  # fmt: skip
+
+
+def test_a_report_of_one_rank_starts_without_what_others_need(trace: Path) -> None:
+    code = (
+        "import sys\n"
+        "from nsys_analyzer.cli.main import cli\n"
+        f"cli(['report', {str(trace)!r}, '--format', 'json'], standalone_mode=False)\n"
+        f"print([name for name in {UNUSED!r} if name in sys.modules], file=sys.stderr)\n"
+    )
+    done = python(code)
+    assert (done.returncode, done.stderr) == (0, "[]\n")
+
+
 def test_the_package_is_lazy_too() -> None:
     code = "import sys, nsys_analyzer; print('numpy' in sys.modules, nsys_analyzer.Trace.__name__)"
     assert python(code).stdout == "False Trace\n"

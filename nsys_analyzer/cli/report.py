@@ -76,7 +76,6 @@ def report(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import build_report
     from nsys_analyzer.report.writing import check_target, write_as
-    from nsys_analyzer.runs.timings import Selection
     from nsys_analyzer.system.cluster import Workers
     from nsys_analyzer.text import plural
 
@@ -89,7 +88,11 @@ def report(
         check_target(target, sources, force=force)
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     beside = target.parent if target else None
-    names, selection = PhaseNames.parse(phase_names), Selection.parse(csv_where, csv_phase, csv_skip, model)
+    names, selection = PhaseNames.parse(phase_names), None
+    if has_timings:
+        from nsys_analyzer.runs.timings import Selection  # a report of a trace alone starts without it
+
+        selection = Selection.parse(csv_where, csv_phase, csv_skip, model)
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.ranks.captures import runs_of, without_waiting
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -32,6 +30,7 @@ from nsys_analyzer.trace.sources.folder import is_export_folder, written_ns
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
     from nsys_analyzer.runs.timings import Selection, Timings
 
 #: Reading one takes a quarter of a second, and 10 ms for each MB of its export: 44 captures of 0.1 to 6.5 MB, and one
@@ -196,6 +195,10 @@ def load_captures(
 
         rows = with_timings(rows, timings)
     rows.sort(key=_order)
+    if not any(row.members for row in rows):
+        return Loaded(tuple(rows), ())
+    from nsys_analyzer.analysis.ranks.captures import runs_of, without_waiting  # captures of one rank need none of it
+
     runs = runs_of(rows)
     return Loaded(without_waiting(rows, runs), runs)
 

@@ -6,7 +6,6 @@ Nothing else knows of Dask, which is an extra (``cluster``) and imported where a
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import itertools
 import logging
@@ -245,9 +244,11 @@ def _no_workers(address: str) -> ClusterError:
 
 def _version() -> str | None:
     """The version of this package as it is installed, None where it is not: as Dask asks for it."""
+    from importlib import metadata  # takes a thirtieth of a second, and only clusters need it
+
     try:
-        return importlib.metadata.version(_PACKAGE)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:
         return None
 
 

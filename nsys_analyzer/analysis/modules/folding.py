@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+
+import numpy as np
 
 from nsys_analyzer.analysis.modules.module import Module, Work
 
@@ -85,7 +86,7 @@ def _folded(nodes: Sequence[_Node], odd: list[Odd], around: str = "") -> Iterato
 def _odd(alike: Sequence[_Node], around: str) -> Iterator[Odd]:
     """Those that differ; inside layers that are folded, each is the mean of its own in all of them."""
     times = [node.module.ms / node.module.count for node in alike]
-    typical = median(times)
+    typical = float(np.median(times))
     for node, ms in zip(alike, times, strict=True):
         if len(alike) > _LEAST and abs(ms - typical) > _ODD * typical:
             yield Odd(f"{around}.{node.module.label}" if around else node.module.label, ms, typical)

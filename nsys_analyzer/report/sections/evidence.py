@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.kernels.labels import short_labels
-from nsys_analyzer.analysis.ranks.captures import runs_of
-from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Bars, FinishedBench, Paragraph, Spread, Typical
 from nsys_analyzer.text import Words
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranks.run import ParallelRun
 
 #: Up to so many captures each is answered in full view; of more, tables of one row each come first.
 FEW = 6
@@ -47,7 +49,13 @@ class Evidence:
     @cached_property
     def runs(self) -> tuple[ParallelRun, ...]:
         """The runs of several ranks among the captures."""
-        return runs_of(self.captures) if self.joined is None else self.joined
+        if self.joined is not None:
+            return self.joined
+        if not any(capture.members for capture in self.captures):
+            return ()
+        from nsys_analyzer.analysis.ranks.captures import runs_of  # a report of one rank starts without it
+
+        return runs_of(self.captures)
 
     @cached_property
     def labels(self) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.analysis.steps.step import OUTSIDE
 from nsys_analyzer.report.model import Answer, Block, Lines, Listing, Paragraph, Section
@@ -16,6 +16,9 @@ from nsys_analyzer.report.sections.findings import fixed, seen
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
 
 #: What is below this share of a step is not worth a word, nor a row.
 _MATTERS, _ROW = 0.02, 0.002

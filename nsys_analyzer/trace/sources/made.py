@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sqlite3
 import tempfile
@@ -75,6 +74,8 @@ def places(capture: Path, stem: str) -> tuple[Path, Path]:
 
     The cache has a folder for each capture; of a user without a home it begins with the tilde.
     """
+    import hashlib  # loads OpenSSL, which an export that is given needs not
+
     cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
     digest = hashlib.sha256(os.fsencode(os.path.realpath(capture))).hexdigest()[:16]
     name = f"{stem}.sqlite"
