@@ -13,8 +13,9 @@ from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
 _BEFORE = "|".join((*(f"{spellings[0]}, " for spellings in DEFAULT_NAMES.values()), f"{UNNAMED}, ", "aten::"))
-_ALIAS = re.compile(
-    rf"(?:{_BEFORE})?alias \d{{1,6}}"
+_WORD = "alias "
+_ALIAS = (
+    rf"(?:{_BEFORE})?{_WORD}\d{{1,6}}"
     r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?(?: \(\d{1,6}\))*"
 )
 
@@ -36,7 +37,7 @@ class Alias:
 
 def read_alias(name: str) -> Alias | None:
     """The facts in a name that is an alias, None for any other name."""
-    found = _ALIAS.fullmatch(name)
+    found = re.fullmatch(_ALIAS, name) if _WORD in name else None  # compiled when first needed
     if found is None:
         return None
     kernel_class, *part_of = (found["classes"] or "").split(" or ")
