@@ -271,6 +271,7 @@ def main() -> None:
         read_floor(options.floor)
         return
     print(f"Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}, {os.cpu_count()} CPUs")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # installed modules are compiled once, not in every run
     with tempfile.TemporaryDirectory(prefix="bench-report-") as folder:
         source = unpacked(options.trace.resolve(), Path(folder))
         (print_scaling if options.scaling else print_figures)(source, Path(folder), options)
