@@ -146,7 +146,5 @@ def _blocks(
         return ()
     new = (code[1:] != code[:-1]) | (start[1:] - end[:-1] > (high - low) * apart)
     first = np.flatnonzero(np.append(True, new))
-    ends = np.maximum.reduceat(end, first)
-    return tuple(
-        Block(names[code[i]], (int(start[i]) - low) / 1e6, (int(ends[k]) - low) / 1e6) for k, i in enumerate(first)
-    )
+    begun, ended = (start[first] - low) / 1e6, (np.maximum.reduceat(end, first) - low) / 1e6
+    return tuple(map(Block, (names[one] for one in code[first].tolist()), begun.tolist(), ended.tolist()))
