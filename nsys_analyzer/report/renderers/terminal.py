@@ -51,6 +51,8 @@ def print_answers(report: Report) -> None:
             continue
         screen.print(Text(_shown(capture), "bold"))
         grid = Table.grid(padding=(0, 2), pad_edge=True)
+        grid.add_column()
+        grid.add_column(overflow="fold")
         for topic, short in answers[:_FIRST] if many else answers:
             grid.add_row(Text(_shown(topic), "cyan"), _shown(short))
         screen.print(grid)
@@ -80,6 +82,8 @@ def _print_blocks(screen: Console, blocks: Iterable[Block]) -> None:
                 screen.print("", Text.assemble((f"{_shown(capture)}: ", "bold"), _shown(text)), sep="\n")
             case Listing(lines, "bullets"):
                 grid = table.Table.grid(padding=(0, 1))
+                grid.add_column()
+                grid.add_column(overflow="fold")  # a long path is broken, not cut
                 for line in lines:
                     grid.add_row("-", _shown(line))
                 screen.print("", grid, sep="\n")
