@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import unions
 
 GROUPS = 3
@@ -63,3 +64,20 @@ def test_one_operation_of_a_broken_time_changes_no_other_group() -> None:
     rows = [(0, 10, 20), (0, 12, 30), (1, 10, 20), (1, 12, 30), (2, 40, 2**62)]
     group, start, end = np.array(rows, np.int64).T
     assert unions(group, start, end, 3)[0].tolist() == [20, 20, 2**62 - 40]
+
+
+@given(intervals, intervals)
+def test_what_is_covered_and_what_is_not_make_up_a_stretch(
+    covering: list[tuple[int, int, int]], stretches: list[tuple[int, int, int]]
+) -> None:
+    lasting = sorted((start, end) for _, start, end in covering if end > start)
+    cover = Cover.of(*np.array(lasting, np.int64).reshape(-1, 2).T)
+    _, start, end = np.array(stretches, np.int64).reshape(-1, 3).T
+    covered, interval, low, high = cover.inside(start, end)
+    assert ((cover.start[interval] <= low) & (high <= cover.end[interval])).all()
+    free, free_low, free_high = cover.without(start, end)
+    for one in range(len(stretches)):
+        inside = {t for k in np.flatnonzero(covered == one) for t in range(low[k], high[k])}
+        outside = {t for k in np.flatnonzero(free == one) for t in range(free_low[k], free_high[k])}
+        assert inside == {t for t in range(start[one], end[one]) if any(s <= t < e for s, e in lasting)}
+        assert outside == set(range(start[one], end[one])) - inside

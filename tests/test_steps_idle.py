@@ -15,7 +15,7 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Gaps, dissect
 from nsys_analyzer.analysis.steps.host import PAUSE_NS, find_host, is_loading
 from nsys_analyzer.analysis.steps.idle import CAUSES, Causes, find_causes
-from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from nsys_analyzer.analysis.steps.summarize import find_idle, summarize_steps
 from nsys_analyzer.analysis.steps.windows import Windows
 from tests.support.export import AUTOGRAD, MAIN, global_pid
 from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed
@@ -24,9 +24,15 @@ OTHER_PID = 200
 
 
 def idle_us(program: Program, folder: Path) -> dict[tuple[str, str, str], float]:
-    """The idle time of a program's only step by cause, range and API call, µs."""
-    summary = summarize_steps(attributed(program, folder), global_pid())
+    """The idle time of a program's only step by cause, range and API call, µs: that of its stretches, too."""
+    trace = attributed(program, folder)
+    summary = summarize_steps(trace, global_pid())
     assert summary is not None
+    for device, found in zip(summary.devices, find_idle(trace, global_pid()), strict=True):
+        ns = np.bincount(found.cause, found.end - found.start, len(CAUSES)).tolist()
+        by_cause = {cause: idle / 1e6 for cause, idle in zip(CAUSES, ns, strict=True) if idle}
+        assert by_cause == pytest.approx({one.cause: one.ms for one in device.causes})
+        assert (found.start[1:] >= found.end[:-1]).all()
     return {(row.cause, row.range, row.api): round(row.ms * 1e3, 6) for row in summary.main.idle}
 
 
@@ -55,6 +61,21 @@ def test_allocator(tmp_path: Path) -> None:
     assert idle_us(export, tmp_path) == {
         ("allocator", "forward", FREE): 60, ("allocator", "forward", MALLOC): 130, ("launch", "", ""): 40,
     }  # fmt: skip
+
+
+def test_a_gap_is_cut_where_its_cause_changes(tmp_path: Path) -> None:
+    """The gap of ``test_allocator``, up to 430; what lies between the calls and behind them is launching's."""
+    export = program().open("forward", 100, 500)
+    export.api(FREE, 150, 260)
+    export.api(MALLOC, 270, 400)
+    export.work((410, 414), (430, 1000))
+    trace = attributed(export, tmp_path)
+    begun = int(trace.instances.start[0])
+    (found,) = find_idle(trace, global_pid())
+    stretches = zip(found.start - begun, found.end - begun, found.cause, strict=True)
+    assert [(start / US, end / US, CAUSES[cause]) for start, end, cause in stretches] == [
+        (200, 260, "allocator"), (260, 270, "launch"), (270, 400, "allocator"), (400, 430, "launch"),
+    ]  # fmt: skip
 
 
 def test_an_allocation_behind_the_launch_keeps_nothing_waiting(tmp_path: Path) -> None:

@@ -121,14 +121,14 @@ def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
     return found, np.fromiter((position[text] for text in texts), np.int64, len(texts))
 
 
-def distinct_rows(*columns: Ints) -> tuple[Ints, SmallInts]:
+def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
     """Where each distinct row of some columns is first, in sorted order, and the position of each row among these.
 
     Each row is made one number: ``np.unique`` along an axis compares rows, which takes many times as long.
     """
     codes = np.zeros(len(columns[0]), np.int32)
     for column in columns:
-        values, code = dense_codes(column)
+        values, code = dense_codes(column.astype(np.int64))
         codes = dense_codes(codes.astype(np.int64) * len(values) + code)[1]
     first = np.zeros(int(codes.max(initial=-1)) + 1, np.int64)
     first[codes[::-1]] = np.arange(len(codes))[::-1]  # of several entries for one place, the last one stays

@@ -54,3 +54,13 @@ class Cover:
         low, high = np.maximum(low, start[owner]), np.minimum(high, end[owner])
         kept = high > low
         return owner[kept], low[kept], high[kept]
+
+    def inside(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+        """What is covered of some stretches: (position of the stretch, of the interval, start, end) of each part."""
+        first = np.searchsorted(self.end, start, side="right")
+        count = np.maximum(np.searchsorted(self.start, end, side="left") - first, 0)
+        owner = np.repeat(np.arange(len(start)), count)
+        interval = first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+        low, high = np.maximum(self.start[interval], start[owner]), np.minimum(self.end[interval], end[owner])
+        kept = high > low
+        return owner[kept], interval[kept], low[kept], high[kept]

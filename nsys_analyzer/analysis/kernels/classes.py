@@ -18,6 +18,8 @@ OTHER = "other"
 UNKNOWN = "unknown"
 #: Its time is mostly waiting for the slowest rank, which is no work.
 COMMUNICATION = "communication"
+#: Copies and fills, which are no kernels, too.
+FILLS = "memset/memcpy"
 
 #: Every class, in the order of a report's legend, with its line of the glossary.
 CLASSES: dict[str, str] = {

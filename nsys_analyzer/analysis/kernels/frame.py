@@ -1,50 +1,94 @@
-"""The kernel table as a pandas DataFrame: one row for each kernel, with all that was found out about it."""
+"""The GPU operations of a trace as a pandas DataFrame: a row for each, with all that was found out about it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import HOW
+from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.kernels.classes import CLASSES
+from nsys_analyzer.analysis.kernels.classes import CLASSES, FILLS, UNKNOWN
 from nsys_analyzer.analysis.kernels.kernels import launching_operators
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.paths import range_paths
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.columns import KERNEL, pid_of
+from nsys_analyzer.trace.arrays import distinct
+from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, KINDS, MEMCPY, pid_of
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table of operations: what its values are, their unit (empty for none), and what they say.
+
+    ``of_kernels``: whether :func:`kernel_frame` has it, too.
+    """
+
+    type: Literal["category", "integer", "flag"]
+    unit: str
+    doc: str
+    of_kernels: bool = True
+
+
+#: The columns of :func:`operation_frame`.
+OPERATION_COLUMNS = {
+    "capture": Column("category", "", "file name of the capture", of_kernels=False),
+    "rank": Column("integer", "", "rank of its process among those of the run; missing where not known", False),
+    "kind": Column("category", "", "kernel, memcpy, memset, or graph (a replay recorded as a whole)", of_kernels=False),
+    "name": Column("category", "", "full kernel name; missing for what is no kernel"),
+    "class": Column("category", "", "kernel class; of copies and fills memset/memcpy"),
+    "start_ns": Column("integer", "ns", "start on the GPU, since the start of the session"),
+    "end_ns": Column("integer", "ns", "end on the GPU"),
+    "duration_ns": Column("integer", "ns", "end minus start"),
+    "device": Column("integer", "", "CUDA device ordinal in its process"),
+    "stream": Column("integer", "", "CUDA stream ID"),
+    "pid": Column("integer", "", "process ID"),
+    "correlation_id": Column("integer", "", "CUPTI correlation ID, unique within a process"),
+    "launch_ns": Column("integer", "ns", "start of the API call that launched it; missing without a launch row"),
+    "launch_tid": Column("integer", "", "thread ID of that call; missing without a launch row"),
+    "launch_latency_ns": Column(
+        "integer", "ns", "from the start of that call to its own; missing without a launch row", of_kernels=False
+    ),
+    "operator": Column(
+        "category",
+        "",
+        "innermost operator of PyTorch open at its launch, such as aten::mm; missing where there is none",
+    ),
+    "phase": Column(
+        "category",
+        "",
+        "forward, loss, backward, optimizer or one of the user's own; 'step' in a step outside these; "
+        "missing outside every phase",
+    ),
+    "instance": Column("integer", "", "which occurrence of that phase in its process, from 0; missing outside phases"),
+    "warmup": Column("flag", "", "true in a warm-up instance"),
+    "range_path": Column("category", "", "names of the ranges open at its launch, outermost first, joined by ' / '"),
+    "how": Column("category", "", "how the ranges were found: same thread, other thread, graph, or none"),
+    "ambiguous": Column("flag", "", "true where several threads had phases open"),
+    "graph_node_id": Column("integer", "", "CUDA graph node ID, 0 outside graph replays"),
+    "precision": Column("category", "", "what a matmul multiplies in; missing where its name does not say", False),
+    "thread_blocks": Column(
+        "integer", "blocks", "grid of a kernel; missing where not known, and behind the first 250,000", of_kernels=False
+    ),
+    "bytes": Column("integer", "bytes", "size of a copy or a fill; missing for others", of_kernels=False),
+    "copy": Column("category", "", "way and memory of a copy, such as pageable to device; missing for others", False),
+}
+
 #: The columns of :func:`kernel_frame`, with their units.
 COLUMNS = {
-    "name": "full kernel name (categorical)",
-    "class": "kernel class (categorical)",
-    "start_ns": "start on the GPU, ns since the start of the session",
-    "end_ns": "end on the GPU, ns",
-    "duration_ns": "end minus start, ns",
-    "device": "CUDA device ordinal in its process",
-    "stream": "CUDA stream ID",
-    "pid": "process ID",
-    "correlation_id": "CUPTI correlation ID, unique within a process",
-    "launch_ns": "start of the API call that launched it, ns; <NA> without a launch row",
-    "launch_tid": "thread ID of that call; <NA> without a launch row",
-    "operator": "innermost operator of PyTorch open at its launch, such as aten::mm; missing where the trace has none "
-    "(categorical)",
-    "phase": "forward, loss, backward, optimizer or one of the user's own; 'step' in a step outside these; "
-    "missing outside every phase (categorical)",
-    "instance": "which occurrence of that phase in its process, from 0; <NA> outside every phase",
-    "warmup": "True in a warm-up instance",
-    "range_path": "names of the ranges open at its launch, outermost first, joined by ' / ' (categorical)",
-    "how": "same thread, other thread, graph, or none (categorical)",
-    "ambiguous": "True where several threads had phases open",
-    "graph_node_id": "CUDA graph node ID, 0 outside graph replays",
+    name: one.doc + (f", {one.unit}" if one.unit else "") + (" (categorical)" if one.type == "category" else "")
+    for name, one in OPERATION_COLUMNS.items()
+    if one.of_kernels
 }
 
 
@@ -56,25 +100,67 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
     """
     import pandas as pd
 
-    if not trace.tables & {"kernel", "graph"}:
-        why = plain(explained(trace.metadata.diagnostics), "`")
-        raise MissingTableError(f"{trace.path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
+    _check_gpu(trace)
     attributed = AttributedTrace(trace, names)
+    columns = _columns(attributed, attributed.trace.operations.kernels)
+    return pd.DataFrame(columns, columns=list(COLUMNS), copy=False)
+
+
+def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
+    """All operations, kernels first, else as of :func:`kernel_frame`; the columns are those of ``OPERATION_COLUMNS``.
+
+    Raises:
+        MissingTableError: the export has no GPU activity table at all.
+    """
+    import pandas as pd
+
+    _check_gpu(attributed.as_recorded)
     trace = attributed.trace  # without what contradicts it
-    kernel = trace.operations.kind == KERNEL
-    operations = trace.operations.select(kernel)
-    attribution = attributed.attribution
+    operations, kind = trace.operations, trace.operations.kind
+    columns = _columns(attributed, slice(None))
+    kernels = attributed.kernels
+    found = [gemm_precision(name) for name in kernels.names]
+    precisions = sorted({one for one in found if one})
+    precision = np.array([*(precisions.index(one) if one else NONE for one in found), NONE], np.int64)
+    rank_of = {one.global_pid: one.rank for one in processes_of(trace)}
+    processes = distinct(operations.process)
+    ranks = [rank_of.get(one) for one in processes.tolist()]
+    rank = np.array([one if one is not None else NONE for one in ranks], np.int64)
+    rank = rank[np.searchsorted(processes, operations.process)]
+    size, is_kernel = operations.size, kind == KERNEL
+    columns |= {
+        "capture": _categorical(np.zeros(len(kind), np.int8), [trace.path.name]),
+        "rank": _masked(rank, rank == NONE),
+        "kind": _categorical(kind, list(KINDS)),
+        "launch_latency_ns": _masked(attributed.wait(slice(None)), attributed.attribution.launch == NONE),
+        "precision": _categorical(precision[kernels.code], precisions),
+        "thread_blocks": _masked(size, ~is_kernel | (size == 0)),
+        "bytes": _masked(size, is_kernel | (kind == GRAPH)),
+        "copy": _categorical(np.where(kind == MEMCPY, operations.copy, NONE), list(COPIES)),
+    }
+    return pd.DataFrame(columns, columns=list(OPERATION_COLUMNS), copy=False)
+
+
+def _columns(attributed: AttributedTrace, chosen: slice) -> dict[str, Any]:
+    """The columns that the kernel table has, of some operations."""
+    import pandas as pd
+
+    trace, attribution, instances = attributed.trace, attributed.attribution, attributed.instances
+    operations = trace.operations.select(chosen)
     classes = list(CLASSES)
-    class_of_kernel = np.array([classes.index(one) for one in attributed.kernels.classes], np.int64)
-    operator = launching_operators(trace, attribution, np.flatnonzero(kernel))
-    leaf, step = (part[kernel] for part in attributed.instance_pair)
-    instance, instances = np.where(leaf == NONE, step, leaf), attributed.instances
+    fallback = np.where(operations.kind == GRAPH, classes.index(UNKNOWN), classes.index(FILLS))
+    of_kernel = np.array([*(classes.index(one) for one in attributed.kernels.classes), NONE], np.int64)
+    class_code = of_kernel[attributed.kernels.code[chosen]]
+    index = np.arange(len(trace.operations))[chosen]
+    operator = launching_operators(trace, attribution, index)
+    leaf, step = (part[chosen] for part in attributed.instance_pair)
+    instance = np.where(leaf == NONE, step, leaf)
     by_phase = pd.Series(instances.phase).groupby([instances.process, instances.phase])
     paths, path_names = range_paths(trace, attribution)
-    launch = attribution.launch[kernel]
-    columns: dict[str, Any] = {
+    launch = attribution.launch[chosen]
+    return {
         "name": _categorical(operations.name, list(operations.names)),
-        "class": _categorical(class_of_kernel[attributed.kernels.code[kernel]], classes),
+        "class": _categorical(np.where(class_code == NONE, fallback, class_code), classes),
         "start_ns": operations.start,
         "end_ns": operations.end,
         "duration_ns": operations.end - operations.start,
@@ -88,12 +174,17 @@ def kernel_frame(trace: Trace, names: PhaseNames | None = None) -> pd.DataFrame:
         "phase": _categorical(np.append(instances.phase, NONE)[instance], list(instances.phases)),
         "instance": _nullable(by_phase.cumcount().to_numpy(np.int64), instance),
         "warmup": np.append(instances.warmup, False)[instance],
-        "range_path": _categorical(paths[kernel], path_names),
-        "how": _categorical(attribution.how[kernel], list(HOW)),
-        "ambiguous": attribution.ambiguous[kernel],
+        "range_path": _categorical(paths[chosen], path_names),
+        "how": _categorical(attribution.how[chosen], list(HOW)),
+        "ambiguous": attribution.ambiguous[chosen],
         "graph_node_id": operations.graph_node,
     }
-    return pd.DataFrame(columns, copy=False)
+
+
+def _check_gpu(trace: Trace) -> None:
+    if not trace.tables & {"kernel", "graph"}:
+        why = plain(explained(trace.metadata.diagnostics), "`")
+        raise MissingTableError(f"{trace.path} holds no CUDA kernels", why or "Capture again with --trace=cuda,nvtx")
 
 
 def _categorical(codes: Any, names: list[str]) -> Any:
@@ -103,6 +194,10 @@ def _categorical(codes: Any, names: list[str]) -> Any:
 
 
 def _nullable(values: Any, index: Any) -> Any:
+    return _masked(np.append(values, 0)[index], index == NONE)
+
+
+def _masked(values: Any, missing: Any) -> Any:
     import pandas as pd
 
-    return pd.arrays.IntegerArray(np.append(values, 0)[index], index == NONE)
+    return pd.arrays.IntegerArray(values.astype(np.int64), missing)

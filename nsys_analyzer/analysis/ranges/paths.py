@@ -10,7 +10,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.attribution import Attribution
 from nsys_analyzer.analysis.intervals.axis import Axis
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
-from nsys_analyzer.trace.arrays import Ints, distinct
+from nsys_analyzer.trace.arrays import Ints, dense_codes, distinct, distinct_rows
 from nsys_analyzer.trace.columns import Ranges
 from nsys_analyzer.trace.trace import Trace
 
@@ -30,11 +30,14 @@ def range_paths(trace: Trace, attribution: Attribution) -> tuple[Ints, list[str]
     thread = np.concatenate([attribution.inherited, attribution.thread, captured[0]])
     time = np.concatenate([attribution.time, attribution.time, captured[1]])
     of_moment, stacks = open_stacks(ranges, thread, time)
-    combined, codes = np.unique(of_moment.reshape(3, len(attribution.launch)), axis=1, return_inverse=True)
+    three_of = of_moment.reshape(3, len(attribution.launch))
+    first, codes = distinct_rows(*three_of)
     # Different combinations may read the same; a categorical's categories must not.
-    texts = [SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in combined.T.tolist()]
+    texts = [
+        SEPARATOR.join(_path(ranges, *(stacks[code] for code in three))) for three in three_of[:, first].T.tolist()
+    ]
     paths, recode = np.unique(np.array(["", *texts], np.object_), return_inverse=True)
-    return recode[1:][codes.ravel()], paths.tolist()
+    return recode[1:][codes], paths.tolist()
 
 
 def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[Stack]]:
@@ -52,13 +55,13 @@ def open_stacks(ranges: Ranges, thread: Ints, time: Ints) -> tuple[Ints, list[St
     boundaries = distinct(np.concatenate([opened, closed]))
     # What is open is the same from one boundary to the next; before the first one, and off the axis: NONE.
     segment = np.searchsorted(boundaries, axis.place(thread, time), side="right") - 1
-    used, codes = np.unique(segment, return_inverse=True)
+    used, codes = dense_codes(segment)
     at = boundaries[used[used != NONE]].tolist()
     order = np.lexsort((index, -closed, opened))
     stacks: dict[Stack, int] = {(): 0}
     sweep = _sweep(index[order].tolist(), opened[order].tolist(), closed[order].tolist(), at)
     found = [*[0] * (len(used) - len(at)), *(stacks.setdefault(stack, len(stacks)) for stack in sweep)]
-    return np.array(found, np.int64)[codes.ravel()], list(stacks)
+    return np.array(found, np.int64)[codes], list(stacks)
 
 
 def _sweep(index: list[int], opened: list[int], closed: list[int], boundaries: list[int]) -> Iterator[Stack]:

@@ -36,6 +36,18 @@ def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
     return tuple(_Join(group).run() for group in group_members(members))
 
 
+def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
+    """For each capture of a run whose clocks agree: the capture whose clock is the run's, and its own against it."""
+    found: dict[str, tuple[str, Clock]] = {}
+    for group in group_members(members):
+        join = _Join(group)
+        if join.alignment:
+            first = join.members[0].capture
+            clocks = zip(join.members, join.clocks, strict=True)
+            found |= {member.capture: (first, clock) for member, clock in clocks if clock}
+    return found
+
+
 def _name(captures: Sequence[str]) -> str:
     """What a run is called: as its capture, or as its captures begin."""
     if len(captures) == 1:

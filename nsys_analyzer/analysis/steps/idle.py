@@ -85,11 +85,7 @@ def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Codes, steps: Bool
         rank: shape (operations,), as of ``anatomy``.
         steps: shape (ranges,), True for the ranges of steps, which name no part of one.
     """
-    known = gaps.next != NONE
-    launch = np.where(known, launched[gaps.next], gaps.end)
-    queued = known & (launch <= gaps.start - _SKEW_NS)
-    # Until its launch begins, whatever the program does keeps the device waiting.
-    until = np.where(queued, gaps.start, np.minimum(np.maximum(launch, gaps.start), gaps.end))
+    known, queued, until = _launches(gaps, launched)
     pause_ns, allocator_ns = _within(host.pauses, gaps, until), _within(host.allocations, gaps, until)
     base, call = _bases(gaps, host, queued, known, rank)
     base_ns = gaps.length - pause_ns - allocator_ns
@@ -100,6 +96,43 @@ def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Codes, steps: Bool
     loads = Cover.of(host.pauses.start[host.loading], host.pauses.end[host.loading])
     data_ns, own = _within(loads, gaps, until), queued & (gaps.length <= _QUEUED_NS)
     return Causes(base, base_ns, pause_ns, allocator_ns, pause, data_ns, own, _joined(rows))
+
+
+def idle_stretches(gaps: Gaps, causes: Causes, host: Host, launched: Ints) -> tuple[Ints, Ints, Ints]:
+    """The gaps cut where their cause changes: start, end and cause (a code into ``CAUSES``) of each stretch, in order.
+
+    Those of a cause are as long together as ``causes`` says; ``launched`` is as of :func:`find_causes`.
+    """
+    *_, until = _launches(gaps, launched)
+    _, interval, low, high = host.pauses.inside(gaps.start, until)
+    parts = [(low, high, np.where(host.loading[interval], _DATA, _HOST))]
+    _, _, low, high = host.allocations.inside(gaps.start, until)
+    parts.append((low, high, np.full(len(low), _ALLOCATOR)))
+    start = np.concatenate([host.pauses.start, host.allocations.start])
+    end, order = np.concatenate([host.pauses.end, host.allocations.end]), np.argsort(start, kind="stable")
+    others = Cover.of(start[order], end[order])
+    gap, low, high = others.without(gaps.start, until)
+    parts.append((low, high, causes.base[gap]))
+    behind = gaps.end > until  # there nothing that the program does keeps the device waiting
+    parts.append((until[behind], gaps.end[behind], causes.base[behind]))
+    low, high, cause = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(low, kind="stable")
+    low, high, cause = low[order], high[order], cause[order]
+    # Two parts of one cause that touch are one stretch, unless a gap ends between them.
+    joins = (low[1:] == high[:-1]) & (cause[1:] == cause[:-1]) & ~np.isin(low[1:], gaps.start)
+    first, last = np.append(True, ~joins)[: len(low)], np.append(~joins, True)[: len(low)]
+    return low[first], high[last], cause[first]
+
+
+def _launches(gaps: Gaps, launched: Ints) -> tuple[Bools, Bools, Ints]:
+    """Of the operation that ends each gap: whether there is one, whether it was queued, and when its launch began.
+
+    Until then, as far as it is in the gap, whatever the program does keeps the device waiting.
+    """
+    known = gaps.next != NONE
+    launch = np.where(known, launched[gaps.next], gaps.end)
+    queued = known & (launch <= gaps.start - _SKEW_NS)
+    return known, queued, np.where(queued, gaps.start, np.minimum(np.maximum(launch, gaps.start), gaps.end))
 
 
 def _within(cover: Cover, gaps: Gaps, until: Ints) -> Ints:

@@ -9,12 +9,12 @@ from typing import TypeVar
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, dissect
 from nsys_analyzer.analysis.steps.host import Host, find_host
-from nsys_analyzer.analysis.steps.idle import CAUSES, Cause, Causes, IdleRow, find_causes
+from nsys_analyzer.analysis.steps.idle import CAUSES, Cause, Causes, IdleRow, find_causes, idle_stretches
 from nsys_analyzer.analysis.steps.lanes import Lane, draw_lanes
 from nsys_analyzer.analysis.steps.step import (
     OUTSIDE,
@@ -37,7 +37,6 @@ from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of
 _AT_ONCE = 50_000
 #: Operations of a process that are dissected in all, about.
 _MOST_OPERATIONS = 300_000
-_FILLS = "memset/memcpy"
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
 
 
@@ -73,6 +72,29 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
     )
 
 
+@dataclass(frozen=True)
+class DeviceIdle:
+    """When a device of a process idles in its steps: shape (stretches,), ns, and codes into ``CAUSES``, in order."""
+
+    device: int
+    start: Ints
+    end: Ints
+    cause: Ints
+
+
+def find_idle(attributed: AttributedTrace, process: int) -> tuple[DeviceIdle, ...]:
+    """The idle time of each device in every step of a process; none where it has no step."""
+    windows = find_windows(attributed, process)
+    operations = attributed.trace.operations
+    mine = np.flatnonzero(operations.process == process).astype(np.int32)
+    if windows is None or not len(mine):
+        return ()
+    host = find_host(attributed, process, (int(windows.start[0]), int(windows.end[-1])))
+    view = _View(attributed, windows, windows, host)
+    on = operations.device[mine]
+    return tuple(DeviceIdle(device, *view.idle(mine[on == device])) for device in distinct(np.sort(on)).tolist())
+
+
 def _some_of(windows: Windows, operations: int) -> Windows:
     """All steps; of a long capture blocks of them, evenly spread, which tell as much in a part of the time."""
     fewer = -(-operations // _MOST_OPERATIONS)
@@ -104,11 +126,11 @@ class View:
     def __init__(self, attributed: AttributedTrace, windows: Windows, every: Windows, host: Host) -> None:
         self.attributed, self.windows, self.every, self.host = attributed, windows, every, host
         operations, kernels = attributed.trace.operations, attributed.kernels
-        self.classes = tuple(dict.fromkeys((*kernels.classes, _FILLS, UNKNOWN)))
+        self.classes = tuple(dict.fromkeys((*kernels.classes, FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
         of_kernel = np.array([*(code[name] for name in kernels.classes), code[UNKNOWN]], np.int32)
         self.label = of_kernel[kernels.code]
-        self.label[operations.of_kind(MEMCPY)] = self.label[operations.of_kind(MEMSET)] = code[_FILLS]
+        self.label[operations.of_kind(MEMCPY)] = self.label[operations.of_kind(MEMSET)] = code[FILLS]
         self.label[operations.of_kind(GRAPH)] = code[UNKNOWN]
         self.rank = np.full(len(operations), COMPUTE, np.int8)
         self.rank[operations.of_kind(MEMCPY)] = COPYING
@@ -217,6 +239,15 @@ class View:
         """What fills some windows on a device, and why it idles; ``chosen`` are its operations, in order of start."""
         anatomy = dissect(windows, self.attributed.trace.operations, chosen, self.rank)
         return anatomy, find_causes(anatomy.gaps, self.host, self.launched, self.rank, self.steps)
+
+    def idle(self, chosen: SmallInts) -> tuple[Ints, Ints, Ints]:
+        """Start, end and cause of each stretch in which a device idles, of which ``chosen`` are the operations."""
+        found = [(np.empty(0, np.int64),) * 3]
+        for part, some in self._chunks(chosen):
+            anatomy, causes = self._dissect(part, some)
+            found.append(idle_stretches(anatomy.gaps, causes, self.host, self.launched))
+        start, end, cause = (np.concatenate(columns) for columns in zip(*found, strict=True))
+        return start, end, cause
 
     def latency(self, chosen: SmallInts) -> tuple[float, float] | None:
         """From launches to the starts of their operations, µs: median and 90th percentile."""
