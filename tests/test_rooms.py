@@ -19,7 +19,7 @@ LAYERS = (
     ("analysis",),
     ("runs", "share"),
     ("capture", "report"),
-    ("experiments",),
+    ("experiments", "export"),
     ("api",),
     ("package",),
     ("cli", "profiling_targets"),

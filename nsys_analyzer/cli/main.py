@@ -14,6 +14,7 @@ from nsys_analyzer.cli.bench import bench
 from nsys_analyzer.cli.compare import compare
 from nsys_analyzer.cli.doctor import doctor
 from nsys_analyzer.cli.explain import explain
+from nsys_analyzer.cli.export import export
 from nsys_analyzer.cli.info import info
 from nsys_analyzer.cli.kernels import kernels
 from nsys_analyzer.cli.modules import modules
@@ -46,6 +47,7 @@ _COMMANDS = {
     compare: "Say what changed between two runs, and what explains it.",
     report: "Answer where the time of captures goes.",
     kernels: "Print the kernel table of a capture.",
+    export: "Write a capture for ui.perfetto.dev, or as a table.",
     info: "Print what a capture holds.",
     share: "Copy a capture without private data.",
     doctor: "Check what this machine has for a capture.",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 
@@ -31,21 +32,50 @@ _LONGEST_STEM = 120
 ELSEWHERE = "Move it away, or name another --output-dir"
 
 
-def check_target(path: Path, sources: Sequence[Path], *, force: bool) -> None:
-    """Makes sure that a report can be written where ``-o`` says, and that nothing is lost there.
+def is_ours(path: Path) -> bool:
+    """Whether a report, its data or a figure was written here: it bears a mark, or there is nothing in it."""
+    with path.open("rb") as file:
+        start = file.read(_NEAR)
+        file.seek(max(path.stat().st_size - _NEAR, 0))
+        end = file.read()
+    return not start or any(mark in part for mark in _MARKS for part in (start, end))
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a command writes: in words, an example of a name, and whether a file is one that was written before.
+
+    ``suffix``: an ending of inputs that its files have, too; empty for none.
+    """
+
+    what: str
+    example: str
+    is_ours: Callable[[Path], bool]
+    suffix: str = ""
+    printed: bool = False
+
+
+REPORT = Output("report", "report.md", is_ours, printed=True)
+
+
+def check_target(path: Path, sources: Sequence[Path], *, force: bool, output: Output = REPORT) -> None:
+    """Makes sure that a report, or another ``output``, can be written where ``-o`` says, and nothing is lost there.
 
     Raises:
         NsysAnalyzerError: it cannot be written, it is one of the ``sources`` or has the name of one, something else
             than a file stands there, or a file that was not written here and that ``force`` does not say to replace.
     """
     if path.is_dir():
-        raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / 'report.md'}")
-    check_regular(path, "Name a file with -o, or print with -o -")
+        raise NsysAnalyzerError(f"{path} is a folder", f"Name a file in it: -o {path / output.example}")
+    check_regular(path, f"Name a file with -o{', or print with -o -' if output.printed else ''}")
     place = link_target(path)
-    if any(name.lower().endswith(_INPUT_SUFFIXES) for name in (path.name, place.name)):
-        raise NsysAnalyzerError(f"{path} has the name of an input, not of a report", "Name another file with -o")
+    reserved = tuple(suffix for suffix in _INPUT_SUFFIXES if suffix != output.suffix)
+    if any(name.lower().endswith(reserved) for name in (path.name, place.name)):
+        remedy = f"Name another file with -o{'' if output.printed else f', such as {output.example}'}"
+        raise NsysAnalyzerError(f"{path} has the name of an input, not of a {output.what}", remedy)
     check_no_input(path, sources)
-    check_replaceable(path, "Name another file with -o, or replace it with --force", force=force)
+    remedy = "Name another file with -o, or replace it with --force"
+    check_replaceable(path, remedy, force=force, written_here=output.is_ours)
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=place.parent):
@@ -55,7 +85,9 @@ def check_target(path: Path, sources: Sequence[Path], *, force: bool) -> None:
         raise NsysAnalyzerError(f"{path} cannot be written ({reason})", "Name another file with -o") from error
 
 
-def check_replaceable(path: Path, remedy: str, *, force: bool = False) -> None:
+def check_replaceable(
+    path: Path, remedy: str, *, force: bool = False, written_here: Callable[[Path], bool] = is_ours
+) -> None:
     """Makes sure that nothing of anybody else's is lost where a report goes.
 
     Raises:
@@ -63,17 +95,8 @@ def check_replaceable(path: Path, remedy: str, *, force: bool = False) -> None:
             no file, which nothing replaces.
     """
     check_regular(path, "Name a file in its place")
-    if path.exists() and not force and not is_ours(path):
+    if path.exists() and not force and not written_here(path):
         raise NsysAnalyzerError(f"{path} was not written by nsys-analyze, and would be replaced", remedy)
-
-
-def is_ours(path: Path) -> bool:
-    """Whether a report, its data or a figure was written here: it bears a mark, or there is nothing in it."""
-    with path.open("rb") as file:
-        start = file.read(_NEAR)
-        file.seek(max(path.stat().st_size - _NEAR, 0))
-        end = file.read()
-    return not start or any(mark in part for mark in _MARKS for part in (start, end))
 
 
 def write_as(form: str, built: Report, path: Path, *, figures: bool = True, force: bool = False) -> None:

@@ -1,0 +1,65 @@
+"""``nsys-analyze export``: captures as a Perfetto trace, or their GPU operations as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from nsys_analyzer.cli.options import phase_names_option
+from nsys_analyzer.export import FORMATS
+
+
+def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from tabulate import tabulate
+
+        from nsys_analyzer.export.tables import column_reference
+
+        click.echo(tabulate(list(column_reference()), ["column", "type", "unit", "meaning"]))
+        ctx.exit()
+
+
+@click.command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE|FOLDER...")
+@click.option(
+    "--format", "output_format", type=click.Choice(list(FORMATS)), required=True,
+    help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation.",
+)  # fmt: skip
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE",
+    help="The file to write. Default: the first TRACE's name with .pftrace, .parquet, .csv or .db, in this folder.",
+)  # fmt: skip
+@click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
+@click.option(
+    "--columns", is_flag=True, is_eager=True, expose_value=False, callback=_print_columns,
+    help="Print what the columns of the table are, with their units, and exit.",
+)  # fmt: skip
+@phase_names_option("--phase-name")
+def export(
+    traces: tuple[Path, ...], output_format: str, output: Path | None, force: bool, phase_names: tuple[str, ...]
+) -> None:
+    """Write captures for other tools: as a timeline, or as a table of GPU operations.
+
+    The timeline has a track for each stream of a GPU, for its idle time by cause, for each thread, with its ranges and
+    the API calls that launch, block or allocate, and for GPU memory, where that was recorded. Arrows lead from launches
+    to kernels, whose details say class, phase, ranges, launch latency and precision. Open it at https://ui.perfetto.dev,
+    which reads it in your browser and uploads nothing.
+
+    TRACE is what the report takes. Captures of several ranks become one timeline, their clocks aligned by collectives.
+    """
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.export.writing import default_name
+    from nsys_analyzer.export.writing import export as write
+    from nsys_analyzer.text import visible
+
+    target = output or default_name(traces[0], output_format)
+    size = write(
+        traces,
+        target,
+        output_format,
+        PhaseNames.parse(phase_names),
+        force=force,
+        tell=lambda line: click.echo(visible(line), err=True),
+    )
+    click.echo(f"{target}: {size / 1e6:,.1f} MB" if size >= 1e6 else f"{target}: {size / 1e3:,.0f} kB")

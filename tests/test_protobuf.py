@@ -1,0 +1,65 @@
+"""Messages written by numpy against those of Google's library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
+
+from nsys_analyzer.export.perfetto.protobuf import encoded, fixed64, message, number, taken, text, where
+
+times = st.integers(0, 2**63 - 1)
+values = st.integers(-(2**63), 2**63 - 1)
+rows = st.lists(st.tuples(times, values, st.booleans(), st.integers(0, 3)), min_size=1, max_size=20)
+TEXTS = ("", "ä", "x" * 127, "y" * 128)
+
+
+def column(found: list[int]) -> np.ndarray:
+    return np.array(found, np.int64)
+
+
+@given(rows)
+def test_messages_are_those_of_the_library(found: list[tuple[int, int, bool, int]]) -> None:
+    """Every kind of field, some left out of some messages, in messages inside messages."""
+    time, value, present, which = (list(one) for one in zip(*found, strict=True))
+    expected = Trace()
+    for at, count, is_there, chosen in found:
+        packet = expected.packet.add(timestamp=at, trusted_packet_sequence_id=7)
+        packet.track_event.counter_value = count
+        if is_there:
+            packet.track_event.debug_annotations.add(name_iid=chosen, int_value=count)
+            packet.track_event.flow_ids.append(at)
+        packet.track_event.name = TEXTS[3]
+    annotation = message(4, number(1, column(which)), number(4, column(value)))
+    event = message(
+        11,
+        number(30, column(value)),
+        where(np.array(present), annotation),
+        where(np.array(present), fixed64(47, column(time))),
+        text(23, TEXTS[3]),
+    )
+    ours = encoded(message(1, number(8, column(time)), number(10, 7), event))
+    read = Trace()
+    read.ParseFromString(ours)
+    assert read == expected
+    assert len(ours) == expected.ByteSize()  # no number takes more bytes than it needs
+
+
+@given(st.lists(st.integers(0, 3), max_size=10))
+def test_what_is_encoded_once_serves_many_messages(index: list[int]) -> None:
+    once = tuple(part for field in (number(1, column([1, 200, 70_000, 2**40])), text(2, "x")) for part in field)
+    packets = message(1, number(10, 1), message(60, taken(once, column(index))))
+    read = Trace()
+    read.ParseFromString(encoded(packets) if index else b"")
+    assert [(one.track_descriptor.uuid, one.track_descriptor.name) for one in read.packet] == [
+        ([1, 200, 70_000, 2**40][i], "x") for i in index
+    ]
+
+
+@pytest.mark.parametrize("content", TEXTS)
+def test_texts(content: str) -> None:
+    read = Trace()
+    read.ParseFromString(encoded(message(1, message(60, text(2, content)))))
+    assert read.packet[0].track_descriptor.name == content
