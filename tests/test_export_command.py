@@ -96,6 +96,29 @@ def test_a_capture_that_cannot_be_read_leaves_what_was_there(here: Path, form: s
     assert {path.name for path in here.iterdir()} == {"step.sqlite", "broken.sqlite", f"out{SUFFIXES[form]}"}
 
 
+def test_a_timeline_where_nothing_else_is_asked_for(here: Path, run_main: Main) -> None:
+    assert run_main("export", "step.sqlite").code == 0
+    assert FORMATS["perfetto"].is_ours(here / "step.pftrace")
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ("absent.sqlite", "absent.sqlite: No such file or directory. Give the path of a .sqlite or .nsys-rep file"),
+        ("empty", "empty holds no trace. Give a folder with"),
+        ("unprofiled", "unprofiled holds no trace. Give a trace, or a folder with some"),
+    ],
+)
+def test_what_cannot_be_read(here: Path, trace: str, said: str, run_main: Main) -> None:
+    (here / "empty").mkdir()
+    (here / "unprofiled").mkdir()
+    (here / "unprofiled/a.manifest.json").write_text('{"status": "ok", "profiler": "none"}')
+    ended = run_main("export", trace)
+    assert ended.code == 1
+    assert ended.err.startswith(f"Error: {said}")
+    assert len(ended.err.splitlines()) == 1
+
+
 def test_columns_are_printed(run_main: Main) -> None:
     ended = run_main("export", "--columns")
     assert ended.code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.captures import Capture, on_one_clock
 from nsys_analyzer.export.perfetto import is_ours
 from nsys_analyzer.trace.trace import Trace
+from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, Export, global_pid, training_step
 from tests.support.kineto import Kineto
 from tests.support.ranks import own_captures, write
@@ -84,10 +86,10 @@ def test_a_training_step(step_trace: Path, tmp_path: Path) -> None:
     assert sum(row[4] for row in slices(trace, "track = 'idle'")) == 1000 - 440
     parents = trace.query(f"SELECT DISTINCT track, parent, process FROM ({SLICES}) ORDER BY track")
     assert parents == [
-        {"track": "idle", "parent": "GPU 0 (NVIDIA H200)", "process": "step.sqlite (pid 100)"},
-        {"track": "pt_autograd_0", "parent": None, "process": "step.sqlite (pid 100)"},
-        {"track": "python3", "parent": None, "process": "step.sqlite (pid 100)"},
-        {"track": "stream 7", "parent": "GPU 0 (NVIDIA H200)", "process": "step.sqlite (pid 100)"},
+        {"track": "idle", "parent": "GPU 0 (NVIDIA H200)", "process": "step.sqlite"},
+        {"track": "pt_autograd_0", "parent": None, "process": "step.sqlite"},
+        {"track": "python3", "parent": None, "process": "step.sqlite"},
+        {"track": "stream 7", "parent": "GPU 0 (NVIDIA H200)", "process": "step.sqlite"},
     ]
 
 
@@ -253,6 +255,15 @@ def test_operators_of_a_profiler_of_pytorch(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_program_on_the_cpu(tmp_path: Path) -> None:
+    """Its operators stand for kernels; the device that they would run on is the CPU, and does not idle."""
+    path = Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", tmp_path))
+    trace = opened([path], tmp_path / "t.pftrace")
+    check_sound(trace)
+    tracks = trace.query(f"SELECT DISTINCT track, parent FROM ({SLICES}) WHERE parent IS NOT NULL")
+    assert tracks == [{"track": "stream 0", "parent": "CPU"}]
+
+
 def test_phases_of_other_names(tmp_path: Path) -> None:
     path = Export().range("my_pass", 0, 100).kernel(GEMM, 10, 20, 30).write(tmp_path / "t.sqlite")
     trace = opened([path], tmp_path / "t.pftrace", forward=["my_pass"])
@@ -297,7 +308,7 @@ def test_processes_of_one_id(tmp_path: Path) -> None:
     trace = trace_processor(tmp_path / "t.pftrace")
     check_sound(trace)
     found = trace.query(f"SELECT process, count(*) AS n FROM ({SLICES}) GROUP BY 1 ORDER BY 1")
-    assert [row["process"] for row in found] == [f"{name}.sqlite (pid {PID})" for name in ("one", "other")]
+    assert [row["process"] for row in found] == ["one.sqlite", f"other.sqlite (pid {PID})"]
     assert found[0]["n"] == found[1]["n"]
     assert trace.query("SELECT count(DISTINCT utid) AS n FROM thread_track") == [{"n": 4}]
     assert trace.query("SELECT count(*) AS n FROM flow") == [{"n": 10}]

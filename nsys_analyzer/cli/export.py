@@ -23,7 +23,7 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
 @click.command(epilog="Example: nsys-analyze export capture.sqlite --format perfetto -o capture.pftrace")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE|FOLDER...")
 @click.option(
-    "--format", "output_format", type=click.Choice(list(FORMATS)), required=True,
+    "--format", "output_format", type=click.Choice(list(FORMATS)), default="perfetto", show_default=True,
     help="perfetto: a timeline for https://ui.perfetto.dev. Else a table with a row for each GPU operation.",
 )  # fmt: skip
 @click.option(

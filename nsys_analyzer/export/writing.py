@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import FORMATS, Format
 from nsys_analyzer.export.captures import Capture, on_one_clock
 from nsys_analyzer.report.writing import Output, check_target
@@ -42,6 +43,8 @@ def export(
     # Before the captures are read: a long wait should not end in a typing error.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
+    if not captures:  # a folder of runs that were not profiled
+        raise TraceError(f"{paths[0]} holds no trace", "Give a trace, or a folder with some")
     if chosen.on_one_clock:
         captures = on_one_clock(captures, tell)
     with atomic_write(target) as unfinished:

@@ -49,6 +49,7 @@ from nsys_analyzer.trace.columns import (
     pid_of,
     process_of,
 )
+from nsys_analyzer.trace.metadata import CPU
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +134,8 @@ class _View:
             pid = pid_of(process)
             number = self.ids.system(pid)
             known = self.processes.get(process, Process(process, pid, ""))
-            name = f"{known.label or self.capture.path.name} (pid {pid})"
+            name = known.label or self.capture.path.name
+            name = name if number == pid else f"{name} (pid {pid})"  # the page says the number beside it
             self._process_tracks[process] = self._track(name, process=number), number
         return self._process_tracks[process]
 
@@ -142,7 +144,7 @@ class _View:
         key = process, device
         if key not in self._gpu_tracks:
             gpu = self.trace.metadata.gpu(pid_of(process), device)
-            name = f"GPU {device}" + (f" ({gpu.name})" if gpu else "")
+            name = CPU if gpu and gpu.is_cpu else f"GPU {device}" + (f" ({gpu.name})" if gpu else "")
             self._gpu_tracks[key] = self._track(name, parent=self._process(process)[0], ordered=True)
         return self._gpu_tracks[key]
 
@@ -275,6 +277,8 @@ class _View:
         """The idle time of each device in the steps, by cause."""
         words: Sequence[str] = [CAUSE_WORDS[cause] for cause in CAUSES]
         for process in self.processes:
+            if self._is_on_cpu(process):  # where operators stand for kernels, nothing idles
+                continue
             for found in find_idle(self.attributed, process):
                 if len(found.start):
                     track = self._track("idle", parent=self._gpu(process, found.device), rank=-1)
@@ -282,6 +286,12 @@ class _View:
                     idle = np.full(len(name), self.strings.of(Kind.CATEGORY, "idle"))
                     times = self._time(found.start), self._time(found.end)
                     yield Slices(*times, np.full(len(name), track), name, idle, np.zeros(len(name), np.int64))
+
+    def _is_on_cpu(self, process: int) -> bool:
+        """Whether the process's kernels are operators that ran on the CPU."""
+        devices = np.unique(self.trace.operations.device[self.trace.operations.process == process])
+        gpus = (self.trace.metadata.gpu(pid_of(process), device) for device in devices.tolist())
+        return any(gpu is not None and gpu.is_cpu for gpu in gpus)
 
     def memory(self) -> Iterator[tuple[int, Ints, Ints]]:
         """The device memory in use of each process for which it was recorded: track, times, bytes."""
