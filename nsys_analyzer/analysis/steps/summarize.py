@@ -90,7 +90,7 @@ def find_idle(attributed: AttributedTrace, process: int) -> tuple[DeviceIdle, ..
     if windows is None or not len(mine):
         return ()
     host = find_host(attributed, process, (int(windows.start[0]), int(windows.end[-1])))
-    view = _View(attributed, windows, windows, host)
+    view = View(attributed, windows, windows, host)
     on = operations.device[mine]
     return tuple(DeviceIdle(device, *view.idle(mine[on == device])) for device in distinct(np.sort(on)).tolist())
 
@@ -244,7 +244,7 @@ class View:
         """Start, end and cause of each stretch in which a device idles, of which ``chosen`` are the operations."""
         found = [(np.empty(0, np.int64),) * 3]
         for part, some in self._chunks(chosen):
-            anatomy, causes = self._dissect(part, some)
+            anatomy, causes = self.dissect(part, some)
             found.append(idle_stretches(anatomy.gaps, causes, self.host, self.launched))
         start, end, cause = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return start, end, cause

@@ -24,8 +24,6 @@ from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid
 
 #: Operations whose steps are shown; of a longer capture as many steps around the median one as have about so many.
 MOST_OPERATIONS = 1_000_000
-#: How far behind the last step the end of its last gap is looked for, ns.
-_BEHIND_NS = 1_000_000_000
 
 
 def record_tracks(attributed: AttributedTrace, process: int, most: int = MOST_OPERATIONS) -> Tracks | None:
@@ -107,6 +105,10 @@ class _Recorder:
             memory=self._memory(),
         )
 
+    @cached_property
+    def _several_devices(self) -> bool:
+        return len(distinct(self.attributed.trace.operations.device[self.shown])) > 1
+
     def _spans(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """The starts since the origin, and the durations."""
         return start - self.start, np.maximum(end - start, 0)
@@ -154,7 +156,6 @@ class _Recorder:
     def _streams(self, view: View, threads: Ints) -> Iterator[Stream]:
         """The work of each stream of each device."""
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
-        several = len(distinct(operations.device[self.shown])) > 1
         path_codes, paths = range_paths(self.attributed.trace, attribution)
         place = {thread: i for i, thread in enumerate(threads.tolist())}
         keys = np.stack([operations.device[self.shown], operations.stream[self.shown]])
@@ -163,7 +164,7 @@ class _Recorder:
             spans = self._spans(operations.start[mine], operations.end[mine])
             launched = attribution.launch[mine] != NONE
             yield Stream(
-                f"GPU {device} stream {stream}" if several else f"GPU stream {stream}",
+                f"GPU {device} stream {stream}" if self._several_devices else f"GPU stream {stream}",
                 "stream",
                 *spans,
                 self._names_of(mine),
@@ -203,25 +204,19 @@ class _Recorder:
         return (calls, Places(self.attributed, calls)) if calls else None
 
     def _idle(self, view: View, device: int) -> Track:
-        """The gaps of a device, each by the cause of the largest part of it."""
+        """The stretches in which a device idles, each with its cause and the range that the program was in."""
         operations = self.attributed.trace.operations
-        on = (operations.process == self.process) & (operations.device == device)
-        chosen = np.flatnonzero(on & (operations.end > self.start) & (operations.start < self.end + _BEHIND_NS))
-        chosen = chosen[np.argsort(operations.start[chosen], kind="stable")]
-        anatomy, causes = view.dissect(self.windows, chosen.astype(np.int32))
-        gaps = anatomy.gaps
-        several = len(distinct(operations.device[self.shown])) > 1
-        middle = (gaps.start + gaps.end) // 2
-        around = view.host.innermost(middle)
-        names = (*view.host.ranges.names, "")
-        name = np.append(view.host.ranges.name, len(names) - 1)[around]
+        chosen = np.flatnonzero((operations.process == self.process) & (operations.device == device))
+        start, end, cause = view.idle(chosen.astype(np.int32))
+        around = view.host.innermost((start + end) // 2)
+        ranges = view.host.ranges
         return Track(
-            f"GPU {device} idle" if several else "GPU idle",
+            f"GPU {device} idle" if self._several_devices else "GPU idle",
             "idle",
-            *self._spans(gaps.start, gaps.end),
-            self.names.codes(names, name),
-            self.groups.codes(CAUSES, causes.largest),
-            np.zeros(len(gaps.start), np.int64),
+            *self._spans(start, end),
+            self.names.codes((*ranges.names, ""), np.append(ranges.name, len(ranges.names))[around]),
+            self.groups.codes(CAUSES, cause),
+            np.zeros(len(start), np.int64),
         )
 
     def _memory(self) -> tuple[Ints, Ints]:

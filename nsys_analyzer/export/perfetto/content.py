@@ -27,7 +27,7 @@ from nsys_analyzer.export.perfetto.packets import (
 from nsys_analyzer.export.perfetto.slices import Arguments, Slices, lanes
 from nsys_analyzer.report.sections.anatomy import CAUSES as CAUSE_WORDS
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, dense_rows, distinct
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, distinct_rows
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BEGIN_CAPTURE,
@@ -223,7 +223,7 @@ class _View:
             return
         frame = operation_frame(self.attributed)
         owner = np.searchsorted(distinct(operations.process), operations.process)
-        first, group = dense_rows(owner, operations.device, operations.stream)
+        first, group = distinct_rows(owner, operations.device, operations.stream)
 
         def described(code: int) -> dict[str, Any]:
             columns = operations.process, operations.device, operations.stream

@@ -13,7 +13,7 @@ import numpy as np
 
 from nsys_analyzer.export.perfetto.protobuf import Parts, encoded, fixed64, message, number, taken, text, where
 from nsys_analyzer.export.perfetto.slices import Arguments, Slices
-from nsys_analyzer.trace.arrays import Integers, Ints, SmallInts, blocks, dense_rows
+from nsys_analyzer.trace.arrays import Integers, Ints, SmallInts, blocks, distinct_rows
 
 #: A string in the first packet by which a file of ours is known.
 MARK = b"written by nsys-analyze"
@@ -110,7 +110,7 @@ class Track:
 
 def combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Parts, SmallInts]:
     """The text arguments of slices, by name the IDs of their values: each combination once, and that of each slice."""
-    first, combination = dense_rows(*texts.values())
+    first, combination = distinct_rows(*texts.values())
     columns = ((strings.of(Kind.ARGUMENT, name), values[first]) for name, values in texts.items())
     return tuple(part for name, values in columns for part in _text_argument(name, values)), combination
 
