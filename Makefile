@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SIDE_BY_SIDE := --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: demo test mutants nsys lint coverage examples benchmark fuzz clean
+.PHONY: demo test mutants nsys browser lint coverage examples benchmark fuzz clean
 
 $(READY): pyproject.toml tests/constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -17,11 +17,14 @@ demo: $(READY)  ## run the small model and a program without ranges here, on a G
 	$(BIN)/nsys-analyze run --model small --output-dir demo --rerun
 	$(BIN)/nsys-analyze run --output-dir demo/program --rerun -- $(BIN)/python examples/programs/train.py
 
-test: lint  ## style, types and tests; with `make nsys` before it, a real nsys too
+test: lint  ## style, types and tests; with `make nsys` and `make browser` before it, a real nsys and a browser too
 	NSYS="$${NSYS:-$(wildcard $(CURDIR)/.nsys/usr/bin/nsys)}" $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 nsys:  ## Debian's nsys, unpacked into .nsys without root
 	tests/fetch_nsys.sh
+
+browser:  ## Debian's Chromium, where this is root and none is there
+	tests/fetch_chromium.sh
 
 lint: $(READY)
 	$(BIN)/ruff check .

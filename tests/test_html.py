@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import lzma
 import re
 import zlib
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from hypothesis import given
 from markdown_it import MarkdownIt
 
 from nsys_analyzer.analysis.findings.finding import Place
-from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.figures import svg
 from nsys_analyzer.report.model import (
     Answer,
@@ -39,11 +36,10 @@ from nsys_analyzer.report.renderers import html
 from nsys_analyzer.report.renderers.html.blocks import Blocks
 from nsys_analyzer.report.renderers.html.inline import inline
 from nsys_analyzer.report.renderers.markdown import render_block
-from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.text import code, phrase, visible
 from tests.support.hostile import TEXTS, WORST
+from tests.support.pages import built, unpack_ranks
 
-RANKS = Path(__file__).parent.parent / "examples" / "ranks" / "captures"
 VOID = ("meta", "wbr", "input", "br")
 
 
@@ -84,18 +80,10 @@ class Page(HTMLParser):
         return "details" in self.open[-3:] and "summary" not in self.open
 
 
-def built(*paths: Path) -> Report:
-    return build_report(load_evidence(paths, (), "", names=PhaseNames.parse(()), with_tracks=True))
-
-
 @pytest.fixture(scope="module")
 def late_rank(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Two ranks, of which one is late."""
-    folder = tmp_path_factory.mktemp("ranks")
-    for path in RANKS.glob("late_rank_*"):
-        text = path.read_bytes()
-        (folder / path.name.removesuffix(".xz")).write_bytes(lzma.decompress(text) if path.suffix == ".xz" else text)
-    return built(folder)
+    return built(unpack_ranks(tmp_path_factory.mktemp("ranks")))
 
 
 @pytest.fixture(scope="module")

@@ -73,6 +73,7 @@ class Timeline {
       this.asked = false;
       this.scrolled = this.scroll.scrollTop;
       this.painter.draw(this);
+      document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${((this.low - this.first) / 1e6).toFixed(3)} ms on`;
     });
   }
 

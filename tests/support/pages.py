@@ -1,0 +1,116 @@
+"""Pages in a real browser: Chromium without a window, and what it says of a page."""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.experiments.loading import load_evidence
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.sections import build_report
+from nsys_analyzer.report.writing import write_as
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: Without a window, and without calls of its own to its maker's servers.
+_OPTIONS = (
+    "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+
+
+def find_browser() -> str | None:
+    """The path of a Chromium on this machine; None without one."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Chromium, driven by Playwright."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        sandbox = ["--no-sandbox"] if os.getuid() == 0 else []  # root has none
+        opened = playwright.chromium.launch(executable_path=find_browser(), args=[*_OPTIONS, *sandbox])
+        yield opened
+        opened.close()
+
+
+class View:
+    """A page in a tab, and what it has said and asked for.
+
+    Attributes:
+        page: Playwright's page.
+        heard: messages of its console, errors, and requests to anywhere but itself.
+    """
+
+    def __init__(self, opened: Any, path: Path, width: int = 1280, scheme: str = "light", height: int = 900) -> None:
+        self.heard: list[str] = []
+        self.page = opened.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+        self.page.on("console", lambda message: self.heard.append(f"{message.type}: {message.text}"))
+        self.page.on("pageerror", lambda error: self.heard.append(f"error: {error}"))
+        self.page.on("dialog", lambda dialog: self.heard.append(f"dialog: {dialog.message}"))
+        self.page.on("request", self._requested)
+        self.page.goto(path.as_uri())
+        self.page.wait_for_selector("html[data-ready]", state="attached", timeout=30_000)
+
+    def _requested(self, request: Any) -> None:
+        if not request.url.startswith(("file:", "blob:")) or request.is_navigation_request() is False:
+            self.heard.append(f"request: {request.url}")
+
+    def frames(self) -> None:
+        """Waits until what was asked for is drawn."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def stretch_ns(self) -> float:
+        """How much time the timeline shows, ns."""
+        self.frames()
+        number, unit = self.page.locator("#stretch").inner_text().split()[:2]
+        return float(number.replace(",", "")) * {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}[unit]
+
+    def facts(self) -> dict[str, str]:
+        """What the timeline says of the chosen box."""
+        rows = self.page.locator("#chosen tr").all()
+        return {row.locator("th").inner_text(): row.locator("td").inner_text() for row in rows}
+
+
+def built(*paths: Path) -> Report:
+    """A report with every moment of its captures."""
+    return build_report(load_evidence(paths, (), "", names=PhaseNames.parse(()), with_tracks=True))
+
+
+def write_page(path: Path, *sources: Path) -> Path:
+    """The page of some captures, with its figures."""
+    write_as("html", built(*sources), path)
+    return path
+
+
+def unpack_ranks(folder: Path, run: str = "late_rank") -> Path:
+    """The captures of a committed run of several ranks, in a folder."""
+    for path in (EXAMPLES / "ranks" / "captures").glob(f"{run}_rank*"):
+        text = path.read_bytes()
+        (folder / path.name.removesuffix(".xz")).write_bytes(lzma.decompress(text) if path.suffix == ".xz" else text)
+    return folder
+
+
+def tabbed(view: View, most: int = 500) -> Sequence[str]:
+    """What the Tab key reaches from the top of a page on, each in a few words."""
+    view.page.evaluate("document.activeElement.blur()")
+    reached: list[str] = []
+    for _ in range(most):
+        view.page.keyboard.press("Tab")
+        now = view.page.evaluate(
+            "() => { const one = document.activeElement; if (one === document.body) return '';"
+            " one.dataset.tabbed ??= String(document.querySelectorAll('[data-tabbed]').length);"
+            " return `${one.dataset.tabbed} ${one.tagName} ${one.id || one.textContent.trim().slice(0, 30)}`; }"
+        )
+        if not now or now in reached:
+            break
+        reached.append(now)
+    return reached

@@ -1,0 +1,367 @@
+"""The page as a person uses it, in a real browser: by mouse and by keyboard, in light and in dark."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.export import AUTOGRAD, GEMM, Export, training_step
+from tests.support.hostile import WORST
+from tests.support.pages import EXAMPLES, View, browser, find_browser, tabbed, unpack_ranks, write_page
+
+playwright = pytest.importorskip("playwright", reason="the pages are looked at with Playwright")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.slow,
+    pytest.mark.skipif(find_browser() is None, reason="no Chromium on this machine: make browser"),
+]
+
+#: Where pictures of the pages go; without it they are taken and not kept.
+PICTURES = os.environ.get("PAGE_PICTURES")
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Any]:
+    with browser() as one:
+        yield one
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str], Path]) -> Callable[[str], Path]:
+    """The path of a page by its name, written on first use."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def sources(name: str) -> tuple[Path, ...]:
+        if name == "ranks":
+            (folder / "late").mkdir()
+            return (unpack_ranks(folder / "late"),)
+        if name == "hostile":
+            return (hostile_capture(folder / "hostile.sqlite"),)
+        return (EXAMPLES / "sweep",) if name == "sweep" else (real_capture(name),)
+
+    def path_of(name: str) -> Path:
+        path = folder / f"{name}.html"
+        return path if path.exists() else write_page(path, *sources(name))
+
+    return path_of
+
+
+def hostile_capture(path: Path) -> Path:
+    export = training_step(Export().thread(AUTOGRAD, f"pt_autograd_0 <b>").gpu())
+    writable = WORST.encode("utf-8", "ignore").decode()  # SQLite holds no half of a surrogate pair
+    worst = f"{writable}<img src=x onerror=alert(1)></script><script>alert(2)</script>"
+    return export.range(worst, 810, 940).kernel(f"{worst} {GEMM}", 820, 830, 930).write(path)
+
+
+@pytest.fixture
+def view(opened: Any, pages: Callable[[str], Path]) -> Iterator[Callable[..., View]]:
+    """Opens a page by its name; at the end it must have said nothing and asked for nothing."""
+    views: list[View] = []
+
+    def show(name: str = "train_small256", **how: Any) -> View:
+        views.append(View(opened, pages(name), **how))
+        return views[-1]
+
+    yield show
+    for one in views:
+        one.page.close()
+    assert [line for one in views for line in one.heard] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [900, 1600])
+@pytest.mark.parametrize("name", ["train_small256", "sweep", "ranks"])
+def test_a_page_opens_whole(view: Callable[..., View], tmp_path: Path, name: str, width: int, scheme: str) -> None:
+    """It fits the window, and says and asks nothing. The pictures in README.md are these."""
+    shown = view(name, width=width, scheme=scheme)
+    wide = shown.page.evaluate("document.documentElement.scrollWidth")
+    assert wide <= width
+    folder = Path(PICTURES) if PICTURES else tmp_path
+    shown.page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    shown.frames()
+    picture = shown.page.screenshot(path=folder / f"{name}-{width}-{scheme}.png")
+    assert len(picture) > 20_000
+    assert shown.page.locator("#canvas").bounding_box()["height"] > 100
+
+
+def test_accessibility(view: Callable[..., View]) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    for name, scheme in (("train_small256", "light"), ("train_small256", "dark"), ("ranks", "light")):
+        shown = view(name, scheme=scheme)
+        # axe runs in the page, which lets no script in but its own.
+        found = Axe().run(shown.page)
+        problems = [
+            (one["id"], node["target"], node["failureSummary"])
+            for one in found.response["violations"]
+            for node in one["nodes"]
+        ]
+        assert problems == []
+
+
+def test_tables_sort(view: Callable[..., View]) -> None:
+    page = view().page
+    table = page.locator(".table table").filter(has_text="exposed copies").first
+    head = table.locator("th", has_text="ms").first
+    column = head.evaluate("(head) => head.cellIndex")
+
+    def values() -> list[float]:
+        cells = [row.locator("td").nth(column) for row in table.locator("tbody tr").all()]
+        return [float(cell.get_attribute("data-value")) for cell in cells]
+
+    before = values()
+    states = []
+    for expected in (sorted(before, reverse=True), sorted(before), before):
+        head.locator("button").click()
+        assert values() == expected
+        states.append(head.get_attribute("aria-sort"))
+    assert states == ["descending", "ascending", "none"]
+    text = table.locator("th").first
+    text.locator("button").click()
+    names = [row.locator("td").first.inner_text() for row in table.locator("tbody tr").all()]
+    assert names == sorted(names, key=str.lower)
+
+
+def test_tables_filter(view: Callable[..., View]) -> None:
+    page = view().page
+    field = page.locator("label.filter").first
+    rows = field.locator("xpath=following-sibling::div[1]").locator("tbody tr")
+    assert rows.count() > 8
+    field.locator("input").fill("gemm")
+    shown = [row.inner_text() for row in rows.all() if row.is_visible()]
+    assert shown
+    assert all("gemm" in text for text in shown)
+    assert field.locator("output").inner_text() == f"{len(shown)} of {rows.count()} rows"
+
+
+def test_a_capture_is_picked_among_those_of_a_sweep(view: Callable[..., View]) -> None:
+    page = view("sweep").page
+    name = "small_ctx512_train_bf16"
+    page.locator("#picker").select_option(name)
+    told = page.locator(f'[data-capture="{name}"]')
+    assert told.count() > 5
+    assert page.locator('[data-capture="small_ctx256_train_fp32"]:visible').count() == 0
+    assert any(one.is_visible() for one in told.all())
+    page.wait_for_function(
+        "(name) => document.querySelector('#view').selectedOptions[0].textContent === name", arg=name
+    )
+    page.locator("#picker").select_option("")
+    assert page.locator("[data-capture][hidden]").count() == 0
+
+
+def test_full_names_unfold(view: Callable[..., View]) -> None:
+    page = view().page
+    name = page.locator("details.name").first
+    full = name.locator("xpath=./code")
+    assert not full.is_visible()
+    name.locator("summary").click()
+    assert full.is_visible()
+    assert len(full.inner_text()) > len(name.locator("summary").inner_text())
+
+
+def test_commands_are_copied(opened: Any, pages: Callable[[str], Path]) -> None:
+    shown = View(opened, pages("train_small256"))
+    shown.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    listing = shown.page.locator(".listing").first
+    listing.locator("button").click()
+    shown.page.wait_for_function("() => document.querySelector('.listing .copy').textContent === 'Copied'")
+    assert shown.page.evaluate("navigator.clipboard.readText()") == listing.locator("code").inner_text()
+    shown.page.close()
+
+
+def test_search_finds_and_steps_through(view: Callable[..., View]) -> None:
+    shown = view()
+    whole = shown.stretch_ns()
+    shown.page.locator("#find").fill("softmax")
+    # In three steps the range of each of 12 layers, and the loss's softmax, forward and backward: 3 · (12 + 2).
+    found = shown.page.locator("#matches").inner_text()
+    assert found == "42 found"
+    shown.page.keyboard.press("Enter")
+    assert shown.page.locator("#matches").inner_text() == "1 of 42"
+    first = shown.facts()
+    assert first["name"] == "computing softmax"
+    assert first["track"] == "CPU: main thread"
+    assert shown.stretch_ns() < whole / 20
+    shown.page.locator("#next").click()
+    assert shown.facts()["start"] > first["start"]
+    shown.page.locator("#previous").click()
+    assert shown.facts() == first
+    shown.page.locator("#find").fill("no such kernel")
+    assert shown.page.locator("#matches").inner_text() == "nothing found"
+
+
+def test_a_finding_leads_to_its_place(view: Callable[..., View]) -> None:
+    shown = view()
+    button = shown.page.locator('button[data-kind="idle"][data-name="launch"]').first
+    whole = shown.stretch_ns()
+    button.click()
+    shown.page.wait_for_selector("#chosen tr")
+    assert shown.facts()["GPU idle"] == "launching, short pauses"
+    assert shown.stretch_ns() < whole / 2
+    assert shown.page.evaluate("document.activeElement.id") == "canvas"
+    top = shown.page.locator("#canvas").bounding_box()["y"]
+    assert 0 <= top < 900
+
+
+def test_the_wheel_zooms_where_the_pointer_is(view: Callable[..., View]) -> None:
+    shown = view()
+    canvas = shown.page.locator("#canvas")
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    whole, scrolled = shown.stretch_ns(), shown.page.evaluate("scrollY")
+    shown.page.mouse.wheel(0, 200)
+    shown.page.wait_for_function("(before) => scrollY !== before", arg=scrolled)  # the page scrolls
+    assert shown.stretch_ns() == whole
+    canvas.scroll_into_view_if_needed()
+    canvas.focus()
+    box = canvas.bounding_box()
+    shown.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    shown.page.mouse.wheel(0, -200)
+    shown.page.wait_for_timeout(50)
+    assert shown.stretch_ns() == pytest.approx(whole * 0.513, rel=0.02)  # e^(−200 ÷ 300)
+
+
+def test_drag_moves_and_shift_sums_up(view: Callable[..., View]) -> None:
+    shown = view()
+    canvas = shown.page.locator("#canvas")
+    canvas.scroll_into_view_if_needed()
+    shown.page.locator("#in").click()
+    box = canvas.bounding_box()
+    y = box["y"] + 60
+
+    def drag(start: float, end: float) -> None:
+        shown.page.mouse.move(box["x"] + start, y)
+        shown.page.mouse.down()
+        shown.page.mouse.move(box["x"] + end, y, steps=4)
+        shown.page.mouse.up()
+        shown.frames()
+
+    before = shown.page.locator("#stretch").inner_text()
+    drag(800, 500)
+    assert shown.page.locator("#stretch").inner_text() != before
+    shown.page.locator("#all").click()
+    shown.page.keyboard.down("Shift")
+    drag(200, box["width"] - 4)
+    shown.page.keyboard.up("Shift")
+    rows = shown.page.locator("#chosen tbody tr").all()
+    sums = {cells[0]: cells[1] for cells in ([td.inner_text() for td in row.locator("td").all()] for row in rows)}
+    # Nearly all of three steps: 3 × 20.94 ms of matmuls.
+    number, unit = sums["matmul"].split()
+    assert unit == "ms"
+    assert float(number) == pytest.approx(62.8, rel=0.02)
+    assert any(name.startswith("idle: launching") for name in sums)
+
+
+def test_keys_do_what_the_mouse_does(view: Callable[..., View]) -> None:
+    shown = view()
+    page = shown.page
+    page.locator("#canvas").focus()
+    whole = shown.stretch_ns()
+    page.keyboard.press("w")
+    zoomed = shown.stretch_ns()
+    assert zoomed == pytest.approx(0.7 * whole, rel=0.01)
+    page.keyboard.press("ArrowDown")
+    assert shown.stretch_ns() == pytest.approx(whole, rel=0.01)
+    page.keyboard.press("ArrowUp")
+    shown.frames()
+    before = page.locator("#stretch").inner_text()
+    page.keyboard.press("d")
+    shown.frames()
+    moved = page.locator("#stretch").inner_text()
+    page.keyboard.press("ArrowLeft")
+    shown.frames()
+    assert (moved != before, page.locator("#stretch").inner_text()) == (True, before)
+    page.keyboard.press("]")
+    kernel = shown.facts()
+    assert kernel["track"] == "GPU stream 7"
+    assert {"name", "class", "phase", "ranges", "duration", "start", "launch latency"} <= set(kernel)
+    page.keyboard.press(".")
+    later = shown.facts()
+    assert float(later["start"].split()[0]) > float(kernel["start"].split()[0])
+    page.keyboard.press(",")
+    assert shown.facts() == kernel
+    page.keyboard.press("f")
+    number, unit = kernel["duration"].split()
+    ns = float(number) * {"ns": 1, "µs": 1e3, "ms": 1e6}[unit]
+    assert shown.stretch_ns() == pytest.approx(1.2 * ns, rel=0.01)
+    page.keyboard.press("Escape")
+    assert shown.facts() == {}
+    page.keyboard.press("0")
+    page.keyboard.press("Space")
+    page.keyboard.press("d")
+    page.keyboard.press("Space")
+    assert "are marked" in page.locator("#chosen").inner_text()
+    page.keyboard.press("Home")
+    assert shown.stretch_ns() < whole / 2
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.id") == "find"
+
+
+@pytest.mark.parametrize("name", ["train_small256", "ranks"])
+def test_the_keyboard_alone_reaches_everything(view: Callable[..., View], name: str) -> None:
+    shown = view(name)
+    reached = tabbed(shown)
+    count = shown.page.evaluate(
+        "() => [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex]')]"
+        ".filter((one) => one.tabIndex >= 0 && one.checkVisibility()).length"
+    )
+    assert len(reached) == count
+    assert count > 60
+
+
+def test_the_flame_view_opens_what_is_pressed(view: Callable[..., View]) -> None:
+    page = view().page
+    bars = page.locator(".flame button")
+    top = bars.first
+    assert top.inner_text() == "all GPU work"
+    top.focus()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.textContent") == "backward"
+    page.keyboard.press("Enter")
+    first = page.locator(".flame button").first
+    assert first.inner_text() == "backward"
+    # The matmuls of backward are 73.2 % of its kernels; backward is that of three steps: 3 × 19.06 ms of kernels.
+    assert "57." in first.get_attribute("aria-label")
+    first.click()
+    assert page.locator(".flame button").first.inner_text() == "all GPU work"
+
+
+def test_ranks_stand_above_each_other(view: Callable[..., View]) -> None:
+    shown = view("ranks")
+    assert shown.page.locator("#view option").all_inner_texts()[0] == "late_rank (2 captures): 2 ranks"
+    shown.page.locator('button[data-name="communication"]').first.click()
+    shown.page.wait_for_selector("#chosen tr")
+    assert shown.facts()["track"].startswith("rank 0, GPU stream")  # the collective that waits longest
+    assert "nccl" in shown.facts()["name"].lower()
+
+
+def test_hostile_names_stay_text(view: Callable[..., View]) -> None:
+    shown = view("hostile")
+    page = shown.page
+    assert page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+    page.locator("#find").fill("onerror")
+    assert page.locator("#matches").inner_text() == "2 found"  # the range and the kernel
+    page.keyboard.press("Enter")
+    assert "<img src=x onerror=alert(1)>" in shown.facts()["name"]
+    box = page.locator("#canvas").bounding_box()
+    for y in range(30, int(box["height"]), 12):
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + y)
+    assert page.locator("img").count() == 0
+
+
+def test_paper_has_what_was_folded_and_no_controls(view: Callable[..., View]) -> None:
+    page = view().page
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print")
+    assert page.locator("details:not(.name):not([open])").count() == 0
+    assert not any(one.is_visible() for one in page.locator(".controls, nav, .copy, .filter, .seen").all())
+    assert page.locator("section h2").first.is_visible()
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not(.name)[open]").count() == 0
