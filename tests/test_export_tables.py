@@ -114,6 +114,15 @@ def test_the_kernels_are_those_of_the_kernel_table(real_capture: Callable[[str],
     pd.testing.assert_frame_equal(found, kernels, check_categorical=False)
 
 
+def test_two_names_that_read_the_same(tmp_path: Path) -> None:
+    """As where their bytes are no text: the rows of both have that name."""
+    export = Export().kernel(GEMM, 5, 10, 20).kernel(ADD, 30, 40, 60)
+    path = export.write(tmp_path / "t.sqlite")
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE StringIds SET value = ? WHERE value = ?", (GEMM, ADD))
+    assert kernel_frame(Trace.load(path))["name"].tolist() == [GEMM, GEMM]
+
+
 def test_every_kind_of_operation(tmp_path: Path) -> None:
     """A kernel of 6 × 2 blocks waits 10 ns for its start, a copy of 4,096 bytes from pageable memory 20 ns."""
     export = training_step(Export(), wrap=None).kernel(ADD, None, 2_000, 2_010).memory("MEMCPY", 1_000, 1_020, 1_100)

@@ -19,6 +19,7 @@ from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import ConfigurationError, ExportError, NsysAnalyzerError
+from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import file_names
 from nsys_analyzer.runs.manifest import ManifestError, manifests_without_trace, read_manifest
 from nsys_analyzer.runs.timings.writing import write_timings
@@ -40,7 +41,14 @@ def nsys_analyze(*words: str | bytes, folder: Path, **environment: str) -> subpr
 
 @pytest.mark.parametrize(
     "words",
-    [("report", "--no-figures", "-o", "r.md"), ("report", "--format", "json"), ("kernels",), ("info",), ("share",)],
+    [
+        ("report", "--no-figures", "-o", "r.md"),
+        ("report", "--format", "json"),
+        ("kernels",),
+        ("info",),
+        ("share",),
+        *(("export", "--format", form) for form in FORMATS),
+    ],
 )
 def test_a_path_that_is_no_text(tmp_path: Path, words: tuple[str, ...]) -> None:
     name = b"caf\xe9.sqlite"

@@ -17,7 +17,8 @@ def write(captures: Sequence[Capture], path: Path) -> None:
     from pyarrow import parquet
 
     schema = arrow_schema().with_metadata(_GENERATOR)
-    with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
+    # Arrow takes a path for text, which not every one is.
+    with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
         for table in operation_tables(captures):
             writer.write_table(table.replace_schema_metadata(_GENERATOR))
 
@@ -29,8 +30,8 @@ def is_ours(path: Path) -> bool:
     with path.open("rb") as file:
         if file.read(len(_START)) != _START:
             return False
-    try:
-        metadata = parquet.read_schema(path).metadata or {}
-    except (ArrowException, OSError):  # it only begins as one does
-        return False
+        try:
+            metadata = parquet.read_schema(file).metadata or {}
+        except (ArrowException, OSError):  # it only begins as one does
+            return False
     return all(metadata.get(key.encode()) == value.encode() for key, value in _GENERATOR.items())

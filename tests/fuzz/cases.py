@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
+from nsys_analyzer.export import FORMATS
 from nsys_analyzer.trace.sources import convert
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
@@ -117,6 +118,7 @@ def _command(trace: str, random: Random) -> list[str]:
             ["info", trace],
             ["compare", trace, trace, "--force", "--format", random.choice(("text", "markdown", "json"))],
             ["share", trace, "-o", "shared.sqlite"],
+            ["export", trace, "--format", random.choice(tuple(FORMATS))],
         )
     )
 

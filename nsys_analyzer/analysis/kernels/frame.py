@@ -122,6 +122,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     found = [gemm_precision(name) for name in kernels.names]
     precisions = sorted({one for one in found if one})
     precision = np.array([*(precisions.index(one) if one else NONE for one in found), NONE], np.int64)
+    capture = trace.path.name.encode("utf-8", "replace").decode()  # a name of a file need not be text
     rank_of = {one.global_pid: one.rank for one in processes_of(trace)}
     processes = distinct(operations.process)
     ranks = [rank_of.get(one) for one in processes.tolist()]
@@ -129,7 +130,7 @@ def operation_frame(attributed: AttributedTrace) -> pd.DataFrame:
     rank = rank[np.searchsorted(processes, operations.process)]
     size, is_kernel = operations.size, kind == KERNEL
     columns |= {
-        "capture": _categorical(np.zeros(len(kind), np.int8), [trace.path.name]),
+        "capture": _categorical(np.zeros(len(kind), np.int8), [capture]),
         "rank": _masked(rank, rank == NONE),
         "kind": _categorical(kind, list(KINDS)),
         "launch_latency_ns": _masked(attributed.wait(slice(None)), attributed.attribution.launch == NONE),
@@ -190,7 +191,11 @@ def _check_gpu(trace: Trace) -> None:
 def _categorical(codes: Any, names: list[str]) -> Any:
     import pandas as pd
 
-    return pd.Categorical.from_codes(codes, pd.Index(names, dtype=object))
+    place: dict[str, int] = {}  # of each text, which may stand for several codes
+    recode = [place.setdefault(name, len(place)) for name in names]
+    if len(place) < len(names):
+        codes = np.array([*recode, NONE], np.int64)[codes]
+    return pd.Categorical.from_codes(codes, pd.Index(list(place), dtype=object))
 
 
 def _nullable(values: Any, index: Any) -> Any:
