@@ -65,8 +65,9 @@ class Capture:
 def on_one_clock(captures: Sequence[Capture], tell: Callable[[str], None]) -> tuple[Capture, ...]:
     """The captures with the clock that they share: that of the first one.
 
-    Collectives align the captures of one run. Others lie where the clocks of their machines put them, or, where a
-    capture does not know when it began, each at its own 0; ``tell`` gets a line on that. No time is below 0.
+    Of several, each is read here, and again when it is written. Collectives align the captures of one run. Others lie
+    where the clocks of their machines put them, or, where a capture does not know when it began, each at its own 0;
+    ``tell`` gets a line on that. No time is below 0.
     """
     if len(captures) < 2:
         return tuple(captures)

@@ -211,7 +211,7 @@ class _View:
             tracks = [self._track(**description)]
             for number in range(1, int(lane.max()) + 1):
                 parent = description.get("parent", tracks[0])
-                more = {"rank": description["rank"]} if "rank" in description else {}
+                more = {"place": description["place"]} if "place" in description else {}
                 tracks.append(self._track(f"{description['name']} ({number + 1})", parent=parent, **more))
             track[index] = np.array(tracks)[lane]
         return track
@@ -228,7 +228,7 @@ class _View:
         def described(code: int) -> dict[str, Any]:
             columns = operations.process, operations.device, operations.stream
             process, device, stream = (int(column[first[code]]) for column in columns)
-            return {"name": f"stream {stream}", "parent": self._gpu(process, device), "rank": stream}
+            return {"name": f"stream {stream}", "parent": self._gpu(process, device), "place": stream}
 
         track = self._laid_out(group, operations.start, operations.end, described, nested=False)
         flow = np.where(launch == NONE, 0, self.ids.flows + launch.astype(np.int64))
@@ -281,7 +281,7 @@ class _View:
                 continue
             for found in find_idle(self.attributed, process):
                 if len(found.start):
-                    track = self._track("idle", parent=self._gpu(process, found.device), rank=-1)
+                    track = self._track("idle", parent=self._gpu(process, found.device), place=-1)
                     name = self.strings.by_code(Kind.NAME, found.cause, words)
                     idle = np.full(len(name), self.strings.of(Kind.CATEGORY, "idle"))
                     times = self._time(found.start), self._time(found.end)

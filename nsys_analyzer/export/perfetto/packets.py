@@ -76,7 +76,7 @@ def first_packet() -> bytes:
 class Track:
     """A track: of a process (its ID), of a thread (IDs of its process and its own), of bytes over time, or of slices.
 
-    ``rank``: its place among those of its parent, where that is ``ordered``.
+    ``place``: where it is among those of its parent, where that is ``ordered``.
     """
 
     id: int
@@ -86,7 +86,7 @@ class Track:
     thread: tuple[int, int] | None = None
     counts_bytes: bool = False
     ordered: bool = False
-    rank: int | None = None
+    place: int | None = None
 
     def packet(self) -> bytes:
         """The packet that describes it."""
@@ -103,8 +103,8 @@ class Track:
             fields.append(message(8, number(3, _BYTES_UNIT)))
         if self.ordered:
             fields.append(number(11, _IN_GIVEN_ORDER))
-        if self.rank is not None:
-            fields.append(number(12, self.rank))
+        if self.place is not None:
+            fields.append(number(12, self.place))
         return encoded(message(1, _TRACKS, message(60, *fields)))
 
 
