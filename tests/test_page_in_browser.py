@@ -51,7 +51,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
 
 
 def hostile_capture(path: Path) -> Path:
-    export = training_step(Export().thread(AUTOGRAD, f"pt_autograd_0 <b>").gpu())
+    export = training_step(Export().thread(AUTOGRAD, "pt_autograd_0 <b>").gpu())
     writable = WORST.encode("utf-8", "ignore").decode()  # SQLite holds no half of a surrogate pair
     worst = f"{writable}<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     return export.range(worst, 810, 940).kernel(f"{worst} {GEMM}", 820, 830, 930).write(path)
