@@ -218,7 +218,8 @@ class _Join:
         if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
             yield phrase(
                 "The captures do not name communicators: each collective is taken to be of all {} ranks, which is "
-                "wrong where groups of them have their own. Repeat `nsys export` with `--include-blobs=true`.",
+                "wrong where groups of them have their own. Of reports of nsys, `nsys export --include-blobs=true` "
+                "keeps them.",
                 len(self.members),
             )  # fmt: skip
         if far := self._far_apart_ms():
