@@ -34,9 +34,11 @@ lint: $(READY)
 coverage: $(READY)  ## which lines and branches the tests reach, also in the processes that they start
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov --cov-report term
 
-examples: $(READY)  ## committed reports, figures, README.md's answers and picture anew, from the committed captures
+examples: $(READY)  ## committed reports, figures, README.md's answers and pictures anew, from the committed captures
 	$(BIN)/python -m pip install --quiet --constraint tests/constraints.txt markdown pymupdf
 	$(BIN)/python -m tests.renew_examples
+	mkdir -p examples/pages
+	PAGE_PICTURES=$(CURDIR)/examples/pages $(BIN)/python -m pytest tests/test_page_in_browser.py -k opens_whole
 
 benchmark: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report

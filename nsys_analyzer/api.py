@@ -50,7 +50,7 @@ def load(path: _Path) -> Trace:
 def summarize(
     *paths: _Path, timings: _Path | Sequence[_Path] = (), phases: Mapping[str, Sequence[str]] | None = None,
     model: str | None = None, context_length: int | None = None, batch_size: int | None = None,
-    precision: str | None = None,
+    precision: str | None = None, with_tracks: bool = False,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
     """The figures of captures, ordered by model and context length, one entry for each process.
 
@@ -59,6 +59,7 @@ def summarize(
         timings: files of times without a profiler, as ``--csv`` takes them.
         phases: phase to the names of its ranges, in place of the default names.
         model, context_length, batch_size, precision: what the captures do not say of their configuration.
+        with_tracks: whether to keep every moment of the measured steps, which the timeline of a page shows.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
@@ -71,7 +72,7 @@ def summarize(
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     timed = read_timings(*files) if files else None
-    return load_captures([Path(path) for path in paths], names, given, timed).captures
+    return load_captures([Path(path) for path in paths], names, given, timed, with_tracks=with_tracks).captures
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:
@@ -104,7 +105,7 @@ def render(report: Report, output_format: str = "markdown") -> str:
 
     Args:
         report: the report.
-        output_format: one of ``nsys_analyzer.report.renderers.RENDERERS``: "markdown" or "json".
+        output_format: one of ``nsys_analyzer.report.renderers.RENDERERS``: "markdown", "html" or "json".
 
     Raises:
         KeyError: there is no such format.
