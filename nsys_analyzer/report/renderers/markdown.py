@@ -78,7 +78,7 @@ def render_block(block: Block, figures: Mapping[str, str]) -> str:
             return _table(block)
         case Details(title, blocks):
             shown = (_table(one, most=0) if isinstance(one, Table) else render_block(one, figures) for one in blocks)
-            inner = "\n\n".join(shown)
+            inner = "\n\n".join(block for block in shown if block)
             return f"<details><summary>{summary(title)}</summary>\n\n{inner}\n\n</details>"
         case Seen():
             return ""
