@@ -38,7 +38,7 @@ from nsys_analyzer.report.renderers.html.inline import inline
 from nsys_analyzer.report.renderers.markdown import render_block
 from nsys_analyzer.text import code, phrase, visible
 from tests.support.hostile import TEXTS, WORST
-from tests.support.pages import built, unpack_ranks
+from tests.support.pages import EXAMPLES, built, unpack_ranks
 
 VOID = ("meta", "wbr", "input", "br")
 
@@ -106,7 +106,12 @@ def in_markdown(table: Table) -> list[list[str]]:
     return [[*row, *(cell for part in others for cell in part[i][table.names :])] for i, row in enumerate(first)]
 
 
-@pytest.mark.parametrize("name", ["train", "late_rank"])
+@pytest.fixture(scope="module")
+def sweep() -> Report:
+    return built(EXAMPLES / "sweep")
+
+
+@pytest.mark.parametrize("name", ["train", "late_rank", "sweep"])
 def test_every_table_is_that_of_markdown(request: pytest.FixtureRequest, name: str) -> None:
     report: Report = request.getfixturevalue(name)
     blocks = (block for section in report.sections for block in unfolded(section.blocks))

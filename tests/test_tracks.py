@@ -18,12 +18,12 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.tracks import record
 from nsys_analyzer.analysis.tracks.record import record_tracks
-from nsys_analyzer.analysis.tracks.tracks import Stream, Tracks
+from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS, Stream, Tracks
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.support.export import ADD, GEMM, Export
 
 
-def tracks_of(path: Path, most: int = record.MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
+def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
     """The tracks of each process that has any."""
     attributed = AttributedTrace(Trace.load(path))
     found = [record_tracks(attributed, process.global_pid, most) for process in processes_of(attributed.trace)]
@@ -95,13 +95,13 @@ def test_boxes_of_one_depth_do_not_overlap(real_capture: Callable[[str], Path]) 
 def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = processes_of(trace)
-    whole = record_tracks(AttributedTrace(trace), process.global_pid)
+    whole = record_tracks(AttributedTrace(trace), process.global_pid, 1_000)
     assert whole is not None
     assert [len(one) for one in whole.memory] == [0, 0]
     begins = whole.origin_ns
     start, changes = np.array([begins - 10, begins + 5, begins + 8]), np.array([100, 50, -50])
     uses = MemoryUses(start, np.full(3, process.global_pid), changes, np.full(3, -1))
-    tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid)
+    tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid, 1_000)
     assert tracks is not None
     # 100 bytes before the step begins, 50 more 5 ns into it, and 50 less 3 ns later.
     assert [one.tolist() for one in tracks.memory] == [[0, 5, 8], [100, 150, 100]]

@@ -14,6 +14,7 @@ from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
+from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
@@ -53,7 +54,7 @@ class Loaded(NamedTuple):
 class _Capture:
     """A file that is to be read, and what is known of it: all that another process needs for it.
 
-    ``alone`` says that there is no report without it, ``with_tracks`` that every moment of its steps is kept.
+    ``alone`` says that there is no report without it, ``tracked`` of how many operations every moment is kept.
     """
 
     path: Path
@@ -61,7 +62,7 @@ class _Capture:
     names: PhaseNames
     given: Run
     alone: bool
-    with_tracks: bool
+    tracked: int
 
     @property
     def seconds(self) -> float:
@@ -183,7 +184,8 @@ def load_captures(
     # A folder of runs is worth a report where timings alone were kept; a file that is named must be readable.
     must_read = not beside_others and (timings is None or not folders)
     alone = must_read and len(traces) == 1 and not unread
-    captures = [_Capture(trace, titles[trace], names, given, alone, with_tracks) for trace in traces]
+    tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page holds so many in all
+    captures = [_Capture(trace, titles[trace], names, given, alone, tracked) for trace in traces]
     rows = unread + [row for read in workers.map(_read, captures, _lost) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
@@ -272,7 +274,7 @@ def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, 
             hint = f"Read it alone, where there is more memory: nsys-analyze report {path}"
             raise TraceError(f"Every process that read {path} was killed, as where memory runs out", hint)
         trace = Trace.load(path)
-        summaries = summarize(trace, capture.title, capture.names, configuration, with_tracks=capture.with_tracks)
+        summaries = summarize(trace, capture.title, capture.names, configuration, tracked=capture.tracked)
         return tuple(_with_run(summary, manifest) for summary in summaries)
     except NsysAnalyzerError as error:
         if capture.alone and (manifest is None or manifest.status == "ok"):

@@ -36,7 +36,6 @@ from nsys_analyzer.analysis.summary.statistics import (
 )
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, ThreadShare
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
-from nsys_analyzer.analysis.tracks.record import record_tracks
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
@@ -51,7 +50,7 @@ _LISTED = 3
 
 def summarize(
     trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None,
-    *, with_tracks: bool = False,
+    *, tracked: int = 0,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
     """One summary for each process of a trace that uses a GPU (or has phases, where none does).
 
@@ -60,14 +59,17 @@ def summarize(
         name: its name in tables.
         names: the names of the ranges of phases.
         configuration: the model and its shapes, where known.
-        with_tracks: whether to keep every moment of the measured steps, for a timeline.
+        tracked: of how many operations every moment is kept, for a timeline, about; 0 for none.
     """
     attributed = AttributedTrace(trace, names)
     found = []
     for process in processes_of(trace):
         summary = _ProcessView(attributed, process).summary(name, configuration)
-        tracks = record_tracks(attributed, process.global_pid) if with_tracks else None
-        found.append(replace(summary, diagnosis=diagnose(summary), tracks=tracks))
+        found.append(replace(summary, diagnosis=diagnose(summary)))
+        if tracked:
+            from nsys_analyzer.analysis.tracks.record import record_tracks  # most reports have no timeline
+
+            found[-1] = replace(found[-1], tracks=record_tracks(attributed, process.global_pid, tracked))
     return tuple(found)
 
 

@@ -22,11 +22,8 @@ from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
 from nsys_analyzer.trace.arrays import Integers, Ints, distinct
 from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
 
-#: Operations whose steps are shown; of a longer capture as many steps around the median one as have about so many.
-MOST_OPERATIONS = 1_000_000
 
-
-def record_tracks(attributed: AttributedTrace, process: int, most: int = MOST_OPERATIONS) -> Tracks | None:
+def record_tracks(attributed: AttributedTrace, process: int, most: int) -> Tracks | None:
     """The measured steps of a process by its global ID; None where nothing of it ran on a device.
 
     ``most``: the operations that are shown, about.

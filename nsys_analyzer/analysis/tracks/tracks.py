@@ -7,6 +7,9 @@ from typing import Literal
 
 from nsys_analyzer.trace.arrays import Ints
 
+#: Operations that a page shows; of longer captures as many steps around the median one as have about so many in all.
+MOST_OPERATIONS = 1_000_000
+
 Kind = Literal["ranges", "calls", "stream", "idle"]
 
 
