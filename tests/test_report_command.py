@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import webbrowser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,63 @@ def test_a_dash_prints(here: Path) -> None:
     assert printed.startswith("# ")
     assert "![" not in printed
     assert [path.name for path in here.iterdir()] == ["capture.sqlite"]
+
+
+def test_a_page_is_opened(here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After it is written; a name with what a URL has no place for is escaped."""
+    two_steps().write(here / "capture.sqlite")
+    opened: list[tuple[str, bool]] = []
+
+    def browser(url: str) -> bool:
+        opened.append((url, (here / "a page#1.html").exists()))
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", browser)
+    done = run_main("report", "capture.sqlite", "--format", "html", "--open", "--no-figures", "-o", "a page#1.html")
+    assert done.code == 0, done.err
+    assert opened == [((here / "a page#1.html").as_uri(), True)]
+    assert opened[0][0].endswith("/a%20page%231.html")
+    assert "browser" not in done.err
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the browser is a shell script")
+def test_the_users_browser_is_opened(here: Path) -> None:
+    two_steps().write(here / "capture.sqlite")
+    browser = here / "browser.sh"
+    browser.write_text('#!/bin/sh\nprintf %s "$1" > opened\n')
+    browser.chmod(0o755)
+    subprocess.run(
+        [sys.executable, "-m", "nsys_analyzer", "report", "capture.sqlite", "--format", "html", "--open"],
+        env={**os.environ, "BROWSER": f"{browser} %s"}, check=True, capture_output=True,
+    )  # fmt: skip
+    assert (here / "opened").read_text() == (here / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("raised", [False, True])
+def test_where_no_browser_can_be_opened(
+    here: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch, *, raised: bool
+) -> None:
+    two_steps().write(here / "capture.sqlite")
+
+    def browser(_: str) -> bool:
+        if raised:
+            raise webbrowser.Error("could not locate runnable browser")
+        return False
+
+    monkeypatch.setattr(webbrowser, "open", browser)
+    done = run_main("report", "capture.sqlite", "--format", "html", "--open", "--no-figures")
+    assert done.code == 0
+    assert done.err == "No browser could be opened here: open report.html in one.\n"
+    assert (here / "report.html").exists()
+
+
+@pytest.mark.parametrize("given", [(), ("--format", "json"), ("--format", "html", "-o", "-")])
+def test_only_a_page_can_be_opened(here: Path, run_main: Main, given: tuple[str, ...]) -> None:
+    """Said before anything is read or written."""
+    done = run_main("report", "capture.sqlite", "--open", *given)
+    assert done.code == 2
+    assert "--open shows a page in the browser: it needs --format html, and no -o -." in " ".join(done.err.split())
+    assert not list(here.iterdir())
 
 
 def test_no_figures(here: Path) -> None:

@@ -36,6 +36,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 )  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
+@click.option("--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
 @scheduler_option
 @phase_names_option("--phase", "--phase-name")
 @configuration_options
@@ -49,6 +50,7 @@ def report(
     csv_skip: int | None,
     force: bool,
     no_figures: bool,
+    open_page: bool,
     scheduler: str | None,
     phase_names: tuple[str, ...],
     model: str | None,
@@ -65,6 +67,8 @@ def report(
     """
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
+    if open_page and (output_format != "html" or output == "-"):
+        raise click.UsageError("--open shows a page in the browser: it needs --format html, and no -o -.")
     has_timings = csv_paths or any(trace.is_dir() for trace in traces)
     if not has_timings and (csv_where or csv_phase or csv_skip is not None):
         raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
@@ -111,6 +115,20 @@ def report(
         warnings = sum(len(capture.warnings) for capture in evidence.captures)
         count = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
         click.echo(f"\n{target}{count}")
+    if open_page:
+        _open(target)
+
+
+def _open(page: Path) -> None:
+    """Shows a page in the user's browser, or says where it is where none can be opened."""
+    import webbrowser
+
+    try:
+        opened = webbrowser.open(page.resolve().as_uri())
+    except webbrowser.Error:
+        opened = False
+    if not opened:
+        _tell(f"No browser could be opened here: open {page} in one.")
 
 
 def _tell(line: str) -> None:
