@@ -161,7 +161,7 @@ def _nsys_analyze(folder: Path, *arguments: str) -> str:
 
 def _python(folder: Path, *arguments: str) -> str:
     command = [sys.executable, *arguments]
-    environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "COLUMNS": "80", "LINES": "24", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=folder, env=environment, check=True, stdout=subprocess.PIPE, encoding="utf-8")
     return done.stdout
 

@@ -131,7 +131,7 @@ def test_they_come_first_in_the_summary_and_on_the_terminal(
     print_answers(report)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "train"
-    assert lines[1].split()[0] == "step"
+    assert next(line for line in lines[1:] if line.startswith("  ")).split()[0] == "step"  # below the bar
     assert report.sections[1].key == "steps"
 
 

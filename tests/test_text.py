@@ -175,6 +175,7 @@ ROOMS = (
     "trace/diagnostics.py",
     "cli",
     "report/renderers/terminal.py",
+    "report/renderers/step_bar.py",
 )
 MODULES = sorted(path for room in ROOMS for path in (PACKAGE / room, *(PACKAGE / room).rglob("*.py")) if path.is_file())
 

@@ -46,6 +46,15 @@ PHASES = {
     "backward + optimizer": TEAL,
 }
 
+#: What fills a step, where it is not told by kernel class.
+PARTS = {
+    "compute": BLUE,
+    "exposed copies": CLASSES["memset/memcpy"],
+    "waiting": ORANGE,
+    "transferring": CLASSES["communication"],
+    "exposed communication": CLASSES["communication"],
+}
+
 CLOCKS = {
     "python": TEAL,
     "wall": GRAY,

@@ -31,7 +31,7 @@ _LEGEND: tuple[Words, ...] = (
 #: The finding that is none of the program's.
 PROFILER = "profiler_overhead"
 #: Findings that stand in full view.
-_FIRST = 3
+FIRST = 3
 #: A replay that misses the recorded steps by more than this is said.
 _REPLAYED = 0.05
 #: From this share of a step on, the GPU's work fills it; most of the work; and what may be of an unknown class.
@@ -102,15 +102,19 @@ def in_a_line(finding: Finding, capture: CaptureSummary) -> str:
 
 def saves_in_words(finding: Finding, capture: CaptureSummary) -> str:
     """What a finding saves: "saves 12–21 ms of 53–58 ms (30 % of the step)"."""
+    return saves_of(finding, without_profiler(capture) or Interval(finding.step_ms, finding.step_ms))
+
+
+def saves_of(finding: Finding, step: Interval) -> str:
+    """What a finding saves of a step of so many ms."""
     saves = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
-    step = without_profiler(capture) or Interval(finding.step_ms, finding.step_ms)
     share = about_percent(finding.share_of_step)
     return f"saves {saves} of {milliseconds_between(step.low, step.high)} ({share} of the step)"
 
 
 def in_lines(capture: CaptureSummary) -> tuple[Words, ...]:
     """The first findings with their places, and why others are missing; else that there are none."""
-    found = enumerate(to_fix(capture)[:_FIRST], 1)
+    found = enumerate(to_fix(capture)[:FIRST], 1)
     lines = [f"{place}. {in_a_line(one, capture)}" for place, one in found]
     why = why_missing(capture)
     return (*lines, *([why] if why else [] if lines else [nothing_found(capture)]))
@@ -158,10 +162,10 @@ def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
     if ranked and abs(diagnosis.error) > _REPLAYED:
         yield Paragraph(_roughly(diagnosis), capture.title)
     shown = [(f"{place}. {in_a_line(one, capture)}", _seen_andfixed(one, capture.title)) for place, one in ranked]
-    for title, blocks in shown[:_FIRST] if explained else ():
+    for title, blocks in shown[:FIRST] if explained else ():
         yield Paragraph(strong(title), capture.title)
         yield from blocks
-    for title, blocks in shown[_FIRST:] if explained else ():
+    for title, blocks in shown[FIRST:] if explained else ():
         yield Details(title, blocks, capture.title)
     if ranked and not explained:
         lines = (phrase("**{}** {}", f"{one.title}:", joined(" ", one.evidence)) for _, one in ranked)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.analysis.steps.step import OUTSIDE
-from nsys_analyzer.report.model import Answer, Block, Lines, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.sections.evidence import Evidence, typical
 from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS
-from nsys_analyzer.report.sections.findings import fixed, seen
+from nsys_analyzer.report.sections.findings import FIRST, fixed, saves_of, seen
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase, plural, strong
@@ -69,7 +69,7 @@ def answer(evidence: Evidence) -> Section:
 
 def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
     """What is said of a run; ``torch`` are the files that PyTorch's profiler wrote."""
-    yield Answer(run.name, _text(run), _short(run))
+    yield Answer(run.name, _text(run), _short(run), tuple(_in_lines(run)))
     yield table(_RANKS, run.ranks, _CAPTION if run.alignment else "The steps of each rank, mean ms:", capture=run.name)
     yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
     if run.slowest is not None and len(run.ranks) > 1:
@@ -158,6 +158,12 @@ def _short(run: ParallelRun) -> Words:
         is_late = run.skew_ms >= _MATTERS * slowest.step_ms.median
         late = f"{slowest.label} late by {milliseconds(run.skew_ms)}; " if is_late else "no rank is late; "
     return f"{shared}{late}exposed communication {milliseconds(exposed)} a step"
+
+
+def _in_lines(run: ParallelRun) -> Iterator[str]:
+    """The first findings in a line each; of the step under the profiler."""
+    for place, one in enumerate(run.findings[:FIRST], 1):
+        yield f"{place}. {one.title}: {saves_of(one, Interval(one.step_ms, one.step_ms))}"
 
 
 def _own_times(run: ParallelRun) -> Lines:
