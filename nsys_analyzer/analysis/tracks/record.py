@@ -82,16 +82,16 @@ class _Recorder:
         host = find_host(self.attributed, self.process, (self.start, self.end))
         view = View(self.attributed, self.windows, self.windows, host)
         threads, ranges = self._ranges()
-        tracks = [*ranges, *self._calls(host), *self._streams(view, threads)]
-        for device in distinct(self.attributed.trace.operations.device[self.shown]).tolist():
-            gpu = self.attributed.trace.metadata.gpu(pid_of(self.process), device)
-            tracks += [] if gpu and gpu.is_cpu else [self._idle(view, device)]
+        tracks = [*ranges, *([] if self._on_cpu else self._calls(host)), *self._streams(view, threads)]
+        if not self._on_cpu:
+            tracks += [self._idle(view, device) for device in self._devices]
         bounds = zip((self.windows.start - self.start).tolist(), (self.windows.end - self.start).tolist(), strict=True)
         return Tracks(
             origin_ns=self.start,
             duration_ns=self.end - self.start,
             global_pid=self.process,
             steps=tuple(bounds) if self.in_steps else (),
+            on_cpu=self._on_cpu,
             left_out=left_out,
             tracks=tuple(track for track in tracks if len(track.start)),
             names=self.names.all,
@@ -103,8 +103,20 @@ class _Recorder:
         )
 
     @cached_property
-    def _several_devices(self) -> bool:
-        return len(distinct(self.attributed.trace.operations.device[self.shown])) > 1
+    def _devices(self) -> list[int]:
+        found: list[int] = distinct(self.attributed.trace.operations.device[self.shown]).tolist()
+        return found
+
+    @cached_property
+    def _on_cpu(self) -> bool:
+        """Whether the work is operators that compute on the CPU, which neither wait for a device nor let it idle."""
+        gpus = [self.attributed.trace.metadata.gpu(pid_of(self.process), device) for device in self._devices]
+        return bool(gpus) and all(gpu is not None and gpu.is_cpu for gpu in gpus)
+
+    def _title_of(self, device: int, stream: int) -> str:
+        if self._on_cpu:
+            return "CPU: operators"
+        return f"GPU {device} stream {stream}" if len(self._devices) > 1 else f"GPU stream {stream}"
 
     def _spans(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
         """The starts since the origin, and the durations."""
@@ -161,7 +173,7 @@ class _Recorder:
             spans = self._spans(operations.start[mine], operations.end[mine])
             launched = attribution.launch[mine] != NONE
             yield Stream(
-                f"GPU {device} stream {stream}" if self._several_devices else f"GPU stream {stream}",
+                self._title_of(device, stream),
                 "stream",
                 *spans,
                 self._names_of(mine),
@@ -208,7 +220,7 @@ class _Recorder:
         around = view.host.innermost((start + end) // 2)
         ranges = view.host.ranges
         return Track(
-            f"GPU {device} idle" if self._several_devices else "GPU idle",
+            f"GPU {device} idle" if len(self._devices) > 1 else "GPU idle",
             "idle",
             *self._spans(start, end),
             self.names.codes((*ranges.names, ""), np.append(ranges.name, len(ranges.names))[around]),

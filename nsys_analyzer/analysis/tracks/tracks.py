@@ -62,6 +62,7 @@ class Tracks:
         duration_ns: from there to the end of the last step.
         global_pid: the process.
         steps: start and end of each measured step, ns since the origin.
+        on_cpu: whether the streams hold operators that compute on the CPU, as of a program without a GPU.
         left_out: in words, which steps are not shown; empty where all are.
         names, groups, phases, modules, paths: the texts of the codes.
         memory: time in ns since the origin and bytes in use from then on; empty where that was not recorded.
@@ -71,6 +72,7 @@ class Tracks:
     duration_ns: int
     global_pid: int
     steps: tuple[tuple[int, int], ...]
+    on_cpu: bool
     left_out: str
     tracks: tuple[Track, ...]
     names: tuple[str, ...]

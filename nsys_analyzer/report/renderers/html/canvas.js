@@ -13,21 +13,31 @@ function countUntil(sorted, time, low = 0, high = sorted.length) {
   return low;
 }
 
-/** Boxes that do not overlap, in order: their starts and ends, and the number that each has in its track. */
+/** Boxes in order of start: their starts and ends, and the number that each has in its track. */
 class Row {
   constructor(track, index) {
+    const { length } = index;
     this.index = index;
     this.start = Float64Array.from(index, (i) => track.start[i]);
     this.end = Float64Array.from(index, (i) => track.start[i] + track.duration[i]);
-    this.covered = new Float64Array(index.length + 1);
-    for (let i = 0; i < index.length; i++) this.covered[i + 1] = this.covered[i] + this.end[i] - this.start[i];
+    this.covered = new Float64Array(length + 1);
+    // The latest end until each box: kernels of one stream overlap where one lets the next begin early.
+    this.reach = new Float64Array(length);
+    for (let i = 0; i < length; i++) {
+      this.covered[i + 1] = this.covered[i] + this.end[i] - this.start[i];
+      this.reach[i] = Math.max(this.end[i], i ? this.reach[i - 1] : -Infinity);
+    }
   }
 
-  /** The time covered before a moment. */
+  /** The time of all boxes before a moment, at which a number of them has begun. */
+  until(time, begun) {
+    let sum = this.covered[begun];
+    for (let i = begun - 1; i >= 0 && this.reach[i] > time; i--) sum -= Math.max(this.end[i] - time, 0);
+    return sum;
+  }
+
   before(time, low = 0) {
-    const begun = countUntil(this.start, time, low);
-    if (!begun) return 0;
-    return this.covered[begun - 1] + Math.min(time, this.end[begun - 1]) - this.start[begun - 1];
+    return this.until(time, countUntil(this.start, time, low));
   }
 
   within(start, end) {
@@ -108,6 +118,11 @@ function lanesOf(capture, at, number) {
     lanes.push({ title: "Device memory", kind: "memory", part: number, height: HEIGHTS.memory, time, bytes: summed(capture.memory.bytes) });
   }
   return lanes;
+}
+
+/** What the boxes of a capture's streams are called. */
+function piecesOf(capture) {
+  return capture.on_cpu ? "operators" : "kernels and copies";
 }
 
 /** Unpacks a line of the page's data. */
@@ -272,7 +287,7 @@ class Painter {
       for (let column = 0; column < columns; column++) {
         const time = this.low + (column + 1) * ns;
         at = galloped(row.start, time, at);
-        const until = at ? row.covered[at - 1] + Math.min(time, row.end[at - 1]) - row.start[at - 1] : 0;
+        const until = row.until(time, at);
         if (until > before) {
           const high = Math.min((until - before) / ns, 1) * height;
           const top = Math.max(bottom[column] - high, lane.top);

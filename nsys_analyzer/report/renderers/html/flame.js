@@ -4,7 +4,7 @@ const BAR = 22, LEAST_SHARE = 0.0015;
 
 /** A tree of the work in the measured steps of the view's first capture, ns. */
 function workTree(timeline) {
-  const root = { name: "all GPU work", ns: 0, count: 0, inner: new Map() };
+  const root = { name: `all ${timeline.parts[0].capture.on_cpu ? "CPU" : "GPU"} work`, ns: 0, count: 0, inner: new Map() };
   const { capture } = timeline.parts[0];
   const byModule = capture.modules.length > 1;
   const words = new Map();
@@ -48,12 +48,15 @@ function drawFlame(place, timeline) {
   const root = workTree(timeline);
   place.replaceChildren();
   if (!root.ns) return;
-  const label = timeline.parts[0].label;
-  place.append(element("h3", `GPU work by ${timeline.parts[0].capture.modules.length > 1 ? "module" : "range"}${label ? `, ${label}` : ""}`));
-  place.append(element("p", "Each bar is as wide as the time of its kernels in all steps that are shown: phases, in them modules or ranges, then kernel classes, then kernels. Press one to look into it; the arrow keys move between bars.", { class: "hint" }));
+  const { label, capture } = timeline.parts[0];
+  const work = capture.on_cpu ? "CPU work" : "GPU work", those = capture.on_cpu ? "operators" : "kernels";
+  const within = capture.modules.length > 1 ? "module" : "range", when = capture.steps.length ? "all steps that are shown" : "all that is shown";
+  place.append(element("h3", `${work} by ${within}${label ? `, ${label}` : ""}`));
+  place.append(element("p", `Each bar is as wide as the time of its ${those} in ${when}: phases, in them ${within}s, then classes, then ${those}. Press one to look into it, and the topmost to go back; the arrow keys move between bars.`, { class: "hint" }));
   const said = element("p", "", { class: "hint", "aria-live": "polite" });
-  const bars = element("div", "", { class: "flame", role: "group", "aria-label": "GPU work by phase, module, class and kernel" });
+  const bars = element("div", "", { class: "flame", role: "group", "aria-label": `${work} by phase, ${within}, class and name` });
   place.append(said, bars);
+  const pieces = piecesOf(capture);
   const show = (top) => {
     bars.replaceChildren();
     const levels = [];
@@ -63,12 +66,12 @@ function drawFlame(place, timeline) {
       const button = element("button", node.name, { type: "button", tabindex: depth || from ? "-1" : "0" });
       Object.assign(button.style, { left: `${100 * from}%`, width: `${100 * share}%`, top: `${depth * BAR}px` });
       if (node.color) Object.assign(button.style, { background: node.color, color: inkOn(node.color) });
-      button.setAttribute("aria-label", told(node, root));
-      button.title = told(node, root);
+      button.setAttribute("aria-label", told(node, root, pieces));
+      button.title = told(node, root, pieces);
       button.node = node;
       button.addEventListener("click", () => show(node === top ? node.around ?? root : node));
-      button.addEventListener("focus", () => (said.textContent = told(node, root)));
-      button.addEventListener("pointerenter", () => (said.textContent = told(node, root)));
+      button.addEventListener("focus", () => (said.textContent = told(node, root, pieces)));
+      button.addEventListener("pointerenter", () => (said.textContent = told(node, root, pieces)));
       (levels[depth] ??= []).push(button);
       bars.append(button);
       let inside = from;
@@ -80,7 +83,7 @@ function drawFlame(place, timeline) {
     put(top, 0, 0);
     bars.style.height = `${levels.length * BAR + 2}px`;
     bars.levels = levels;
-    said.textContent = told(top, root);
+    said.textContent = told(top, root, pieces);
     if (bars.contains(document.activeElement) || bars.wasUsed) levels[0][0].focus({ preventScroll: true });
     bars.wasUsed = true;
   };
@@ -106,7 +109,7 @@ function inOrder(inner) {
   return [...inner.values()].sort((a, b) => rank(a) - rank(b) || (rank(a) ? b.ns - a.ns : 0));
 }
 
-function told(node, root) {
+function told(node, root, pieces) {
   const share = ((100 * node.ns) / root.ns).toFixed(1);
-  return `${node.name}: ${inUnits(node.ns)}, ${share} % of all GPU work, ${node.count.toLocaleString("en")} kernels and copies`;
+  return `${node.name}: ${inUnits(node.ns)}, ${share} % of ${root.name}, ${node.count.toLocaleString("en")} ${pieces}`;
 }

@@ -306,7 +306,7 @@ class Timeline {
     }
     facts.push(["duration", inUnits(track.duration[one])]);
     facts.push(["start", `${((start - this.parts[lane.part].start) / 1e6).toFixed(4)} ms${step < 0 ? "" : `, in step ${step + 1} of ${this.parts[lane.part].steps.length}`}`]);
-    if (lane.kind === "stream") facts.push(["launch latency", track.wait[one] < 0 ? "the launch is not known" : inUnits(track.wait[one])]);
+    if (lane.kind === "stream" && !capture.on_cpu) facts.push(["launch latency", track.wait[one] < 0 ? "the launch is not known" : inUnits(track.wait[one])]);
     facts.push(["track", this.titleOf(lane)]);
     return facts;
   }
@@ -337,7 +337,7 @@ class Timeline {
         if (lane.kind === "stream") kernels += count;
       }
     }
-    const head = element("p", `${inUnits(end - start)} are marked; ${kernels.toLocaleString("en")} kernels and copies begin in them.`);
+    const head = element("p", `${inUnits(end - start)} are marked; ${kernels.toLocaleString("en")} ${piecesOf(this.parts[0].capture)} begin in them.`);
     const table = element("table");
     const top = table.createTHead().insertRow();
     for (const title of ["class, or idle time by cause", "time", "of the stretch", "count"]) top.append(element("th", title, { scope: "col" }));

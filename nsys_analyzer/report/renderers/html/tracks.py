@@ -65,6 +65,7 @@ def _capture(tracks: Tracks, labels: Mapping[str, str]) -> dict[str, Any]:
     return {
         "duration": tracks.duration_ns,
         "steps": tracks.steps,
+        "on_cpu": tracks.on_cpu,
         "left_out": tracks.left_out,
         "names": list(map(visible, tracks.names)),
         "labels": [visible(labels.get(name, "")) for name in tracks.names],
