@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.export import AUTOGRAD, GEMM, Export, training_step
 from tests.support.hostile import WORST
 from tests.support.pages import EXAMPLES, View, browser, find_browser, tabbed, unpack_ranks, write_page
+from tests.test_tracks import tracks_of
 
 playwright = pytest.importorskip("playwright", reason="the pages are looked at with Playwright")
 pytestmark = [
@@ -42,6 +44,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
             return (unpack_ranks(folder / "late"),)
         if name == "hostile":
             return (hostile_capture(folder / "hostile.sqlite"),)
+        if name == "cpu":
+            return (Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz",)
+        if name == "deep":
+            return (deep_capture(folder / "deep.sqlite"),)
         return (EXAMPLES / "sweep",) if name == "sweep" else (real_capture(name),)
 
     def path_of(name: str) -> Path:
@@ -56,6 +62,14 @@ def hostile_capture(path: Path) -> Path:
     writable = WORST.encode("utf-8", "ignore").decode()  # SQLite holds no half of a surrogate pair
     worst = f"{writable}<img src=x onerror=alert(1)></script><script>alert(2)</script>"
     return export.range(worst, 810, 940).kernel(f"{worst} {GEMM}", 820, 830, 930).write(path)
+
+
+def deep_capture(path: Path, depths: int = 3_600) -> Path:
+    """Ranges inside each other."""
+    export = training_step(Export().gpu())
+    for depth in range(1, depths):
+        export.range(f"depth {depth}", 10, 990)
+    return export.write(path)
 
 
 @pytest.fixture
@@ -261,6 +275,65 @@ def test_drag_moves_and_shift_sums_up(view: Callable[..., View]) -> None:
     assert any(name.startswith("idle: launching") for name in sums)
 
 
+def pixel(shown: View, x: int = 0, y: int = 0) -> list[int]:
+    """Red, green and blue of a pixel of the timeline."""
+    color: list[int] = shown.page.evaluate(
+        "([x, y]) => { const copy = document.createElement('canvas').getContext('2d');"
+        " copy.drawImage(document.getElementById('canvas'), -x, -y);"
+        " return [...copy.getImageData(0, 0, 1, 1).data].slice(0, 3); }",
+        [x, y],
+    )
+    return color
+
+
+def marked_sums(shown: View) -> dict[str, float]:
+    """What is marked by Shift and drag over all of the view: class or cause, and ms."""
+    page = shown.page
+    canvas = page.locator("#canvas")
+    canvas.scroll_into_view_if_needed()
+    page.locator("#all").click()
+    box = canvas.bounding_box()
+    page.keyboard.down("Shift")
+    page.mouse.move(box["x"] + 187, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] - 1, box["y"] + 60, steps=3)
+    page.mouse.up()
+    page.keyboard.up("Shift")
+    rows = [[cell.inner_text() for cell in row.locator("td").all()] for row in page.locator("#chosen tbody tr").all()]
+    units = {"ns": 1e-6, "µs": 1e-3, "ms": 1}
+    return {name: float(time.split()[0].replace(",", "")) * units[time.split()[1]] for name, time, *_ in rows}
+
+
+@pytest.mark.parametrize("name", ["jax_mlp", "graphcapture_fp32"])
+def test_kernels_that_overlap_are_summed_whole(view: Callable[..., View], real_capture: Any, name: str) -> None:
+    """A replayed CUDA graph begins a kernel of a stream before the one before it has ended."""
+    ((_, tracks),) = tracks_of(real_capture(name))
+    expected: dict[str, float] = {}
+    for track in tracks.tracks:
+        if track.kind == "stream":
+            assert track.depth.max() > 1
+            ms = np.bincount(track.group, track.duration, len(tracks.groups)) / 1e6
+            expected |= {tracks.groups[code]: ms[code] for code in np.flatnonzero(ms)}
+    shown = view(name)
+    sums = {group: ms for group, ms in marked_sums(shown).items() if not group.startswith("idle: ")}
+    assert sums == pytest.approx(expected, rel=1e-3)  # four digits are shown
+    total = shown.page.locator(".flame button").first.get_attribute("aria-label").split()
+    assert float(total[3]) == pytest.approx(sum(expected.values()), rel=1e-3)  # "all GPU work: 2.61 ms, …"
+
+
+def test_the_time_before_a_moment(view: Callable[..., View]) -> None:
+    """Whatever overlaps: the sum of what lies before it of each box."""
+    seed = np.random.default_rng(1)
+    start, duration = np.sort(seed.integers(0, 1000, 200)), seed.integers(0, 90, 200)
+    moments = np.arange(-5, 1100, 7)
+    found = view().page.evaluate(
+        "([start, duration, moments]) => { const row = new Row({ start, duration }, start.map((_, i) => i));"
+        " return moments.map((moment) => row.before(moment)); }",
+        [start.tolist(), duration.tolist(), moments.tolist()],
+    )
+    assert found == [int(np.clip(moment - start, 0, duration).sum()) for moment in moments]
+
+
 def test_keys_do_what_the_mouse_does(view: Callable[..., View]) -> None:
     shown = view()
     page = shown.page
@@ -336,6 +409,40 @@ def test_the_flame_view_opens_what_is_pressed(view: Callable[..., View]) -> None
     assert page.locator(".flame button").first.inner_text() == "all GPU work"
 
 
+def test_a_bar_of_the_flame_is_as_wide_as_its_time(view: Callable[..., View]) -> None:
+    widths = view().page.evaluate(
+        "() => { const bars = [...document.querySelectorAll('.flame button')];"
+        " return bars.map((one) => [one.offsetWidth, one.node.ns / bars[0].node.ns * bars[0].offsetWidth]); }"
+    )
+    assert min(expected for _, expected in widths) < 8
+    assert all(abs(wide - expected) <= 1 for wide, expected in widths)
+
+
+def test_a_program_without_a_gpu(view: Callable[..., View]) -> None:
+    shown = view("cpu")
+    assert shown.page.locator(".flame button").first.inner_text() == "all CPU work"
+    assert "GPU" not in shown.page.locator("#flame").inner_text()
+    shown.page.locator("#canvas").focus()
+    shown.page.keyboard.press("]")
+    assert shown.facts()["track"] == "CPU: operators"
+    assert "launch latency" not in shown.facts()
+
+
+def test_more_lanes_than_a_canvas_can_be_high(view: Callable[..., View]) -> None:
+    """Lanes of 60,000 pixels: no browser has a canvas so high; what is seen of them is drawn."""
+    shown = view("deep")
+    page = shown.page
+    assert page.evaluate("document.getElementById('lanes').clientHeight") > 60_000
+    assert page.locator("#canvas").bounding_box()["height"] < 900
+    page.evaluate("() => { const it = document.getElementById('scroll'); it.scrollTop = 50_000; it.scrollIntoView(); }")
+    shown.frames()
+    box = page.locator("#canvas").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 300)
+    depth = round((50_000 + 300 - 28) / 17)  # a lane is 17 pixels high, the first one 28 below the top
+    assert abs(int(shown.facts()["name"].split()[1]) - depth) <= 1
+    assert len({color for y in range(100, 400, 3) for color in pixel(shown, 400, y)}) > 3
+
+
 def test_ranks_stand_above_each_other(view: Callable[..., View]) -> None:
     shown = view("ranks")
     assert shown.page.locator("#view option").all_inner_texts()[0] == "late_rank (2 captures): 2 ranks"
@@ -369,3 +476,19 @@ def test_paper_has_what_was_folded_and_no_controls(view: Callable[..., View]) ->
     assert page.locator("section h2").first.is_visible()
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not(.name)[open]").count() == 0
+
+
+def test_paper_is_white(view: Callable[..., View]) -> None:
+    shown = view("ranks", scheme="dark")
+    page = shown.page
+    assert max(pixel(shown)) < 64
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.emulate_media(media="print", color_scheme="dark")
+    assert pixel(shown) == [255, 255, 255]
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    box, shape = page.locator("#canvas").bounding_box(), page.evaluate("canvas.width / canvas.height")
+    assert box["width"] / box["height"] == pytest.approx(shape, rel=0.01)  # whole, and of the same shape
+    page.emulate_media(media="screen", color_scheme="dark")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    shown.frames()
+    assert max(pixel(shown)) < 64

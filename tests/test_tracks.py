@@ -81,6 +81,15 @@ def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name:
         assert kernels >= 0.99 * (inside & (operations.kind == KERNEL)).sum()
 
 
+def test_operators_on_the_cpu_are_no_work_of_a_gpu() -> None:
+    """They fill a track of their own, and neither block the program nor let a device idle."""
+    ((attributed, tracks),) = tracks_of(Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz")
+    assert tracks.on_cpu
+    assert [track.title for track in tracks.tracks] == ["CPU: main thread", "CPU: operators"]
+    assert [track.kind for track in tracks.tracks] == ["ranges", "stream"]
+    assert len(tracks.tracks[1].start) <= len(attributed.trace.operations)
+
+
 def test_boxes_of_one_depth_do_not_overlap(real_capture: Callable[[str], Path]) -> None:
     ((_, tracks),) = tracks_of(real_capture("mem_small256"))
     nested = [track for track in tracks.tracks if track.kind in ("ranges", "calls")]

@@ -165,8 +165,7 @@ class Painter {
     this.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   }
 
-  resize(width, height) {
-    const scale = devicePixelRatio || 1;
+  resize(width, height, scale = devicePixelRatio || 1) {
     if (this.canvas.width !== Math.round(width * scale) || this.canvas.height !== Math.round(height * scale)) {
       this.canvas.width = Math.round(width * scale);
       this.canvas.height = Math.round(height * scale);
@@ -176,7 +175,7 @@ class Painter {
     [this.width, this.height] = [width, height];
   }
 
-  /** Draws one frame; `view` holds the stretch, the lanes with their tops, and what is found and chosen. */
+  /** Draws one frame; `view` holds the stretch, the lanes with their tops, how far they are scrolled, and what is found and chosen. */
   draw(view) {
     const { context, theme } = this;
     Object.assign(this, { low: view.low, high: view.high, left: view.left });
@@ -186,16 +185,21 @@ class Painter {
     context.fillStyle = theme.page;
     context.fillRect(0, 0, this.width, this.height);
     context.save();
+    context.translate(0, -view.scrolled);
+    context.save();
     context.beginPath();
-    context.rect(view.left, 0, this.width - view.left, this.height);
+    context.rect(view.left, view.scrolled, this.width - view.left, this.height);
     context.clip();
     this.drawSteps(view);
-    for (const lane of view.lanes) this.drawLane(lane, view);
-    if (view.marked) this.drawMarked(view.marked);
+    for (const lane of view.lanes) {
+      if (lane.top + lane.height > view.scrolled && lane.top < view.scrolled + this.height) this.drawLane(lane, view);
+    }
+    if (view.marked) this.drawMarked(view);
     if (view.chosen) this.drawChosen(view);
     context.restore();
     this.drawTitles(view);
     this.drawAxis(view);
+    context.restore();
   }
 
   x(time) {
@@ -339,15 +343,15 @@ class Painter {
     }
   }
 
-  drawMarked([start, end]) {
+  drawMarked({ marked: [start, end], scrolled }) {
     const { context, theme } = this;
     context.fillStyle = theme.accent;
     context.globalAlpha = 0.15;
-    context.fillRect(this.x(start), 0, (end - start) * this.scale, this.height);
+    context.fillRect(this.x(start), scrolled, (end - start) * this.scale, this.height);
     context.globalAlpha = 1;
-    context.fillRect(this.x(start), 0, 1, this.height);
-    context.fillRect(this.x(end), 0, 1, this.height);
-    this.write(inUnits(end - start), this.x(start) + 4, HEAD + 6, 120, theme.ink);
+    context.fillRect(this.x(start), scrolled, 1, this.height);
+    context.fillRect(this.x(end), scrolled, 1, this.height);
+    this.write(inUnits(end - start), Math.max(this.x(start), this.left) + 4, scrolled + HEAD + 6, 120, theme.ink);
   }
 
   /** What is chosen has a frame, and a line from its launch. */
@@ -375,13 +379,13 @@ class Painter {
   drawTitles(view) {
     const { context, theme } = this;
     context.fillStyle = theme.page;
-    context.fillRect(0, 0, view.left, this.height);
+    context.fillRect(0, view.scrolled, view.left, this.height);
     for (const lane of view.lanes) {
       if (lane.title) this.write(lane.title, 8, lane.top + Math.min(lane.height, 34) / 2 - 1, view.left - 16, theme.ink);
     }
     for (const part of view.parts) if (part.label) this.write(part.label, 8, part.top + PART / 2, view.left - 16, theme.ink, "600 ");
     context.fillStyle = theme.line;
-    context.fillRect(view.left - 1, 0, 1, this.height);
+    context.fillRect(view.left - 1, view.scrolled, 1, this.height);
   }
 
   drawAxis(view) {
@@ -398,7 +402,8 @@ class Painter {
       context.fillStyle = theme.line;
       context.fillRect(x, view.scrolled + HEAD - 6, 1, 6);
       const digits = Math.max(0, -Math.floor(Math.log10(step / 1e6)));
-      this.write(`${(tick / 1e6 + 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`, x + 3, view.scrolled + 9, 100, theme.faint);
+      const label = (tick / 1e6 + 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+      if (x + 3 + context.measureText(label).width < this.width) this.write(label, x + 3, view.scrolled + 9, 100, theme.faint);
     }
     this.write(`ms since the ${view.parts[0].steps.length ? "first step" : "start"}`, 8, view.scrolled + 9, view.left - 12, theme.faint);
   }

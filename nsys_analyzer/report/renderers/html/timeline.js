@@ -1,6 +1,8 @@
 // The timeline as a person uses it: what is shown, moved, found, chosen and summed up.
 
 const LEFT = 186, CLICK = 4, NEAR = 6, LEAST_NS = 20;
+/** On paper: the width of the timeline in pixels, as many dots each, and the most of its height that a browser can draw. */
+const PAPER = { width: 1000, dots: 2, height: 8000 };
 
 class Timeline {
   constructor(shared, lines) {
@@ -58,12 +60,31 @@ class Timeline {
 
   // --- drawing ---
 
+  /** Makes the canvas as large as what is seen of the lanes, which may be higher than any canvas. */
   fit() {
-    if (!this.lanes || this.scroll.clientWidth <= LEFT) return; // nothing of it is to be seen
+    if (!this.lanes || this.scroll.clientWidth <= LEFT || this.onPaper) return; // nothing of it is to be seen
+    document.getElementById("lanes").style.height = `${this.height}px`;
     this.painter.restyle();
     this.left = this.scroll.clientWidth < 700 ? 110 : LEFT;
-    this.painter.resize(this.scroll.clientWidth, this.height);
+    this.painter.resize(this.scroll.clientWidth, Math.min(this.height, this.scroll.clientHeight));
     this.redraw();
+  }
+
+  /** Draws all lanes in the colors of paper, at once: a browser prints what is there. */
+  print() {
+    if (!this.lanes) return;
+    this.onPaper = true;
+    document.documentElement.dataset.paper = "";
+    this.painter.restyle();
+    [this.left, this.scrolled] = [LEFT, 0];
+    this.painter.resize(PAPER.width, Math.min(this.height, PAPER.height), PAPER.dots);
+    this.painter.draw(this);
+  }
+
+  printed() {
+    delete document.documentElement.dataset.paper;
+    this.onPaper = false;
+    this.fit();
   }
 
   redraw() {
@@ -71,6 +92,7 @@ class Timeline {
     this.asked = true;
     requestAnimationFrame(() => {
       this.asked = false;
+      if (this.onPaper) return;
       this.scrolled = this.scroll.scrollTop;
       this.painter.draw(this);
       document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${((this.low - this.first) / 1e6).toFixed(3)} ms on`;
@@ -365,7 +387,8 @@ class Timeline {
     this.scroll.addEventListener("scroll", () => this.redraw());
     new ResizeObserver(() => this.fit()).observe(this.scroll);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.fit());
-    addEventListener("beforeprint", () => this.fit());
+    addEventListener("beforeprint", () => this.print());
+    addEventListener("afterprint", () => this.printed());
     const on = (id, act) => document.getElementById(id).addEventListener("click", act);
     on("in", () => this.zoom(0.5));
     on("out", () => this.zoom(2));
@@ -390,7 +413,7 @@ class Timeline {
 
   /** The box under the pointer: in a lane without one there, none. */
   boxAt(event) {
-    const lane = this.laneAt(event.offsetY);
+    const lane = this.laneAt(event.offsetY + this.scroll.scrollTop);
     if (!lane?.row || event.offsetX < this.left) return null;
     const near = (NEAR * (this.high - this.low)) / (this.painter.width - this.left);
     const position = lane.at(this.timeAt(event.offsetX), near);
