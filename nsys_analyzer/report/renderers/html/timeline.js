@@ -202,8 +202,11 @@ class Timeline {
     if (words && this.lanes) {
       const matching = new Map();
       for (const { capture } of this.parts) {
-        const those = (texts) => new Set(texts.flatMap((one, code) => (one.toLowerCase().includes(words) ? [code] : [])));
-        matching.set(capture, { names: those(capture.names), modules: those(capture.modules) });
+        const has = (text) => text.toLowerCase().includes(words);
+        const those = (texts, fits) => new Set(texts.flatMap((one, code) => (fits(one, code) ? [code] : [])));
+        // A kernel is found by its full name, and by the short one that is written on it.
+        const names = those(capture.names, (name, code) => has(name) || has(capture.labels[code]));
+        matching.set(capture, { names, modules: those(capture.modules, has) });
       }
       this.found = { of: matching };
       for (const lane of this.lanes) {
@@ -286,7 +289,11 @@ class Timeline {
     }
     document.getElementById("timeline").scrollIntoView({ block: "start" });
     this.canvas.focus({ preventScroll: true });
-    if (!best) return;
+    if (!best) {
+      this.letGo();
+      document.getElementById("chosen").replaceChildren(element("p", "Nothing of it is in what is shown here."));
+      return;
+    }
     this.shownGroup = kind === "idle" ? `idle:${name}` : kind === "class" ? `stream:${name}` : null;
     this.choose(best.lane, best.position, true);
     this.reveal(best.lane, best.position);
@@ -354,19 +361,26 @@ class Timeline {
         if (ns <= 0 && !count) continue;
         const name = lane.capture.groups[group];
         const text = lane.kind === "idle" ? `idle: ${this.shared.causes[name].text}` : name;
-        const sum = sums.get(text) ?? { ns: 0, count: 0 };
-        sums.set(text, { ns: sum.ns + ns, count: sum.count + count });
+        if (!sums.has(text)) sums.set(text, { ns: 0, count: 0, parts: this.parts.map(() => 0) });
+        const sum = sums.get(text);
+        sum.ns += ns;
+        sum.count += count;
+        sum.parts[lane.part] += ns;
         if (lane.kind === "stream") kernels += count;
       }
     }
     const head = element("p", `${inUnits(end - start)} are marked; ${kernels.toLocaleString("en")} ${piecesOf(this.parts[0].capture)} begin in them.`);
     const table = element("table");
     const top = table.createTHead().insertRow();
-    for (const title of ["class, or idle time by cause", "time", "of the stretch", "count"]) top.append(element("th", title, { scope: "col" }));
+    // Of several ranks the time of each: their sum is no share of a stretch.
+    const several = this.parts.length > 1;
+    const titles = several ? this.parts.map((part) => part.label) : ["time", "of the stretch", "count"];
+    for (const title of ["class, or idle time by cause", ...titles]) top.append(element("th", title, { scope: "col" }));
     const body = table.createTBody();
-    for (const [text, { ns, count }] of [...sums].sort((a, b) => b[1].ns - a[1].ns)) {
+    for (const [text, { ns, count, parts }] of [...sums].sort((a, b) => b[1].ns - a[1].ns)) {
+      const cells = several ? parts.map(inUnits) : [inUnits(ns), `${((100 * ns) / (end - start)).toFixed(1)} %`, count.toLocaleString("en")];
       const row = body.insertRow();
-      for (const cell of [text, inUnits(ns), `${((100 * ns) / (end - start)).toFixed(1)} %`, count.toLocaleString("en")]) row.append(element("td", cell));
+      for (const cell of [text, ...cells]) row.append(element("td", cell));
     }
     document.getElementById("chosen").replaceChildren(head, table);
     this.redraw();
