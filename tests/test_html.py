@@ -199,9 +199,9 @@ def test_ranks_stand_above_each_other_on_one_clock(late_rank: Report) -> None:
 
 def test_findings_lead_to_the_timeline_where_there_is_one(train: Report) -> None:
     place = Seen(Place("idle", "launch"), "a <b>")
-    button = Blocks({}, {}, has_timeline=True).render(place)
+    button = Blocks({}, {}, {"a <b>"}).render(place)
     assert 'data-kind="idle" data-name="launch" data-seen="a &lt;b&gt;"' in button
-    assert Blocks({}, {}, has_timeline=False).render(place) == ""
+    assert Blocks({}, {}, {"another"}).render(place) == ""
     seen = [known for tag, known in Page(html.render(train, {})).tags if tag == "button" and "data-seen" in known]
     findings = train.captures[0].diagnosis
     assert findings is not None
@@ -212,7 +212,7 @@ def test_findings_lead_to_the_timeline_where_there_is_one(train: Report) -> None
 
 def test_a_short_name_unfolds_to_the_full_one() -> None:
     table = Table((Column("kernel", "code"), Column("ms", "ms")), (("gemm <a>", 1.5), ("other", None)))
-    text = Blocks({}, {"gemm <a>": "void gemm<a>(int)"}, has_timeline=False).render(table)
+    text = Blocks({}, {"gemm <a>": "void gemm<a>(int)"}).render(table)
     assert '<details class="name"><summary><code>gemm &lt;a&gt;</code></summary>' in text
     assert "<code>void gemm&lt;a&gt;(int)</code>" in text
     assert '<td class="number" data-value="1.5">1.500</td>' in text
@@ -221,7 +221,7 @@ def test_a_short_name_unfolds_to_the_full_one() -> None:
 
 def test_cells_are_sorted_by_their_figures() -> None:
     table = Table((Column("change", "ms"),), ((Shift(-2.5, -3.0, -2.0),), (1250,)))
-    text = Blocks({}, {}, has_timeline=False).render(table)
+    text = Blocks({}, {}).render(table)
     assert re.findall(r'data-value="([^"]*)"', text) == ["-2.5", "1250"]
 
 

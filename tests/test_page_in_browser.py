@@ -208,6 +208,9 @@ def test_search_finds_and_steps_through(view: Callable[..., View]) -> None:
     assert shown.facts()["start"] > first["start"]
     shown.page.locator("#previous").click()
     assert shown.facts() == first
+    shown.page.locator("#find").fill("XMMA gemm f32 tn_n 64x64x8")  # as tables call sm80_xmma_gemm_f32f32_f32f32_…
+    shown.page.keyboard.press("Enter")
+    assert "_xmma_gemm_f32f32" in shown.facts()["name"]
     shown.page.locator("#find").fill("no such kernel")
     assert shown.page.locator("#matches").inner_text() == "nothing found"
 
@@ -450,6 +453,27 @@ def test_ranks_stand_above_each_other(view: Callable[..., View]) -> None:
     shown.page.wait_for_selector("#chosen tr")
     assert shown.facts()["track"].startswith("rank 0, GPU stream")  # the collective that waits longest
     assert "nccl" in shown.facts()["name"].lower()
+
+
+def test_ranks_are_summed_up_apart(view: Callable[..., View], tmp_path: Path) -> None:
+    """The late rank waits for nobody: of each rank the time of its own collectives."""
+    shown = view("ranks")
+    marked_sums(shown)
+    head, *rows = shown.page.locator("#chosen tr").all()
+    assert head.locator("th").all_inner_texts() == ["class, or idle time by cause", "rank 0", "rank 1"]
+    found = {cells[0]: cells[1:] for cells in (row.locator("td").all_inner_texts() for row in rows)}
+    expected = []
+    for path in sorted(unpack_ranks(tmp_path).glob("*.sqlite")):
+        ((_, tracks),) = tracks_of(path)
+        ms = sum(
+            track.duration[track.group == tracks.groups.index("communication")].sum() / 1e6
+            for track in tracks.tracks
+            if track.kind == "stream"
+        )
+        expected.append(ms)
+    assert [time.split()[1] for time in found["communication"]] == ["ms", "ms"]
+    assert [float(time.split()[0]) for time in found["communication"]] == pytest.approx(expected, rel=1e-3)
+    assert expected[0] > 10 * expected[1]
 
 
 def test_hostile_names_stay_text(view: Callable[..., View]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from html import escape
 
 from nsys_analyzer.report.model import (
@@ -47,11 +47,11 @@ class Blocks:
     Args:
         figures: key to drawing, as SVG.
         full_names: short label to the full name of a kernel.
-        has_timeline: whether the page has one, which findings lead to.
+        views: the captures and runs that the page's timeline shows, which findings lead to.
     """
 
-    def __init__(self, figures: Mapping[str, str], full_names: Mapping[str, str], *, has_timeline: bool) -> None:
-        self._figures, self._full_names, self._has_timeline = figures, full_names, has_timeline
+    def __init__(self, figures: Mapping[str, str], full_names: Mapping[str, str], views: Container[str] = ()) -> None:
+        self._figures, self._full_names, self._views = figures, full_names, views
 
     def render(self, block: Block) -> str:
         """One block; empty where it is a figure without a drawing."""
@@ -79,9 +79,9 @@ class Blocks:
                 return f'<figure role="img" aria-label="{label}">{drawn}</figure>' if drawn else ""
 
     def _seen(self, kind: str, what: str, capture: str) -> str:
-        if not self._has_timeline:
+        if visible(capture) not in self._views:
             return ""
-        known = f'data-kind="{escape(kind)}" data-name="{escape(what)}" data-seen="{escape(visible(capture))}"'
+        known = f'data-kind="{escape(kind)}" data-name="{escape(visible(what))}" data-seen="{escape(visible(capture))}"'
         return f'<p class="seen"{_of(capture)}><button type="button" {known}>Show on the timeline</button></p>'
 
     def _table(self, block: Table) -> str:

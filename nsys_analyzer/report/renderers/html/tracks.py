@@ -21,14 +21,14 @@ from nsys_analyzer.text import visible
 from nsys_analyzer.trace.arrays import Ints
 
 
-def page_data(report: Report) -> str:
-    """The data of the page's script; empty where no capture has tracks.
+def page_data(report: Report) -> tuple[frozenset[str], str]:
+    """The captures and runs that the page's timeline shows, and the data of its script; empty where none has tracks.
 
-    A line of base64 for what belongs to all captures, and one for each capture, which is unpacked when it is shown.
+    The data is a line of base64 for what belongs to all captures, and one for each of them, unpacked when it is shown.
     """
     captures = [(capture, capture.tracks) for capture in report.captures if capture.tracks]
     if not captures:
-        return ""
+        return frozenset(), ""
     place = {(capture.name, tracks.global_pid): i for i, (capture, tracks) in enumerate(captures)}
     alone = [
         {"title": visible(one.title), "parts": [{"capture": i, "label": "", "at": 0}]}
@@ -40,7 +40,8 @@ def page_data(report: Report) -> str:
         "classes": CLASS_COLORS,
         "causes": {cause: {"color": CAUSE_COLORS[cause], "text": CAUSE_WORDS[cause]} for cause in CAUSES},
     }
-    return "\n".join(map(_packed, (shared, *(_capture(tracks, report.labels) for _, tracks in captures))))
+    views = frozenset(str(view.get("name", view["title"])) for view in together + alone)
+    return views, "\n".join(map(_packed, (shared, *(_capture(tracks, report.labels) for _, tracks in captures))))
 
 
 def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
