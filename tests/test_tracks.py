@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.tracks import record
 from nsys_analyzer.analysis.tracks.record import record_tracks
 from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS, Stream, Tracks
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
-from tests.support.export import ADD, GEMM, Export
+from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
 
 
 def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
@@ -88,6 +88,21 @@ def test_operators_on_the_cpu_are_no_work_of_a_gpu() -> None:
     assert [track.title for track in tracks.tracks] == ["CPU: main thread", "CPU: operators"]
     assert [track.kind for track in tracks.tracks] == ["ranges", "stream"]
     assert len(tracks.tracks[1].start) <= len(attributed.trace.operations)
+
+
+def test_threads_that_launch_nothing_come_last(tmp_path: Path) -> None:
+    """Workers stand below the GPU, and by their IDs where they have one name."""
+    export = training_step(Export().gpu().thread(AUTOGRAD, "pt_autograd_0").thread(201, "worker").thread(202, "worker"))
+    export.range("mul_backward", 340, 420, tid=AUTOGRAD)
+    for tid in (202, 201):
+        export.range("load", 100, 200, tid=tid).range("decode", 210, 290, tid=tid)
+    ((_, tracks),) = tracks_of(export.write(tmp_path / "workers.sqlite"))
+    assert [track.title for track in tracks.tracks] == [
+        "CPU: main thread", "CPU: thread pt_autograd_0", "GPU stream 7", "GPU idle",
+        "CPU: thread worker 201", "CPU: thread worker 202",
+    ]  # fmt: skip
+    (stream,) = streams(tracks)
+    assert stream.thread.tolist() == [0, 0, 1, 1, 0]  # backward's two by autograd
 
 
 def test_boxes_of_one_depth_do_not_overlap(real_capture: Callable[[str], Path]) -> None:

@@ -78,13 +78,14 @@ class _Recorder:
         self.shown = shown[np.argsort(operations.start[shown], kind="stable")]
 
     def tracks(self, left_out: str) -> Tracks:
-        """All tracks, the CPU's first."""
+        """All tracks: the CPU's threads that launch work, the device's, and the other threads."""
         host = find_host(self.attributed, self.process, (self.start, self.end))
         view = View(self.attributed, self.windows, self.windows, host)
-        threads, ranges = self._ranges()
-        tracks = [*ranges, *([] if self._on_cpu else self._calls(host)), *self._streams(view, threads)]
+        threads, working, others = self._ranges()
+        tracks = [*working, *([] if self._on_cpu else self._calls(host)), *self._streams(view, threads)]
         if not self._on_cpu:
             tracks += [self._idle(view, device) for device in self._devices]
+        tracks += others
         bounds = zip((self.windows.start - self.start).tolist(), (self.windows.end - self.start).tolist(), strict=True)
         return Tracks(
             origin_ns=self.start,
@@ -122,8 +123,8 @@ class _Recorder:
         """The starts since the origin, and the durations."""
         return start - self.start, np.maximum(end - start, 0)
 
-    def _ranges(self) -> tuple[Ints, list[Track]]:
-        """The threads with ranges, the main one first, and the track of each."""
+    def _ranges(self) -> tuple[Ints, list[Track], list[Track]]:
+        """The threads with ranges, the main one first; the tracks of those that launch work, and of the others."""
         trace = self.attributed.trace
         tables = [trace.ranges, trace.operators] if trace.metadata.profiler == "torch" else [trace.ranges]
         shown = [
@@ -135,19 +136,29 @@ class _Recorder:
         name = np.concatenate([self.names.codes(one.names, one.name) for one in shown])
         threads, counts = np.unique(thread, return_counts=True)
         is_main = threads & ~PROCESS_MASK == pid_of(self.process)
-        threads = threads[np.lexsort((-counts, ~is_main))]
+        works = is_main | np.isin(threads, self.attributed.attribution.thread[self.shown])
+        threads = threads[np.lexsort((-counts, ~works, ~is_main))]
+        titles = self._titles(threads)
         tracks = []
-        for one in threads.tolist():
+        for one, title in zip(threads.tolist(), titles, strict=True):
             mine = np.flatnonzero(thread == one)
             mine = mine[np.lexsort((-end[mine], start[mine]))]
             spans = self._spans(start[mine], end[mine])
             plain = np.zeros(len(mine), np.int64)
-            tracks.append(Track(self._title(one), "ranges", *spans, name[mine], plain, _depths(start[mine], end[mine])))
-        return threads, tracks
+            tracks.append(Track(title, "ranges", *spans, name[mine], plain, _depths(start[mine], end[mine])))
+        working = int(works.sum())
+        return threads, tracks[:working], tracks[working:]
 
-    def _title(self, thread: int) -> str:
-        on_gpu = self.attributed.trace.metadata.ranges_on_gpu
-        return "ranges on the GPU" if on_gpu else f"CPU: {thread_title(self.attributed, thread)}"
+    def _titles(self, threads: Ints) -> list[str]:
+        """What each thread is called; those of one name have their IDs, too."""
+        if self.attributed.trace.metadata.ranges_on_gpu:
+            return ["ranges on the GPU"] * len(threads)
+        titles = [thread_title(self.attributed, one) for one in threads.tolist()]
+        own = (threads & ~PROCESS_MASK).tolist()
+        return [
+            f"CPU: {one} {tid}" if titles.count(one) > 1 else f"CPU: {one}"
+            for one, tid in zip(titles, own, strict=True)
+        ]
 
     def _calls(self, host: Host) -> Iterator[Track]:
         """The API calls that wait, take long or allocate."""

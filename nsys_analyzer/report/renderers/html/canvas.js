@@ -98,7 +98,15 @@ function summed(differences) {
 function lanesOf(capture, at, number) {
   const lanes = [];
   const threads = [];
-  for (const track of capture.tracks) {
+  const addMemory = () => {
+    if (!capture.memory.time.length) return;
+    const time = summed(capture.memory.time).map((one) => one + at);
+    lanes.push({ title: "Device memory", kind: "memory", part: number, height: HEIGHTS.memory, time, bytes: summed(capture.memory.bytes) });
+  };
+  // The memory stands below the device's own tracks, before those of threads that launch nothing.
+  const last = capture.tracks.findLastIndex((track) => track.kind === "stream" || track.kind === "idle");
+  if (last < 0) addMemory();
+  capture.tracks.forEach((track, place) => {
     const start = summed(track.start);
     for (let i = 0; i < start.length; i++) start[i] += at;
     const shown = { ...track, start, duration: Float64Array.from(track.duration) };
@@ -111,12 +119,9 @@ function lanesOf(capture, at, number) {
       if (track.kind === "ranges" && !depth) threads.push(lane);
       lanes.push(lane);
     });
-  }
+    if (place === last) addMemory();
+  });
   for (const lane of lanes) lane.threads = threads;
-  if (capture.memory.time.length) {
-    const time = summed(capture.memory.time).map((one) => one + at);
-    lanes.push({ title: "Device memory", kind: "memory", part: number, height: HEIGHTS.memory, time, bytes: summed(capture.memory.bytes) });
-  }
   return lanes;
 }
 
@@ -136,7 +141,7 @@ async function unpacked(line) {
 
 function inUnits(ns) {
   const size = Math.abs(ns);
-  if (size >= 1e9) return `${(ns / 1e9).toPrecision(4)} s`;
+  if (size >= 1e9) return `${Number((ns / 1e9).toPrecision(4)).toLocaleString("en")} s`;
   if (size >= 1e6) return `${Number((ns / 1e6).toPrecision(4)).toLocaleString("en")} ms`;
   if (size >= 1e3) return `${(ns / 1e3).toPrecision(4)} µs`;
   return `${Math.round(ns)} ns`;
@@ -206,12 +211,20 @@ class Painter {
     return this.left + (time - this.low) * this.scale;
   }
 
+  /** Left edge and width of a stretch, cut a little outside the view: of what reaches far beyond it a canvas knows the edges no more. */
+  across(start, end) {
+    const x = Math.max(this.x(start), this.left - 4);
+    return [x, Math.min(this.x(end), this.width + 4) - x];
+  }
+
   drawSteps(view) {
     const { context, theme } = this;
     for (const part of view.parts) {
       context.fillStyle = theme.panel;
       for (const [start, end] of part.steps.filter((_, number) => number % 2 === 0)) {
-        if (end > this.low && start < this.high) context.fillRect(this.x(start), part.top, (end - start) * this.scale, part.bottom - part.top);
+        if (end <= this.low || start >= this.high) continue;
+        const [x, wide] = this.across(start, end);
+        context.fillRect(x, part.top, wide, part.bottom - part.top);
       }
     }
   }
@@ -266,7 +279,7 @@ class Painter {
     const { start, end, index } = lane.row;
     const height = lane.height - 2;
     for (let i = first; i < last; i++) {
-      const one = index[i], x = this.x(start[i]), wide = Math.max(this.x(end[i]) - x, 0.7);
+      const one = index[i], [x, shown] = this.across(start[i], end[i]), wide = Math.max(shown, 0.7);
       context.globalAlpha = view.isFaint(lane, one) ? 0.25 : 1;
       context.fillStyle = view.colorOf(lane, one);
       context.fillRect(x, lane.top, wide, height);
@@ -347,7 +360,8 @@ class Painter {
     const { context, theme } = this;
     context.fillStyle = theme.accent;
     context.globalAlpha = 0.15;
-    context.fillRect(this.x(start), scrolled, (end - start) * this.scale, this.height);
+    const [x, wide] = this.across(start, end);
+    if (wide > 0) context.fillRect(x, scrolled, wide, this.height);
     context.globalAlpha = 1;
     context.fillRect(this.x(start), scrolled, 1, this.height);
     context.fillRect(this.x(end), scrolled, 1, this.height);
@@ -359,10 +373,10 @@ class Painter {
     const { context, theme } = this;
     const { lane, position } = chosen;
     const start = this.x(lane.row.start[position]);
-    const wide = Math.max(this.x(lane.row.end[position]) - start, 2);
+    const [x, wide] = this.across(lane.row.start[position], lane.row.end[position]);
     context.strokeStyle = theme.ink;
     context.lineWidth = 2;
-    context.strokeRect(start - 1, lane.top - 1, wide + 2, lane.height);
+    if (wide >= 0) context.strokeRect(x - 1, lane.top - 1, Math.max(wide, 2) + 2, lane.height);
     const one = lane.row.index[position];
     const from = lane.kind === "stream" && lane.track.wait[one] >= 0 && lane.threads[lane.track.thread[one]];
     if (from) {

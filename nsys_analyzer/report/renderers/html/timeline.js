@@ -95,8 +95,14 @@ class Timeline {
       if (this.onPaper) return;
       this.scrolled = this.scroll.scrollTop;
       this.painter.draw(this);
-      document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${((this.low - this.first) / 1e6).toFixed(3)} ms on`;
+      document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${this.momentOf(this.low - this.first)} ms on`;
     });
+  }
+
+  /** A time in ms, as finely as the stretch that is shown needs. */
+  momentOf(ns) {
+    const digits = Math.min(Math.max(2 - Math.floor(Math.log10((this.high - this.low) / 1e6)), 0), 6);
+    return (ns / 1e6).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
   }
 
   textOf(lane, one) {
@@ -437,7 +443,7 @@ class Timeline {
   press(event) {
     if (event.button !== 0 || !this.lanes) return;
     this.canvas.setPointerCapture(event.pointerId);
-    this.held = { x: event.offsetX, low: this.low, high: this.high, moved: false, marks: event.shiftKey };
+    this.held = { x: event.offsetX, y: event.offsetY, scrolled: this.scroll.scrollTop, low: this.low, high: this.high, moved: false, marks: event.shiftKey };
     this.tip.hidden = true;
   }
 
@@ -449,7 +455,7 @@ class Timeline {
     }
     const { held } = this;
     const by = event.offsetX - held.x;
-    held.moved ||= Math.abs(by) > CLICK;
+    held.moved ||= Math.abs(by) > CLICK || (!held.marks && Math.abs(event.offsetY - held.y) > CLICK);
     if (!held.moved) return;
     if (held.marks) {
       this.mark(this.timeAt(held.x), this.timeAt(event.offsetX));
@@ -457,6 +463,7 @@ class Timeline {
       this.canvas.classList.add("moving");
       const ns = (by * (held.high - held.low)) / (this.painter.width - this.left);
       this.look(held.low - ns, held.high - ns);
+      this.scroll.scrollTop = held.scrolled + held.y - event.offsetY;
     }
   }
 
@@ -472,9 +479,11 @@ class Timeline {
 
   hover(event) {
     const box = this.boxAt(event);
-    this.tip.hidden = !box;
-    if (!box) return;
-    const facts = this.facts(box.lane, box.lane.row.index[box.position]);
+    // A title may be longer than its place.
+    const titled = event.offsetX < this.left && this.laneAt(event.offsetY + this.scroll.scrollTop);
+    this.tip.hidden = !box && !titled;
+    if (!box && !titled) return;
+    const facts = box ? this.facts(box.lane, box.lane.row.index[box.position]) : [["track", this.titleOf(titled)]];
     this.tip.replaceChildren();
     facts.forEach(([what, said], place) => {
       const line = element("div");
