@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.export import AUTOGRAD, GEMM, Export, training_step
+from tests.support.export import AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.hostile import WORST
 from tests.support.pages import EXAMPLES, View, browser, find_browser, tabbed, unpack_ranks, write_page
 from tests.test_tracks import tracks_of
@@ -46,6 +46,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
             return (hostile_capture(folder / "hostile.sqlite"),)
         if name == "cpu":
             return (Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz",)
+        if name == "memory":
+            return (memory_capture(folder / "memory.sqlite"),)
+        if name == "hours":
+            export = training_step(training_step(Export().gpu()), 10_000_000_000_000)
+            return (export.write(folder / "hours.sqlite"),)
         if name == "deep":
             return (deep_capture(folder / "deep.sqlite"),)
         return (EXAMPLES / "sweep",) if name == "sweep" else (real_capture(name),)
@@ -69,6 +74,17 @@ def deep_capture(path: Path, depths: int = 3_600) -> Path:
     export = training_step(Export().gpu())
     for depth in range(1, depths):
         export.range(f"depth {depth}", 10, 990)
+    return export.write(path)
+
+
+def memory_capture(path: Path) -> Path:
+    """A step of 1,000 ns in which 3 MiB are in use from 100 ns on, and 1 MiB from 600 ns on."""
+    export = training_step(Export().gpu())
+    for start, mib, freed in ((100, 1, 0), (100, 2, 0), (600, 2, 1)):
+        export.add(
+            "CUDA_GPU_MEMORY_USAGE_EVENTS", start=start, globalPid=global_pid(), bytes=mib << 20, memKind=2,
+            memoryOperationType=freed,
+        )  # fmt: skip
     return export.write(path)
 
 
@@ -335,6 +351,46 @@ def test_the_time_before_a_moment(view: Callable[..., View]) -> None:
         [start.tolist(), duration.tolist(), moments.tolist()],
     )
     assert found == [int(np.clip(moment - start, 0, duration).sum()) for moment in moments]
+
+
+def test_memory_is_told_by_mouse_and_by_keyboard(view: Callable[..., View]) -> None:
+    shown = view("memory")
+    page = shown.page
+    page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    box = page.locator("#canvas").bounding_box()
+    wide = box["width"] - 186
+    # All is shown with 1 % to either side: 500 of 1,000 ns are in the middle, and 700 ns at 710 ÷ 1,020.
+    for share, expected in ((0.5, "3.0 MiB"), (710 / 1020, "1.0 MiB"), (40 / 1020, "0 B")):
+        page.mouse.move(box["x"] + 186 + share * wide, box["y"] + box["height"] - 20)
+        assert page.locator("#tip b").inner_text() == expected
+    marked_sums(shown)
+    said = "Device memory: 0 B at the start, 3.0 MiB at most, 1.0 MiB at the end."
+    assert page.locator("#chosen p").last.inner_text() == said
+
+
+def test_the_axis_tells_moments_apart(view: Callable[..., View]) -> None:
+    """A long way into a capture, as near as can be: labels that are told whole, each another one."""
+    shown = view("hours")
+    shown.page.evaluate(
+        "() => { window.written = []; const write = Painter.prototype.write;"
+        " Painter.prototype.write = function (text, x, y, room, ...rest) {"
+        " if (y < 10) written.push([text, this.context.measureText(text).width < room]);"
+        " write.call(this, text, x, y, room, ...rest); }; }"
+    )
+    shown.page.locator("#canvas").focus()
+    shown.page.keyboard.press("End")
+    for _ in range(110):
+        shown.page.keyboard.press("w")
+    shown.frames()
+    assert shown.stretch_ns() == 20
+    shown.page.evaluate("written.length = 0")
+    shown.page.keyboard.press("w")
+    shown.frames()
+    *labels, title = shown.page.evaluate("written")
+    assert title[0] == "ms since the first step"
+    assert len(labels) > 2
+    assert all(fits for _, fits in labels)
+    assert len({text for text, _ in labels}) == len(labels)
 
 
 def test_keys_do_what_the_mouse_does(view: Callable[..., View]) -> None:

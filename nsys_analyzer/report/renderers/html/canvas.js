@@ -408,7 +408,11 @@ class Painter {
     context.fillRect(0, view.scrolled, this.width, HEAD);
     context.fillStyle = theme.line;
     context.fillRect(0, view.scrolled + HEAD - 1, this.width, 1);
-    const wish = ((view.high - view.low) * 110) / (this.width - view.left);
+    const ms = (ns, digits) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
+    // Every label has room, however many digits tell it from the next.
+    const perPixel = (view.high - view.low) / (this.width - view.left), most = Math.max(Math.abs(view.low), Math.abs(view.high));
+    const finest = Math.max(0, Math.ceil(-Math.log10((perPixel * 100) / 1e6)));
+    const wish = perPixel * Math.max(110, context.measureText(ms(most, finest)).width + 24);
     const power = 10 ** Math.floor(Math.log10(wish));
     const step = [1, 2, 5, 10].find((one) => one * power >= wish) * power;
     for (let tick = Math.ceil(view.low / step) * step; tick < view.high; tick += step) {
@@ -416,8 +420,8 @@ class Painter {
       context.fillStyle = theme.line;
       context.fillRect(x, view.scrolled + HEAD - 6, 1, 6);
       const digits = Math.max(0, -Math.floor(Math.log10(step / 1e6)));
-      const label = (tick / 1e6 + 0).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
-      if (x + 3 + context.measureText(label).width < this.width) this.write(label, x + 3, view.scrolled + 9, 100, theme.faint);
+      const label = ms(tick, digits), room = context.measureText(label).width + 1;
+      if (x + 3 + room < this.width) this.write(label, x + 3, view.scrolled + 9, room, theme.faint);
     }
     this.write(`ms since the ${view.parts[0].steps.length ? "first step" : "start"}`, 8, view.scrolled + 9, view.left - 12, theme.faint);
   }

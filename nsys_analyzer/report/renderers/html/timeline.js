@@ -265,7 +265,7 @@ class Timeline {
     const shown = this.high - this.low, length = Math.max(end - start, 1);
     const width = length > shown * 0.9 || length < shown / 200 ? length * 20 : shown;
     const middle = (start + end) / 2;
-    this.look(middle - width / 2, middle + width / 2);
+    if (width !== shown || start < this.low || end > this.high) this.look(middle - width / 2, middle + width / 2);
     if (lane.top < this.scroll.scrollTop + HEAD || lane.top + lane.height > this.scroll.scrollTop + this.scroll.clientHeight) {
       this.scroll.scrollTop = lane.top - this.scroll.clientHeight / 2;
     }
@@ -340,7 +340,7 @@ class Timeline {
       facts.push(["ranges", capture.paths[track.path[one]] || "none"]);
     }
     facts.push(["duration", inUnits(track.duration[one])]);
-    facts.push(["start", `${((start - this.parts[lane.part].start) / 1e6).toFixed(4)} ms${step < 0 ? "" : `, in step ${step + 1} of ${this.parts[lane.part].steps.length}`}`]);
+    facts.push(["start", `${((start - this.parts[lane.part].start) / 1e6).toLocaleString("en", { minimumFractionDigits: 4, maximumFractionDigits: 4 })} ms${step < 0 ? "" : `, in step ${step + 1} of ${this.parts[lane.part].steps.length}`}`]);
     if (lane.kind === "stream" && !capture.on_cpu) facts.push(["launch latency", track.wait[one] < 0 ? "the launch is not known" : inUnits(track.wait[one])]);
     facts.push(["track", this.titleOf(lane)]);
     return facts;
@@ -388,8 +388,17 @@ class Timeline {
       const row = body.insertRow();
       for (const cell of [text, ...cells]) row.append(element("td", cell));
     }
-    document.getElementById("chosen").replaceChildren(head, table);
+    document.getElementById("chosen").replaceChildren(head, table, ...this.memoryWithin(start, end));
     this.redraw();
+  }
+
+  /** What is said of the memory in a stretch, of each part that has it. */
+  memoryWithin(start, end) {
+    return this.lanes.filter((lane) => lane.kind === "memory").map((lane) => {
+      const first = Math.max(countUntil(lane.time, start) - 1, 0), last = Math.max(countUntil(lane.time, end) - 1, first);
+      const most = lane.bytes.subarray(first, last + 1).reduce((a, b) => Math.max(a, b));
+      return element("p", `${this.titleOf(lane)}: ${inBytes(lane.bytes[first])} at the start, ${inBytes(most)} at most, ${inBytes(lane.bytes[last])} at the end.`);
+    });
   }
 
   // --- mouse and keys ---
@@ -477,13 +486,22 @@ class Timeline {
     else this.letGo();
   }
 
-  hover(event) {
+  /** What is known of what is under the pointer; null where nothing is. */
+  factsAt(event) {
     const box = this.boxAt(event);
-    // A title may be longer than its place.
-    const titled = event.offsetX < this.left && this.laneAt(event.offsetY + this.scroll.scrollTop);
-    this.tip.hidden = !box && !titled;
-    if (!box && !titled) return;
-    const facts = box ? this.facts(box.lane, box.lane.row.index[box.position]) : [["track", this.titleOf(titled)]];
+    if (box) return this.facts(box.lane, box.lane.row.index[box.position]);
+    const lane = this.laneAt(event.offsetY + this.scroll.scrollTop);
+    if (!lane) return null;
+    if (event.offsetX < this.left) return [["track", this.titleOf(lane)]]; // which may be longer than its place
+    if (lane.kind !== "memory") return null;
+    const time = this.timeAt(event.offsetX), bytes = lane.bytes[Math.max(countUntil(lane.time, time) - 1, 0)];
+    return [["in use", inBytes(bytes)], ["moment", `${this.momentOf(time - this.parts[lane.part].start)} ms`], ["track", this.titleOf(lane)]];
+  }
+
+  hover(event) {
+    const facts = this.factsAt(event);
+    this.tip.hidden = !facts;
+    if (!facts) return;
     this.tip.replaceChildren();
     facts.forEach(([what, said], place) => {
       const line = element("div");
