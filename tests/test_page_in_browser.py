@@ -231,6 +231,19 @@ def test_search_finds_and_steps_through(view: Callable[..., View]) -> None:
     assert shown.page.locator("#matches").inner_text() == "nothing found"
 
 
+def test_matches_of_several_lanes_come_in_order_of_start(view: Callable[..., View]) -> None:
+    shown = view()
+    shown.page.locator("#find").fill("backward")  # the ranges, and the kernels of softmax's backward
+    starts, tracks = [], set()
+    for _ in range(8):
+        shown.page.locator("#next").click()
+        facts = shown.facts()
+        starts.append(float(facts["start"].split()[0]))
+        tracks.add(facts["track"])
+    assert starts == sorted(starts)
+    assert len(tracks) > 1
+
+
 def test_a_finding_leads_to_its_place(view: Callable[..., View]) -> None:
     shown = view()
     button = shown.page.locator('button[data-kind="idle"][data-name="launch"]').first

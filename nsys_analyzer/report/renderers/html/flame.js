@@ -7,7 +7,6 @@ function workTree(timeline) {
   const root = { name: `all ${timeline.parts[0].capture.on_cpu ? "CPU" : "GPU"} work`, ns: 0, count: 0, inner: new Map() };
   const { capture } = timeline.parts[0];
   const byModule = capture.modules.length > 1;
-  const words = new Map();
   const wordsOf = (track, one) => {
     const phase = capture.phases[track.phase[one]] || "outside the phases";
     const module = capture.modules[track.module[one]];
@@ -17,27 +16,35 @@ function workTree(timeline) {
     const own = path.indexOf(phase);
     return [phase, ...path.slice(own + 1)];
   };
+  // The nodes that a kernel lies in, from the root on.
+  const nodesOf = (lane, one) => {
+    const { track } = lane;
+    const nodes = [root];
+    const add = (name, kind, color) => {
+      const around = nodes.at(-1);
+      if (!around.inner.has(name)) around.inner.set(name, { name, kind, color, ns: 0, count: 0, inner: new Map(), around });
+      nodes.push(around.inner.get(name));
+    };
+    for (const word of wordsOf(track, one)) add(word, "range");
+    const color = timeline.colorOfGroup(lane, track.group[one]);
+    add(capture.groups[track.group[one]], "class", color);
+    const name = track.name[one];
+    add(capture.labels[name] || capture.names[name], "kernel", color);
+    return nodes;
+  };
   for (const lane of timeline.lanes) {
     if (lane.kind !== "stream" || lane.part !== 0) continue;
     const { track } = lane;
+    const place = byModule ? track.module : track.path, places = byModule ? capture.modules.length : capture.paths.length;
+    const known = new Map(); // by what tells the work of one place and kernel from others
     for (const one of lane.row.index) {
-      const key = `${track.phase[one]}:${byModule ? track.module[one] : track.path[one]}`;
-      if (!words.has(key)) words.set(key, wordsOf(track, one));
-      const group = capture.groups[track.group[one]];
-      let node = root;
-      const add = (name, kind, color) => {
-        if (!node.inner.has(name)) node.inner.set(name, { name, kind, color, ns: 0, count: 0, inner: new Map(), around: node });
-        node = node.inner.get(name);
+      const key = ((track.phase[one] * places + place[one]) * capture.groups.length + track.group[one]) * capture.names.length + track.name[one];
+      let nodes = known.get(key);
+      if (!nodes) known.set(key, (nodes = nodesOf(lane, one)));
+      for (const node of nodes) {
         node.ns += track.duration[one];
         node.count += 1;
-      };
-      root.ns += track.duration[one];
-      root.count += 1;
-      for (const word of words.get(key)) add(word, "range");
-      const color = timeline.colorOfGroup(lane, track.group[one]);
-      add(group, "class", color);
-      const name = track.name[one];
-      add(capture.labels[name] || capture.names[name], "kernel", color);
+      }
     }
   }
   return root;

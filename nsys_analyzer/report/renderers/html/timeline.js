@@ -203,7 +203,7 @@ class Timeline {
     const words = text.trim().toLowerCase();
     const output = document.getElementById("matches");
     this.found = null;
-    this.hits = [];
+    this.hits = new Hits([]);
     this.hit = -1;
     if (words && this.lanes) {
       const matching = new Map();
@@ -215,6 +215,7 @@ class Timeline {
         matching.set(capture, { names, modules: those(capture.modules, has) });
       }
       this.found = { of: matching };
+      const some = [];
       for (const lane of this.lanes) {
         if (!lane.row) continue;
         const { names, modules } = matching.get(lane.capture);
@@ -225,10 +226,12 @@ class Timeline {
           const one = row.index[i];
           if (lane.kind !== "idle" && (names.has(track.name[one]) || (byModule && modules.has(track.module[one])))) places.push(i);
         }
-        lane.matches = Float64Array.from(places, (i) => (row.start[i] + row.end[i]) / 2).sort();
-        for (const position of places) this.hits.push({ lane, position });
+        lane.matches = new Float64Array(places.length);
+        places.forEach((at, i) => (lane.matches[i] = (row.start[at] + row.end[at]) / 2));
+        lane.matches.sort();
+        if (places.length) some.push({ lane, places });
       }
-      this.hits.sort((a, b) => a.lane.row.start[a.position] - b.lane.row.start[b.position]);
+      this.hits = new Hits(some);
     }
     output.textContent = !words ? "" : this.hits.length ? `${this.hits.length.toLocaleString("en")} found` : "nothing found";
     this.redraw();
@@ -247,13 +250,13 @@ class Timeline {
     if (!this.hits?.length) return;
     if (this.hit < 0) {
       // The first one that is shown, or behind what is shown.
-      const from = this.hits.findIndex(({ lane, position }) => lane.row.start[position] >= this.low);
+      const from = this.hits.start.findIndex((start) => start >= this.low);
       this.hit = by > 0 ? (from < 0 ? 0 : from) : (from < 0 ? this.hits.length : from) - 1;
     } else {
       this.hit += by;
     }
     this.hit = (this.hit + this.hits.length) % this.hits.length;
-    const { lane, position } = this.hits[this.hit];
+    const { lane, position } = this.hits.at(this.hit);
     this.choose(lane, position);
     this.reveal(lane, position);
     document.getElementById("matches").textContent = `${(this.hit + 1).toLocaleString("en")} of ${this.hits.length.toLocaleString("en")}`;
@@ -582,6 +585,30 @@ class Timeline {
       this.mark(this.markFrom, middle);
       this.markFrom = null;
     }
+  }
+}
+
+/** What was found in several lanes, in order of start: of millions, too, at each letter that is typed. */
+class Hits {
+  constructor(found) {
+    this.lanes = found.map(({ lane }) => lane);
+    this.length = found.reduce((sum, { places }) => sum + places.length, 0);
+    this.start = new Float64Array(this.length);
+    this.lane = new Uint16Array(this.length);
+    this.position = new Int32Array(this.length);
+    const taken = found.map(() => 0);
+    const next = found.map(({ lane, places }) => lane.row.start[places[0]]);
+    for (let i = 0; i < this.length; i++) {
+      let first = 0;
+      for (let one = 1; one < next.length; one++) if (next[one] < next[first]) first = one;
+      const { lane, places } = found[first];
+      [this.start[i], this.lane[i], this.position[i]] = [next[first], first, places[taken[first]++]];
+      next[first] = taken[first] < places.length ? lane.row.start[places[taken[first]]] : Infinity;
+    }
+  }
+
+  at(number) {
+    return { lane: this.lanes[this.lane[number]], position: this.position[number] };
   }
 }
 
