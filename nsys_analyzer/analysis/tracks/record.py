@@ -253,7 +253,9 @@ class _Recorder:
 
 def _depths(start: Ints, end: Ints) -> Ints:
     """How many intervals lie around each; they come in order of start, of two the longer first."""
-    depths = np.empty(len(start), np.int64)
+    depths = np.zeros(len(start), np.int64)
+    if (start[1:] >= end[:-1]).all():  # as on most streams
+        return depths
     opened: list[int] = []
     for one, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
         while opened and opened[-1] <= begin:

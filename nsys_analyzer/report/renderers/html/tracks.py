@@ -83,11 +83,11 @@ def _columns(track: Track) -> Iterator[tuple[str, Any]]:
     yield "title", visible(track.title)
     yield "kind", track.kind
     yield "start", _differences(track.start)
-    for key in ("duration", "name", "group", "depth"):
+    inside = ("phase", "module", "path", "wait", "thread") if isinstance(track, Stream) else ()
+    # Ranges and calls lie in each other, and have no color of their own.
+    own = ("depth",) if track.kind in ("ranges", "calls") else ("group", *inside)
+    for key in ("duration", "name", *own):
         yield key, getattr(track, key).tolist()
-    if isinstance(track, Stream):
-        for key in ("phase", "module", "path", "wait", "thread"):
-            yield key, getattr(track, key).tolist()
 
 
 def _differences(values: Ints) -> list[int]:
@@ -98,4 +98,4 @@ def _differences(values: Ints) -> list[int]:
 
 def _packed(value: dict[str, Any]) -> str:
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(text.encode())).decode()
