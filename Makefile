@@ -42,6 +42,7 @@ examples: $(READY)  ## committed reports, figures, README.md's answers and pictu
 
 benchmark: $(READY)  ## speed and memory, as ratios within one run
 	$(BIN)/python -m tests.benchmarks.bench_report
+	$(BIN)/python -m tests.benchmarks.bench_page
 	$(BIN)/python -m tests.benchmarks.bench_kineto
 	$(BIN)/python -m tests.benchmarks.bench_timings
 	$(BIN)/python -m tests.benchmarks.bench_many

@@ -31,13 +31,13 @@ def find_browser() -> str | None:
 
 
 @contextmanager
-def browser() -> Iterator[Any]:
-    """Chromium, driven by Playwright."""
+def browser(*options: str) -> Iterator[Any]:
+    """Chromium, driven by Playwright; ``options`` are more of its own."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         sandbox = ["--no-sandbox"] if os.getuid() == 0 else []  # root has none
-        opened = playwright.chromium.launch(executable_path=find_browser(), args=[*_OPTIONS, *sandbox])
+        opened = playwright.chromium.launch(executable_path=find_browser(), args=[*_OPTIONS, *sandbox, *options])
         yield opened
         opened.close()
 
