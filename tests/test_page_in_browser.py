@@ -276,6 +276,45 @@ def test_the_wheel_zooms_where_the_pointer_is(view: Callable[..., View]) -> None
     assert shown.stretch_ns() == pytest.approx(whole * 0.513, rel=0.02)  # e^(−200 ÷ 300)
 
 
+#: The columns of a row of the canvas, right of the titles, that are not as its last pixel; -2: the last row but one.
+COLUMNS = """
+(y) => {
+  const canvas = document.getElementById("canvas"), left = canvas.clientWidth < 700 ? 110 : 186;
+  const copy = new OffscreenCanvas(canvas.width - left, 1).getContext("2d", { willReadFrequently: true });
+  copy.drawImage(canvas, -left, y < 0 ? -canvas.height - y : -y);
+  const row = copy.getImageData(0, 0, canvas.width - left, 1).data;
+  const color = (i) => row.slice(4 * i, 4 * i + 3).join();
+  const columns = [...Array(row.length / 4).keys()];
+  return columns.filter((i) => color(i) !== color(columns.length - 1));
+}
+"""
+
+
+def test_the_axis_shows_which_part_of_the_whole_is_seen(view: Callable[..., View]) -> None:
+    shown = view()
+    shown.frames()
+    ticks = shown.page.evaluate(COLUMNS, 20)
+    assert 1 < len(ticks) < 20
+    shown.page.locator("#canvas").focus()
+    for _ in range(2):
+        shown.page.keyboard.press("w")
+    shown.frames()
+    width = shown.page.locator("#canvas").bounding_box()["width"] - 186
+    seen = shown.page.evaluate(COLUMNS, 20)
+    middle = [one for one in seen if width / 4 - 2 <= one <= 3 * width / 4 + 2]
+    # All is 1.02 times the whole; twice 0.7 of that is half of it, around the middle.
+    assert (middle[0], middle[-1]) == pytest.approx((0.25 * width, 0.75 * width), abs=3)
+    assert len(middle) == middle[-1] - middle[0] + 1
+
+
+def test_lines_lead_down_from_the_ticks_of_the_axis(view: Callable[..., View]) -> None:
+    shown = view()
+    shown.frames()
+    ticks = shown.page.evaluate(COLUMNS, 17)
+    assert len(ticks) >= 5
+    assert shown.page.evaluate(COLUMNS, -2) == ticks
+
+
 def test_drag_moves_and_shift_sums_up(view: Callable[..., View]) -> None:
     shown = view()
     canvas = shown.page.locator("#canvas")

@@ -150,6 +150,11 @@ function inUnits(ns) {
   return `${Math.round(ns)} ns`;
 }
 
+/** A time in ms with so many digits behind the point. */
+function inMs(ns, digits) {
+  return (ns / 1e6).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
+}
+
 function inBytes(bytes) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
   let power = 0;
@@ -199,6 +204,7 @@ class Painter {
     context.rect(view.left, view.scrolled, this.width - view.left, this.height);
     context.clip();
     this.drawSteps(view);
+    this.drawGrid(view);
     for (const lane of view.lanes) {
       if (lane.top + lane.height > view.scrolled && lane.top < view.scrolled + this.height) this.drawLane(lane, view);
     }
@@ -230,6 +236,13 @@ class Painter {
         context.fillRect(x, part.top, wide, part.bottom - part.top);
       }
     }
+  }
+
+  /** A line down from each tick of the axis, so that what stands far below it can be read on it. */
+  drawGrid(view) {
+    const { context, theme } = this;
+    context.fillStyle = theme.line;
+    for (const tick of this.ticks(view).at) context.fillRect(this.x(tick), view.scrolled, 1, this.height);
   }
 
   drawLane(lane, view) {
@@ -405,25 +418,42 @@ class Painter {
     context.fillRect(view.left - 1, view.scrolled, 1, this.height);
   }
 
+  /** Round times, at least 110 pixels apart and as far as their labels need, however many digits tell one from the next. */
+  ticks(view) {
+    const perPixel = (view.high - view.low) / (this.width - view.left), most = Math.max(Math.abs(view.low), Math.abs(view.high));
+    const finest = Math.max(0, Math.ceil(-Math.log10((perPixel * 100) / 1e6)));
+    const wish = perPixel * Math.max(110, this.context.measureText(inMs(most, finest)).width + 24);
+    const power = 10 ** Math.floor(Math.log10(wish));
+    const step = [1, 2, 5, 10].find((one) => one * power >= wish) * power;
+    const at = [];
+    for (let tick = Math.ceil(view.low / step) * step; tick < view.high; tick += step) at.push(tick);
+    return { step, at };
+  }
+
+  /** Below the axis, as wide as the whole: which part of it is shown, where that is not all. */
+  drawPlace(view) {
+    if (view.low <= view.first && view.high >= view.last) return;
+    const { context, theme } = this;
+    const wide = this.width - view.left, share = wide / (view.last - view.first);
+    const start = Math.max((view.low - view.first) * share, 0), end = Math.min((view.high - view.first) * share, wide);
+    context.fillStyle = theme.accent;
+    context.fillRect(view.left + Math.min(start, wide - 3), view.scrolled + HEAD - 3, Math.max(end - start, 3), 3);
+  }
+
   drawAxis(view) {
     const { context, theme } = this;
     context.fillStyle = theme.page;
     context.fillRect(0, view.scrolled, this.width, HEAD);
     context.fillStyle = theme.line;
     context.fillRect(0, view.scrolled + HEAD - 1, this.width, 1);
-    const ms = (ns, digits) => (ns / 1e6).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
-    // Every label has room, however many digits tell it from the next.
-    const perPixel = (view.high - view.low) / (this.width - view.left), most = Math.max(Math.abs(view.low), Math.abs(view.high));
-    const finest = Math.max(0, Math.ceil(-Math.log10((perPixel * 100) / 1e6)));
-    const wish = perPixel * Math.max(110, context.measureText(ms(most, finest)).width + 24);
-    const power = 10 ** Math.floor(Math.log10(wish));
-    const step = [1, 2, 5, 10].find((one) => one * power >= wish) * power;
-    for (let tick = Math.ceil(view.low / step) * step; tick < view.high; tick += step) {
+    this.drawPlace(view);
+    const { step, at } = this.ticks(view);
+    for (const tick of at) {
       const x = this.x(tick);
       context.fillStyle = theme.line;
       context.fillRect(x, view.scrolled + HEAD - 6, 1, 6);
       const digits = Math.max(0, -Math.floor(Math.log10(step / 1e6)));
-      const label = ms(tick, digits), room = context.measureText(label).width + 1;
+      const label = inMs(tick, digits), room = context.measureText(label).width + 1;
       if (x + 3 + room < this.width) this.write(label, x + 3, view.scrolled + 9, room, theme.faint);
     }
     this.write(`ms since the ${view.parts[0].steps.length ? "first step" : "start"}`, 8, view.scrolled + 9, view.left - 12, theme.faint);
