@@ -131,6 +131,24 @@ def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     assert [one.tolist() for one in tracks.memory] == [[0, 5, 8], [100, 150, 100]]
 
 
+def test_memory_that_does_not_change_is_a_level_line(step_trace: Path) -> None:
+    trace = Trace.load(step_trace)
+    (process,) = processes_of(trace)
+    whole = record_tracks(AttributedTrace(trace), process.global_pid)
+    assert whole is not None
+
+    def memory(*starts: int) -> list[list[int]]:
+        """The curve of 100 bytes allocated at each moment since the steps began."""
+        start, count = np.array(starts) + whole.origin_ns, len(starts)
+        uses = MemoryUses(start, np.full(count, process.global_pid), np.full(count, 100), np.full(count, -1))
+        tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid)
+        assert tracks is not None
+        return [one.tolist() for one in tracks.memory]
+
+    assert memory(-20, -10) == [[0], [200]]
+    assert memory(whole.duration_ns + 10) == [[], []]  # nothing yet
+
+
 def test_of_a_long_capture_some_steps_are_shown(real_capture: Callable[[str], Path]) -> None:
     path = real_capture("train_small256")
     ((_, whole),) = tracks_of(path)

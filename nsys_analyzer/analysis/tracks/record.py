@@ -242,13 +242,19 @@ class _Recorder:
     def _memory(self) -> tuple[Ints, Ints]:
         """The device's memory in use, at the start and from each change on."""
         uses = self.attributed.trace.memory
+        nothing = np.empty(0, np.int64)
         if uses is None:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
+            return nothing, nothing
         events, level = memory_levels(uses, self.process)
+        first = np.searchsorted(events.start, self.start, side="right")
         inside = np.flatnonzero((events.start > self.start) & (events.start < self.end))
-        if not len(inside):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        return np.append(0, events.start[inside] - self.start), level[np.append(inside[0], inside + 1)]
+        bytes_in_use = np.append(level[first], level[inside + 1])
+        # What was allocated before the steps is a level line.
+        return (
+            (np.append(0, events.start[inside] - self.start), bytes_in_use)
+            if bytes_in_use.any()
+            else (nothing, nothing)
+        )
 
 
 def _depths(start: Ints, end: Ints) -> Ints:

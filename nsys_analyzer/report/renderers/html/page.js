@@ -48,6 +48,8 @@ function makeFilterable(table) {
   if (rows.length <= FEW_ROWS) return;
   const input = element("input", "", { type: "search", placeholder: "text in a row", autocomplete: "off" });
   const label = element("label", "Filter ", { class: "filter" });
+  const caption = table.caption?.textContent;
+  if (caption) input.setAttribute("aria-label", `Filter: ${caption}`);
   const count = element("output", "");
   label.append(input, " ", count);
   table.parentElement.before(label);

@@ -26,6 +26,7 @@ class Timeline {
       if (!this.captures.has(capture)) this.captures.set(capture, await unpacked(this.lines[capture]));
     }
     if (this.number !== number) return; // another one was asked for meanwhile
+    this.shown = number;
     this.parts = [];
     this.lanes = [];
     let top = HEAD;
@@ -278,7 +279,8 @@ class Timeline {
   async showFinding(kind, name, capture) {
     const views = this.shared.views;
     const number = views.findIndex((view) => (view.name ?? view.title) === capture);
-    await this.show(number < 0 ? 0 : number);
+    if (number < 0) return;
+    if (this.shown !== number) await this.show(number);
     document.getElementById("find").value = "";
     this.search("");
     let best = null, longest = -1;
