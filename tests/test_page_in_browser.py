@@ -257,6 +257,24 @@ def test_a_finding_leads_to_its_place(view: Callable[..., View]) -> None:
     assert 0 <= top < 900
 
 
+def test_a_color_of_the_legend_is_seen_alone(view: Callable[..., View]) -> None:
+    shown = view()
+    canvas, entry = shown.page.locator("#canvas"), shown.page.locator("#legend button").first
+    assert entry.inner_text() == "matmul"
+    shown.page.evaluate("document.getElementById('timeline').scrollIntoView()")
+    shown.frames()
+    before = canvas.screenshot()
+    states, same = [], []
+    for press in (entry.click, entry.click, entry.click, lambda: canvas.press("Escape")):
+        press()
+        shown.page.evaluate("document.activeElement.blur()")  # whose outline is seen, too
+        shown.frames()
+        states.append(entry.get_attribute("aria-pressed"))
+        same.append(canvas.screenshot() == before)
+    assert states == ["true", "false", "true", "false"]
+    assert same == [False, True, False, True]
+
+
 def test_the_wheel_zooms_where_the_pointer_is(view: Callable[..., View]) -> None:
     shown = view()
     canvas = shown.page.locator("#canvas")

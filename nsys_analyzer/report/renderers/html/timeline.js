@@ -96,6 +96,7 @@ class Timeline {
       if (this.onPaper) return;
       this.scrolled = this.scroll.scrollTop;
       this.painter.draw(this);
+      for (const entry of document.getElementById("legend").children) entry.setAttribute("aria-pressed", String(entry.dataset.group === this.shownGroup));
       document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${this.momentOf(this.low - this.first)} ms on`;
     });
   }
@@ -145,10 +146,14 @@ class Timeline {
     const legend = document.getElementById("legend");
     legend.replaceChildren();
     const sorted = [...sums].sort((a, b) => a[1].idle - b[1].idle || b[1].ns - a[1].ns);
-    for (const [, one] of sorted) {
+    for (const [key, one] of sorted) {
       const patch = element("i");
       patch.style.background = one.color;
-      const entry = element("span");
+      const entry = element("button", "", { type: "button", "data-group": key, title: "Press to see it alone" });
+      entry.addEventListener("click", () => {
+        this.shownGroup = this.shownGroup === key ? null : key;
+        this.redraw();
+      });
       entry.append(patch, one.idle ? `idle: ${this.shared.causes[one.name].text}` : one.name);
       legend.append(entry);
     }
