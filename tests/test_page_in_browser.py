@@ -442,12 +442,15 @@ def test_the_axis_tells_moments_apart(view: Callable[..., View]) -> None:
     """A long way into a capture, as near as can be: labels that are told whole, each another one."""
     shown = view("hours")
     shown.page.evaluate(
-        "() => { window.written = []; const write = Painter.prototype.write;"
-        " Painter.prototype.write = function (text, x, y, room, ...rest) {"
-        " if (y < 10) written.push([text, this.context.measureText(text).width < room]);"
-        " write.call(this, text, x, y, room, ...rest); }; }"
+        "() => { window.written = []; const { fillText } = CanvasRenderingContext2D.prototype;"
+        " CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {"
+        " if (y < 10) written.push(text);"
+        " fillText.call(this, text, x, y); }; }"
     )
-    shown.page.locator("#canvas").focus()
+    shown.page.locator("#canvas").press("0")
+    shown.frames()
+    # Of 10,000 s, every 1,000,000 ms or more.
+    assert shown.page.evaluate("written")[:2] in (["0", "1,000,000"], ["0", "2,000,000"])
     shown.page.keyboard.press("End")
     for _ in range(110):
         shown.page.keyboard.press("w")
@@ -457,10 +460,10 @@ def test_the_axis_tells_moments_apart(view: Callable[..., View]) -> None:
     shown.page.keyboard.press("w")
     shown.frames()
     *labels, title = shown.page.evaluate("written")
-    assert title[0] == "ms since the first step"
+    assert title == "ms since the first step"
     assert len(labels) > 2
-    assert all(fits for _, fits in labels)
-    assert len({text for text, _ in labels}) == len(labels)
+    assert not any("…" in text for text in labels)
+    assert len(set(labels)) == len(labels)
 
 
 def test_keys_do_what_the_mouse_does(view: Callable[..., View]) -> None:

@@ -453,8 +453,8 @@ class Painter {
       context.fillStyle = theme.line;
       context.fillRect(x, view.scrolled + HEAD - 6, 1, 6);
       const digits = Math.max(0, -Math.floor(Math.log10(step / 1e6)));
-      const label = inMs(tick, digits), room = context.measureText(label).width + 1;
-      if (x + 3 + room < this.width) this.write(label, x + 3, view.scrolled + 9, room, theme.faint);
+      const label = inMs(tick, digits), room = context.measureText(label).width + 12;
+      if (x + room < this.width) this.write(label, x + 3, view.scrolled + 9, room, theme.faint);
     }
     this.write(`ms since the ${view.parts[0].steps.length ? "first step" : "start"}`, 8, view.scrolled + 9, view.left - 12, theme.faint);
   }
