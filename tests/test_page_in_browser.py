@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import DATA
 from tests.support.export import AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.hostile import WORST
 from tests.support.pages import EXAMPLES, View, browser, find_browser, tabbed, unpack_ranks, write_page
@@ -45,7 +47,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory, real_capture: Callable[[str]
         if name == "hostile":
             return (hostile_capture(folder / "hostile.sqlite"),)
         if name == "cpu":
-            return (Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz",)
+            return (Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", folder)),)
         if name == "memory":
             return (memory_capture(folder / "memory.sqlite"),)
         if name == "hours":

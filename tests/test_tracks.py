@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from nsys_analyzer.analysis.tracks import record
 from nsys_analyzer.analysis.tracks.record import record_tracks
 from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS, Stream, Tracks
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
+from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
 
 
@@ -81,9 +83,9 @@ def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name:
         assert kernels >= 0.99 * (inside & (operations.kind == KERNEL)).sum()
 
 
-def test_operators_on_the_cpu_are_no_work_of_a_gpu() -> None:
+def test_operators_on_the_cpu_are_no_work_of_a_gpu(tmp_path: Path) -> None:
     """They fill a track of their own, and neither block the program nor let a device idle."""
-    ((attributed, tracks),) = tracks_of(Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz")
+    ((attributed, tracks),) = tracks_of(Path(shutil.copy(DATA / "cpu_train.pt.trace.json.gz", tmp_path)))
     assert tracks.on_cpu
     assert [track.title for track in tracks.tracks] == ["CPU: main thread", "CPU: operators"]
     assert [track.kind for track in tracks.tracks] == ["ranges", "stream"]
@@ -134,14 +136,14 @@ def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
 def test_memory_that_does_not_change_is_a_level_line(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = processes_of(trace)
-    whole = record_tracks(AttributedTrace(trace), process.global_pid)
+    whole = record_tracks(AttributedTrace(trace), process.global_pid, 1_000)
     assert whole is not None
 
     def memory(*starts: int) -> list[list[int]]:
         """The curve of 100 bytes allocated at each moment since the steps began."""
         start, count = np.array(starts) + whole.origin_ns, len(starts)
         uses = MemoryUses(start, np.full(count, process.global_pid), np.full(count, 100), np.full(count, -1))
-        tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid)
+        tracks = record_tracks(AttributedTrace(replace(trace, memory=uses)), process.global_pid, 1_000)
         assert tracks is not None
         return [one.tolist() for one in tracks.memory]
 

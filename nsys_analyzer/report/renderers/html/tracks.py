@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.ranks.run import ParallelRun
+from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
 from nsys_analyzer.report.figures.palette import CAUSE_WORDS
@@ -47,7 +47,9 @@ def page_data(report: Report) -> tuple[frozenset[str], str]:
 def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[Tracks]) -> dict[str, Any] | None:
     """The captures of a run above each other, each with the moment in ns at which its own time 0 is."""
     known = [(place[one.capture, one.process], one) for one in run.ranks if (one.capture, one.process) in place]
-    ranks = dict(reversed(known))  # a process of several devices is there once
+    ranks: dict[int, RankFigures] = {}
+    for index, one in known:
+        ranks.setdefault(index, one)  # a process of several devices is there once
     if len(ranks) < 2:
         return None
     begins = [tracks[index].origin_ns - one.shift_ns for index, one in ranks.items() if one.shift_ns is not None]
@@ -57,7 +59,6 @@ def _together(run: ParallelRun, place: dict[tuple[str, int], int], tracks: list[
         {"capture": index, "label": visible(one.label), "at": round(at)}
         for (index, one), at in zip(ranks.items(), ahead, strict=True)
     ]
-    parts.sort(key=lambda part: str(part["label"]))
     name, note = visible(run.name), "The clocks of these ranks are not aligned: each begins with its own first step."
     return {"title": f"{name}: {len(parts)} ranks", "name": name, "parts": parts, "note": "" if aligned else note}
 
