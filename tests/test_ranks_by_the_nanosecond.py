@@ -86,11 +86,15 @@ def _exchanges(
     return found
 
 
+def steps_of(case: Case) -> int:
+    """How many steps there are; one before the last may be empty."""
+    return 1 + max(piece.step for one in case for piece in one)
+
+
 def build(case: Case, ranks: list[Rank]) -> list[Rank]:
     """The captures of a case, on ranks as they come from the support."""
-    steps = 1 + max(piece.step for one in case for piece in one)
     for rank, pieces in zip(ranks, case, strict=True):
-        for step in range(steps):
+        for step in range(steps_of(case)):
             rank.step((step + 1) * LENGTH, (step + 2) * LENGTH)
         for number, piece in enumerate(pieces):
             if piece.kind == "compute":
@@ -164,7 +168,7 @@ NAMES = (
 def counted(case: Case) -> Iterator[list[dict[str, int]]]:
     """Of each rank and step that is not left out, the nanoseconds of each part."""
     until = last_starts(case)
-    steps = sorted({piece.step for one in case for piece in one} - steps_apart(case))
+    steps = sorted(set(range(steps_of(case))) - steps_apart(case))
     for pieces in case:
         of_steps = []
         for step in steps:
