@@ -164,16 +164,15 @@ function inBytes(bytes) {
 
 /** Draws lanes onto a canvas: what is asked for changes from frame to frame, what it is drawn with does not. */
 class Painter {
-  constructor(canvas, colors) {
+  constructor(canvas) {
     this.canvas = canvas;
     this.context = canvas.getContext("2d", { alpha: false });
-    this.colors = colors;
   }
 
   /** Reads the colors of the page, which follow the system's wish. */
   restyle() {
     const style = getComputedStyle(document.documentElement);
-    const names = ["page", "panel", "line", "ink", "faint", "track", "box", "box-edge", "box-ink", "accent", "found", "mark"];
+    const names = ["page", "panel", "line", "ink", "faint", "track", "box", "box-edge", "box-ink", "accent", "found"];
     this.theme = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     this.font = `12px ${getComputedStyle(document.body).fontFamily}`;
   }
@@ -194,6 +193,7 @@ class Painter {
     Object.assign(this, { low: view.low, high: view.high, left: view.left });
     this.scale = (this.width - view.left) / (view.high - view.low);
     context.font = this.font;
+    const ticks = this.ticks(view);
     context.textBaseline = "middle";
     context.fillStyle = theme.page;
     context.fillRect(0, 0, this.width, this.height);
@@ -204,7 +204,7 @@ class Painter {
     context.rect(view.left, view.scrolled, this.width - view.left, this.height);
     context.clip();
     this.drawSteps(view);
-    this.drawGrid(view);
+    this.drawGrid(view, ticks);
     for (const lane of view.lanes) {
       if (lane.top + lane.height > view.scrolled && lane.top < view.scrolled + this.height) this.drawLane(lane, view);
     }
@@ -212,7 +212,7 @@ class Painter {
     if (view.chosen) this.drawChosen(view);
     context.restore();
     this.drawTitles(view);
-    this.drawAxis(view);
+    this.drawAxis(view, ticks);
     context.restore();
   }
 
@@ -239,10 +239,10 @@ class Painter {
   }
 
   /** A line down from each tick of the axis, so that what stands far below it can be read on it. */
-  drawGrid(view) {
+  drawGrid(view, { at }) {
     const { context, theme } = this;
     context.fillStyle = theme.line;
-    for (const tick of this.ticks(view).at) context.fillRect(this.x(tick), view.scrolled, 1, this.height);
+    for (const tick of at) context.fillRect(this.x(tick), view.scrolled, 1, this.height);
   }
 
   drawLane(lane, view) {
@@ -262,7 +262,7 @@ class Painter {
       const x = Math.max(this.x(start[i]), this.left - 2);
       const wide = Math.min(this.x(end[i]), this.width + 2) - x;
       if (wide >= 1) {
-        context.globalAlpha = view.found && !view.isFound(lane, index[i]) ? 0.35 : 1;
+        context.globalAlpha = view.found && !lane.fits(index[i]) ? 0.35 : 1;
         context.fillStyle = theme.box;
         context.fillRect(x, lane.top, wide, height);
         context.fillStyle = theme["box-edge"];
@@ -362,7 +362,7 @@ class Painter {
   /** A mark above each pixel that holds a match. */
   drawFound(lane, view) {
     const { context, theme } = this;
-    const matches = view.matchesOf(lane);
+    const { matches } = lane;
     if (!matches || !matches.length) return;
     context.fillStyle = theme.found;
     for (let i = countUntil(matches, this.low); i < matches.length && matches[i] < this.high; ) {
@@ -440,14 +440,13 @@ class Painter {
     context.fillRect(view.left + Math.min(start, wide - 3), view.scrolled + HEAD - 3, Math.max(end - start, 3), 3);
   }
 
-  drawAxis(view) {
+  drawAxis(view, { step, at }) {
     const { context, theme } = this;
     context.fillStyle = theme.page;
     context.fillRect(0, view.scrolled, this.width, HEAD);
     context.fillStyle = theme.line;
     context.fillRect(0, view.scrolled + HEAD - 1, this.width, 1);
     this.drawPlace(view);
-    const { step, at } = this.ticks(view);
     for (const tick of at) {
       const x = this.x(tick);
       context.fillStyle = theme.line;

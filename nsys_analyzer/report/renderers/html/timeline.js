@@ -9,11 +9,13 @@ class Timeline {
     Object.assign(this, { shared, lines, captures: new Map(), left: LEFT, scrolled: 0 });
     this.canvas = document.getElementById("canvas");
     this.scroll = document.getElementById("scroll");
-    this.painter = new Painter(this.canvas, shared);
+    this.painter = new Painter(this.canvas);
     this.tip = element("div", "", { id: "tip", role: "presentation" });
     this.tip.hidden = true;
     document.body.append(this.tip);
-    this.found = this.chosen = this.marked = this.shownGroup = null;
+    this.found = false;
+    this.hits = new Hits([]);
+    this.chosen = this.marked = this.shownGroup = null;
     this.listen();
   }
 
@@ -96,7 +98,6 @@ class Timeline {
       if (this.onPaper) return;
       this.scrolled = this.scroll.scrollTop;
       this.painter.draw(this);
-      for (const entry of document.getElementById("legend").children) entry.setAttribute("aria-pressed", String(entry.dataset.group === this.shownGroup));
       document.getElementById("stretch").textContent = `${inUnits(this.high - this.low)} from ${this.momentOf(this.low - this.first)} ms on`;
     });
   }
@@ -104,7 +105,7 @@ class Timeline {
   /** A time in ms, as finely as the stretch that is shown needs. */
   momentOf(ns) {
     const digits = Math.min(Math.max(2 - Math.floor(Math.log10((this.high - this.low) / 1e6)), 0), 6);
-    return (ns / 1e6).toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits, signDisplay: "negative" });
+    return inMs(ns, digits);
   }
 
   textOf(lane, one) {
@@ -124,7 +125,7 @@ class Timeline {
   }
 
   isFaint(lane, one) {
-    if (this.found) return !this.isFound(lane, one);
+    if (this.found) return !lane.fits(one);
     return this.isFaintGroup(lane, lane.track.group[one]);
   }
 
@@ -149,14 +150,18 @@ class Timeline {
     for (const [key, one] of sorted) {
       const patch = element("i");
       patch.style.background = one.color;
-      const entry = element("button", "", { type: "button", "data-group": key, title: "Press to see it alone" });
-      entry.addEventListener("click", () => {
-        this.shownGroup = this.shownGroup === key ? null : key;
-        this.redraw();
-      });
+      const entry = element("button", "", { type: "button", "data-group": key, "aria-pressed": "false", title: "Press to see it alone" });
+      entry.addEventListener("click", () => this.showAlone(this.shownGroup === key ? null : key));
       entry.append(patch, one.idle ? `idle: ${this.shared.causes[one.name].text}` : one.name);
       legend.append(entry);
     }
+  }
+
+  /** Shows one color of the legend alone; null is all of them. */
+  showAlone(group) {
+    this.shownGroup = group;
+    for (const entry of document.getElementById("legend").children) entry.setAttribute("aria-pressed", String(entry.dataset.group === group));
+    this.redraw();
   }
 
   // --- moving ---
@@ -208,10 +213,10 @@ class Timeline {
   search(text) {
     const words = text.trim().toLowerCase();
     const output = document.getElementById("matches");
-    this.found = null;
+    this.found = words !== "" && this.lanes !== undefined;
     this.hits = new Hits([]);
     this.hit = -1;
-    if (words && this.lanes) {
+    if (this.found) {
       const matching = new Map();
       for (const { capture } of this.parts) {
         const has = (text) => text.toLowerCase().includes(words);
@@ -220,18 +225,15 @@ class Timeline {
         const names = those(capture.names, (name, code) => has(name) || has(capture.labels[code]));
         matching.set(capture, { names, modules: those(capture.modules, has) });
       }
-      this.found = { of: matching };
       const some = [];
       for (const lane of this.lanes) {
         if (!lane.row) continue;
         const { names, modules } = matching.get(lane.capture);
         const { track, row } = lane;
         const byModule = track.module && modules.size;
+        lane.fits = (one) => lane.kind !== "idle" && (names.has(track.name[one]) || (byModule && modules.has(track.module[one])));
         const places = [];
-        for (let i = 0; i < row.index.length; i++) {
-          const one = row.index[i];
-          if (lane.kind !== "idle" && (names.has(track.name[one]) || (byModule && modules.has(track.module[one])))) places.push(i);
-        }
+        for (let i = 0; i < row.index.length; i++) if (lane.fits(row.index[i])) places.push(i);
         lane.matches = new Float64Array(places.length);
         places.forEach((at, i) => (lane.matches[i] = (row.start[at] + row.end[at]) / 2));
         lane.matches.sort();
@@ -243,17 +245,8 @@ class Timeline {
     this.redraw();
   }
 
-  matchesOf(lane) {
-    return lane.matches;
-  }
-
-  isFound(lane, one) {
-    const { names, modules } = this.found.of.get(lane.capture);
-    return lane.kind !== "idle" && (names.has(lane.track.name[one]) || (lane.track.module && modules.has(lane.track.module[one])));
-  }
-
   stepThrough(by) {
-    if (!this.hits?.length) return;
+    if (!this.hits.length) return;
     if (this.hit < 0) {
       // The first one that is shown, or behind what is shown.
       const from = this.hits.start.findIndex((start) => start >= this.low);
@@ -310,8 +303,7 @@ class Timeline {
       document.getElementById("chosen").replaceChildren(element("p", "Nothing of it is in what is shown here."));
       return;
     }
-    this.shownGroup = kind === "idle" ? `idle:${name}` : kind === "class" ? `stream:${name}` : null;
-    this.choose(best.lane, best.position, true);
+    this.choose(best.lane, best.position, { idle: `idle:${name}`, class: `stream:${name}` }[kind]);
     this.reveal(best.lane, best.position);
   }
 
@@ -319,18 +311,18 @@ class Timeline {
 
   /** Lets go of what is chosen, marked and shown alone. */
   letGo() {
-    this.chosen = this.marked = this.shownGroup = this.markFrom = null;
+    this.chosen = this.marked = this.markFrom = null;
     document.getElementById("chosen").replaceChildren();
-    this.redraw();
+    this.showAlone(null);
   }
 
-  choose(lane, position, keepGroup = false) {
+  /** Chooses a box, and says what is known of it; with a group its color is shown alone. */
+  choose(lane, position, group = null) {
     this.chosen = { lane, position };
     this.marked = null;
-    if (!keepGroup) this.shownGroup = null;
     const rows = this.facts(lane, lane.row.index[position]);
     document.getElementById("chosen").replaceChildren(factTable(rows));
-    this.redraw();
+    this.showAlone(group);
   }
 
   /** What is known of a box: pairs of words. */
@@ -350,7 +342,7 @@ class Timeline {
       facts.push(["ranges", capture.paths[track.path[one]] || "none"]);
     }
     facts.push(["duration", inUnits(track.duration[one])]);
-    facts.push(["start", `${((start - this.parts[lane.part].start) / 1e6).toLocaleString("en", { minimumFractionDigits: 4, maximumFractionDigits: 4 })} ms${step < 0 ? "" : `, in step ${step + 1} of ${this.parts[lane.part].steps.length}`}`]);
+    facts.push(["start", `${inMs(start - this.parts[lane.part].start, 4)} ms${step < 0 ? "" : `, in step ${step + 1} of ${this.parts[lane.part].steps.length}`}`]);
     if (lane.kind === "stream" && !capture.on_cpu) facts.push(["launch latency", track.wait[one] < 0 ? "the launch is not known" : inUnits(track.wait[one])]);
     facts.push(["track", this.titleOf(lane)]);
     return facts;
