@@ -41,6 +41,13 @@ def processes_of(trace: Trace) -> tuple[Process, ...]:
     return tuple(Process(one, pid_of(one), labels[one], ranks[one].number if one in ranks else None) for one in used)
 
 
+def is_on_cpu(trace: Trace, process: int) -> bool:
+    """Whether a process's work is operators on the CPU, which neither wait for a device nor let it idle."""
+    devices = distinct(trace.operations.device[trace.operations.process == process]).tolist()
+    gpus = [trace.metadata.gpu(pid_of(process), device) for device in devices]
+    return any(gpu is not None and gpu.is_cpu for gpu in gpus)
+
+
 def label_of_pid(pid: int) -> str:
     """The label of a process that neither a rank nor a device of its own tells from the others."""
     return f"pid {pid}"

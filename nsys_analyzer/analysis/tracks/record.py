@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.modules.calls import Calls, find_calls
 from nsys_analyzer.analysis.modules.places import Places
@@ -19,7 +20,7 @@ from nsys_analyzer.analysis.steps.summarize import View
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows, whole_capture
 from nsys_analyzer.analysis.summary.device_memory import memory_levels
 from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
-from nsys_analyzer.trace.arrays import Integers, Ints, distinct
+from nsys_analyzer.trace.arrays import Integers, Ints, distinct, distinct_rows
 from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
 
 
@@ -71,6 +72,7 @@ class _Recorder:
     def __init__(self, attributed: AttributedTrace, process: int, windows: Windows, *, in_steps: bool) -> None:
         self.attributed, self.process, self.windows, self.in_steps = attributed, process, windows, in_steps
         self.start, self.end = int(windows.start[0]), int(windows.end[-1])
+        self._on_cpu = is_on_cpu(attributed.trace, process)
         self.names, self.groups, self.modules, self.paths = _Texts(""), _Texts(""), _Texts(""), _Texts("")
         operations = attributed.trace.operations
         seen = (operations.process == process) & (operations.end > self.start) & (operations.start < self.end)
@@ -107,12 +109,6 @@ class _Recorder:
     def _devices(self) -> list[int]:
         found: list[int] = distinct(self.attributed.trace.operations.device[self.shown]).tolist()
         return found
-
-    @cached_property
-    def _on_cpu(self) -> bool:
-        """Whether the work is operators that compute on the CPU, which neither wait for a device nor let it idle."""
-        gpus = [self.attributed.trace.metadata.gpu(pid_of(self.process), device) for device in self._devices]
-        return bool(gpus) and all(gpu is not None and gpu.is_cpu for gpu in gpus)
 
     def _title_of(self, device: int, stream: int) -> str:
         if self._on_cpu:
@@ -178,9 +174,10 @@ class _Recorder:
         operations, attribution = self.attributed.trace.operations, self.attributed.attribution
         path_codes, paths = range_paths(self.attributed.trace, attribution)
         place = {thread: i for i, thread in enumerate(threads.tolist())}
-        keys = np.stack([operations.device[self.shown], operations.stream[self.shown]])
-        for device, stream in np.unique(keys, axis=1).T.tolist():
-            mine = self.shown[(keys == [[device], [stream]]).all(axis=0)]
+        devices, streams = operations.device[self.shown], operations.stream[self.shown]
+        first, code = distinct_rows(devices, streams)
+        for number, (device, stream) in enumerate(zip(devices[first].tolist(), streams[first].tolist(), strict=True)):
+            mine = self.shown[code == number]
             spans = self._spans(operations.start[mine], operations.end[mine])
             launched = attribution.launch[mine] != NONE
             yield Stream(

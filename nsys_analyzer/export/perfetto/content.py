@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.processes import Process
+from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.steps.summarize import find_idle
+from nsys_analyzer.analysis.summary.device_memory import memory_levels
 from nsys_analyzer.export.captures import Capture
 from nsys_analyzer.export.perfetto.packets import (
     Kind,
@@ -277,7 +278,7 @@ class _View:
         """The idle time of each device in the steps, by cause."""
         words: Sequence[str] = [CAUSE_WORDS[cause] for cause in CAUSES]
         for process in self.processes:
-            if self._is_on_cpu(process):  # where operators stand for kernels, nothing idles
+            if is_on_cpu(self.trace, process):  # where operators stand for kernels, nothing idles
                 continue
             for found in find_idle(self.attributed, process):
                 if len(found.start):
@@ -287,12 +288,6 @@ class _View:
                     times = self._time(found.start), self._time(found.end)
                     yield Slices(*times, np.full(len(name), track), name, idle, np.zeros(len(name), np.int64))
 
-    def _is_on_cpu(self, process: int) -> bool:
-        """Whether the process's kernels are operators that ran on the CPU."""
-        devices = np.unique(self.trace.operations.device[self.trace.operations.process == process])
-        gpus = (self.trace.metadata.gpu(pid_of(process), device) for device in devices.tolist())
-        return any(gpu is not None and gpu.is_cpu for gpu in gpus)
-
     def memory(self) -> Iterator[tuple[int, Ints, Ints]]:
         """The device memory in use of each process for which it was recorded: track, times, bytes."""
         uses = self.trace.memory
@@ -300,8 +295,6 @@ class _View:
             return
         what = "of tensors" if self.trace.metadata.profiler == "torch" else "allocated"
         for process in np.unique(uses.process).tolist():
-            events = uses.select(uses.process == process)
-            events = events.select(np.argsort(events.start, kind="stable"))
-            level = np.where(events.alive >= 0, events.alive, events.bytes.cumsum())
+            events, level = memory_levels(uses, process)
             track = self._track(f"GPU memory {what}", parent=self._process(process)[0], counts_bytes=True)
-            yield track, self._time(events.start), level
+            yield track, self._time(events.start), level[1:]
