@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.attribution.launches import match_launches
 from nsys_analyzer.analysis.intervals.axis import Axis
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, holds_any
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct
+from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, distinct_rows
 from nsys_analyzer.trace.columns import Operations
 from nsys_analyzer.trace.metadata import CUDA, HIP
 from nsys_analyzer.trace.time_checks import LeftOut, TimedRows, left_out_rows
@@ -107,8 +107,7 @@ def _endless(trace: Trace) -> Bools:
     if len(long):
         others = [np.delete(operations.end, long), trace.launches.start, operations.start]
         last = max(int(some.max(initial=LONG_AGO)) for some in others)
-        streams = np.stack([operations.process, operations.device, operations.stream])
-        stream = np.unique(streams, axis=1, return_inverse=True)[1].ravel()
+        stream = distinct_rows(operations.process, operations.device, operations.stream)[1].astype(np.int64)
         start, end = operations.start[long], operations.end[long]
         goes_on = holds_any(stream, operations.start, stream[long], start + 1, end)
         endless[long] = goes_on & (end > last + _OVERLAP_NS)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from nsys_analyzer.analysis.modules.calls import parents
-from nsys_analyzer.trace.arrays import Ints
+from nsys_analyzer.trace.arrays import Ints, distinct_rows
 from nsys_analyzer.trace.columns import Operators
 
 Sizes = Sequence[Sequence[int]]
@@ -32,9 +32,11 @@ def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
     index = np.flatnonzero(known & (operators.shapes >= 0))
     around = parents(operators.thread[index], operators.start[index], operators.end[index])
     index = np.delete(index, np.unique(around[around >= 0]))
-    pairs, code = np.unique(np.stack([operators.name[index], operators.shapes[index]]), axis=1, return_inverse=True)
-    flops = [_flops(operators.names[name], operators.shape_texts[shape]) for name, shape in pairs.T.tolist()]
-    return index, np.array(flops, np.int64)[code.ravel()]
+    name, shapes = operators.name[index], operators.shapes[index]
+    first, code = distinct_rows(name, shapes)
+    pairs = zip(name[first].tolist(), shapes[first].tolist(), strict=True)
+    flops = [_flops(operators.names[one], operators.shape_texts[shape]) for one, shape in pairs]
+    return index, np.array(flops, np.int64)[code]
 
 
 def _flops(name: str, sizes: str) -> int:
