@@ -64,11 +64,6 @@ class RecordedStep(msgspec.Struct, frozen=True):
     kernels: tuple[RecordedKernel, ...]
 
     @property
-    def busy_ms(self) -> float:
-        """The GPU's work in a step, mean ms."""
-        return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms
-
-    @property
     def median_busy_ms(self) -> float:
         """The GPU's work in a step, median."""
         return median(self.busy_values_ms)

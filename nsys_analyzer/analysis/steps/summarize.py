@@ -92,7 +92,7 @@ def find_idle(attributed: AttributedTrace, process: int) -> tuple[DeviceIdle, ..
     host = find_host(attributed, process, (int(windows.start[0]), int(windows.end[-1])))
     view = View(attributed, windows, windows, host)
     on = operations.device[mine]
-    return tuple(DeviceIdle(device, *view.idle(mine[on == device])) for device in distinct(np.sort(on)).tolist())
+    return tuple(DeviceIdle(device, *view.idle(mine[on == device])) for device in distinct(on).tolist())
 
 
 def _some_of(windows: Windows, operations: int) -> Windows:
@@ -207,7 +207,7 @@ class View:
         return found
 
     def _add(self, sums: _Sums, windows: Windows, chosen: SmallInts) -> None:
-        anatomy, causes = self.dissect(windows, chosen)
+        anatomy, causes = self._dissect(windows, chosen)
         fragments, gaps = anatomy.fragments, anatomy.gaps
         steps = np.arange(len(windows))
         for place, part in enumerate(anatomy.parts):
@@ -235,7 +235,7 @@ class View:
         begins = fragments.start[compute] == self.attributed.trace.operations.start[operation]
         sums.launches += np.bincount(kernel[begins], minlength=len(sums.launches))
 
-    def dissect(self, windows: Windows, chosen: SmallInts) -> tuple[Anatomy, Causes]:
+    def _dissect(self, windows: Windows, chosen: SmallInts) -> tuple[Anatomy, Causes]:
         """What fills some windows on a device, and why it idles; ``chosen`` are its operations, in order of start."""
         anatomy = dissect(windows, self.attributed.trace.operations, chosen, self.rank)
         return anatomy, find_causes(anatomy.gaps, self.host, self.launched, self.rank, self.steps)
@@ -244,7 +244,7 @@ class View:
         """Start, end and cause of each stretch in which a device idles, of which ``chosen`` are the operations."""
         found = [(np.empty(0, np.int64),) * 3]
         for part, some in self._chunks(chosen):
-            anatomy, causes = self.dissect(part, some)
+            anatomy, causes = self._dissect(part, some)
             found.append(idle_stretches(anatomy.gaps, causes, self.host, self.launched))
         start, end, cause = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return start, end, cause
@@ -284,7 +284,7 @@ class View:
         operations = self.attributed.trace.operations
         near = chosen[(operations.end[chosen] > bounds[0]) & (operations.start[chosen] < bounds[1] + _BEHIND_NS)]
         near = near[np.argsort(operations.start[near], kind="stable")]
-        anatomy, causes = self.dissect(windows, near)
+        anatomy, causes = self._dissect(windows, near)
         return draw_lanes(
             self.attributed, self.host, bounds, near, self.label, self.classes, anatomy.gaps, causes.largest
         )

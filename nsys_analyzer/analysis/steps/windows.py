@@ -48,7 +48,7 @@ class Windows:
 
     def select(self, chosen: Ints) -> Windows:
         """Some of the windows, by their indices."""
-        return replace(self, start=self.start[chosen], end=self.end[chosen])
+        return replace(self, start=self.start[chosen], end=self.end[chosen], left=self.left[chosen])
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
