@@ -19,6 +19,8 @@ from nsys_analyzer.trace.arrays import Bools, Ints
 
 Floats: TypeAlias = npt.NDArray[np.float64]
 _LONG_AGO = -(2.0**62)
+#: A step of numpy's over all between two waits takes as long as so many calls and pieces one by one.
+_AS_LONG = 100
 #: Steps of which the second and later ones show how long a step takes.
 _FEWEST = 3
 
@@ -40,6 +42,7 @@ class Replay:
         events: shape (calls,), what the profiler may have cost at most from each call to the next.
         pause: shape (calls,), the part of ``after`` in which the program does something else than launching: from the
             call's end to the next call, where that is long, else 0. Other calls, or none, leave it as it is.
+        once: whether this is one pass, which nothing follows.
     """
 
     after: Floats
@@ -53,6 +56,7 @@ class Replay:
     first_call: Ints
     events: Floats
     pause: Floats
+    once: bool = False
 
     @property
     def steps(self) -> int:
@@ -79,6 +83,8 @@ class Replay:
             bounds = np.maximum(starts[self.first_call], ends)
             return float(bounds[-1] - bounds[1]) / (self.steps - 1)
         first = last = max(starts[-1], ends[-1])
+        if self.once:
+            return float(last)
         for _ in range(_FEWEST - 1):
             starts, ends = self._run(starts[-1], ends[-1])
             last = max(starts[-1], ends[-1])
@@ -91,13 +97,52 @@ class Replay:
             begun: when the first call starts.
             ended: when the GPU has done all that came before it.
         """
+        waits = np.flatnonzero(self.awaited >= 0)
+        many = len(waits) * _AS_LONG > len(self.after) + len(self.work)
+        starts, done = self._one_by_one(waits, begun, ended) if many else self._between_waits(waits, begun, ended)
+        launched = np.maximum.accumulate(self.launch) if len(self.launch) else self.launch
+        return starts, done[np.searchsorted(launched, self.first_call) - 1]
+
+    def _one_by_one(self, waits: Ints, begun: float, ended: float) -> tuple[Floats, Floats]:
+        """Start of each call and end of each piece, wait by wait and piece by piece: where calls wait often.
+
+        From one wait to the next all calls are shifted alike: each start is an offset and the shift of its segment.
+        """
+        offsets = np.append(0.0, np.cumsum(self.after))
+        # A piece runs at the first wait for it or for a later one, and begins no later than that call does.
+        run_at = np.append(waits, len(self.after))[
+            np.searchsorted(np.maximum.accumulate(self.awaited[waits]), np.arange(len(self.work)))
+        ]
+        launch = np.minimum(self.launch, run_at)
+        earliest = (offsets[launch] + self.latency).tolist()
+        segment = np.searchsorted(waits, launch).tolist()
+        spacing, work = self.spacing.tolist(), self.work.tolist()
+        shifts, done, piece = [begun], list[float](), 0
+        columns = (offsets[waits], self.own[waits], self.lag[waits], self.awaited[waits])
+        before = ended
+        for offset, own, lag, awaited in zip(*(column.tolist() for column in columns), strict=True):
+            shift = shifts[-1]
+            while piece <= awaited:
+                ended = max(ended + spacing[piece], earliest[piece] + shifts[segment[piece]]) + work[piece]
+                done.append(ended)
+                piece += 1
+            shifts.append(max(shift + own, done[awaited] + lag - offset))
+        while piece < len(work):
+            ended = max(ended + spacing[piece], earliest[piece] + shifts[segment[piece]]) + work[piece]
+            done.append(ended)
+            piece += 1
+        starts = offsets + np.repeat(shifts, np.diff(np.concatenate([[0], waits + 1, [len(offsets)]])))
+        return starts, np.array([*done, before])  # the last place is that of the piece before the first
+
+    def _between_waits(self, waits: Ints, begun: float, ended: float) -> tuple[Floats, Floats]:
+        """The same, at once for all calls and pieces from one wait to the next."""
         count = len(self.after)
         starts = np.empty(count + 1)
         done = np.empty(len(self.work) + 1)
         done[-1] = ended  # the piece before the first
         offsets = np.append(0.0, np.cumsum(self.after))
         shift, first, piece = begun, 0, 0
-        for call in [*np.flatnonzero(self.awaited >= 0).tolist(), count]:
+        for call in [*waits.tolist(), count]:
             starts[first : call + 1] = offsets[first : call + 1] + shift
             upto = len(self.work) if call == count else int(self.awaited[call]) + 1
             if upto > piece:
@@ -107,8 +152,7 @@ class Replay:
                 end = max(starts[call] + self.own[call], done[int(self.awaited[call])] + self.lag[call])
                 shift += end - starts[call]
                 first = call + 1
-        launched = np.maximum.accumulate(self.launch) if len(self.launch) else self.launch
-        return starts, done[np.searchsorted(launched, self.first_call) - 1]
+        return starts, done
 
     def _advance(self, done: Floats, starts: Floats, first: int, last: int, call: int) -> None:
         """Runs the pieces from ``first`` to ``last``: each starts behind the one before it and behind its launch."""
@@ -138,9 +182,18 @@ class Replay:
         cut = np.where(chosen, np.maximum(self.pause - ns, 0.0), 0.0)
         return replace(self, after=self.after - cut, pause=self.pause - cut)
 
-    def with_launching(self, factor: Floats) -> Replay:
-        """The time from each call to the next times a factor, shape (calls,), pauses left as they are."""
-        return replace(self, after=self.pause + (self.after - self.pause) * factor)
+    def with_launching(self, factor: Floats, most: float = np.inf) -> Replay:
+        """The time from each call to the next times a factor, shape (calls,), pauses left as they are.
+
+        ``most``: what one call saves at most, ns.
+        """
+        return replace(self, after=self.after - np.minimum((self.after - self.pause) * (1 - factor), most))
+
+    @property
+    def launching_ns(self) -> float:
+        """What it takes to launch something, from one call to the next: median, ns."""
+        launching = (self.after - self.pause)[self.launch]
+        return float(np.median(launching)) if len(launching) else 0.0
 
     def with_work(self, factor: Floats) -> Replay:
         """The work of each piece times a factor, shape (pieces,); a piece without work starts no gap either."""
