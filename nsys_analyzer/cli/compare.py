@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import Command, configuration_options, phase_names_option, scheduler_option
+from nsys_analyzer.cli.options import Command, configuration_options, names_options, scheduler_option
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.comparison.pairs import Comparisons
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
 
 #: The exit status where the step is slower by more than --fail-above allows.
 SLOWER = 3
@@ -55,7 +57,7 @@ def _timings_option(side: str) -> Callable[[Command], Command]:
 @_timings_option("after")
 @_timings_option("before")
 @scheduler_option
-@phase_names_option("--phase-name")
+@names_options("--phase", "--phase-name")
 @configuration_options
 @click.pass_context
 def compare(
@@ -71,11 +73,8 @@ def compare(
     csv_before: tuple[Path, ...],
     csv_after: tuple[Path, ...],
     scheduler: str | None,
-    phase_names: tuple[str, ...],
-    model: str | None,
-    context_length: int | None,
-    batch_size: int | None,
-    precision: str | None,
+    names: PhaseNames,
+    given: Run,
 ) -> None:
     """Print what changed from BEFORE to AFTER, whether it is more than chance, and what explains it.
 
@@ -84,9 +83,7 @@ def compare(
     """
     from nsys_analyzer.analysis.comparison.comparison import THRESHOLD
     from nsys_analyzer.analysis.comparison.pairs import compare_runs
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_runs
     from nsys_analyzer.report.writing import check_target
     from nsys_analyzer.system.cluster import Workers
@@ -95,8 +92,6 @@ def compare(
     target = Path(output) if output and output != "-" else None
     if target:
         check_target(target, (before, after, *csv_before, *csv_after), force=force)
-    names = PhaseNames.parse(phase_names)
-    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     workers = Workers(scheduler, reading, _tell)
     places = (before, csv_before), (after, csv_after)
     sides = [load_runs(path, csv, _tell, names, given, workers) for path, csv in places]
@@ -113,7 +108,7 @@ def compare(
 
 
 #: Options that say what captures do not, of which a report holds what was made of it.
-_OF_CAPTURES = ("phase_names", "model", "context_length", "batch_size", "precision")
+_OF_CAPTURES = ("phase_names", "step", "steps", "model", "context_length", "batch_size", "precision")
 
 
 def _of_captures(ctx: click.Context) -> str:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from nsys_analyzer.cli.options import (
     command_line,
     configuration_options,
-    phase_names_option,
+    names_options,
     scheduler_option,
 )
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
 
 
 @click.command(epilog="Example: nsys-analyze explain capture.sqlite")
@@ -27,27 +32,22 @@ from nsys_analyzer.cli.options import (
     help="json holds every figure, as the report's JSON does.",
 )  # fmt: skip
 @scheduler_option
-@phase_names_option("--phase-name")
+@names_options("--phase", "--phase-name")
 @configuration_options
 def explain(
     traces: tuple[Path, ...],
     csv_paths: tuple[Path, ...],
     output_format: str,
     scheduler: str | None,
-    phase_names: tuple[str, ...],
-    model: str | None,
-    context_length: int | None,
-    batch_size: int | None,
-    precision: str | None,
+    names: PhaseNames,
+    given: Run,
 ) -> None:
     """Print why a training step of TRACE is as long as it is, and what would make it shorter.
 
     What the GPU does in a step, why it idles, and the findings, the largest saving first: what was seen, the lines of
     code to try, and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
     """
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
@@ -60,8 +60,7 @@ def explain(
     from nsys_analyzer.runs.timings import Selection
     from nsys_analyzer.system.cluster import Workers
 
-    names, selection = PhaseNames.parse(phase_names), Selection.parse((), None, None, model)
-    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
+    selection = Selection.parse((), None, None, given.model)
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, selection=selection, workers=workers

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import phase_names_option
+from nsys_analyzer.cli.options import names_options
 from nsys_analyzer.export import FORMATS
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
 
 
 def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
@@ -35,10 +39,8 @@ def _print_columns(ctx: click.Context, _param: click.Parameter, wanted: bool) ->
     "--columns", is_flag=True, is_eager=True, expose_value=False, callback=_print_columns,
     help="Print what the columns of the table are, with their units, and exit.",
 )  # fmt: skip
-@phase_names_option("--phase-name")
-def export(
-    traces: tuple[Path, ...], output_format: str, output: Path | None, force: bool, phase_names: tuple[str, ...]
-) -> None:
+@names_options("--phase", "--phase-name")
+def export(traces: tuple[Path, ...], output_format: str, output: Path | None, force: bool, names: PhaseNames) -> None:
     """Write captures for other tools: as a timeline, or as a table of GPU operations.
 
     The timeline has a track for each stream of a GPU, for its idle time by cause, for each thread, with its ranges and
@@ -48,7 +50,6 @@ def export(
 
     TRACE is what the report takes. Captures of several ranks become one timeline, their clocks aligned by collectives.
     """
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.export.writing import default_name
     from nsys_analyzer.export.writing import export as write
     from nsys_analyzer.text import visible
@@ -58,7 +59,7 @@ def export(
         traces,
         target,
         output_format,
-        PhaseNames.parse(phase_names),
+        names,
         force=force,
         tell=lambda line: click.echo(visible(line), err=True),
     )

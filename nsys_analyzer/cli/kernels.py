@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nsys_analyzer.cli.options import phase_names_option, trace_argument
+from nsys_analyzer.cli.options import names_options, trace_argument
 from nsys_analyzer.errors import ConfigurationError, MissingTableError
 
 if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
     from nsys_analyzer.report.model import Unit
 
@@ -34,20 +35,19 @@ _FIGURES: dict[str, tuple[str, Unit]] = {
     "--format", "output_format", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True,
     help="csv and json hold the full kernel names.",
 )  # fmt: skip
-@phase_names_option("--phase-name")
+@names_options("--phase-name")
 def kernels(
     trace: Path,
     phase: str | None,
     kernel_class: str | None,
     top: int | None,
     output_format: str,
-    phase_names: tuple[str, ...],
+    names: PhaseNames,
 ) -> None:
     """Print the kernels of TRACE, longest total first: class, launches, times and share of the total kernel time.
 
     Without --phase, of the whole capture without warm-up.
     """
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.text import plain
@@ -59,7 +59,7 @@ def kernels(
         hint = "--cuda-graph-trace=node" if "graph" in loaded.tables else "--trace=cuda,nvtx"
         why = "" if "graph" in loaded.tables else plain(explained(loaded.metadata.diagnostics), "`")
         raise MissingTableError(f"{trace} holds no kernels", why or f"Capture again with {hint}")
-    captures = summarize(loaded, trace.name, PhaseNames.parse(phase_names))
+    captures = summarize(loaded, trace.name, names)
     rows = [row for capture in captures for row in _rows(capture, _phase(captures, capture, phase), kernel_class, top)]
     if kernel_class and not rows:
         shown = (_phase(captures, capture, phase) for capture in captures)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option, trace_argument
+from nsys_analyzer.cli.options import command_line, configuration_options, names_options, trace_argument
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
 
 
 @click.command(epilog="Example: nsys-analyze modules capture.sqlite")
@@ -17,25 +22,20 @@ from nsys_analyzer.cli.options import command_line, configuration_options, phase
     "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="json holds every module, as the report's JSON does.",
 )  # fmt: skip
-@phase_names_option("--phase-name")
+@names_options("--phase", "--phase-name")
 @configuration_options
 def modules(
     trace: Path,
     every: bool,
     output_format: str,
-    phase_names: tuple[str, ...],
-    model: str | None,
-    context_length: int | None,
-    batch_size: int | None,
-    precision: str | None,
+    names: PhaseNames,
+    given: Run,
 ) -> None:
     """Print the time of each module of the model in TRACE, in forward and in backward.
 
     Known from captures of nsys-analyze run --modules, from module calls that nsys or PyTorch's profiler wrote, and from
     ranges of the program's own around its blocks. TRACE is a capture or a folder of captures.
     """
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
-    from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
@@ -44,8 +44,7 @@ def modules(
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.modules import modules_section
 
-    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
-    evidence = load_evidence((trace,), (), command_line(), _tell, PhaseNames.parse(phase_names), given)
+    evidence = load_evidence((trace,), (), command_line(), _tell, names, given)
     section = modules_section(evidence.measured, every=every)
     if output_format == "json":
         click.echo(json.dumps(data_of_modules(evidence.captures), indent=1, allow_nan=False), file=data_stream())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import shlex
 import sys
@@ -55,13 +56,41 @@ def scheduler_option(function: Command) -> Command:
     return click.option(_SCHEDULER, metavar="ADDRESS", help=text)(function)
 
 
-def phase_names_option(*names: str) -> Callable[[Command], Command]:
-    """The option that gives range names a phase."""
-    return click.option(*names, "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP)
+def names_options(*flags: str) -> Callable[[Command], Command]:
+    """The options that say what ranges are, and what a step is; the command takes them as ``names``."""
+
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int, **others: Any) -> Any:
+            from nsys_analyzer.analysis.ranges.phases import PhaseNames
+
+            said = (*phase_names, *([f"step={step}"] if step else ()))
+            return function(*args, names=PhaseNames.parse(said, steps), **others)
+
+        for option in (
+            click.option(
+                "--steps", type=click.IntRange(1, 2**31 - 1), default=0, metavar="N",
+                help="How many steps the capture holds, where neither ranges nor repeating work tell.",
+            ),
+            click.option("--step", metavar="RANGE", help="A step is a range of this name."),
+            click.option(*flags, "phase_names", metavar="PHASE=RANGE", multiple=True, help=_PHASE_HELP),
+        ):  # fmt: skip
+            read = option(read)
+        return read  # type: ignore[return-value]
+
+    return decorate
 
 
 def configuration_options(function: Command) -> Command:
-    """The options that say what the captures do not: ``model``, ``context_length``, ``batch_size``, ``precision``."""
+    """The options that say what the captures do not of their configuration; the command takes them as ``given``."""
+
+    @functools.wraps(function)
+    def read(*args: Any, **others: Any) -> Any:
+        from nsys_analyzer.configuration import Run
+
+        keys = ("model", "context_length", "batch_size", "precision")
+        return function(*args, given=Run(**{key: others.pop(key) for key in keys}), **others)
+
     of_model = f"The model of the captures, and of timings that name none: {model_names()}."
     precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
     for option in (
@@ -70,8 +99,8 @@ def configuration_options(function: Command) -> Command:
         click.option("--context-length", type=SIZE, metavar="TOKENS", help="The context length of the captures."),
         click.option("--model", metavar="NAME", help=of_model),
     ):
-        function = option(function)
-    return function
+        read = option(read)
+    return read  # type: ignore[return-value]
 
 
 def output_option(folder: Path) -> Callable[[Command], Command]:

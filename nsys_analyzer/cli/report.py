@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, phase_names_option, scheduler_option
+from nsys_analyzer.cli.options import command_line, configuration_options, names_options, scheduler_option
 from nsys_analyzer.report.renderers import RENDERERS
+
+if TYPE_CHECKING:
+    from nsys_analyzer.analysis.ranges.phases import PhaseNames
+    from nsys_analyzer.configuration import Run
 
 
 @click.command(epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite -o report.md")
@@ -38,7 +43,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
 @scheduler_option
-@phase_names_option("--phase", "--phase-name")
+@names_options("--phase", "--phase-name")
 @configuration_options
 def report(
     traces: tuple[Path, ...],
@@ -52,11 +57,8 @@ def report(
     no_figures: bool,
     open_page: bool,
     scheduler: str | None,
-    phase_names: tuple[str, ...],
-    model: str | None,
-    context_length: int | None,
-    batch_size: int | None,
-    precision: str | None,
+    names: PhaseNames,
+    given: Run,
 ) -> None:
     """Answer where the time goes, in markdown with figures, from one or more captures.
 
@@ -72,9 +74,7 @@ def report(
     has_timings = csv_paths or any(trace.is_dir() for trace in traces)
     if not has_timings and (csv_where or csv_phase or csv_skip is not None):
         raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
-    from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.cli.run_progress import reading
-    from nsys_analyzer.configuration import Run
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
     from nsys_analyzer.report.screen import data_stream
@@ -90,13 +90,12 @@ def report(
     sources = (*traces, *csv_paths, *({path.parent for path in csv_paths} if not traces else ()))
     if target:
         check_target(target, sources, force=force)
-    given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     beside = target.parent if target else None
-    names, selection = PhaseNames.parse(phase_names), None
+    selection = None
     if has_timings:
         from nsys_analyzer.runs.timings import Selection  # a report of a trace alone starts without it
 
-        selection = Selection.parse(csv_where, csv_phase, csv_skip, model)
+        selection = Selection.parse(csv_where, csv_phase, csv_skip, given.model)
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,

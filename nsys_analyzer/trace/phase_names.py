@@ -9,7 +9,7 @@ from collections.abc import Mapping
 DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     "forward": (
         "forward", "fwd", "fw", "forward pass", "fwd pass", "forward step", "fwd step", "model forward",
-        "forward only", "inference", "inference step",
+        "forward only", "inference", "inference step", "model inference",
     ),
     "loss": ("loss", "compute loss", "loss computation", "loss fn", "loss function", "criterion", "cross entropy"),
     "backward": (
@@ -22,7 +22,7 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
     ),
     "step": (
         "step", "train step", "training step", "iteration", "iter", "train iteration", "training iteration",
-        "profiler step", "profilerstep", "train batch", "training batch",
+        "profiler step", "profilerstep", "batch", "train batch", "training batch", "execute model",
     ),
     "warmup": ("warmup", "warm up", "warmup step", "warmup steps", "warm up step", "warm up steps", "warmup iteration",
                "warmup iterations", "warmup phase", "warming up"),
@@ -40,6 +40,10 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
         "attention values", "scores v", "computing final matmul",
     ),
 }  # fmt: skip
+
+#: The steps of engines that serve models, with what is in each: vLLM's ``execute_context_1(80)_generation_31(31)``,
+#: SGLang's ``step[DECODE bs=32]``.
+STEP_OF_ENGINE = re.compile(r"execute_(?:\d+_)?context_\d+\(.*\)_generation_\d+\(|step\[")
 
 #: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
 #: of our hooks.

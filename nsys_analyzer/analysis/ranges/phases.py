@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import chain
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_WITH_PATH, normalized_name
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_WITH_PATH, STEP_OF_ENGINE, normalized_name
 
 #: Phases in the order of a training step. ``step`` encloses the others.
 LEAF_PHASES = ("forward", "loss", "backward", "optimizer")
@@ -21,6 +22,8 @@ ATTENTION_PARTS = ("attention", "scores", "softmax", "values")
 
 #: The role of a module's range that is not attention.
 MODULE = "module"
+#: A name so much like that of a phase is a misspelt one.
+_MISSPELT = 0.75
 #: This class of attention computes its projections itself.
 _WITH_PROJECTIONS = "MultiheadAttention"
 #: Ranges that PyTorch's profiler and nsys write by themselves.
@@ -46,17 +49,20 @@ def module_key(name: str) -> str | None:
 class PhaseNames:
     """The range names of each phase: the default ones, but for those in ``extra``.
 
-    It has exact names by phase, attention part or phase of the user's own.
+    Attributes:
+        extra: exact names by phase, attention part or phase of the user's own.
+        steps: how many steps there are, where nothing tells them; 0 where that was not said.
     """
 
     extra: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    steps: int = 0
 
     @staticmethod
-    def parse(options: Iterable[str]) -> PhaseNames:
+    def parse(options: Iterable[str], steps: int = 0) -> PhaseNames:
         """Reads ``forward=NAME`` options; several for one phase add up.
 
         Raises:
-            ConfigurationError: an option without a phase or without a name.
+            ConfigurationError: an option without a phase or without a name, or with a phase that seems misspelt.
         """
         extra: dict[str, tuple[str, ...]] = {}
         for option in options:
@@ -64,8 +70,11 @@ class PhaseNames:
             if not separator or not phase.strip() or not name.strip():
                 raise ConfigurationError(f"{option!r} is not PHASE=RANGE", "Write for example forward=model_fwd")
             key = phase.strip().lower()
+            if key not in DEFAULT_NAMES and (meant := get_close_matches(key, DEFAULT_NAMES, 1, _MISSPELT)):
+                hint = f"Did you mean {meant[0]}={name.strip()}? A phase of your own needs a name that is less like it"
+                raise ConfigurationError(f"{key!r} is no phase", hint)
             extra[key] = (*extra.get(key, ()), name.strip())
-        return PhaseNames(extra)
+        return PhaseNames(extra, steps)
 
     @property
     def leaf_phases(self) -> tuple[str, ...]:
@@ -78,4 +87,5 @@ class PhaseNames:
         normal = normalized_name(name)
         named = (key for key, names in self.extra.items() if name in names)
         default = (key for key, spellings in DEFAULT_NAMES.items() if key not in self.extra and normal in spellings)
-        return next(chain(named, default), None)
+        by_engine = (STEP for _ in range(STEP not in self.extra and bool(STEP_OF_ENGINE.match(name))))
+        return next(chain(named, default, by_engine), None)
