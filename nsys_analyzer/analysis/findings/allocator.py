@@ -18,7 +18,7 @@ def find(case: Case) -> Iterator[Candidate]:
     # Those of the host's memory, and those in the order of a stream, are another matter.
     others = np.array([bool(re.search("Async|Host", api)) for api in study.apis] or [False])
     chosen = np.isin(study.call, (ALLOCATE, FREE)) & ~others[study.api]
-    if study.calls(chosen) < 1:
+    if study.calls(chosen) < 1 or case.step.is_pass:  # of a pass, the first allocations of all
         return
     # PyTorch waits for the device before it frees.
     waits = (study.call == SYNCHRONIZE) & np.append(chosen[1:], False) & (np.append(study.call[1:], 0) == FREE)
@@ -41,5 +41,6 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "torch.cuda.memory_stats()['num_device_alloc'] stays the same over the steps afterwards.",
         of_cpu=True,
+        explains=True,
         place=Place("idle", "allocator"),
     )

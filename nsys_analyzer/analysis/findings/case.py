@@ -33,6 +33,7 @@ class Case:
 
     Attributes:
         baselines: the steps without the profiler, by the least and by the most that it may have cost.
+        scale: the length of a step ÷ that of the replayed steps.
         step_ms: what a step takes without the profiler, the middle of both.
     """
 
@@ -40,6 +41,7 @@ class Case:
     study: Study
     configuration: Configuration | None
     baselines: tuple[Replay, ...]
+    scale: float
     step_ms: float
 
     def ms(self, pieces: Bools) -> float:
@@ -78,6 +80,7 @@ class Candidate:
     Attributes:
         changes: the step without it, under the assumptions that save least and most; of one assumption, one change.
         of_cpu: what is saved is the CPU's own time, which differs from run to run by more than the GPU's.
+        explains, explained: a cause of idle time that is specific, and one that is what the specific ones leave.
         the rest: as of ``Finding``.
     """
 
@@ -89,6 +92,8 @@ class Candidate:
     remedy: tuple[str, ...]
     disproof: Words
     of_cpu: bool = False
+    explains: bool = False
+    explained: bool = False
     place: Place | None = None
 
 
@@ -109,15 +114,16 @@ def shorter_pauses(calls: Bools, ns: float) -> Change:
 def saved_launches(case: Case, share: npt.NDArray[np.floating[Any]]) -> Change:
     """A change that saves a share of the work of each piece, shape (pieces,), and as much of the call before it.
 
-    A call that launches several, a CUDA graph, keeps its time.
+    A call that launches several, a CUDA graph, keeps its time. None saves more than what launching takes as a rule:
+    what else the program does before the next call stays.
     """
     replay = case.study.replay
     many = np.bincount(replay.launch, minlength=len(case.study.call))
     alone = many[replay.launch] == 1
     after = np.ones(len(case.study.call))
     after[replay.launch[alone]] = 1 - share[alone]
-    work = (1 - share).astype(np.float64)
-    return lambda replay: replay.with_launching(after).with_work(work)
+    work, most = (1 - share).astype(np.float64), replay.launching_ns
+    return lambda replay: replay.with_launching(after, most).with_work(work)
 
 
 def less_of(share: npt.NDArray[np.floating[Any]], calls: Bools, kept: float) -> Change:

@@ -4,35 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from nsys_analyzer.analysis.findings.case import Candidate, Case, listed, shorter_pauses, three, times
 from nsys_analyzer.analysis.findings.finding import Place
-from nsys_analyzer.analysis.steps.host import is_loading
-from nsys_analyzer.trace.arrays import Bools
-from nsys_analyzer.trace.columns import FROM_HOST
 
 #: What it takes to get a batch that is ready: out of a queue, as far as the loop's own thread works for it, ns.
 _READY_NS = (500_000, 50_000)
 
 
-def loading_pauses(case: Case) -> Bools:
-    """The calls behind which the program loads: in a range that says so, or in none and with a copy to the GPU next."""
-    study = case.study
-    loads = np.array([*(is_loading(name) for name in study.ranges), False])
-    named = loads[study.pause_range]
-    copying = case.calls_of(np.isin(study.copy, FROM_HOST))
-    unnamed = (study.pause_range == -1) & np.append(copying[1:], False)
-    chosen: Bools = (named | unnamed) & (study.replay.pause > 0)
-    return chosen
-
-
 def find(case: Case) -> Iterator[Candidate]:
     """Pauses of the program in the input pipeline."""
-    chosen = loading_pauses(case)
+    study = case.study
+    chosen = study.loading
     if not chosen.any():
         return
-    study = case.study
     ms = study.replay.pause[chosen].sum() / study.steps / 1e6
     names = listed(study.names(study.pause_range[chosen]))
     where = f"in the range {names}" if names else "between two steps, before the batch is copied"
@@ -52,5 +36,6 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Train on one batch that is made before the loop: if the step is no shorter, loading does not hold it up.",
         of_cpu=True,
+        explains=True,
         place=Place("idle", "data"),
     )

@@ -26,7 +26,8 @@ def find(case: Case) -> Iterator[Candidate]:
     calls = case.copying(copies)
     names = listed(study.names(study.range[calls]))
     around = calls | _in_ranges(case, calls, study.range)
-    pausing = _in_ranges(case, calls, study.pause_range)
+    # Between two of these copies the program makes room for the next one.
+    pausing = _in_ranges(case, calls, study.pause_range) | (calls & np.append(calls[1:], False))
     if (around & case.calls_of(study.kind == KERNEL)).any():  # the ranges hold more than copies
         around = calls
 
@@ -60,6 +61,7 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Leave the copies out for a run: if the step is no shorter, they are hidden.",
         of_cpu=True,
+        explains=True,
         place=Place("idle", "copy"),
     )
 

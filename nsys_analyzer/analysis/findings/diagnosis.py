@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nsys_analyzer.analysis.findings import RULES
 from nsys_analyzer.analysis.findings.case import Candidate, Case
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.gpu_idle import find_idle_gpu
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
@@ -25,63 +26,57 @@ _RUNS, _CPU_RUNS = 0.03, 0.29
 _TRUSTED = 0.1
 #: From this share of a profiled step on, the profiler hides what the program does.
 _HIDES = 0.3
+#: What saves less than this share of a step on one baseline is not looked at on others.
+_NEGLIGIBLE = 0.005
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
-_ROUNDS, _MOST = 30, 4.0
+_ROUNDS, _MOST = 16, 4.0
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
 
 
 def diagnose(capture: CaptureSummary, without: frozenset[str] = frozenset()) -> Diagnosis | None:
-    """The findings of a capture; None where it has no steps, or no launches to replay them from.
+    """The findings of a capture; None where no launches are known to replay its steps from.
 
     ``without`` are the IDs of findings that are told elsewhere.
     """
     if capture.step is None or capture.step.study is None or capture.on_cpu:
         return None
-    study = capture.step.study
+    study, profiled = capture.step.study, capture.step.length_ms
+    error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     baselines = _timed(study, unprofiled * 1e6) if unprofiled else _estimated(study)
-    steps = [unprofiled] if unprofiled else [replay.step_ns / 1e6 for replay in baselines]
-    profiled = study.measured_ns / 1e6
-    low, high = min(steps), max(steps)
-    if not unprofiled:  # no program is slower without a profiler
-        low, high = min(low, profiled), min(high, profiled)
-    error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
+    # What a replay says of the steps that it looks at holds for the length of a step.
+    scale = 1.0 if unprofiled or not study.replay.step_ns else profiled / (study.replay.step_ns / 1e6)
+    replayed = [replay.step_ns / 1e6 * scale for replay in baselines]
+    busy = capture.step.main.parts.total_ms - capture.step.main.parts.idle_ms
+    # No program is slower without a profiler, and none is done before the GPU is.
+    low, high = (unprofiled,) * 2 if unprofiled else (min(max(ms, busy), profiled) for ms in _ends(replayed))
     why = ""
+    if not unprofiled and busy > (1 + _TRUSTED) * max(replayed):
+        why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
-    parts = capture.step.main.parts
-    if not unprofiled and parts.total_ms - parts.idle_ms > (1 + _TRUSTED) * high:
-        why = "the steps hold work of the GPU that was launched before them"
-    if why:
-        return Diagnosis(low, high, profiled, study.busy_ms, error, bool(unprofiled), (), why)
-    case = Case(capture.step, study, capture.configuration, baselines, (low + high) / 2)
-    candidates = (one for rule in RULES for one in rule(case) if one.id not in without)
-    found = [(candidate, _saves(case, candidate)) for candidate in candidates]
-    found = [(one, saves) for one, saves in found if sum(saves) / 2 >= LEAST * case.step_ms]
-    if profiled - high > _HIDES * profiled:
-        found.append((_overhead(profiled, profiled - high), (profiled - high, profiled - steps[len(steps) // 2])))
-    found.sort(key=lambda pair: -sum(pair[1]))
-    return Diagnosis(low, high, profiled, study.busy_ms, error, bool(unprofiled), tuple(_ranked(case, found)))
+    found: list[Finding] = []
+    if not why:
+        case = Case(capture.step, study, capture.configuration, baselines, scale, (low + high) / 2)
+        candidates = [one for rule in RULES for one in rule(case) if one.id not in without]
+        found = list(_ranked(case, candidates))
+    told = {one.place.name for one in found if one.place} | ({"communication"} if without else set())
+    if idle := find_idle_gpu(capture.step, (low + high) / 2, frozenset(told)):
+        place = sum(one.saves_ms >= idle.saves_ms for one in found)
+        found.insert(place, idle)
+    overhead = _overhead(profiled, replayed)
+    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(found), why)
 
 
-def _overhead(profiled_ms: float, overhead_ms: float) -> Candidate:
-    """The profiler as a finding of its own, where it takes so much of a step that it hides the program."""
-    return Candidate(
-        "profiler_overhead",
-        "The profiler slows the step down",
-        (),
-        (f"A step takes {profiled_ms:.3g} ms under the profiler; {overhead_ms:.3g} ms of that or more are its own.",),
-        "From the number of recorded API calls, ranges and operators, and what recording one costs; or from the step's "
-        "time without the profiler.",
-        (
-            "# nsys-analyze run times the program without the profiler, too; of your own loop:",
-            "torch.cuda.synchronize(); start = time.perf_counter()",
-            "for _ in range(20): step()",
-            "torch.cuda.synchronize(); print((time.perf_counter() - start) / 20)",
-        ),
-        "Time the steps without the profiler: they take as long as under it.",
-    )
+def _ends(values: Sequence[float]) -> tuple[float, float]:
+    return min(values), max(values)
+
+
+def _overhead(profiled_ms: float, replayed: Sequence[float]) -> tuple[float, float] | None:
+    """The least and the most that the profiler takes of a step, ms, where that hides what the program does."""
+    low, high = (profiled_ms - ms for ms in reversed(_ends(replayed)))
+    return (low, high) if low > _HIDES * profiled_ms else None
 
 
 def _estimated(study: Study) -> tuple[Replay, ...]:
@@ -108,29 +103,48 @@ def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
     return (replace(found, **{name: getattr(found, name) * pace for name in _TIMES}),)
 
 
-def _saves(case: Case, candidate: Candidate) -> tuple[float, float]:
-    """The least and the most that a candidate's changes make a step shorter, ms, on any of the baselines."""
-    saved = [
-        (baseline.step_ns - change(baseline).step_ns) / 1e6
-        for baseline in case.baselines
-        for change in candidate.changes
-    ]
-    low, high = max(min(saved), 0.0) * (1 - _RUNS), max(*saved, 0.0) * (1 + _RUNS)
+def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
+    """The findings worth a change, the largest saving first; each with what is left of a step after all up to it.
+
+    What is left for a cause that others explain is valued without these, and stands behind them.
+    """
+    explaining = [one for one in candidates if one.explains]
+    found = []
+    for one in candidates:
+        saves = _saves(case, one, () if one.explains or not one.explained else explaining)
+        if sum(saves) / 2 >= LEAST * case.step_ms:
+            found.append((one, saves))
+    found.sort(key=lambda pair: -sum(pair[1]))
+    last = max((place for place, (one, _) in enumerate(found) if one.explains), default=-1)
+    for place, pair in enumerate(found[:last]):
+        if pair[0].explained:  # behind the last one that explains it
+            found.insert(last + 1, pair)
+            del found[place]
+            break
+    left = list(case.baselines)
+    for one, (low, high) in found:
+        # The first change saves least; beside others a change may cost, and is not made then.
+        left = [min(one.changes[0](replay), replay, key=lambda one: one.step_ns) for replay in left]
+        steps = [replay.step_ns / 1e6 * case.scale for replay in left]
+        said = one.evidence, one.derivation, one.remedy, one.disproof
+        yield Finding(one.id, one.title, low, high, case.step_ms, sum(_ends(steps)) / 2, *said, one.place)
+
+
+def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tuple[float, float]:
+    """The least and the most that a candidate's changes make a step shorter, ms, on any of the baselines.
+
+    ``before``: the candidates whose most saving changes are made first.
+    """
+    saved = []
+    for baseline in case.baselines:
+        for other in before:
+            baseline = min(other.changes[-1](baseline), baseline, key=lambda one: one.step_ns)
+        ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
+        saved += [max(one, 0.0) / 1e6 * case.scale for one in ns]
+        if max(saved) < _NEGLIGIBLE * case.step_ms:
+            return 0.0, 0.0  # other baselines differ by less
+    low, high = min(saved) * (1 - _RUNS), max(saved) * (1 + _RUNS)
     if candidate.of_cpu and len(case.baselines) > 1:  # where the step was timed, the run's pace is known
         middle = (low + high) / 2
         low, high = min(low, (1 - _CPU_RUNS) * middle), max(high, (1 + _CPU_RUNS) * middle)
     return low, min(high, case.step_ms)
-
-
-def _ranked(case: Case, found: list[tuple[Candidate, tuple[float, float]]]) -> Iterator[Finding]:
-    """The findings, each with what is left of a step after it and those before it."""
-    left = list(case.baselines)
-    for one, (low, high) in found:
-        if one.changes:  # the first one saves least; beside others a change may cost, and is not made then
-            left = [min(one.changes[0](replay), replay, key=lambda one: one.step_ns) for replay in left]
-        steps = [replay.step_ns / 1e6 for replay in left]
-        left_ms = (min(steps) + max(steps)) / 2
-        # The profiler's share is of the step that it slows down.
-        step_ms = case.step_ms if one.changes else case.study.measured_ns / 1e6
-        said = one.evidence, one.derivation, one.remedy, one.disproof
-        yield Finding(one.id, one.title, low, high, step_ms, left_ms, *said, one.place)

@@ -26,8 +26,8 @@ class Finding:
         saves_ms_low, saves_ms_high: what a step would be shorter by, ms, if this alone were changed and no profiler
             ran: an interval, whose ends rest on the assumptions that ``derivation`` names.
         step_ms: the step without the profiler.
-        left_ms: what a step takes after this finding and those before it in the list. Savings overlap: they are
-            replayed together, never added.
+        left_after_all_ms: what a step takes after this finding and those before it in the list. Savings overlap: they
+            are replayed together, never added.
         evidence: what was seen, a sentence each.
         remedy: lines of PyTorch.
         disproof: what would show that the finding is wrong.
@@ -39,7 +39,7 @@ class Finding:
     saves_ms_low: float
     saves_ms_high: float
     step_ms: float
-    left_ms: float
+    left_after_all_ms: float
     evidence: tuple[Words, ...]
     derivation: Words
     remedy: tuple[str, ...]
@@ -50,6 +50,11 @@ class Finding:
     def saves_ms(self) -> float:
         """The middle of the interval."""
         return (self.saves_ms_low + self.saves_ms_high) / 2
+
+    @property
+    def left_ms(self) -> float:
+        """What a step takes after this finding alone."""
+        return self.step_ms - self.saves_ms
 
     @property
     def share_of_step(self) -> float:
@@ -63,10 +68,11 @@ class Diagnosis:
 
     Attributes:
         step_ms_low, step_ms_high: what a step takes without the profiler; equal where that was timed.
-        profiled_ms: what the studied steps take under the profiler.
+        profiled_ms: the length of a step under the profiler.
         busy_ms: the GPU's work in a step, which no change of the program's own time makes shorter.
         error: the replayed steps ÷ the recorded ones − 1.
         timed: whether the step was timed without the profiler.
+        overhead_ms: the least and the most that the profiler takes of a step, where that hides the program; else None.
         doubt: why nothing is looked for, empty where findings can be trusted.
     """
 
@@ -76,6 +82,7 @@ class Diagnosis:
     busy_ms: float
     error: float
     timed: bool
+    overhead_ms: tuple[float, float] | None
     findings: tuple[Finding, ...]
     doubt: str = ""
 

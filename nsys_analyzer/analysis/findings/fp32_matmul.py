@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 
 #: How much faster TF32 is than fp32 in practice, of what the peaks say: the least and the most.
-_OF_PEAK = (0.35, 0.8)
+_OF_PEAK = (0.3, 0.8)
 #: Products with a vector read each number once: no other cores make them faster.
 _NO_TILES = re.compile(r"(?i)gemv|dot_kernel")
 #: A shorter matmul is too small to be faster on other cores, ns.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, by_time, shorter_pauses, three, times
-from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 from nsys_analyzer.analysis.findings.finding import Place
 
 #: A pause from here on is no part of launching work (a slow CPU prepares an optimizer's launches for up to 2.4 ms), and
@@ -17,7 +16,7 @@ def find(case: Case) -> Iterator[Candidate]:
     """Pauses outside the input pipeline."""
     study = case.study
     pause = study.replay.pause
-    chosen = (pause >= LONG_NS) & ~loading_pauses(case)
+    chosen = (pause >= LONG_NS) & ~study.loading
     if not chosen.any():
         return
     ms = float(pause[chosen].sum()) / study.steps / 1e6
@@ -38,5 +37,6 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Put a range around what you suspect: if the pause is not in it, it is something else.",
         of_cpu=True,
+        explains=True,
         place=Place("idle", "host"),
     )

@@ -67,6 +67,7 @@ def find(case: Case) -> Iterator[Candidate]:
         remedy,
         "Comment the calls out for a run: if the step is no shorter, the GPU had work enough to bridge the wait.",
         of_cpu=True,
+        explains=True,
         place=Place("idle", "sync"),
     )
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, times
-from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.findings.host_stall import LONG_NS
 from nsys_analyzer.analysis.steps.idle import CAUSES
@@ -30,7 +29,7 @@ def find(case: Case) -> Iterator[Candidate]:
     idle = {cause: case.step.idle_ms(cause) for cause in CAUSES}
     if max(idle, key=lambda cause: idle[cause]) != "launch" or case.idle_share < IDLE:
         return
-    others = loading_pauses(case) | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
+    others = study.loading | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
     kept, pausing = np.where(others, 1.0, 0.0), ~others & (study.replay.pause < LONG_NS)
 
     def in_graph(replay: Replay) -> Replay:
@@ -59,6 +58,7 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Double the batch: if the step takes twice as long, launches are not what it waits for.",
         of_cpu=True,
+        explained=True,
         place=Place("idle", "launch"),
     )
 

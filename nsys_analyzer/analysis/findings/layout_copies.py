@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,9 @@ _CHAIN, _SAVED = 3, (0.65, 1.0)
 _LONGEST = 16
 #: Copies of one tensor differ by this factor in their thread blocks at most, for the sizes of their types.
 _ALIKE = 4
+#: Kernels that copy one tensor as it is or in another layout or type; others of the class gather or join several.
+_COPIES = re.compile(r"(?i)copy|transpose|permute|nchwto|nhwcto")
+_OTHERS = re.compile(r"(?i)cat_?array|index|gather|scatter")
 
 
 def find(case: Case) -> Iterator[Candidate]:
@@ -39,7 +43,7 @@ def find(case: Case) -> Iterator[Candidate]:
             "x = x.transpose(1, 2)         # a view: leave .contiguous() out until a kernel asks for it",
             "x = x.to(torch.bfloat16)      # once, not to float32 and back",
         ),
-        "Leave the chain out for a run: the loss stays the same.",
+        "Leave the chain out for a run: the output stays the same.",
         place=Place("class", "copy/layout"),
     )
 
@@ -51,7 +55,9 @@ def chains(case: Case) -> Bools:
     casts of a weight, its bias and an input stand side by side, and are no chain.)
     """
     study = case.study
-    copies = (study.of_class("copy/layout") | (study.copy == ON_DEVICE)) & ~study.in_phase("optimizer")
+    of_one = np.array([*(bool(_COPIES.search(name)) and not _OTHERS.search(name) for name in study.kernels), False])
+    copies = (study.of_class("copy/layout") & of_one[study.kernel]) | (study.copy == ON_DEVICE)
+    copies &= ~study.in_phase("optimizer")
     found = np.zeros(len(copies), np.bool_)
     index = np.flatnonzero(copies)
     if not len(index):

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Candidate, Case, times
-from nsys_analyzer.analysis.findings.data_loading import loading_pauses
 from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.trace.columns import COPY, PAGEABLE_TO_DEVICE
@@ -32,7 +31,7 @@ def find(case: Case) -> Iterator[Candidate]:
         return replay.without_waits(calls).with_work(np.where(copies, faster, 1.0))
 
     # Getting a batch into pinned memory ahead spares what it takes to get it at all, not the making of it.
-    loading = loading_pauses(case) & (study.replay.pause <= study.duration[copies].max())
+    loading = study.loading & (study.replay.pause <= study.duration[copies].max())
 
     def prefetched(replay: Replay) -> Replay:
         ready = replay.with_pauses(loading, _READY_NS).without_waits(calls)
@@ -58,5 +57,6 @@ def find(case: Case) -> Iterator[Candidate]:
         ),
         "Train on a batch that is on the GPU already: if the step is no shorter, the copies are hidden.",
         of_cpu=True,
+        explains=True,
         place=Place("idle", "copy"),
     )
