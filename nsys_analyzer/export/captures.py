@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.ranks.clocks import Clock
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.record import record_members
 from nsys_analyzer.analysis.ranks.together import clocks_of
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.runs.manifest import find_manifest
 from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.trace import Trace
@@ -80,7 +81,8 @@ def on_one_clock(captures: Sequence[Capture], tell: Callable[[str], None]) -> tu
         metadata, manifest = attributed.trace.metadata, find_manifest(capture.path)
         started[key] = metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0
         for process in capture.processes(attributed):
-            for member in record_members(attributed, process, key):
+            steps = find_steps(attributed, process.global_pid)
+            for member in record_members(attributed, process, steps, key) if steps else ():
                 run = manifest.group if manifest and manifest.group else ""
                 members.append(replace(member, run=run))
     clocks = clocks_of(members)

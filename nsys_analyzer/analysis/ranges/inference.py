@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy as np
+import numpy.typing as npt
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of
+from nsys_analyzer.trace.phase_names import MODULE_CALL
 from nsys_analyzer.trace.trace import Trace
 
 #: The ranges of ``--pytorch=functions-trace`` that are phases, each by its outermost range.
@@ -28,6 +30,8 @@ _FUNCTIONS = {
     "backward": re.compile(r"torch\.(?:autograd|Tensor)\.backward"),
     "optimizer": re.compile(r"torch\.optim\.(?!lr_scheduler|swa_utils)(?:\w+\.)+step"),
 }
+#: The call of a module in a trace of PyTorch's profiler.
+_MODULE = re.compile(rf"{MODULE_CALL}.*")
 #: What autograd's engine runs, and what it was called before PyTorch had a name for the engine.
 _ENGINE = re.compile(r"autograd::engine::evaluate_function")
 _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateGrad|CopySlices)")
@@ -35,7 +39,7 @@ _EARLY_ENGINE = re.compile(r"(?:torch::autograd::)?(?:\w*Backward\d*|AccumulateG
 _FIRST_GRADIENT = "aten::ones_like"
 _OPTIMIZER, _ZERO_GRAD = "Optimizer.step#", "Optimizer.zero_grad#"
 #: The sources of inferred phases, as the names of their ranges say.
-FUNCTION_RANGES, _OPERATORS = "nsys's function ranges", "autograd's operators"
+FUNCTION_RANGES, _OPERATORS, _MODULES = "nsys's function ranges", "autograd's operators", "PyTorch's module calls"
 
 _Spans = list[tuple[int, int]]
 
@@ -57,7 +61,8 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
         The trace, and the phase that each name of an added range stands for, empty for a framework's range that is no
         phase after all; nothing where nothing was added.
     """
-    has_functions = any(pattern.fullmatch(name) for name in trace.ranges.names for pattern in _FUNCTIONS.values())
+    written = (*_FUNCTIONS.values(), _MODULE)
+    has_functions = any(pattern.fullmatch(name) for name in trace.ranges.names for pattern in written)
     if any(phase in names.leaf_phases for phase in names.extra) or not (has_functions or len(trace.operators)):
         return trace, {}
     roles = RangeRoles(trace.ranges, names)
@@ -65,9 +70,12 @@ def with_inferred_phases(trace: Trace, names: PhaseNames, launch: SmallInts) -> 
     processes = np.setdiff1d(process_of(distinct(trace.launches.thread)), process_of(trace.ranges.thread[named]))
     if not len(processes):
         return trace, {}
-    launched = np.unique(launch)
-    launches = trace.launches.select(launched[launched != NONE])
-    found = [one for process in processes for one in _Inference(trace, roles, launches, int(process)).found()]
+    known = launch != NONE
+    launched, place = np.unique(launch[known], return_inverse=True)
+    duration = (trace.operations.end - trace.operations.start)[known].astype(np.float64)
+    work = np.bincount(place, duration, len(launched)).astype(np.float64)
+    launches = trace.launches.select(launched)
+    found = [one for process in processes for one in _Inference(trace, roles, launches, work, int(process)).found()]
     return _added(trace, found) if found else (trace, {})
 
 
@@ -83,13 +91,19 @@ def _spans(ranges: Ranges) -> _Spans:
 
 
 class _Inference:
-    """The phases of one process, by the ranges and operators that its framework wrote."""
+    """The phases of one process, by the ranges and operators that its framework wrote.
 
-    def __init__(self, trace: Trace, roles: RangeRoles, launches: Launches, process: int) -> None:
+    ``work``: shape (launches,), how long what each launch has launched runs, ns.
+    """
+
+    def __init__(
+        self, trace: Trace, roles: RangeRoles, launches: Launches, work: npt.NDArray[np.float64], process: int
+    ) -> None:
         self.trace, self.ranges = trace, trace.ranges
         self.mine = process_of(trace.ranges.thread) == process
         self.operators = trace.operators.select(process_of(trace.operators.thread) == process)
-        self.launches = launches.select(process_of(launches.thread) == process)
+        own = process_of(launches.thread) == process
+        self.launches, self.work = launches.select(own), work[own]
         bounding = self.ranges.select(roles.mask(STEP, WARMUP) & self.mine)
         open_ranges = trace.open_ranges
         endless = roles.mask(WARMUP, of=open_ranges) & (process_of(open_ranges.thread) == process)
@@ -102,7 +116,7 @@ class _Inference:
         if threads:
             for thread in threads:
                 yield _Found(thread, FUNCTION_RANGES, self._of_functions(thread))
-        elif len(self.operators) and (one := self._of_operators()):
+        elif one := (self._of_operators() if len(self.operators) else None) or self._of_modules():
             yield one
 
     def _called(self, prefix: str) -> Ranges:
@@ -140,6 +154,30 @@ class _Inference:
             passes.setdefault(int(np.searchsorted(bounds, call[0], side="right")), []).append(call)
         kept = (spans for i, spans in passes.items() if i < len(bounds) and bounds[i] in ends)
         return [(spans[0][0], spans[-1][1]) for spans in kept]
+
+    # --- calls of modules, in a trace without a backward pass
+
+    def _of_modules(self) -> _Found | None:
+        """A forward pass from each call of the model: of the modules that none calls, the one that launches most work.
+
+        What is called behind it, such as a head, is part of its pass.
+        """
+        calls = self.ranges.select(self.mine & _named(self.ranges, _MODULE.fullmatch))
+        threads = _by_frequency(calls.thread)
+        if not threads or len(self._called(_OPTIMIZER)):
+            return None
+        calls = calls.select(calls.thread == threads[0])
+        calls = calls.select(~contained(calls.thread, calls.start, calls.end))
+        calls = calls.select(np.argsort(calls.start, kind="stable"))
+        here = np.flatnonzero(self.launches.thread == threads[0])
+        here = here[np.argsort(self.launches.start[here], kind="stable")]
+        work = np.append(0, np.cumsum(self.work[here]))
+        first, behind = (np.searchsorted(self.launches.start[here], time) for time in (calls.start, calls.end))
+        model = int(np.bincount(calls.name, work[behind] - work[first]).argmax())
+        first = np.flatnonzero(calls.name == model)
+        last = np.append(first[1:], len(calls)) - 1
+        spans = zip(calls.start[first].tolist(), calls.end[last].tolist(), strict=True)
+        return _Found(threads[0], _MODULES, {"forward": list(spans)})
 
     # --- autograd's operators
 

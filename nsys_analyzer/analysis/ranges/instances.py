@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -65,16 +67,26 @@ class AttributedTrace:
         as_recorded, trace: the trace as it was, and without the operations that contradict it, with a range for each
             inferred phase.
         unmeasured: as of :class:`Consistent`.
+        start_ups: when the first step of a process begins and ends, by its global ID, where that counts as warm-up.
     """
 
     def __init__(self, trace: Trace, names: PhaseNames | None = None) -> None:
         names = names or PhaseNames()
         self.as_recorded = trace
+        self.start_ups: Mapping[int, tuple[int, int]] = {}
         sound = consistent(trace)
         self.trace, inferred = with_inferred_phases(sound.trace, names, sound.launch)
         self.unmeasured, self._behind = sound.unmeasured, sound.behind
         self.roles = RangeRoles(self.trace.ranges, names, inferred)
         self.attribution: Attribution = attribute(self.trace, self.roles, sound.launch)
+
+    def without_start_ups(self, start_ups: Mapping[int, tuple[int, int]]) -> AttributedTrace:
+        """The same trace, in which the first step of these processes counts as warm-up."""
+        other = copy(self)
+        for name in ("instances", "instance_pair", "warm"):
+            other.__dict__.pop(name, None)
+        other.start_ups = start_ups
+        return other
 
     def wait(self, chosen: Any) -> Ints:
         """From the launch of each of some operations to its start, ns, by one clock; 0 without a launch."""
@@ -125,12 +137,17 @@ class AttributedTrace:
         return ends
 
     def in_warmup(self, process: Ints, time: Ints) -> Bools:
-        """True where a warm-up range of the process is open, on whichever thread; one without an end stays open."""
+        """True where a warm-up range of the process is open, on whichever thread, or a first step that is left out.
+
+        A warm-up range without an end stays open.
+        """
         ended = self.trace.ranges.select(self.roles.mask(WARMUP))
         endless = self.trace.open_ranges.select(self.roles.mask(WARMUP, of=self.trace.open_ranges))
-        if not len(ended) and not len(endless):
+        if not len(ended) and not len(endless) and not self.start_ups:
             return np.zeros(len(time), np.bool_)
         warm = any_open(process_of(ended.thread), ended.start, ended.end, process, time)
+        for one, (start, end) in self.start_ups.items():
+            warm |= (process == one) & (time >= start) & (time < end)
         for one, start in zip(process_of(endless.thread), endless.start, strict=True):
             warm |= (process == one) & (time >= start)
         return warm

@@ -14,7 +14,8 @@ from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import COLLECTIVE_KINDS, OTHER_KIND, Collectives, Member, StepParts
-from nsys_analyzer.analysis.steps.windows import Windows, find_windows, whole_capture
+from nsys_analyzer.analysis.steps.groups import Steps
+from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, process_of
 from nsys_analyzer.trace.nccl import UNKNOWN
@@ -40,7 +41,7 @@ _RECEIVES = re.compile("recv", re.IGNORECASE)
 _NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 
 
-def record_members(attributed: AttributedTrace, process: Process, capture: str) -> tuple[Member, ...]:
+def record_members(attributed: AttributedTrace, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
     """The record of each device that a process uses; none where it exchanges nothing with another one.
 
     A process exchanges something if it runs collectives, or uses several devices.
@@ -51,8 +52,8 @@ def record_members(attributed: AttributedTrace, process: Process, capture: str) 
     devices = np.unique(operations.device[mine]).tolist()
     if len(devices) < 2 and not (is_collective & mine).any():
         return ()
-    windows = find_windows(attributed, process.global_pid) or whole_capture(attributed, mine)
-    numbers, numbered = _numbers(attributed, process.global_pid, windows)
+    windows = steps.windows
+    numbers, numbered = _numbers(attributed, process.global_pid, steps)
     calls = _calls(attributed, np.flatnonzero(is_collective))
     world = attributed.trace.ranks.get(process.global_pid) or attributed.trace.ranks.get(0)
     cpu = _cpu(attributed, process.global_pid, windows)
@@ -91,7 +92,7 @@ def _cpu(attributed: AttributedTrace, process: int, windows: Windows) -> Ints:
     waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
     chosen = np.flatnonzero(waits & (process_of(launches.thread) == process))
     chosen = chosen[np.argsort(launches.start[chosen], kind="stable")]
-    begin, end = windows.called[:-1], windows.called[1:]
+    begin, end = windows.called, windows.left
     own: Ints = end - begin - Cover.of(launches.start[chosen], launches.end[chosen]).within(begin, end)
     return own
 
@@ -108,15 +109,15 @@ def _is_collective(attributed: AttributedTrace) -> Bools:
     return found
 
 
-def _numbers(attributed: AttributedTrace, process: int, windows: Windows) -> tuple[Ints, bool]:
+def _numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
     """The number of each step by the name of its range, such as ``ProfilerStep#12``; else by its place, from 0."""
-    by_place = np.arange(len(windows)), False
+    windows, by_place = steps.windows, (steps.number, False)
     instances, ranges = attributed.instances, attributed.trace.ranges
-    steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
-    chosen = np.flatnonzero(steps & (instances.process == process))
+    are_steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
+    chosen = np.flatnonzero(are_steps & (instances.process == process))
     order = np.argsort(instances.start[chosen], kind="stable")
-    place = np.searchsorted(instances.start[chosen][order], windows.called[:-1])
-    if windows.source == "period" or len(place) == 0 or place.max() >= len(chosen):
+    place = np.searchsorted(instances.start[chosen][order], windows.called)
+    if windows.source not in ("range", "profiler_step") or len(place) == 0 or place.max() >= len(chosen):
         return by_place
     names = [ranges.names[ranges.name[instances.range[i]]] for i in chosen[order][place].tolist()]
     found = [_NUMBER.fullmatch(name) for name in names]
@@ -225,7 +226,7 @@ def _collectives(attributed: AttributedTrace, windows: Windows, chosen: Ints, ca
     call = calls.last(chosen)
     by_kernel = np.array(of_kernel)[operations.name[chosen]]
     by_call = np.array(of_call)[np.append(noted.name, NONE)[call]]
-    since = np.searchsorted(windows.called[:-1], launched, side="right") - 1
+    since = np.searchsorted(windows.called, launched, side="right") - 1
     instances = attributed.instances
     phase = np.append(instances.phase, NONE)[attributed.instance_pair[0][chosen]]
     communicator = np.append(noted.communicator, 0)[call]

@@ -140,10 +140,15 @@ class _Join:
     def _rank(self, position: int, own: Any) -> RankFigures:
         member, steps = self.members[position], self.steps[position]
 
+        walls, parts = self._walls(position), member.parts
+        scale = self._scale_of_waiting(position)
+
         def ms(ns: Ints) -> float:
             return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
 
-        parts = member.parts
+        def waiting_ms(ns: Ints) -> float:
+            return ms(ns) * scale
+
         figures = RankFigures(
             label=member.label,
             rank=member.rank,
@@ -151,16 +156,26 @@ class _Join:
             capture=member.capture,
             source=member.source,
             device=member.device,
-            step_ms=Stats.of_ns(self._walls(position)),
+            step_ms=Stats.of_ns(walls),
             compute_ms=ms(parts.compute),
             exposed_copy_ms=ms(parts.exposed_copy),
             communication_ms=ms(parts.communication),
-            exposed_communication_ms=ms(parts.exposed_communication),
-            idle_ms=ms(parts.idle),
+            exposed_communication_ms=waiting_ms(parts.exposed_communication),
+            idle_ms=waiting_ms(parts.idle),
             cpu_ms=ms(member.cpu),
             steps=self._steps(position, own),
         )
-        return figures if self.waits is None else self._with_waits(figures, position, own, self.waits[position])
+        return figures if self.waits is None else self._with_waits(figures, position, own, self.waits[position], scale)
+
+    def _scale_of_waiting(self, position: int) -> float:
+        """What means of exposed communication and idle time are multiplied by, so that parts add up to the median step.
+
+        Computing and copying take as long in a long step as in others.
+        """
+        walls, parts = self._walls(position), self.members[position].parts
+        works = (parts.compute + parts.exposed_copy)[self.steps[position]]
+        waits = float(walls.sum() - works.sum())
+        return max(float(np.median(walls)) - float(works.mean()), 0.0) * len(walls) / waits if waits else 1.0
 
     def _steps(self, position: int, own: Any) -> tuple[RankStep, ...]:
         """The shared steps of a member, one by one."""
@@ -174,9 +189,10 @@ class _Join:
         rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
         return tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True))
 
-    def _with_waits(self, figures: RankFigures, position: int, own: Any, waits: Waits) -> RankFigures:
+    def _with_waits(self, figures: RankFigures, position: int, own: Any, waits: Waits, scale: float) -> RankFigures:
         member, steps, clock = self.members[position], self.steps[position], self.clocks[position]
-        waiting, exposed = (float(ns[steps].mean()) / _NS_PER_MS for ns in (waits.waiting, waits.exposed_waiting))
+        waiting = float(waits.waiting[steps].mean()) / _NS_PER_MS
+        exposed = float(waits.exposed_waiting[steps].mean()) / _NS_PER_MS * scale
         return replace(
             figures,
             waiting_ms=waiting,

@@ -20,6 +20,8 @@ from nsys_analyzer.trace.columns import (
     ALLOCATE,
     COPY,
     FREE,
+    FROM_HOST,
+    OTHER_CALL,
     SYNCHRONIZE,
     Launches,
     Ranges,
@@ -55,8 +57,8 @@ class Host:
         allocating: the positions of those that allocate or free the device's memory; ``allocations`` is their union.
         pauses: the stretches without any call.
         range: shape (pauses,), index of the innermost range around the middle of each pause; -1 in none but a step's.
-        loading: shape (pauses,), True where the program loads a batch: in a range that says so, or in none and with a
-            copy to the device behind it.
+        loading: shape (pauses,), True where the program loads a batch: in a range that says so, or in none, with a copy
+            to the device behind it, and not at the end of a step.
     """
 
     calls: Launches
@@ -120,11 +122,30 @@ def find_host(attributed: AttributedTrace, process: int, bounds: tuple[int, int]
     around = np.append(listed, NONE)[lines.at(np.full(len(middle), process), middle)]
     around[np.append(attributed.roles.mask(STEP, OTHER_STEP), False)[around]] = NONE
     loads = np.array([*(is_loading(name) for name in ranges.names), False])
-    copied = np.append(calls.call, NONE)[np.searchsorted(calls.start, pauses.end)] == COPY
-    loading = loads[np.append(ranges.name, NONE)[around]] | ((around == NONE) & copied)
+    unnamed = (around == NONE) & _before_a_batch(attributed, process, calls, index, pauses)
+    loading = loads[np.append(ranges.name, NONE)[around]] | unnamed
     return Host(
         calls, index, waiting, slow, allocating, allocations, pauses, around, loading, ranges, lines, listed, process
     )
+
+
+def _before_a_batch(
+    attributed: AttributedTrace, process: int, calls: Launches, index: SmallInts, pauses: Cover
+) -> Bools:
+    """True for the pauses behind which a batch is copied to the device, but for those at the end of a step's range."""
+    copies = attributed.attribution.launch[np.isin(attributed.trace.operations.copy, FROM_HOST)]
+    does = np.flatnonzero(calls.call != OTHER_CALL)  # others ask for something, such as whether a stream is captured
+    following = np.append(does, NONE)[np.searchsorted(does, np.searchsorted(calls.start, pauses.end))]
+    instances = attributed.instances
+    steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
+    ends = np.sort(instances.end[steps & (instances.process == process)])
+    starts = np.sort(instances.start[steps & (instances.process == process)])
+    middle = (pauses.start + pauses.end) // 2
+    in_step = np.searchsorted(starts, middle, side="right") > np.searchsorted(ends, middle, side="right")
+    at_the_end = in_step & (np.searchsorted(ends, pauses.end, side="right") > np.searchsorted(ends, middle))
+    is_copy = (following != NONE) & np.isin(np.append(index, NONE)[following], copies[copies != NONE])
+    found: Bools = is_copy & ~at_the_end
+    return found
 
 
 def _lasting(calls: Launches, least: int) -> Ints:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.lanes import Lane
 from nsys_analyzer.analysis.steps.study import Study
@@ -16,7 +17,7 @@ OUTSIDE = "outside the phases"
 
 @dataclass(frozen=True)
 class Parts:
-    """What fills a stretch of a device's time, mean ms of a step: the four parts add up to it."""
+    """What fills a stretch of a device's time in a step, ms: the four parts add up to it."""
 
     compute_ms: float
     exposed_copy_ms: float
@@ -111,8 +112,10 @@ class StepSummary:
     Attributes:
         instances: how many steps.
         source: what bounds them; ``unit`` says it in words.
-        wall_ms: their duration.
         on_gpu: whether they are bounded by the GPU's work, which the program runs ahead of.
+        length_ms: the length of a step, profiled: the one that is said, and to which all parts are scaled.
+        wall_ms: statistics of those that are measured.
+        groups: the steps that are alike, those that are not measured among them.
         devices: every device that the process uses.
         launch_latency_us: from a launch to the start of its operation, of median and 90th percentile.
         queue: how many launches wait or run when another one is added, median and most.
@@ -125,13 +128,20 @@ class StepSummary:
     source: Source
     unit: str
     on_gpu: bool
+    length_ms: float
     wall_ms: Stats
+    groups: tuple[StepGroup, ...]
     devices: tuple[DeviceSteps, ...]
     launch_latency_us: tuple[float, float] | None
     queue: tuple[float, int] | None
     lanes: tuple[Lane, ...]
     study: Study | None
     values_ms: tuple[float, ...] = ()
+
+    @property
+    def is_pass(self) -> bool:
+        """Whether the capture is one pass, since nothing tells its steps."""
+        return self.source == "pass"
 
     @property
     def main(self) -> DeviceSteps:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.anatomy import pieces_of
+from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.host import PAUSE_NS, Host
 from nsys_analyzer.analysis.steps.replay import Floats, Replay
 from nsys_analyzer.analysis.steps.windows import Windows
@@ -36,8 +39,8 @@ from nsys_analyzer.trace.metadata import Gpu
 
 #: Steps that are studied, and the calls that they may have together.
 _FEWEST, _MOST_STEPS, _MOST_CALLS = 3, 10, 15_000
-#: A step that takes this many times the median one holds something else, too.
-_UNUSUAL = 1.5
+#: Steps whose mean differs by less than this from the length of a step are studied; of several choices the most.
+_LIKE = 0.03
 #: A call may wait from this duration on, ns. The driver's queue holds 1,024 launches: near that one waits for room.
 _LONG_NS, _QUEUE = 20_000, 1_000
 #: The least that a synchronization takes, and the clocks' difference, ns.
@@ -54,14 +57,15 @@ class Study:
         kind, size, copy: shape (pieces,), as of the trace's operations.
         kernel: code into ``kernels``, -1 for what is no kernel; each has its class in ``classes``.
         phase: code into ``phases``, -1 outside.
-        part: shape (pieces,), True for the work launched in a range of attention.
+        part: shape (pieces,), code into ``ATTENTION_PARTS`` of the range of attention it was launched in, -1 outside.
         duration: shape (pieces,), ns of the whole operation, whether or not something hides it.
         first: shape (pieces,), True for the first piece of an operation.
         call: shape (calls,), what each does; ``api`` is a code into ``apis``.
         range: shape (calls,), code into ``ranges`` of the innermost range when it starts; -1 in none but a step's.
         caller: what of PyTorch each call was made for, empty where no backtrace says it.
         pause_range: the same of the middle of the time to the next call.
-        measured_ns: how long these steps took under the profiler, each.
+        loading: shape (calls,), True where the program loads a batch in the pause behind the call.
+        measured_ns: how long these steps took under the profiler, mean, as a replay looks at them.
         low_share: the least that the profiler may have cost, as a share of the most.
     """
 
@@ -74,7 +78,7 @@ class Study:
     classes: tuple[str, ...]
     phase: Ints
     phases: tuple[str, ...]
-    part: Bools
+    part: Ints
     duration: Ints
     first: Bools
     call: Codes
@@ -83,6 +87,7 @@ class Study:
     caller: tuple[str, ...]
     range: Ints
     pause_range: Ints
+    loading: Bools
     ranges: tuple[str, ...]
     phase_ranges: frozenset[str]
     measured_ns: float
@@ -105,6 +110,16 @@ class Study:
         of_phase: Bools = np.array([*(one in phases for one in self.phases), False])[self.phase]
         return of_phase
 
+    def in_part(self, *parts: str) -> Bools:
+        """True for the pieces launched in one of these parts of attention."""
+        of_part: Bools = np.array([*(one in parts for one in ATTENTION_PARTS), False])[self.part]
+        return of_part
+
+    def named(self, pattern: re.Pattern[str]) -> Bools:
+        """True for the pieces of a kernel whose name holds a pattern."""
+        holds: Bools = np.array([*(bool(pattern.search(name)) for name in self.kernels), False])[self.kernel]
+        return holds
+
     @property
     def busy_ms(self) -> float:
         """The GPU's work in a step, of the steps that a replay looks at, ms."""
@@ -125,18 +140,23 @@ class Study:
         return [self.apis[code].partition("_v")[0] for code in self.api[chosen].tolist()]
 
     def count(self, chosen: Bools) -> float:
-        """How many operations there are in a step, of some pieces."""
-        return float(np.count_nonzero(chosen & self.first)) / self.steps
+        """How many operations there are in a step, of some pieces: median."""
+        return self.calls_at(self.replay.launch[chosen & self.first])
 
     def calls(self, chosen: Bools) -> float:
-        """How many calls there are in a step, of some."""
-        return float(np.count_nonzero(chosen)) / self.steps
+        """How many calls there are in a step, of some: median, since what the first steps do is none of the others'."""
+        return self.calls_at(np.flatnonzero(chosen))
+
+    def calls_at(self, calls: Ints) -> float:
+        """How many calls there are in a step, of those at some positions: median."""
+        step = np.searchsorted(self.replay.first_call, calls, side="right") - 1
+        return float(np.median(np.bincount(step, minlength=self.steps)[: self.steps]))
 
 
 def study_steps(
-    attributed: AttributedTrace, windows: Windows, host: Host, chosen: Integers, rank: Codes, gpu: Gpu | None
+    attributed: AttributedTrace, steps: Steps, host: Host, chosen: Integers, rank: Codes, gpu: Gpu | None
 ) -> Study | None:
-    """Studies the steps around the median one; None where no launch is known.
+    """Studies consecutive steps that are together about as long as a step is; None where no launch is known.
 
     Args:
         chosen: the indices of the device's operations.
@@ -145,16 +165,16 @@ def study_steps(
     operations = attributed.trace.operations
     known = operations.start[: schema.GRIDS.limit + 1][operations.kernels]
     until = int(known[-1]) if len(known) > schema.GRIDS.limit else None
-    steps = _chosen(windows, host, until)
-    if steps is None:
-        return None
-    bounds = windows.called[steps.start : steps.stop + 1]
+    windows = _chosen(steps, host, until)
+    bounds = np.append(windows.called, windows.left[-1:])
+    goes_on = bool(np.isin(bounds[-1], steps.every.called))  # with a step right behind the last one
     first_call = np.searchsorted(host.calls.start, bounds)
     low, high = int(first_call[0]), int(first_call[-1])
     calls = host.calls.select(slice(low, high))
     if len(calls) < 2:
         return None
-    following = np.append(calls.start[1:], host.calls.start[high] if high < len(host.calls) else calls.end[-1])
+    behind = host.calls.start[high] if goes_on and high < len(host.calls) else max(bounds[-1], calls.end[-1])
+    following = np.append(calls.start[1:], behind)
     position = np.full(len(attributed.trace.launches) + 1, NONE, np.int32)
     position[host.index[low:high]] = np.arange(high - low)
     launched = position[attributed.attribution.launch]
@@ -184,6 +204,7 @@ def study_steps(
         first_call - low,
         high_cost,
         np.where(idle >= PAUSE_NS, idle, 0.0),
+        once=windows.source == "pass",
     )
     instance = attributed.instance_pair[0][mine]
     instances, kernels, ranges = attributed.instances, attributed.kernels, attributed.trace.ranges
@@ -192,15 +213,16 @@ def study_steps(
         operations.kind[mine], operations.size[mine], operations.copy[mine],
         kernels.code[mine], kernels.names, kernels.classes,
         np.append(instances.phase, NONE)[instance], instances.phases,
-        attributed.attention_part(mine) != NONE,
+        attributed.attention_part(mine),
         operations.end[mine] - operations.start[mine], _firsts(mine),
         calls.call, calls.name, calls.names,
         tuple(attributed.trace.callers.get((host.process, one), "") for one in calls.correlation.tolist()),
         _named(attributed, host, calls.start),
         _named(attributed, host, (np.maximum(calls.end, calls.start) + following) // 2),
+        (idle >= PAUSE_NS) & _loading(host, following),
         ranges.names,
         frozenset(ranges.names[code] for code in np.unique(ranges.name[attributed.roles.leaf]).tolist()),
-        _measured_ns(windows, steps),
+        float((windows.end - windows.start)[len(windows) >= _FEWEST :].mean()),
         float(low_cost.sum() / high_cost.sum()) if high_cost.any() else 1.0,
         gpu,
     )  # fmt: skip
@@ -213,39 +235,36 @@ def _firsts(operation: Ints) -> Bools:
     return first
 
 
-def _measured_ns(windows: Windows, steps: slice) -> float:
-    """How long a step takes under the profiler, mean: of the steps that a replay looks at, too."""
-    later = slice(steps.start + (steps.stop - steps.start >= _FEWEST), steps.stop)
-    if windows.on_gpu:
-        return float(np.mean((windows.end - windows.start)[later]))
-    return float(np.mean(np.diff(windows.called[later.start : later.stop + 1])))
-
-
-def _chosen(windows: Windows, host: Host, until: int | None) -> slice | None:
-    """The steps that are studied: consecutive ones around the median one.
-
-    What lies between two steps belongs to the first of them, but for an evaluation and the like: a step that takes
-    much longer than usual, up to the next, is left out.
+def _chosen(steps: Steps, host: Host, until: int | None) -> Windows:
+    """Measured steps that follow each other, as many as are studied, whose mean is nearest to the length of a step.
 
     Args:
         until: the first moment from which on grids of kernels are not known, None where all are.
     """
-    called = windows.called
-    if until is not None and (within := called[called < until]).size > _FEWEST:
-        called = within
-    # The last step's time up to the next one is not known: of several, it is left out.
-    steps = len(called) - 1 if len(called) <= 3 else len(called) - 2
-    counts = np.diff(np.searchsorted(host.calls.start, called[: steps + 1]))
-    if not len(counts) or not counts.any():
-        return None
-    length = (windows.end - windows.start)[:steps] if windows.on_gpu else np.diff(called[: steps + 1])
-    usual = np.flatnonzero(length <= _UNUSUAL * np.median(length))
-    runs = np.split(usual, np.flatnonzero(np.diff(usual) > 1) + 1)
-    run = max(runs, key=len)
-    many = int(np.clip(_MOST_CALLS // max(1, int(np.median(counts))), 1, min(_MOST_STEPS, len(run))))
-    middle = int(run[np.argsort(length[run], kind="stable")[(len(run) - 1) // 2]])
-    first = int(np.clip(middle - many // 2, run[0], run[-1] + 1 - many))
-    return slice(first, first + many)
+    windows = steps.windows
+    if len(windows) >= _FEWEST:  # the time from the last one to the next is not known
+        windows = windows.select(windows.called < steps.every.called[-1])
+    if until is not None and (within := int(np.searchsorted(windows.left, until))) >= _FEWEST:
+        windows = windows.select(np.arange(within))
+    bounds = np.append(windows.called, windows.left)
+    calls = np.searchsorted(host.calls.start, bounds)
+    each = max(1, int(np.median(calls[len(windows) :] - calls[: len(windows)])))
+    most = int(np.clip(_MOST_CALLS // each, 1, _MOST_STEPS))
+    apart = np.flatnonzero(windows.called[1:] != windows.left[:-1]) + 1
+    runs = np.split(np.arange(len(windows)), apart)
+    most = min(most, max(map(len, runs)))
+    total = np.append(0, np.cumsum(windows.end - windows.start)) / 1e6
+    best = (np.inf, 0, 0)
+    for many in range(most, min(most, _FEWEST) - 1, -1):
+        first = np.concatenate([run[: len(run) - many + 1] for run in runs if len(run) >= many])
+        off = np.abs((total[first + many] - total[first]) / many - steps.length_ms)
+        middle = np.abs(first + many / 2 - len(windows) / 2)  # of equals the one in the middle
+        place = int(np.lexsort((middle, off.round(6)))[0])
+        best = min(best, (float(off[place]), int(first[place]), many))
+        if best[0] <= _LIKE * steps.length_ms:
+            break
+    _, start, many = best
+    return windows.select(np.arange(start, start + many))
 
 
 def _named(attributed: AttributedTrace, host: Host, time: Ints) -> Ints:
@@ -254,6 +273,14 @@ def _named(attributed: AttributedTrace, host: Host, time: Ints) -> Ints:
     ranges = attributed.trace.ranges
     is_step = np.append(attributed.roles.mask("step"), False)
     return np.where(is_step[found], NONE, np.append(ranges.name, NONE)[found])
+
+
+def _loading(host: Host, following: Ints) -> Bools:
+    """True for the calls behind which the program loads a batch; ``following`` is when the next call starts."""
+    pause = np.searchsorted(host.pauses.start, following) - 1
+    ends = np.append(host.pauses.end, NONE)[pause] >= following
+    found: Bools = (pause >= 0) & ends & np.append(host.loading, False)[pause]
+    return found
 
 
 def _gpu_side(begin: Ints, end: Ints, called: Ints) -> tuple[Floats, Floats]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, dissect
+from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.host import Host, find_host
 from nsys_analyzer.analysis.steps.idle import CAUSES, Cause, Causes, IdleRow, find_causes, idle_stretches
 from nsys_analyzer.analysis.steps.lanes import Lane, draw_lanes
@@ -28,7 +29,7 @@ from nsys_analyzer.analysis.steps.step import (
     StepSummary,
 )
 from nsys_analyzer.analysis.steps.study import study_steps
-from nsys_analyzer.analysis.steps.windows import Windows, find_windows
+from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct
 from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of
@@ -40,16 +41,13 @@ _MOST_OPERATIONS = 300_000
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
 
 
-def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | None:
-    """The steps of one process by its global ID; None where it has no step, or nothing on a GPU."""
-    windows = find_windows(attributed, process)
+def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> StepSummary:
+    """The steps of one process by its global ID."""
     operations = attributed.trace.operations
     mine = np.flatnonzero(operations.process == process).astype(np.int32)
-    if windows is None or not len(mine):
-        return None
-    every, windows = windows, _some_of(windows, len(mine))
+    every, windows = steps.windows, _some_of(steps.windows, len(mine))
     host = find_host(attributed, process, (int(every.start[0]), int(every.end[-1])))
-    view = View(attributed, windows, every, host)
+    view = View(attributed, windows, every, host, steps.length_ms)
     on = operations.device[mine]
     devices = distinct(on).tolist()
     chosen = [mine[on == device] for device in devices] if len(devices) > 1 else [mine]
@@ -57,18 +55,21 @@ def summarize_steps(attributed: AttributedTrace, process: int) -> StepSummary | 
     dissected = [view.device(device, index) for device, index in zip(devices, chosen, strict=True)]
     main = int(np.argmax([one.parts.compute_ms for one in dissected]))
     gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
+    looked_at = f" (of {len(every):,}, {len(windows):,} are looked at)" if len(windows) < len(every) else ""
     return StepSummary(
-        len(windows),
+        len(every),
         windows.source,
-        windows.unit,
+        f"{windows.unit}{looked_at}",
         windows.on_gpu,
-        Stats.of_ns(windows.end - windows.start),
+        steps.length_ms,
+        Stats.of_ns(every.end - every.start),
+        steps.groups,
         tuple(dissected),
         view.latency(chosen[main]),
         view.queue(chosen[main]),
         view.lanes(chosen[main]),
-        study_steps(attributed, every, view.host, chosen[main], view.rank, gpu),
-        values_ms(windows.end - windows.start),
+        study_steps(attributed, steps, view.host, chosen[main], view.rank, gpu),
+        values_ms(every.end - every.start),
     )
 
 
@@ -83,12 +84,12 @@ class DeviceIdle:
 
 
 def find_idle(attributed: AttributedTrace, process: int) -> tuple[DeviceIdle, ...]:
-    """The idle time of each device in every step of a process; none where it has no step."""
-    windows = find_windows(attributed, process)
-    operations = attributed.trace.operations
-    mine = np.flatnonzero(operations.process == process).astype(np.int32)
-    if windows is None or not len(mine):
+    """The idle time of each device in every step of a process; none where nothing of it ran on a device."""
+    steps = find_steps(attributed, process)
+    if steps is None:
         return ()
+    windows, operations = steps.every, attributed.trace.operations
+    mine = np.flatnonzero(operations.process == process).astype(np.int32)
     host = find_host(attributed, process, (int(windows.start[0]), int(windows.end[-1])))
     view = View(attributed, windows, windows, host)
     on = operations.device[mine]
@@ -102,7 +103,7 @@ def _some_of(windows: Windows, operations: int) -> Windows:
     if fewer < 2 or len(windows) < 2 * fewer * block:
         return windows
     chosen = np.flatnonzero(np.arange(len(windows)) // block % fewer == 0)
-    return replace(windows.select(chosen), unit=f"{windows.unit} (of {len(windows):,}, {len(chosen):,} are looked at)")
+    return windows.select(chosen)
 
 
 @dataclass
@@ -121,10 +122,16 @@ class _Sums:
 
 
 class View:
-    """The operations of an attributed trace, each with its rank, its class and its phase."""
+    """The operations of an attributed trace, each with its rank, its class and its phase.
 
-    def __init__(self, attributed: AttributedTrace, windows: Windows, every: Windows, host: Host) -> None:
+    ``length_ms``: the length of a step, to which its parts add up; 0 where they are not asked for.
+    """
+
+    def __init__(
+        self, attributed: AttributedTrace, windows: Windows, every: Windows, host: Host, length_ms: float = 0.0
+    ) -> None:
         self.attributed, self.windows, self.every, self.host = attributed, windows, every, host
+        self.length_ms = length_ms
         operations, kernels = attributed.trace.operations, attributed.kernels
         self.classes = tuple(dict.fromkeys((*kernels.classes, FILLS, UNKNOWN)))
         code = {name: i for i, name in enumerate(self.classes)}
@@ -152,25 +159,39 @@ class View:
         for part, some in self._chunks(chosen):
             self._add(sums, part, some)
         steps = len(self.windows)
-        (compute, _), (copy, copy_std), (communication, communication_std), (idle, _) = sums.parts.of(steps)
-        classes = zip(self.classes, sums.classes.of(steps), strict=True)
+        works, waits = self._scales(sums)
+        (compute, _), (copy, copy_std), *_ = sums.parts.of(steps, works)
+        *_, (communication, communication_std), (idle, _) = sums.parts.of(steps, waits)
+        classes = zip(self.classes, sums.classes.of(steps, works), strict=True)
+        scale_of_parts = np.array([works, works, waits, waits]) / (steps * 1e6)
         return DeviceSteps(
             device,
             Parts(compute, copy, communication, idle),
             _longest(ClassTime(name, *ms) for name, ms in classes),
             tuple(
-                PhaseParts(name, Parts(*(row / (steps * 1e6)).tolist()))
+                PhaseParts(name, Parts(*(row * scale_of_parts).tolist()))
                 for name, row in zip(self.phase_names, sums.phases, strict=True)
                 if row.any()
             ),
-            _longest(_idle_times(sums.rows, steps)),
-            _longest(self._kernels(sums, steps)),
-            _longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(steps), strict=True)),
+            _longest(_idle_times(sums.rows, steps, waits)),
+            _longest(self._kernels(sums, steps, works)),
+            _longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(steps, waits), strict=True)),
             values_ms(np.concatenate(sums.busy)),
             copy_std,
             communication_std,
-            sums.own_pauses / (steps * 1e6),
+            sums.own_pauses / (steps * 1e6) * waits,
         )
+
+    def _scales(self, sums: _Sums) -> tuple[float, float]:
+        """What mean times are multiplied by, so that the parts add up to the length of a step: of work, and of waiting.
+
+        Computing and copying take as long in a long step as in others: what a step waits is what they leave of it.
+        """
+        mean = sums.parts.total / (len(self.windows) * 1e6)
+        works, waits = float(mean[:2].sum()), float(mean[2:].sum())
+        if self.length_ms < works or not waits:
+            return (self.length_ms / (works + waits),) * 2 if works + waits else (1.0, 1.0)
+        return 1.0, (self.length_ms - works) / waits
 
     def _nothing(self) -> _Sums:
         phases, rows = len(self.phase_names), len(self.attributed.kernels.names) + len(self.classes)
@@ -179,11 +200,11 @@ class View:
             np.zeros((phases, 4), np.int64), [], [],
         )  # fmt: skip
 
-    def _kernels(self, sums: _Sums, steps: int) -> Iterator[KernelTime]:
+    def _kernels(self, sums: _Sums, steps: int, scale: float) -> Iterator[KernelTime]:
         """Every kernel, and behind them, without a name, what of each class is none: fills, and opaque graphs."""
         kernels = self.attributed.kernels
         names = [*zip(kernels.names, kernels.classes, strict=True), *(("", one) for one in self.classes)]
-        figures = zip(names, sums.launches.tolist(), sums.kernels.of(steps), strict=True)
+        figures = zip(names, sums.launches.tolist(), sums.kernels.of(steps, scale), strict=True)
         return (KernelTime(*name, launches / steps, *ms) for name, launches, ms in figures)
 
     def _chunks(self, chosen: SmallInts) -> Sequence[tuple[Windows, SmallInts]]:
@@ -270,9 +291,9 @@ class View:
     def _near_the_middle(self, chosen: SmallInts) -> SmallInts:
         """The operations that are launched in some steps of the middle of the capture."""
         middle = len(self.every) // 2
-        low, high = max(0, middle - _LOOKED_AT), min(len(self.every), middle + _LOOKED_AT)
+        low, high = max(0, middle - _LOOKED_AT), min(len(self.every), middle + _LOOKED_AT) - 1
         time = self.launched[chosen]
-        near: SmallInts = chosen[(time >= self.every.called[low]) & (time < self.every.called[high])]
+        near: SmallInts = chosen[(time >= self.every.called[low]) & (time < self.every.left[high])]
         return near
 
     def lanes(self, chosen: SmallInts) -> tuple[Lane, ...]:
@@ -296,13 +317,13 @@ _LOOKED_AT = 8
 _BEHIND_NS = 1_000_000_000
 
 
-def _idle_times(rows: Sequence[IdleRow], steps: int) -> Iterator[IdleTime]:
-    """The idle time of each cause, range and API call in a step."""
+def _idle_times(rows: Sequence[IdleRow], steps: int, scale: float) -> Iterator[IdleTime]:
+    """The idle time of each cause, range and API call in a step, scaled as all times are."""
     sums: dict[tuple[Cause, str, str], tuple[int, int]] = {}
     for row in rows:
         ns, gaps = sums.get((row.cause, row.range, row.api), (0, 0))
         sums[row.cause, row.range, row.api] = ns + row.ns, gaps + row.gaps
-    return (IdleTime(*key, ns / (steps * 1e6), gaps / steps) for key, (ns, gaps) in sums.items())
+    return (IdleTime(*key, ns / (steps * 1e6) * scale, gaps / steps) for key, (ns, gaps) in sums.items())
 
 
 def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:

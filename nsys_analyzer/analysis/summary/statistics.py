@@ -90,13 +90,13 @@ class Moments:
             self.total += table.sum(axis=0).astype(np.int64)
             self.squares += (table * table).sum(axis=0)
 
-    def of(self, steps: int) -> list[tuple[float, float | None]]:
-        """The mean and the standard deviation of each kind over so many steps, ms; no deviation of a single step."""
-        mean = self.total / steps
+    def of(self, steps: int, scale: float) -> list[tuple[float, float | None]]:
+        """The mean and the standard deviation of each kind over so many steps, ms, scaled; none of a single step."""
+        mean, scale = self.total / steps, scale / _NS_PER_MS
         if steps < 2:
-            return [(one / _NS_PER_MS, None) for one in mean.tolist()]
+            return [(one, None) for one in (mean * scale).tolist()]
         std = np.sqrt(np.maximum(self.squares - self.total * mean, 0) / (steps - 1))
-        return list(zip((mean / _NS_PER_MS).tolist(), (std / _NS_PER_MS).tolist(), strict=True))
+        return list(zip((mean * scale).tolist(), (std * scale).tolist(), strict=True))
 
 
 @dataclass(frozen=True)

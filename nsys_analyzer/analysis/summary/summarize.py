@@ -15,8 +15,10 @@ from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.modules.summarize import summarize_modules
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name
+from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.record import record_members
+from nsys_analyzer.analysis.steps.groups import Steps, find_steps
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.device_memory import device_memory
@@ -62,9 +64,13 @@ def summarize(
         tracked: of how many operations every moment is kept, for a timeline, about; 0 for none.
     """
     attributed = AttributedTrace(trace, names)
+    processes = processes_of(trace)
+    steps = {one.global_pid: find_steps(attributed, one.global_pid) for one in processes}
+    start_ups = {process: one.start_up for process, one in steps.items() if one and one.start_up}
+    attributed = attributed.without_start_ups(start_ups) if start_ups else attributed
     found = []
-    for process in processes_of(trace):
-        summary = _ProcessView(attributed, process).summary(name, configuration)
+    for process in processes:
+        summary = _ProcessView(attributed, process, steps[process.global_pid]).summary(name, configuration)
         found.append(replace(summary, diagnosis=diagnose(summary)))
         if tracked:
             from nsys_analyzer.analysis.tracks.record import record_tracks  # most reports have no timeline
@@ -76,8 +82,8 @@ def summarize(
 class _ProcessView:
     """The operations and instances of one process of an attributed trace."""
 
-    def __init__(self, attributed: AttributedTrace, process: Process) -> None:
-        self.attributed, self.process = attributed, process
+    def __init__(self, attributed: AttributedTrace, process: Process, steps: Steps | None) -> None:
+        self.attributed, self.process, self.steps = attributed, process, steps
         self.instances, self.kernels = attributed.instances, attributed.kernels
         operations = attributed.trace.operations
         mine = operations.process == process.global_pid
@@ -123,9 +129,10 @@ class _ProcessView:
             device_memory=device_memory(self.attributed, self.process.global_pid),
             modules=modules,
         )
-        if not summary.on_cpu:
-            step = summarize_steps(self.attributed, self.process.global_pid)
-            summary = replace(summary, step=step, members=record_members(self.attributed, self.process, name))
+        if self.steps:
+            step = summarize_steps(self.attributed, self.process.global_pid, self.steps)
+            members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
+            summary = replace(summary, step=step, members=members, phases=tuple(_with_length(phases, step)))
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)
@@ -302,6 +309,16 @@ def _listed(names: Sequence[str]) -> str:
     """The names, or the first of many: `step 1`, `step 2` and so on."""
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return ", ".join(names[:_LISTED]) + more
+
+
+def _with_length(phases: Sequence[PhaseSummary], step: StepSummary) -> Iterator[PhaseSummary]:
+    """The phases; where ranges name the step, that of the step has its length, from the start of one to the next."""
+    for phase in phases:
+        if phase.phase != STEP or step.source not in ("range", "profiler_step"):
+            yield phase
+        else:
+            wall = replace(step.wall_ms, median=step.length_ms)
+            yield replace(phase, wall_ms=wall, wall_values_ms=step.values_ms, synchronized=True)
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:

@@ -13,11 +13,12 @@ from nsys_analyzer.analysis.modules.calls import Calls, find_calls
 from nsys_analyzer.analysis.modules.places import Places
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.paths import range_paths
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.host import Host, find_host
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.steps.lanes import thread_title
 from nsys_analyzer.analysis.steps.summarize import View
-from nsys_analyzer.analysis.steps.windows import Windows, find_windows, whole_capture
+from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.device_memory import memory_levels
 from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
 from nsys_analyzer.trace.arrays import Integers, Ints, distinct, distinct_rows
@@ -29,14 +30,13 @@ def record_tracks(attributed: AttributedTrace, process: int, most: int) -> Track
 
     ``most``: the operations that are shown, about.
     """
-    mine = attributed.trace.operations.process == process
-    if not mine.any():
+    steps = find_steps(attributed, process)
+    if steps is None:
         return None
-    found = find_windows(attributed, process)
-    windows = found or whole_capture(attributed, mine)
-    shown = _some_of(windows, int(mine.sum()), most)
+    windows, operations = steps.windows, int((attributed.trace.operations.process == process).sum())
+    shown = _some_of(windows, operations, most)
     left_out = f"{len(shown):,} of {len(windows):,} steps are shown" if len(shown) < len(windows) else ""
-    return _Recorder(attributed, process, shown, in_steps=found is not None).tracks(left_out)
+    return _Recorder(attributed, process, shown, in_steps=windows.source != "pass").tracks(left_out)
 
 
 def _some_of(windows: Windows, operations: int, most: int) -> Windows:

@@ -179,7 +179,7 @@ def _modules(capture: CaptureSummary) -> dict[str, Any] | None:
 
 
 def _step(capture: CaptureSummary) -> dict[str, Any] | None:
-    """The steps: means of one, of the device that computes most and of each; None where there are none."""
+    """The steps: the parts of one, of the device that computes most and of each; None where nothing ran."""
     step, diagnosis = capture.step, capture.diagnosis
     if step is None:
         return None
@@ -188,6 +188,8 @@ def _step(capture: CaptureSummary) -> dict[str, Any] | None:
         "instances": step.instances,
         "source": step.source,
         "unit": step.unit,
+        "length_ms": step.length_ms,
+        "groups": [asdict(group) for group in step.groups],
         "wall_ms": asdict(step.wall_ms),
         "wall_values_ms": list(step.values_ms),
         **_device(step.main),
@@ -199,11 +201,12 @@ def _step(capture: CaptureSummary) -> dict[str, Any] | None:
         "unprofiled_ms": {"low": diagnosis.step_ms_low, "high": diagnosis.step_ms_high, "timed": diagnosis.timed}
         if diagnosis and (diagnosis.timed or not diagnosis.doubt)
         else None,
+        "profiler_overhead_ms": diagnosis.overhead_ms if diagnosis else None,
     }
 
 
 def _device(device: DeviceSteps) -> dict[str, Any]:
-    """What fills a step on one device; the four parts add up to its mean duration."""
+    """What fills a step on one device; the four parts add up to its length."""
     return {
         **_parts(device.parts),
         "classes": [{"class": one.kernel_class, "ms": one.ms, "std_ms": one.std_ms} for one in device.classes],
@@ -265,6 +268,7 @@ def _finding(one: Finding) -> dict[str, Any]:
         "share_of_step": one.share_of_step,
         "step_ms": one.step_ms,
         "left_ms": one.left_ms,
+        "left_after_all_ms": one.left_after_all_ms,
         "evidence": [plain(seen, "`") for seen in one.evidence],
         "derivation": plain(one.derivation, "`"),
         "remedy": list(one.remedy),

@@ -90,7 +90,8 @@ def bars_of_step(step: StepSummary) -> StepBars | None:
     )
     if not any(any(row.ms[:-1]) for row in rows):
         return None
-    title = _SEVERAL if several else f"A step of {format_number(sum(rows[0].ms), 'ms')} ms, profiled:"
+    of = "The whole capture" if step.is_pass else "A step"
+    title = _SEVERAL if several else f"{of}, {format_number(step.length_ms, 'ms')} ms, profiled:"
     return _without_small(StepBars(names, rows, title))
 
 

@@ -60,12 +60,12 @@ def legend_of_steps(steps: Sequence[StepSummary]) -> tuple[Words, ...]:
 
 def anatomy_tables(capture: str, step: StepSummary) -> Iterator[Table]:
     """What fills a step, the same by phase, and the idle time by cause: of each device."""
-    several = len(step.devices) > 1
+    several, of = len(step.devices) > 1, "the capture" if step.is_pass else "a step"
     for caption, fields, rows in (
-        ("What fills a step under the profiler, mean ms:", _PARTS, _parts),
-        ("The same by phase, mean ms of a step:", _PHASES, _phases),
+        (f"What fills {of} under the profiler, ms:", _PARTS, _parts),
+        (f"The same by phase, ms of {of}:", _PHASES, _phases),
         (
-            "Why the GPU idles under the profiler, mean ms and gaps of a step:",
+            f"Why the GPU idles under the profiler, ms and gaps of {of}:",
             _CAUSE,
             lambda device: _idle(device, step),
         ),

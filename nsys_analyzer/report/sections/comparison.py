@@ -17,7 +17,6 @@ from nsys_analyzer.analysis.comparison.matching import Alone
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Shift, Table
 from nsys_analyzer.report.sections.changes import explaining, has_renamed, launches_of, name_of, others, relative
-from nsys_analyzer.report.sections.findings import PROFILER
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import (
     about_percent,
@@ -146,13 +145,9 @@ def _text(pair: Pair) -> Words:
     said.append(_changed(pair))
     if comparison.differences:
         said.append(f"They differ in {', '.join(map(_difference, comparison.differences))}.")
-    said += _gone_and_new([one for one in found if one.one.id != PROFILER])
+    said += _gone_and_new(found)
     if comparison.step and not comparison.same:
         said += _explained(comparison.step)
-    if not comparison.unprofiled and any(one.one.id == PROFILER and one.status != "stays" for one in found):
-        said.append(
-            "The profiler slows the two sides down differently: record both in one way, or compare times without it."
-        )
     if pair.verdict == "unclear" and comparison.headline:
         said.append(_how_to_tell(pair, comparison.headline))
     return joined(" ", said)

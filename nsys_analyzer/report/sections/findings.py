@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Seen, Table
 from nsys_analyzer.report.sections.missing import why_missing
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds_between
+from nsys_analyzer.report.units import about_percent, milliseconds_between
 from nsys_analyzer.text import Text, Words, joined, phrase, plural, strong
 
 _LEGEND: tuple[Words, ...] = (
@@ -28,8 +28,6 @@ _LEGEND: tuple[Words, ...] = (
         "savings must not be added."
     ),
 )
-#: The finding that is none of the program's.
-PROFILER = "profiler_overhead"
 #: Findings that stand in full view.
 FIRST = 3
 #: A replay that misses the recorded steps by more than this is said.
@@ -45,7 +43,7 @@ FIELDS: tuple[Field[_Ranked], ...] = (
     Field("finding", "text", lambda row: row[1].title),
     Field("saves ms", "ms", lambda row: saving(row[1])),
     Field("share of the step", "percent", lambda row: row[1].share_of_step),
-    Field("step ms after fixes 1 to n", "ms", lambda row: row[1].left_ms),
+    Field("step ms after fixes 1 to n", "ms", lambda row: row[1].left_after_all_ms),
 )
 
 
@@ -55,30 +53,21 @@ def legend_of_findings(captures: Iterable[CaptureSummary]) -> tuple[Words, ...]:
 
 
 def to_fix(capture: CaptureSummary) -> tuple[Finding, ...]:
-    """The findings in the program itself, the largest saving first."""
-    found = capture.diagnosis.findings if capture.diagnosis else ()
-    return tuple(one for one in found if one.id != PROFILER)
+    """The findings of a capture, what to do first before others."""
+    return capture.diagnosis.findings if capture.diagnosis else ()
 
 
 def first_to_fix(capture: CaptureSummary) -> Finding | None:
-    """The finding in the program itself that saves most."""
+    """What to do first."""
     return next(iter(to_fix(capture)), None)
 
 
 def without_profiler(capture: CaptureSummary) -> Interval | None:
-    """What a step takes without the profiler, ms: as it was timed, else as it is estimated.
-
-    An estimate is no longer than the step under the profiler, and no shorter than the GPU's work in it.
-    """
+    """What a step takes without the profiler, ms: as it was timed, else as it is estimated."""
     if timed := _timed_ms(capture):
         return Interval(timed, timed)
-    diagnosis, step = capture.diagnosis, capture.step
-    if diagnosis is None or step is None or diagnosis.doubt:
-        return None
-    parts = step.main.parts
-    least, most = parts.total_ms - parts.idle_ms, parts.total_ms
-    low, high = (min(max(ms, least), most) for ms in (diagnosis.step_ms_low, diagnosis.step_ms_high))
-    return Interval(low, high)
+    diagnosis = capture.diagnosis
+    return None if diagnosis is None or diagnosis.doubt else Interval(diagnosis.step_ms_low, diagnosis.step_ms_high)
 
 
 def is_estimated(capture: CaptureSummary) -> bool:
@@ -155,10 +144,13 @@ def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
         yield _table(capture.title, ranked)
         if why := why_missing(capture):  # without any to fix the answer has said it
             yield Paragraph(why, capture.title)
-    for one in diagnosis.findings:
-        if one.id == PROFILER:
-            yield Paragraph(_of_profiler(one), capture.title)
-            yield from fixed(one, capture.title) if explained else ()
+    if diagnosis.overhead_ms:
+        low, high = diagnosis.overhead_ms
+        yield Paragraph(
+            f"The profiler takes {milliseconds_between(low, high)} of a profiled step, an estimate by the number of "
+            "events that it recorded: all findings leave this time out.",
+            capture.title,
+        )
     if ranked and abs(diagnosis.error) > _REPLAYED:
         yield Paragraph(_roughly(diagnosis), capture.title)
     shown = [(f"{place}. {in_a_line(one, capture)}", _seen_andfixed(one, capture.title)) for place, one in ranked]
@@ -202,18 +194,6 @@ def seen(finding: Finding, capture: str) -> tuple[Seen, ...]:
 def fixed(finding: Finding, capture: str) -> tuple[Block, ...]:
     """What to type, and what that rests on."""
     return Listing(finding.remedy, "python", capture), Listing(_reasons(finding), capture=capture)
-
-
-def _of_profiler(finding: Finding) -> Words:
-    """What the profiler takes of the step that it slows down."""
-    return phrase(
-        "**{}** by {} of the {} that a profiled step takes (mean of those that were replayed): {} of it. All findings "
-        "leave this time out.",
-        finding.title,
-        milliseconds_between(finding.saves_ms_low, finding.saves_ms_high),
-        about_milliseconds(finding.step_ms),
-        about_percent(finding.share_of_step),
-    )
 
 
 def _reasons(finding: Finding) -> tuple[Words, ...]:

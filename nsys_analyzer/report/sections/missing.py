@@ -23,9 +23,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
         return capture.message or "There is no capture of this run."
     if has_no_kernel(capture):
         return phrase("No kernel was recorded. {} around steps that run on the GPU.", _how(capture))
-    if step is None:
-        return "No steps were found."
-    if not works(step):
+    if step is None or not works(step):
         return "Nothing runs on the GPU in the steps."
     if capture.ranges_on_gpu or step.launch_latency_us is None:
         return phrase(

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _MATTERS, _ROW = 0.02, 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
-_CAPTION = "The steps of each rank, mean ms (own time and late by: median):"
+_CAPTION = "The steps of each rank, ms of the median step, to which the parts are scaled:"
 #: Fewer steps are no curve.
 _CURVE = 3
 _LEGEND = (
@@ -70,8 +70,13 @@ def answer(evidence: Evidence) -> Section:
 def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
     """What is said of a run; ``torch`` are the files that PyTorch's profiler wrote."""
     yield Answer(run.name, _text(run), _short(run), tuple(_in_lines(run)))
-    yield table(_RANKS, run.ranks, _CAPTION if run.alignment else "The steps of each rank, mean ms:", capture=run.name)
-    yield table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name)
+    yield table(
+        _RANKS,
+        run.ranks,
+        _CAPTION if run.alignment else "The steps of each rank, ms of the median step:",
+        capture=run.name,
+    )
+    yield table(_COMMUNICATION, run.ranks, "Communication of each rank, ms of a step:", capture=run.name)
     if run.slowest is not None and len(run.ranks) > 1:
         yield table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name)
         if run.steps >= _CURVE:
@@ -140,7 +145,7 @@ def _loss(row: LostTime) -> Words:
 def _communication(run: ParallelRun) -> str:
     """How much communication the slowest step has, and how much of it nothing hides."""
     most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
-    exposed, step = most.exposed_communication_ms, most.step_ms.mean or 0.0
+    exposed, step = most.exposed_communication_ms, most.step_ms.median or 0.0
     said = f"Of {milliseconds(most.communication_ms)} of communication a step, nothing hides {milliseconds(exposed)}"
     said += f" ({percent(exposed / step)} of the step, {most.label})" if step else ""
     if most.exposed_waiting_ms is None or most.exposed_transfer_ms is None:
@@ -191,14 +196,14 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
         return
     if run.skew_ms < _MATTERS * (slowest.step_ms.median or 0.0):
         return
-    step = slowest.step_ms.mean or 0.0
+    step = slowest.step_ms.median or 0.0
     shown = [row for row in run.lost if abs(row.ms) >= _ROW * step][:_MOST_ROWS]
     rest = sum(row.ms for row in run.lost) - sum(row.ms for row in shown)
     rows: list[tuple[str, Words, Words, float]] = [(row.phase, row.part, _why(row), row.ms) for row in shown]
     rows += [("", "smaller ones", "", rest)] if abs(rest) >= _ROW * step else []
     rows += [("", "all", "", sum(row.ms for row in run.lost))]
     fast = run.ranks[run.fastest].label
-    caption = f"Where {slowest.label} loses time to {fast}, mean ms of a step (below zero: where it needs less):"
+    caption = f"Where {slowest.label} loses time to {fast}, ms of a step (below zero: where it needs less):"
     yield table(_LOSSES, rows, caption, capture=run.name, names=3)
     if run.slowed_ms >= _ROW * step:
         yield Paragraph(
@@ -249,7 +254,7 @@ def _clocks(run: ParallelRun, known: Alignment) -> Words:
 
 _RANKS: tuple[Field[RankFigures], ...] = (
     Field("rank", "text", lambda row: row.label),
-    Field("step", "ms", lambda row: row.step_ms.mean),
+    Field("step", "ms", lambda row: row.step_ms.median),
     Field("compute", "ms", lambda row: row.compute_ms),
     Field("copies", "ms", lambda row: row.exposed_copy_ms or None),
     Field("waiting", "ms", lambda row: row.exposed_waiting_ms),

@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.anatomy import anatomy_tables, legend_of_steps, queue_in_words, words_of
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, typical
+from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.findings import (
     findings_of,
     first_to_fix,
@@ -27,7 +27,7 @@ from nsys_analyzer.report.sections.findings import (
 from nsys_analyzer.report.sections.missing import has_no_kernel, why_missing, works
 from nsys_analyzer.report.sections.step_timeline import timeline_of
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_cell, milliseconds, milliseconds_between
+from nsys_analyzer.report.units import milliseconds, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
 
 #: What is below this share of a step is not in its answer.
@@ -93,17 +93,14 @@ def _text(capture: CaptureSummary, step: StepSummary) -> Words:
 
 def _takes(capture: CaptureSummary, step: StepSummary) -> str:
     """How long a step takes, without the profiler where that is known."""
-    without, wall = without_profiler(capture), step.wall_ms
-    mean = f"mean of {step.instances:,}; median {milliseconds(wall.median)}"
-    many = f" ({mean})" if step.instances > 1 else ""
+    without, length, noun = without_profiler(capture), milliseconds(step.length_ms), noun_of(step)
     if without is None:
-        return f"A step takes {milliseconds(wall.mean)} under the profiler{many}."
-    profiled = f"{milliseconds(wall.mean)} under it{many}"
+        return f"{noun.capitalize()} takes {length} under the profiler."
     if is_estimated(capture):
         between = milliseconds_between(without.low, without.high)
-        return f"A step takes an estimated {between} without the profiler, and {profiled}."
-    faster = " The profiled steps are of another run, which was faster." if without.low > (wall.mean or 0.0) else ""
-    return f"A step takes {milliseconds(without.low)} without the profiler, and {profiled}.{faster}"
+        return f"{noun.capitalize()} takes an estimated {between} without the profiler, and {length} under it."
+    faster = " The profiled steps are of another run, which was faster." if without.low > step.length_ms else ""
+    return f"{noun.capitalize()} takes {milliseconds(without.low)} without the profiler, and {length} under it.{faster}"
 
 
 def _holds(capture: CaptureSummary, step: StepSummary) -> str:
@@ -149,7 +146,7 @@ def _causes(step: StepSummary) -> list[tuple[Cause, float]]:
 
 
 def _short(capture: CaptureSummary, step: StepSummary) -> str:
-    parts, without, profiled = step.main.parts, without_profiler(capture), milliseconds(step.wall_ms.mean)
+    parts, without, profiled = step.main.parts, without_profiler(capture), milliseconds(step.length_ms)
     if not works(step):
         return f"{profiled} under the profiler: nothing runs on the GPU"
     does = f"the GPU computes for {milliseconds(parts.compute_ms)}, idles for {_idle_time(capture, step)}"
@@ -161,16 +158,35 @@ def _short(capture: CaptureSummary, step: StepSummary) -> str:
 
 def _windows(capture: CaptureSummary, step: StepSummary) -> Words:
     """What bounds the steps."""
-    if step.instances == 1:
-        times: Words = f"There is one, of {milliseconds(step.wall_ms.mean)}."
-    else:
-        times = phrase(
-            "There are {:,}, of {} ms under the profiler (median, shortest and longest); the tables hold means.",
-            step.instances,
-            format_cell(typical(step.wall_ms), "ms"),
+    if step.is_pass:
+        return (
+            "Nothing in the capture names a step, and no sequence of its work repeats: all of it is one pass. If it "
+            "holds several steps, say what one is (--step RANGE), or how many there are (--steps N)."
         )
+    many = f"There {'is one' if step.instances == 1 else f'are {step.instances:,}'}"
+    spread = f", of {milliseconds_between(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)} under the profiler"
+    times = f"{many}{spread if step.instances > 1 else ''}."
     what = phrase("What counts as a step: {}. {}", _unit(capture, step), times)
-    return joined(" ", (what, _ON_GPU)) if step.on_gpu else what
+    return joined(" ", (what, *_groups(step), *([_ON_GPU] if step.on_gpu else [])))
+
+
+def _groups(step: StepSummary) -> Iterator[str]:
+    """The steps that are not like most, with their counts, and what that means for the figures."""
+    for one in step.groups:
+        many, median = f"{one.steps:,} {plural(one.steps, 'step')}", milliseconds(one.median_ms)
+        takes = "takes" if one.steps == 1 else "take"
+        if one.kind == "first":
+            yield f"The first step takes {median}, as where a program starts: it is left out of every figure."
+        elif one.kind == "other work":
+            yield f"{many} of other work {takes} {median} and {'is' if one.steps == 1 else 'are'} left out."
+        elif one.kind != "usual":
+            why = "left out" if not one.measured else "part of the length, by their share"
+            yield f"{many} {takes} {one.kind}, {median} (median): {why}."
+
+
+def noun_of(step: StepSummary) -> str:
+    """What a step is called."""
+    return "the whole capture" if step.is_pass else "a step"
 
 
 def _unit(capture: CaptureSummary, step: StepSummary) -> Words:
@@ -196,7 +212,7 @@ def _first(row: _Stepped) -> Finding | None:
 _OF_CAPTURE: tuple[Field[_Stepped], ...] = (
     Field("capture", "text", lambda row: row[0].title),
     Field("step ms, no profiler", "ms", lambda row: without_profiler(row[0])),
-    Field("step ms, profiled (mean)", "ms", lambda row: row[1].wall_ms.mean),
+    Field("step ms, profiled", "ms", lambda row: row[1].length_ms),
     Field("GPU computes ms", "ms", lambda row: row[1].main.parts.compute_ms),
     Field("what to fix first", "text", lambda row: one.title if (one := _first(row)) else None),
     Field("saves ms", "ms", lambda row: saving(one) if (one := _first(row)) else None),
@@ -212,9 +228,7 @@ def _without_steps(evidence: Evidence) -> Iterator[Paragraph]:
     if names:
         yield Paragraph(
             phrase(
-                "No steps were found in the {} {}. A step is a range called step, a step of PyTorch's profiler, or "
-                "what repeats: optimizer steps, forward passes, or a sequence of kernels. If a range of another name "
-                "is around each step, name it: `--phase-name step=RANGE`.",
+                "No work on a GPU was found in the {} {}.",
                 plural(len(names), "capture"),
                 ", ".join(names),
             )

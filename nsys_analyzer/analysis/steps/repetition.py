@@ -1,0 +1,149 @@
+"""Where the whole sequence of a device's work repeats: by lag identity, the longest stretch that equals itself shifted.
+
+A sequence of passes equals itself shifted by one pass, from its first operation to its last. Shifted by one layer it is
+also equal almost everywhere, but not across the ends of a pass: the period of the layers holds one pass, the period of
+the passes holds all. So the period that repeats over most of the time is taken, and of equals the shortest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from nsys_analyzer.trace.arrays import Bools, Integers, Ints
+
+#: The repeats hold at least this share of the time.
+_MOST = 0.8
+#: Of the operations of a period this share is the same in the next one, at least.
+_ALIKE = 0.9
+#: Operations that are looked at for periods, and of all pairs at a lag the share that is the same, at least.
+_LONGEST, _LIKELY = 1 << 19, 0.5
+#: Layers: so many, each of so many operations, which hold this share of a pass at least.
+_LAYERS, _SMALLEST_LAYER, _OF_LAYERS, _LIKELY_LAYERS = 3, 5, 0.15, 0.1
+#: A longer period is taken where it holds so much more of the time.
+_MORE = 0.03
+#: Operations by which the first one of a period is told from others.
+_HEAD = 64
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """A period that repeats: a unit, and where in the sequence it begins.
+
+    Attributes:
+        period: operations of a unit.
+        starts: where each whole unit begins, in order.
+        end: behind the last whole unit.
+        before, behind: operations before the first that repeats and behind the last: of no unit, nor of a part of one.
+    """
+
+    period: int
+    starts: Ints
+    end: int
+    before: int
+    behind: int
+
+
+def find_repeats(symbols: Integers, ns: Ints, pause: Ints, count: int = 0) -> Repeats | None:
+    """The period at which a sequence of operations repeats; None where none holds most of the time.
+
+    Args:
+        symbols: shape (operations,), what each operation is, from 0 on.
+        ns: shape (operations,), how long each takes.
+        pause: shape (operations,), the time between the one before and it: units begin behind the longest pause.
+        count: how many units there are; 0 where that is not known.
+    """
+    total, found = float(ns.sum()), (0.0, 0, 0, 0)
+    running = np.append(0, np.cumsum(ns))
+    for period in _periods(symbols):
+        first, behind, alike = _longest_run(symbols, period)
+        held = alike * float(running[behind] - running[first])
+        fits = not count or count == round((behind - first) / period)
+        if fits and behind - first >= 2 * period and held > found[0] + _MORE * total:
+            found = held, period, first, behind
+        if found[0] > (1 - _MORE) * total:
+            break
+    _, period, first, behind = found
+    if not period:
+        return None
+    starts = _starts(symbols, pause, period, first, behind)
+    end = int(min(starts[-1] + period, len(symbols)))
+    low, high = min(first, int(starts[0])), max(behind, end)
+    if running[high] - running[low] < _MOST * total:
+        return None
+    return Repeats(period, starts, end, low, len(symbols) - high)
+
+
+def has_layers(symbols: Integers, computes: Bools) -> bool:
+    """Whether some part of a sequence repeats as the layers of a model do; ``computes`` are what computes in one."""
+    for period in _periods(symbols, _LIKELY_LAYERS):
+        first, behind, _ = _longest_run(symbols, period)
+        repeats = (behind - first) // period
+        is_large = period >= _SMALLEST_LAYER and behind - first >= _OF_LAYERS * len(symbols)
+        if is_large and repeats >= _LAYERS and computes[first : first + period].any():
+            return True
+    return False
+
+
+def _periods(symbols: Integers, likely: float = _LIKELY) -> Iterator[int]:
+    """The lags at which a sequence is likely to equal itself, without those that are multiples of a better one."""
+    middle = max(0, len(symbols) - _LONGEST) // 2
+    some = symbols[middle : middle + _LONGEST]
+    if len(some) < 2:
+        return
+    # Of random directions only equal ones add up: the autocorrelation is the number of equal pairs, and some noise.
+    angle = np.random.default_rng(0).random(int(some.max()) + 1)[some]
+    spectrum = np.fft.fft(np.exp(2j * np.pi * angle), 2 * len(some))
+    equal = np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(some) // 2 + 1]
+    identity = equal / (len(some) - np.arange(1, len(equal) + 1))
+    kept: list[int] = []
+    for lag in (np.flatnonzero(identity >= likely) + 1).tolist():
+        if not any(lag % one == 0 and identity[one - 1] >= identity[lag - 1] - _MORE for one in kept):
+            kept.append(lag)
+            yield lag
+
+
+def _longest_run(symbols: Integers, period: int) -> tuple[int, int, float]:
+    """The longest stretch of units each of which is like the next.
+
+    Returns:
+        Its first operation, the one behind its last, and the share of operations that are the same a period later.
+    """
+    same = symbols[:-period] == symbols[period:]
+    equal = np.append(0, np.cumsum(same))
+    alike = equal[period:] - equal[:-period] >= _ALIKE * period
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], alike, [False]])))
+    if not len(edges):
+        return 0, 0, 0.0
+    starts, ends = edges[::2], edges[1::2]
+    longest = int(np.argmax(ends - starts))
+    # At its ends the stretch may hold a tenth of a unit that is not alike.
+    inside = starts[longest] + np.flatnonzero(same[starts[longest] : ends[longest] + period - 1])
+    first, behind = int(inside[0]), int(inside[-1]) + 1
+    return first, behind + period, float(same[first:behind].mean())
+
+
+def _starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
+    """Where the units begin: at the first operation where nothing is left over, else behind the longest pause."""
+    whole = (behind - first) // period
+    offset = first
+    if first > 0 or behind < len(symbols) or (behind - first) % period:
+        table = pause[first : first + whole * period].reshape(whole, period)
+        offset += int(np.argmax(np.median(table[1:] if whole > 1 else table, axis=0)))
+    starts = np.arange(offset, behind - period + 1, period)
+    # The same operations begin the units that a longer one between them has moved.
+    heads = np.flatnonzero(_like_head(symbols, offset, min(period, _HEAD)))
+    inside = heads[(heads >= first) & (heads < behind)]
+    if len(inside) > whole + 1:  # they do not tell a unit's first operation from others
+        return starts
+    return heads[: -1 if len(symbols) - heads[-1] < _ALIKE * period else None]
+
+
+def _like_head(symbols: Integers, offset: int, length: int) -> Bools:
+    """True where the same operations follow as at ``offset``."""
+    like = np.ones(len(symbols) - length + 1, np.bool_)
+    for place in range(length):
+        like &= symbols[place : place + len(like)] == symbols[offset + place]
+    return like
