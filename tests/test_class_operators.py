@@ -17,8 +17,7 @@ OPERATORS = {
         "aten::mkldnn_linear_backward_weights",
     ],
     "fused attention": [
-        "aten::scaled_dot_product_attention", "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
-        "aten::_scaled_dot_product_attention_math",
+        "aten::_scaled_dot_product_flash_attention_for_cpu_backward", "aten::_scaled_dot_product_efficient_attention",
     ],
     "softmax": ["aten::softmax", "aten::_log_softmax", "aten::_softmax_backward_data", "graph_0_cpp_fused__softmax_3"],
     "reduction": [

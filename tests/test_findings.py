@@ -62,7 +62,7 @@ PLANTED = {
     "attention": "unfused_attention", "collector": "host_stall", "checkpoint": "device_to_host_copy",
     "casts": "layout_copies", "eager": "unfused_elementwise",
 }  # fmt: skip
-IDS = {*PLANTED.values(), "small_grids", "exposed_communication", "profiler_overhead"}
+IDS = {*PLANTED.values(), "small_grids", "exposed_communication", "gpu_idle"}
 
 BF16_GEMM = "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn"
 CAST = (
@@ -139,15 +139,16 @@ def test_findings_of_a_capture(name: str) -> None:
 def obeys_the_laws(diagnosis: Diagnosis) -> None:
     """What holds for the findings of any steps."""
     assert diagnosis.step_ms_low <= diagnosis.step_ms_high
-    savings = [one.saves_ms for one in diagnosis.findings]
+    # Launching stands behind the causes that explain it, however much is left for it.
+    savings = [one.saves_ms for one in diagnosis.findings if one.id not in ("launch_bound", "gpu_idle")]
     assert savings == sorted(savings, reverse=True)
     before = diagnosis.step_ms * (1 + 1e-9)
     for one in diagnosis.findings:
-        step = diagnosis.profiled_ms if one.id == "profiler_overhead" else diagnosis.step_ms
-        assert 0 <= one.saves_ms_low <= one.saves_ms_high <= step * (1 + 1e-9)
-        assert one.step_ms == pytest.approx(step)
-        assert 0 <= one.left_ms <= before
-        before = one.left_ms * (1 + 1e-9) + 1e-9
+        assert 0 <= one.saves_ms_low <= one.saves_ms_high <= diagnosis.step_ms * (1 + 1e-9)
+        assert one.step_ms == pytest.approx(diagnosis.step_ms)
+        assert one.saves_ms + one.left_ms == pytest.approx(one.step_ms)
+        assert 0 <= one.left_after_all_ms <= before
+        before = one.left_after_all_ms * (1 + 1e-9) + 1e-9
         texts = [*one.evidence, one.derivation, one.disproof, *one.remedy]
         assert all(plain(text, "") for text in texts)
         assert not any(word in plain(text, "") for text in texts for word in ("nan", "inf ", "-0"))
@@ -320,12 +321,12 @@ def test_no_device_to_host_copy(way: int, size: int) -> None:
 
 
 def test_fp32_matmul() -> None:
-    """The H200's peaks, 67 and 494.7 TFLOP/s, differ 7.38 times: 1 + 35 % of 6.38 is 3.234, 1 + 80 % of it 6.107.
+    """The H200's peaks, 67 and 494.7 TFLOP/s, differ 7.38 times: 1 + 30 % of 6.38 is 2.915, 1 + 80 % of it 6.107.
 
-    Of 1,000 µs 309.2 are left, or 163.8.
+    Of 1,000 µs 343.0 are left, or 163.8.
     """
     steps = Steps().kernel(1_000, GEMM).kernel(500, BF16_GEMM)
-    assert saved_us(fp32_matmul.find, steps) == [690.8, 836.2]
+    assert saved_us(fp32_matmul.find, steps) == [657.0, 836.2]
     assert "1 kernel of matmuls a step run in fp32 for 1 ms (67% of the step)." in evidence(fp32_matmul.find, steps)
 
 
@@ -397,7 +398,7 @@ def test_an_allocation_now_and_then() -> None:
     assert list(allocator.find(replace(case, study=replace(case.study, call=call)))) == []
 
 
-def layer(steps: Steps, softmax: str = SOFTMAX, *, part: bool = False) -> Steps:
+def layer(steps: Steps, softmax: str = SOFTMAX, *, part: str = "") -> Steps:
     """Attention of a layer: 200 µs of matmuls, 300 of softmax."""
     steps.kernel(100, BF16_GEMM, part=part).kernel(300, softmax, part=part, blocks=777)
     return steps.kernel(100, BF16_GEMM, part=part)
@@ -408,7 +409,7 @@ def test_unfused_attention_by_its_ranges() -> None:
 
     300 + 300 µs on the scores; matmuls of 200 + 400, of which nothing or 60 % goes.
     """
-    steps = layer(Steps(), part=True).kernel(500, BF16_GEMM)
+    steps = layer(Steps(), part="attention").kernel(500, BF16_GEMM)
     steps.phase = "backward"
     steps.kernel(200, BF16_GEMM).kernel(300, ADD, blocks=777).kernel(200, BF16_GEMM)
     steps.kernel(50, ADD).kernel(50, ADD).kernel(500, BF16_GEMM)
@@ -424,7 +425,7 @@ def test_blocks_that_say_little(outside_us: float, saved: list[float]) -> None:
     Of backward no matmul is attention's, and where they take more than half of the 300 µs inside, no kernel either.
     300 + 300 µs, or 300, on the scores; matmuls of 200.
     """
-    steps = layer(Steps(), part=True).kernel(outside_us, ADD, blocks=777)
+    steps = layer(Steps(), part="attention").kernel(outside_us, ADD, blocks=777)
     steps.phase = "backward"
     steps.kernel(200, BF16_GEMM).kernel(300, ADD, blocks=777).kernel(200, BF16_GEMM)
     assert saved_us(unfused_attention.find, steps) == saved
@@ -445,7 +446,7 @@ def test_unfused_attention_by_its_softmax() -> None:
         kernels(3, 100, SOFTMAX),  # without matmuls around it
         kernels(3, 100, FLASH),
         kernels(3, 100, BF16_GEMM),
-        Steps().kernel(100, FLASH, part=True).kernel(100, ADD, part=True).kernel(100, BF16_GEMM, part=True),
+        layer(Steps().kernel(100, FLASH, part="attention")),
     ],
 )
 def test_no_unfused_attention(steps: Steps) -> None:
@@ -608,7 +609,7 @@ def test_the_largest_saving_is_first_and_what_is_left_is_replayed_together() -> 
     first, second = diagnosis.findings
     assert (first.saves_ms_low, first.saves_ms_high) == pytest.approx((0.500 * 0.97, 0.750 * 1.03))
     assert (second.saves_ms_low, second.saves_ms_high) == pytest.approx((0.110 * 0.97, 0.200 * 1.03))
-    assert (first.left_ms, second.left_ms) == pytest.approx((0.700, 0.590))
+    assert (first.left_after_all_ms, second.left_after_all_ms) == pytest.approx((0.700, 0.590))
     assert first.share_of_step == pytest.approx((0.485 + 0.7725) / 2 / 1.2)
 
 
@@ -655,24 +656,22 @@ def test_a_timed_step_that_no_profiler_explains(unprofiled_us: float) -> None:
     finding = of(found(steps, unprofiled_us=unprofiled_us), "exposed_communication")
     pace = unprofiled_us / 1_000
     assert (finding.saves_ms_low, finding.saves_ms_high) == pytest.approx((0.220 * 0.97 * pace, 0.400 * 1.03 * pace))
-    assert finding.left_ms == pytest.approx(0.780 * pace)
+    assert finding.left_after_all_ms == pytest.approx(0.780 * pace)
 
 
 def test_the_profiler_slows_the_step_down() -> None:
     """800 µs under the profiler, 480 without: 40 % is the profiler's; of 800 and 561 it is less than 30 %."""
-    overhead = of(found(calls(), unprofiled_us=480), "profiler_overhead")
-    assert (overhead.saves_ms_low, overhead.saves_ms_high, overhead.step_ms) == pytest.approx((0.32, 0.32, 0.8))
-    assert "profiler_overhead" not in {one.id for one in found(calls(), unprofiled_us=561).findings}
+    assert found(calls(), unprofiled_us=480).overhead_ms == pytest.approx((0.32, 0.32))
+    assert found(calls(), unprofiled_us=561).overhead_ms is None
 
 
 def test_a_profiler_that_records_every_operator_hides_the_program(real_capture: Callable[[str], Path]) -> None:
     """A range for each operator: 151 ms a step, of which 52 to 94 are the program's."""
     diagnosis = next(iter(summarize(real_capture("mem_small256")))).diagnosis
     assert diagnosis is not None
-    overhead = of(diagnosis, "profiler_overhead")
-    assert overhead.step_ms == diagnosis.profiled_ms
-    assert overhead.saves_ms_low == pytest.approx(diagnosis.profiled_ms - diagnosis.step_ms_high)
-    assert overhead.saves_ms_low > 0.3 * diagnosis.profiled_ms
+    assert diagnosis.overhead_ms is not None
+    assert diagnosis.overhead_ms[0] == pytest.approx(diagnosis.profiled_ms - diagnosis.step_ms_high)
+    assert diagnosis.overhead_ms[0] > 0.3 * diagnosis.profiled_ms
 
 
 def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
@@ -713,7 +712,7 @@ def any_steps(draw: st.DrawFn) -> Steps:
         if what == "kernel":
             name, part, blocks = (
                 draw(st.sampled_from(NAMES)),
-                draw(st.booleans()),
+                draw(st.sampled_from(["", "attention"])),
                 draw(st.sampled_from([8, 777, 10_000])),
             )
             for _ in range(many):

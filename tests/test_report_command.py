@@ -48,7 +48,7 @@ def as_json(*arguments: object) -> dict[str, Any]:
 
 
 def two_steps(pid: int = 100, export: Export | None = None) -> Export:
-    """Two steps of 12 ms, 20 ms apart.
+    """Two steps of 12 ms, one behind the other.
 
     forward [0, 4) ms: 100 GEMMs of 0.01 ms and an ADD of 0.5 ms: sum and busy 1.5 ms, matmul 66.7 %
     backward [4, 10) ms: a GEMM of 2 ms and an ADD of 1 ms, launched by autograd: 3 ms, matmul 66.7 %
@@ -56,7 +56,7 @@ def two_steps(pid: int = 100, export: Export | None = None) -> Export:
     """
     export = export or Export().gpu()
     export.thread(AUTOGRAD, "pt_autograd_0", pid)
-    for at in (0, 20 * MS):
+    for at in (0, 12 * MS):
         export.range("step", at, at + 12 * MS, pid=pid)
         export.range("forward", at, at + 4 * MS, pid=pid)
         for i in range(100):

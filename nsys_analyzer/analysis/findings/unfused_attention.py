@@ -19,7 +19,7 @@ _FEWEST_LAYERS, _LONGEST_CHAIN = 2, 20
 #: Kernels of as many blocks outside of attention, of the time of those inside, at most.
 _SHARED = 0.5
 #: The softmax of a loss over the vocabulary, and that of a backward pass.
-_OF_LOSS, _BACKWARD = re.compile("(?i)log"), re.compile("(?i)backward|bwd")
+_OF_LOSS, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
 _CHAIN = ("elementwise", "reduction", "softmax", "copy/layout", "random")
 
 
@@ -58,20 +58,24 @@ def attention_work(case: Case) -> tuple[Bools, Bools]:
     matmuls = study.in_part("scores", "values") & matmul
     part = study.in_part(*ATTENTION_PARTS)
     chain = part & moving if matmuls.any() else np.zeros_like(part)
-    softmax = study.of_class("softmax") & ~study.named(_OF_LOSS) & (part if part.any() else True)
+    # One that is written by hand takes the maximum first.
+    by_hand = part & study.of_class("reduction") & study.named(_MAXIMUM)
+    softmax = (study.of_class("softmax") & ~study.named(_OF_LOSS) & (part if part.any() else True)) | by_hand
+    softmax &= ~study.in_phase("loss", "optimizer")
     backward = study.of_class("softmax") & (study.in_phase("backward") | study.named(_BACKWARD))
     backward &= ~study.named(_OF_LOSS)
     forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
     at = np.flatnonzero(matmul)
     for chosen, around in ((forward, 1), (backward, 2)):
         # Every layer has one; a single one is of something else.
-        for piece in np.flatnonzero(chosen).tolist() if study.count(chosen) >= _FEWEST_LAYERS else ():
+        is_of_layers = part.any() or study.count(chosen) >= _FEWEST_LAYERS
+        for piece in np.flatnonzero(chosen).tolist() if is_of_layers else ():
             behind = int(np.searchsorted(at, piece))
             between = at[max(behind - around, 0) : behind + around]
             if len(between) == 2 * around and between[-1] - between[0] <= _LONGEST_CHAIN:
                 matmuls[between] = True
                 chain[between[0] : between[-1]] |= moving[between[0] : between[-1]]
-    if chain.any() and study.count(backward) < _FEWEST_LAYERS:
+    if chain.any() and not backward.any():
         more = _by_grids(case, part, chain)
         return matmuls | more[0], chain | more[1]
     return matmuls, chain

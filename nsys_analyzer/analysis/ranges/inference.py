@@ -173,7 +173,10 @@ class _Inference:
         here = here[np.argsort(self.launches.start[here], kind="stable")]
         work = np.append(0, np.cumsum(self.work[here]))
         first, behind = (np.searchsorted(self.launches.start[here], time) for time in (calls.start, calls.end))
-        model = int(np.bincount(calls.name, work[behind] - work[first]).argmax())
+        of_model = np.bincount(calls.name, work[behind] - work[first])
+        if not of_model.any():
+            return None
+        model = int(of_model.argmax())
         first = np.flatnonzero(calls.name == model)
         last = np.append(first[1:], len(calls)) - 1
         spans = zip(calls.start[first].tolist(), calls.end[last].tolist(), strict=True)

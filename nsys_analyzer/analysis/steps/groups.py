@@ -17,10 +17,12 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
 from nsys_analyzer.trace.arrays import Ints
 
-GroupKind = Literal["usual", "longer", "shorter", "other work", "first"]
+GroupKind = Literal["usual", "longer", "shorter", "other work", "first", "last"]
 
 #: A step that takes so many times the median of the others, or so much less, is unlike them.
 _UNUSUAL = 1.5
+#: Where what lies between steps takes more than this share of one, a last step is not whole.
+_BETWEEN = 0.1
 #: Steps that last longer or shorter with the same work are part of a step's length from this share of the steps on.
 _MANY = 0.2
 #: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
@@ -32,7 +34,8 @@ class StepGroup:
     """Steps that are alike.
 
     Attributes:
-        kind: "usual"; "longer" or "shorter" than these with the same work; "other work"; "first", left out as start-up.
+        kind: "usual"; "longer" or "shorter" than these with the same work; "other work"; "first", left out as start-up;
+            "last", left out since the time from it to the next one is not known.
         median_ms: their length.
         measured: whether they are part of the figures.
     """
@@ -79,7 +82,7 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         return None
     kinds = np.array(_kinds(attributed, process, every), np.object_)
     length = every.end - every.start
-    usual = np.median(length[kinds == "usual"])
+    usual = np.sort(length[kinds == "usual"])[((kinds == "usual").sum() - 1) // 2]
     is_longer, is_shorter = length > _UNUSUAL * usual + _SHORT_NS, length < usual / _UNUSUAL - _SHORT_NS
     kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
     groups, measured = [], np.zeros(len(every), np.bool_)
@@ -89,7 +92,7 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
         counts = kind == "usual" or (kind in ("longer", "shorter") and many >= max(2, _MANY * len(every)))
         measured |= chosen & counts
         groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
-    order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first")
+    order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first", "last")
     groups.sort(key=lambda group: order.index(group.kind))
     return Steps(every.select(measured), np.flatnonzero(measured), every, tuple(groups))
 
@@ -101,14 +104,17 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     kinds: list[GroupKind] = ["usual"] * len(every)
     if len(every) < 2:
         return kinds
-    is_long = length[0] > _UNUSUAL * np.median(length[1:])
+    own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
+    is_long = own[0] > _UNUSUAL * np.median(own[1:])
     is_other_work = compute[0] > _UNUSUAL * np.median(compute[1:])
-    first = bool(is_long and (_trains(attributed, process) or not is_other_work))
-    key = _clusters(launches[first:] + _FEW) * len(every) + _clusters(compute[first:] + _SHORT_NS)
-    most = max(np.unique(key).tolist(), key=lambda one: ((key == one).sum(), length[first:][key == one].sum()))
-    kinds[first:] = ["usual" if one == most else "other work" for one in key.tolist()]
-    if first:
-        kinds[0] = "first"
+    first = int(is_long and (_trains(attributed, process) or not is_other_work))
+    between = np.median((every.left - every.ended)[first:-1]) if len(every) > first + 1 else 0
+    last = len(every) - int(between > _BETWEEN * np.median(length[first:]) and every.left[-1] == every.ended[-1])
+    some = slice(first, last)
+    key = _clusters(launches[some] + _FEW) * len(every) + _clusters(compute[some] + _SHORT_NS)
+    most = max(np.unique(key).tolist(), key=lambda one: ((key == one).sum(), length[some][key == one].sum()))
+    kinds[some] = ["usual" if one == most else "other work" for one in key.tolist()]
+    kinds[:first], kinds[last:] = ["first"] * first, ["last"] * (len(every) - last)
     return kinds
 
 

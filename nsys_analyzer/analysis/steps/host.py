@@ -20,7 +20,9 @@ from nsys_analyzer.trace.columns import (
     ALLOCATE,
     COPY,
     FREE,
-    FROM_HOST,
+    INTO_HOST,
+    MEMCPY,
+    ON_DEVICE,
     OTHER_CALL,
     SYNCHRONIZE,
     Launches,
@@ -133,7 +135,9 @@ def _before_a_batch(
     attributed: AttributedTrace, process: int, calls: Launches, index: SmallInts, pauses: Cover
 ) -> Bools:
     """True for the pauses behind which a batch is copied to the device, but for those at the end of a step's range."""
-    copies = attributed.attribution.launch[np.isin(attributed.trace.operations.copy, FROM_HOST)]
+    operations = attributed.trace.operations
+    to_device = (operations.kind == MEMCPY) & ~np.isin(operations.copy, (*INTO_HOST, ON_DEVICE))
+    copies = attributed.attribution.launch[to_device]
     does = np.flatnonzero(calls.call != OTHER_CALL)  # others ask for something, such as whether a stream is captured
     following = np.append(does, NONE)[np.searchsorted(does, np.searchsorted(calls.start, pauses.end))]
     instances = attributed.instances

@@ -13,6 +13,8 @@ from nsys_analyzer.analysis.summary.statistics import Stats
 
 #: Phases of the GPU's time that no phase's range has launched.
 OUTSIDE = "outside the phases"
+#: The loading of batches, in a program without a GPU.
+INPUT = "input"
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,10 @@ class StepSummary:
     wall_ms: Stats
     groups: tuple[StepGroup, ...]
     devices: tuple[DeviceSteps, ...]
-    launch_latency_us: tuple[float, float] | None
-    queue: tuple[float, int] | None
-    lanes: tuple[Lane, ...]
-    study: Study | None
+    launch_latency_us: tuple[float, float] | None = None
+    queue: tuple[float, int] | None = None
+    lanes: tuple[Lane, ...] = ()
+    study: Study | None = None
     values_ms: tuple[float, ...] = ()
 
     @property

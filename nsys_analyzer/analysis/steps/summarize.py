@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 
+from nsys_analyzer.analysis.attribution.processes import is_on_cpu
+from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, dissect
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
-from nsys_analyzer.analysis.steps.host import Host, find_host
+from nsys_analyzer.analysis.steps.host import Host, find_host, is_loading
 from nsys_analyzer.analysis.steps.idle import CAUSES, Cause, Causes, IdleRow, find_causes, idle_stretches
 from nsys_analyzer.analysis.steps.lanes import Lane, draw_lanes
 from nsys_analyzer.analysis.steps.step import (
+    INPUT,
     OUTSIDE,
     CauseTime,
     ClassTime,
@@ -32,7 +35,7 @@ from nsys_analyzer.analysis.steps.study import study_steps
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct
-from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of
+from nsys_analyzer.trace.columns import GRAPH, MEMCPY, MEMSET, pid_of, process_of
 
 #: Operations that are dissected at once: enough for numpy, and few enough for the processor's cache.
 _AT_ONCE = 50_000
@@ -54,9 +57,8 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     del mine, on
     dissected = [view.device(device, index) for device, index in zip(devices, chosen, strict=True)]
     main = int(np.argmax([one.parts.compute_ms for one in dissected]))
-    gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
     looked_at = f" (of {len(every):,}, {len(windows):,} are looked at)" if len(windows) < len(every) else ""
-    return StepSummary(
+    summary = StepSummary(
         len(every),
         windows.source,
         f"{windows.unit}{looked_at}",
@@ -65,12 +67,50 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
         Stats.of_ns(every.end - every.start),
         steps.groups,
         tuple(dissected),
-        view.latency(chosen[main]),
-        view.queue(chosen[main]),
-        view.lanes(chosen[main]),
-        study_steps(attributed, steps, view.host, chosen[main], view.rank, gpu),
-        values_ms(every.end - every.start),
+        values_ms=values_ms(every.end - every.start),
     )
+    if is_on_cpu(attributed.trace, process):
+        return replace(summary, devices=(_by_ranges(view, host, dissected[main]),))
+    gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
+    return replace(
+        summary,
+        launch_latency_us=view.latency(chosen[main]),
+        queue=view.queue(chosen[main]),
+        lanes=view.lanes(chosen[main]),
+        study=study_steps(attributed, steps, view.host, chosen[main], view.rank, gpu),
+    )
+
+
+def _by_ranges(view: View, host: Host, device: DeviceSteps) -> DeviceSteps:
+    """The steps of a program without a GPU: each phase by its ranges, the loading of batches, and the rest.
+
+    Nothing is launched there: the time in which no operator runs is the program's own.
+    """
+    windows, instances, ranges = view.windows, view.attributed.instances, host.ranges
+    loads = np.array([*(is_loading(name) for name in ranges.names), False])[ranges.name]
+    loads &= process_of(ranges.thread) == host.process
+    wall = float((windows.end - windows.start).sum())
+    computes = {one.phase: one.parts.compute_ms for one in device.phases}
+    phases: list[PhaseParts] = []
+    left = device.parts.total_ms
+    spans = [(INPUT, ranges.start[loads], ranges.end[loads])]
+    for code, name in enumerate(instances.phases[: -len((OTHER_STEP, STEP))]):
+        chosen = (instances.phase == code) & (instances.process == host.process)
+        spans.append((name, instances.start[chosen], instances.end[chosen]))
+    for name, start, end in spans:
+        order = np.argsort(start, kind="stable")
+        ns = Cover.of(start[order], end[order]).within(windows.start, windows.end).sum()
+        ms = min(float(ns) / wall * device.parts.total_ms, left) if wall else 0.0
+        compute = min(computes.get(name, 0.0), ms)
+        if ms:
+            phases.append(PhaseParts(name, Parts(compute, 0.0, 0.0, ms - compute)))
+        left -= ms
+    compute = max(device.parts.compute_ms - sum(one.parts.compute_ms for one in phases), 0.0)
+    phases.append(PhaseParts(OUTSIDE, Parts(compute, 0.0, 0.0, max(left - compute, 0.0))))
+    gaps, std_ms = sum(one.gaps for one in device.idle), None
+    idle = IdleTime("host", "", "", device.parts.idle_ms, gaps)
+    causes = (CauseTime("host", device.parts.idle_ms, std_ms),) if device.parts.idle_ms else ()
+    return replace(device, phases=tuple(phases), idle=(idle,) if idle.ms else (), causes=causes, own_pauses_ms=0.0)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class Windows:
         start, end: from a step's start to the next one's, of the last to its own end, by the clock of the CPU or of the
             device, whichever ends later.
         called, left: when the program began each step, and when what lies behind it.
+        ended: when the program ended each step itself, before what may lie between it and the next one.
         on_gpu: whether the windows are those of the GPU's work, which ends long after the program has gone on.
     """
 
@@ -59,6 +60,7 @@ class Windows:
     end: Ints
     called: Ints
     left: Ints
+    ended: Ints
     on_gpu: bool = False
 
     def __len__(self) -> int:
@@ -66,8 +68,8 @@ class Windows:
 
     def select(self, chosen: Ints | Bools) -> Windows:
         """Some of the windows, by their indices or a mask."""
-        start, end, called, left = (one[chosen] for one in (self.start, self.end, self.called, self.left))
-        return replace(self, start=start, end=end, called=called, left=left)
+        columns = {name: getattr(self, name)[chosen] for name in ("start", "end", "called", "left", "ended")}
+        return replace(self, **columns)
 
 
 def find_windows(attributed: AttributedTrace, process: int) -> Windows | None:
@@ -146,7 +148,8 @@ def _of_ranges(work: _Work) -> Windows | None:
         following = np.append(begun, np.iinfo(np.int64).max)[np.searchsorted(begun, start, side="right")]
         own, is_last = end[first], following == np.iinfo(np.int64).max
         until = np.where(is_last, own, following)
-        return Windows("profiler_step" if by_profiler else "range", unit, start, until, start, until)
+        source: Source = "profiler_step" if by_profiler else "range"
+        return Windows(source, unit, start, until, start, until, np.minimum(own, until))
     return None
 
 
@@ -197,7 +200,10 @@ def _of_phases(work: _Work) -> Windows | None:
     until = np.where(bound == len(bounds), own, np.append(bounds, 0)[bound])
     measured = np.append(0, np.cumsum(instances.measured[index]))
     kept = (measured[last] - measured[first] == last - first) & (until > start[first])
-    found = Windows("phases", "from one forward pass to the next", *_bounds_of(start[first][kept], until[kept]))
+    ended = until if closing == "F" else np.minimum(own, until)
+    found = Windows(
+        "phases", "from one forward pass to the next", *_bounds_of(start[first][kept], until[kept], ended[kept])
+    )
     if len(found) < 2:
         alone = len(found) == 1 and work.share(int(found.called[0]), int(found.left[0])) >= _MOST
         return replace(found, unit="the one step that its phases span") if alone else None
@@ -205,8 +211,8 @@ def _of_phases(work: _Work) -> Windows | None:
     return _joined_turns(found, work) if "O" in text else found
 
 
-def _bounds_of(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    return start, end, start, end
+def _bounds_of(start: Ints, end: Ints, ended: Ints | None = None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    return start, end, start, end, end if ended is None else ended
 
 
 def _without_evaluation(steps: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
@@ -271,7 +277,7 @@ def _joined_turns(windows: Windows, work: _Work) -> Windows:
         if len(set(kind[:turns])) == turns and kind[turns:whole] == kind[: whole - turns]:
             first, last = np.arange(0, whole, turns), np.arange(turns - 1, whole, turns)
             unit = f"{turns} optimizer steps that take turns"
-            return Windows("phases", unit, *_bounds_of(windows.start[first], windows.end[last]))
+            return Windows("phases", unit, *_bounds_of(windows.start[first], windows.end[last], windows.ended[last]))
     return windows
 
 
@@ -355,7 +361,7 @@ def _pass(work: _Work) -> Windows:
     start = np.array([min(int(work.time.min()), int(work.attributed.trace.operations.start[work.index].min()))])
     end = np.array([int(work.attributed.trace.operations.end[work.index].max())])
     left = np.maximum(end, int(work.time.max()) + 1)
-    return Windows("pass", "the whole capture", start, end, start, left)
+    return Windows("pass", "the whole capture", start, end, start, left, left)
 
 
 def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process: int) -> Windows:

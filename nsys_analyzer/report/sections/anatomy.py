@@ -76,6 +76,19 @@ def anatomy_tables(capture: str, step: StepSummary) -> Iterator[Table]:
             yield table(kept, found, caption, capture=capture, names=1 + several)
 
 
+def tables_of_cpu(capture: str, step: StepSummary) -> Iterator[Table]:
+    """What the phases of a program without a GPU take, and its operators by class."""
+    device, of = step.main, "the capture" if step.is_pass else "a step"
+    rows = [
+        (device, (one.phase, one.parts.total_ms, _share(one.parts.total_ms, device), one.parts.compute_ms))
+        for one in device.phases
+    ]
+    rows.append((device, (of, device.parts.total_ms, 1.0, device.parts.compute_ms)))
+    yield table(_OF_CPU[1:], rows, f"What takes the time of {of}, under the profiler:", capture=capture)
+    classes = [(device, (one.kernel_class, one.ms, _share(one.ms, device))) for one in device.classes]
+    yield table(_CLASSES_OF_CPU[1:], classes, f"The operators of {of} by class:", capture=capture)
+
+
 #: A row of a device: its cells after the device's number.
 _Row = tuple[DeviceSteps, tuple[Cell, ...]]
 
@@ -107,6 +120,10 @@ _CAUSE = _fields(
     ("share of the step", "percent"),
     ("gaps", "count"),
 )
+
+
+_OF_CPU = _fields(("part", "text"), ("ms", "ms"), ("share of the step", "percent"), ("operators ms", "ms"))
+_CLASSES_OF_CPU = _fields(("class", "text"), ("ms", "ms"), ("share of the step", "percent"))
 
 
 def _parts(device: DeviceSteps) -> Iterator[_Row]:

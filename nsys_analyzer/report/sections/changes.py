@@ -19,6 +19,7 @@ from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds_between
 from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.trace.metadata import CPU
 
 #: What is below this share of the step is not in a table by itself; and so many rows of kernels are.
 _MATTERS, _MOST_KERNELS = 0.005, 10
@@ -122,6 +123,7 @@ def _sum(name: str, parts: Iterable[PartChange]) -> _Row:
 def _times(comparison: Comparison) -> Iterator[_Row]:
     """The step and the phases by each clock: without the profiler first. Wall time needs somebody who waits."""
     step = comparison.step
+    busy = "operators busy" if comparison.before.runs[0].gpu == CPU else "GPU busy"
     if comparison.unprofiled:
         yield _row("step, without the profiler", comparison.unprofiled)
     for phase in comparison.phases:
@@ -129,11 +131,11 @@ def _times(comparison: Comparison) -> Iterator[_Row]:
             yield _row(f"{phase.phase}, without the profiler", phase.unprofiled)
     if step:
         yield _row("step, under the profiler", step.wall)
-        yield _row("step, GPU busy", step.busy)
+        yield _row(f"step, {busy}", step.busy)
     for phase in comparison.phases:
         if phase.synchronized:
             yield _row(f"{phase.phase}, under the profiler", phase.wall)
-        yield _row(f"{phase.phase}, GPU busy", phase.busy)
+        yield _row(f"{phase.phase}, {busy}", phase.busy)
 
 
 class _KernelRow(NamedTuple):

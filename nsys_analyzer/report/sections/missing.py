@@ -18,7 +18,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     """Why some findings, or all of them, cannot be had; None where all were looked for."""
     step = capture.step
     if capture.on_cpu:
-        return "The program ran on the CPU: findings are looked for in steps on a GPU."
+        return "The program ran on the CPU: no findings are looked for."
     if capture.metadata is None:
         return capture.message or "There is no capture of this run."
     if has_no_kernel(capture):

@@ -7,10 +7,16 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
-from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.steps.step import OUTSIDE, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.sections.anatomy import anatomy_tables, legend_of_steps, queue_in_words, words_of
+from nsys_analyzer.report.sections.anatomy import (
+    anatomy_tables,
+    legend_of_steps,
+    queue_in_words,
+    tables_of_cpu,
+    words_of,
+)
 from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.findings import (
     findings_of,
@@ -27,7 +33,7 @@ from nsys_analyzer.report.sections.findings import (
 from nsys_analyzer.report.sections.missing import has_no_kernel, why_missing, works
 from nsys_analyzer.report.sections.step_timeline import timeline_of
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import milliseconds, milliseconds_between
+from nsys_analyzer.report.units import about_percent, milliseconds, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
 
 #: What is below this share of a step is not in its answer.
@@ -53,9 +59,9 @@ def answer(evidence: Evidence) -> Section:
         blocks += _of_capture(capture, step, many=many)
     blocks += _without_steps(evidence)
     blocks += [Paragraph("What to do about each finding:"), *remedies(found)] if many and found else []
-    if stepped:
+    if on_gpu := [step for capture, step in stepped if not capture.on_cpu]:
         blocks.append(Paragraph("What the words of this section mean:"))
-        blocks.append(Listing((*legend_of_steps([step for _, step in stepped]), *legend_of_findings(found))))
+        blocks.append(Listing((*legend_of_steps(on_gpu), *legend_of_findings(found))))
     return Section("steps", "Why is a step as long as it is, and what to do first?", tuple(blocks), "step")
 
 
@@ -69,12 +75,14 @@ def unread(evidence: Evidence) -> tuple[Block, ...]:
 
 
 def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> Iterator[Block]:
-    lines = in_lines(capture) if works(step) else ()
+    lines = in_lines(capture) if works(step) and not capture.on_cpu else ()
     yield Answer(capture.title, _text(capture, step), _short(capture, step), lines)
     if not many and (figure := timeline_of(capture)):
         yield figure
     yield Paragraph(_windows(capture, step), capture.title)
-    if not works(step):
+    if capture.on_cpu:
+        yield from tables_of_cpu(capture.title, step)
+    if capture.on_cpu or not works(step):
         return
     yield from anatomy_tables(capture.title, step)
     if queue := queue_in_words(step):
@@ -84,7 +92,7 @@ def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> It
 
 def _text(capture: CaptureSummary, step: StepSummary) -> Words:
     said: list[Words] = [_takes(capture, step), _holds(capture, step)]
-    if works(step):
+    if works(step) and not capture.on_cpu:
         first = first_to_fix(capture)
         fix = f'What to fix first: "{first.title}", which {saves_in_words(first, capture)}.' if first else ""
         said.append(fix or why_missing(capture) or nothing_found(capture))
@@ -104,7 +112,10 @@ def _takes(capture: CaptureSummary, step: StepSummary) -> str:
 
 
 def _holds(capture: CaptureSummary, step: StepSummary) -> str:
-    """What the GPU does in a step, and how long it idles."""
+    """What the GPU does in a step, and how long it idles; of a program without one, what its phases take."""
+    if capture.on_cpu:
+        shares = _shares(step)
+        return f"Operators run for {milliseconds(step.main.parts.compute_ms)} of it{f': {shares}' if shares else ''}."
     if not works(step):
         return "Nothing runs on the GPU in it."
     parts = step.main.parts
@@ -119,6 +130,13 @@ def _holds(capture: CaptureSummary, step: StepSummary) -> str:
     if not why or without_profiler(capture) is None:
         return f"{idles}{why}."
     return f"{idles}. Under the profiler it idles for {milliseconds(parts.idle_ms)}{why}."
+
+
+def _shares(step: StepSummary) -> str:
+    """What each phase takes of a step: "forward 44 %, backward 48 %"."""
+    total = step.main.parts.total_ms
+    named = [one for one in step.main.phases if one.phase != OUTSIDE and one.parts.total_ms > _MATTERS * total]
+    return ", ".join(f"{one.phase} {about_percent(one.parts.total_ms / total)}" for one in named)
 
 
 def _idle_time(capture: CaptureSummary, step: StepSummary) -> str:
@@ -147,6 +165,9 @@ def _causes(step: StepSummary) -> list[tuple[Cause, float]]:
 
 def _short(capture: CaptureSummary, step: StepSummary) -> str:
     parts, without, profiled = step.main.parts, without_profiler(capture), milliseconds(step.length_ms)
+    if capture.on_cpu:
+        timed = f"{milliseconds(without.low)} without the profiler, " if without else ""
+        return f"{timed}{profiled} under the profiler: {_shares(step) or 'its parts are not named'}"
     if not works(step):
         return f"{profiled} under the profiler: nothing runs on the GPU"
     does = f"the GPU computes for {milliseconds(parts.compute_ms)}, idles for {_idle_time(capture, step)}"
@@ -177,6 +198,8 @@ def _groups(step: StepSummary) -> Iterator[str]:
         takes = "takes" if one.steps == 1 else "take"
         if one.kind == "first":
             yield f"The first step takes {median}, as where a program starts: it is left out of every figure."
+        elif one.kind == "last":
+            yield "The last step is left out, since the time from it to a next one is not known."
         elif one.kind == "other work":
             yield f"{many} of other work {takes} {median} and {'is' if one.steps == 1 else 'are'} left out."
         elif one.kind != "usual":
@@ -213,7 +236,8 @@ _OF_CAPTURE: tuple[Field[_Stepped], ...] = (
     Field("capture", "text", lambda row: row[0].title),
     Field("step ms, no profiler", "ms", lambda row: without_profiler(row[0])),
     Field("step ms, profiled", "ms", lambda row: row[1].length_ms),
-    Field("GPU computes ms", "ms", lambda row: row[1].main.parts.compute_ms),
+    Field("GPU computes ms", "ms", lambda row: None if row[0].on_cpu else row[1].main.parts.compute_ms),
+    Field("operators ms", "ms", lambda row: row[1].main.parts.compute_ms if row[0].on_cpu else None),
     Field("what to fix first", "text", lambda row: one.title if (one := _first(row)) else None),
     Field("saves ms", "ms", lambda row: saving(one) if (one := _first(row)) else None),
 )

@@ -18,7 +18,8 @@ _CPP = r"^(?:graph_\d+_)?cpp_fused_"
 OPERATOR_RULES: tuple[Rule, ...] = (
     rule.optimizer(r"^aten::_?(?:foreach_|fused_(?:adam|sgd|adagrad)|amp_)", "aten::_fused_adamw_"),
     rule.fused_attention(
-        r"^aten::_?(?:scaled_dot_product|flash_attention|efficient_attention|cudnn_attention|native_multi_head)",
+        r"^aten::_?(?:scaled_dot_product_(?:\w*flash|efficient|cudnn|fused|attention_flash)|flash_attention|efficient_attention"
+        r"|cudnn_attention)",
         "aten::_scaled_dot_product_flash_attention_for_cpu",
     ),
     rule.matmul(
