@@ -1,7 +1,8 @@
-"""The steps of a program: by its ranges, its phases, or what repeats, on the CPU's timeline or on the GPU's."""
+"""What a step is: named by a range, told by phases or by repetition, said by a person, or else one pass."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -9,19 +10,37 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from nsys_analyzer import Trace
+from nsys_analyzer.analysis.attribution.processes import processes_of
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.steps.groups import Steps, find_steps
+from nsys_analyzer.analysis.steps.repetition import find_repeats
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
-from tests.support.program import Program, attributed
+from tests.support.program import NCCL, Program, attributed
 
 Bounds = list[tuple[int, int]]
+RealCapture = Callable[[str], Path]
+
+EMBED = "void at::native::vectorized_gather_kernel<16, long>(char *, char *, long)"
+ADAM = "void at::native::multi_tensor_apply_kernel<FusedOptimizerTensorListMetadata<4>, FusedAdamMathFunctor>(int)"
+#: A layer of a model, and one of another; what a pass through a model adds to its layers.
+LAYER = (GEMM, ADD, GEMM, SOFTMAX, GEMM, ADD)
+HEAD = (SOFTMAX, GEMM, ADD)
 
 
-def windows_of(export: Export, folder: Path, pid: int = PID) -> Windows:
-    windows = find_windows(attributed(export, folder), global_pid(pid))
+def windows_of(export: Export, folder: Path, pid: int = PID, names: PhaseNames | None = None) -> Windows:
+    trace = Trace.load(export.write(folder / "windows.sqlite"))
+    windows = find_windows(AttributedTrace(trace, names), global_pid(pid))
     assert windows is not None
-    assert len(windows.called) == len(windows) + 1
     return windows
+
+
+def steps_of(export: Export, folder: Path) -> Steps:
+    steps = find_steps(attributed(export, folder), global_pid())
+    assert steps is not None
+    return steps
 
 
 def bounds(windows: Windows) -> Bounds:
@@ -29,11 +48,14 @@ def bounds(windows: Windows) -> Bounds:
 
 
 def steps(export: Export, count: int, at: int = 0, pid: int = PID, wrap: str | None = "step") -> Export:
-    """Training steps of 1,000 ns one behind the other."""
+    """Training steps of 1,000 ns one behind the other; their phases are [0, 400), [400, 650), [650, 950)."""
     export.thread(AUTOGRAD, "pt_autograd_0", pid)
     for number in range(count):
         training_step(export, at + number * 1000, pid, wrap=wrap and wrap.format(number))
     return export
+
+
+# --- 1. a range that names the step
 
 
 @pytest.mark.parametrize(
@@ -41,6 +63,12 @@ def steps(export: Export, count: int, at: int = 0, pid: int = PID, wrap: str | N
     [
         ("step", "range", "a range step"),
         ("train_step {}", "range", "a range such as train_step 0"),
+        ("training_step", "range", "a range training_step"),
+        ("Iteration {}", "range", "a range such as Iteration 0"),
+        ("batch {}", "range", "a range such as batch 0"),
+        ("execute_model", "range", "a range execute_model"),
+        ("execute_context_{}(8)_generation_31(31)", "range", "a range such as execute_context_0(8)_generation_31(31)"),
+        ("step[DECODE bs={}]", "range", "a range such as step[DECODE bs=0]"),
         ("ProfilerStep#{}", "profiler_step", "a step of PyTorch's profiler"),
     ],
 )
@@ -48,125 +76,327 @@ def test_ranges_of_steps(tmp_path: Path, name: str, source: str, unit: str) -> N
     windows = windows_of(steps(Export(), 3, wrap=name), tmp_path)
     assert (windows.source, windows.unit, windows.on_gpu) == (source, unit, False)
     assert bounds(windows) == [(0, 1000), (1000, 2000), (2000, 3000)]
-    assert windows.called.tolist() == [0, 1000, 2000, 3000]
 
 
-def test_between_the_ends_of_optimizers(tmp_path: Path) -> None:
-    """Optimizers end at 950, 1950, 2950, 3950: three steps between them."""
-    windows = windows_of(steps(Export(), 4, wrap=None), tmp_path)
-    assert (windows.source, windows.unit) == ("period", "from one optimizer step's end to the next")
-    assert bounds(windows) == [(950, 1950), (1950, 2950), (2950, 3950)]
-
-
-def test_between_the_starts_of_forward_passes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["Model_Forward", "model_inference"])
+def test_ranges_of_passes(tmp_path: Path, name: str) -> None:
+    """From one to the next; the last ends with its range, and its work."""
     export = Export()
-    for start in (0, 1000, 2000, 3000):
-        export.range("forward", start + 10, start + 500).kernel(GEMM, start + 20, start + 30, start + 400)
+    for start in (0, 1000, 2000):
+        export.range(name, start, start + 900).kernel(GEMM, start + 10, start + 20, start + 850)
     windows = windows_of(export, tmp_path)
-    assert (windows.source, windows.unit) == ("period", "from one forward pass to the next")
-    assert bounds(windows) == [(10, 1010), (1010, 2010), (2010, 3010)]
+    assert (windows.source, windows.unit) == ("phases", "from one forward pass to the next")
+    assert bounds(windows) == [(0, 1000), (1000, 2000), (2000, 2900)]
 
 
-def repeating(export: Export, units: int, at: int = 0) -> Export:
-    """A unit of 1,000 ns: GEMM, ADD, ADD, SOFTMAX, launched at 10, 20, 30, 40 of it."""
-    for unit in range(units):
-        for place, name in enumerate((GEMM, ADD, ADD, SOFTMAX)):
-            start = at + unit * 1000 + place * 200
-            export.kernel(name, at + unit * 1000 + 10 * (place + 1), start + 50, start + 150)
-    return export
-
-
-def test_kernels_that_repeat(tmp_path: Path) -> None:
-    """Six units without any range: the launches of their first kernels bound five of them."""
-    windows = windows_of(repeating(Export(), 6), tmp_path)
-    assert (windows.source, windows.unit) == ("period", "a unit of 4 kernels that repeats")
-    assert bounds(windows) == [(start, start + 1000) for start in range(10, 5000, 1000)]
-
-
-def test_kernels_that_repeat_without_launches(tmp_path: Path) -> None:
-    """What the GPU's first kernel of each unit begins: a graph's kernels, or those of an export without calls."""
-    windows = windows_of(repeating(Export(drop=("CUPTI_ACTIVITY_KIND_RUNTIME",)), 4), tmp_path)
-    assert bounds(windows) == [(50, 1050), (1050, 2050), (2050, 3050)]
-
-
-def test_what_comes_before_the_first_unit_is_no_step(tmp_path: Path) -> None:
+def test_a_step_lasts_until_the_next_one_begins(tmp_path: Path) -> None:
+    """[0, 600), [1000, 1600), [2000, 2600): what lies between steps is the time of the one before."""
     export = Export()
-    for number, name in enumerate((SOFTMAX, SOFTMAX, "first", "second")):
-        export.kernel(name, number * 10, 100 + number * 10, 105 + number * 10)
-    windows = windows_of(repeating(export, 12, at=1000), tmp_path)
-    assert bounds(windows)[0] == (1010, 2010)
-    assert len(windows) == 11
+    for start in (0, 1000, 2000):
+        export.range("step", start, start + 600).kernel(GEMM, start + 10, start + 20, start + 500)
+    windows = windows_of(export, tmp_path)
+    assert bounds(windows) == [(0, 1000), (1000, 2000), (2000, 2600)]
+    assert windows.ended.tolist() == [600, 1600, 2600]
+    # Of the last one it is not known how much lies behind it.
+    assert [(one.kind, one.steps, one.measured) for one in steps_of(export, tmp_path).groups] == [
+        ("usual", 2, True),
+        ("last", 1, False),
+    ]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_what_does_not_repeat_has_no_steps(tmp_path: Path, count: int) -> None:
-    """Two units may be a coincidence."""
-    trace = attributed(repeating(Export().range("load", 0, 10), count), tmp_path)
-    assert find_windows(trace, global_pid()) is None
-    assert summarize_steps(trace, global_pid()) is None
-
-
-def test_kernels_without_an_order_have_no_steps(tmp_path: Path) -> None:
+def test_a_range_around_the_optimizer_alone_is_no_step(tmp_path: Path) -> None:
     export = Export()
-    for number, name in enumerate([GEMM, ADD, SOFTMAX, ADD, ADD, GEMM, SOFTMAX, GEMM, ADD, SOFTMAX, SOFTMAX, SOFTMAX]):
-        export.kernel(name, number * 100, number * 100 + 10, number * 100 + 90)
-    assert find_windows(attributed(export, tmp_path), global_pid()) is None
+    for at in (0, 1000, 2000):
+        export.range("forward", at, at + 400).kernel(GEMM, at + 10, at + 20, at + 300)
+        export.range("backward", at + 400, at + 700).kernel(GEMM, at + 410, at + 420, at + 600)
+        export.range("step", at + 700, at + 900).kernel(ADD, at + 710, at + 720, at + 800)
+    windows = windows_of(export, tmp_path)
+    assert windows.source == "phases"
+    assert bounds(windows)[:2] == [(0, 1000), (1000, 2000)]
 
 
-def test_steps_without_a_gpu_are_not_summarized(tmp_path: Path) -> None:
-    export = Export().range("step", 0, 100).range("step", 100, 200)
-    assert summarize_steps(attributed(export, tmp_path), global_pid()) is None
+def test_several_passes_in_one_step_of_the_profiler(tmp_path: Path) -> None:
+    """The profiler was told of one step, around three calls of the model."""
+    export = Export().range("ProfilerStep#1", 0, 3000)
+    for at in (0, 1000, 2000):
+        export.range("forward", at, at + 900).kernel(GEMM, at + 10, at + 20, at + 800)
+    assert bounds(windows_of(export, tmp_path)) == [(0, 1000), (1000, 2000), (2000, 2900)]
 
 
-# --- what is no step
+def test_warm_up_bounds_a_step(tmp_path: Path) -> None:
+    export = steps(Export().range("warmup", 0, 2000), 4)
+    assert bounds(windows_of(export, tmp_path)) == [(2000, 3000), (3000, 4000)]
 
 
-def test_warm_up_is_left_out(tmp_path: Path) -> None:
-    assert bounds(windows_of(steps(Export().range("warmup", 0, 2000), 4), tmp_path)) == [(2000, 3000), (3000, 4000)]
+def test_a_step_whose_kernels_the_capture_lacks_is_left_out(tmp_path: Path) -> None:
+    """The optimizer of the third of five steps has launched a kernel that the file does not have."""
+    for wrap in ("step", None):
+        export = steps(Export(), 5, wrap=wrap)
+        export.call("cudaLaunchKernel_v7000", 2800)
+        starts = [start for start, _ in bounds(windows_of(export, tmp_path))]
+        assert [start // 1000 for start in starts] == [0, 1, 3, 4], wrap
 
 
-def test_a_period_that_holds_warm_up_is_left_out(tmp_path: Path) -> None:
-    """Optimizers end at 950 and 1950, then warm-up holds two steps, then three more: [1950, 4950) is no step."""
-    export = steps(Export().range("warmup", 2000, 4000), 7, wrap=None)
-    assert bounds(windows_of(export, tmp_path)) == [(950, 1950), (4950, 5950), (5950, 6950)]
-
-
-@pytest.mark.parametrize("wrap", ["step", None])
-def test_a_step_whose_kernels_the_capture_lacks_is_left_out(tmp_path: Path, wrap: str | None) -> None:
-    """The optimizer of the third of five steps has launched a kernel that the file does not have.
-
-    Without ranges of steps its end bounds none: [1950, 3950) is no step.
-    """
-    export = steps(Export(), 5, wrap=wrap)
-    export.call("cudaLaunchKernel_v7000", 2800)
-    expected = [(0, 1000), (1000, 2000), (3000, 4000), (4000, 5000)] if wrap else [(950, 1950), (3950, 4950)]
-    assert bounds(windows_of(export, tmp_path)) == expected
-
-
-def test_steps_without_backward_are_left_out_where_others_have_one(tmp_path: Path) -> None:
-    """Evaluation between two training steps."""
+def test_evaluation_between_steps(tmp_path: Path) -> None:
+    """A step range without a backward pass where others have one: it bounds the step before, and is none."""
     export = steps(Export(), 1).range("step", 1000, 1500).kernel(GEMM, 1010, 1020, 1400)
     assert bounds(windows_of(steps(export, 1, at=2000), tmp_path)) == [(0, 1000), (2000, 3000)]
 
 
-def test_steps_without_backward_are_steps_where_none_has_one(tmp_path: Path) -> None:
-    export = Export()
-    for start in (0, 1000):
-        export.range("step", start, start + 900).kernel(GEMM, start + 10, start + 20, start + 800)
-    assert bounds(windows_of(export, tmp_path)) == [(0, 900), (1000, 1900)]
-
-
 def test_each_process_has_its_own_steps(tmp_path: Path) -> None:
     export = steps(steps(Export(), 2), 3, at=500, pid=200)
-    # ``training_step`` launches from threads of the same numbers.
     assert bounds(windows_of(export, tmp_path)) == [(0, 1000), (1000, 2000)]
     assert bounds(windows_of(export, tmp_path, pid=200)) == [(500, 1500), (1500, 2500), (2500, 3500)]
 
 
-def test_overlapping_steps_of_two_threads_are_cut(tmp_path: Path) -> None:
-    """A step ends where the next one begins, on whichever thread."""
-    export = Export().range("step", 0, 100).range("step", 60, 160, tid=7).range("step", 160, 200)
-    assert bounds(windows_of(export.kernel(GEMM, 5, 10, 190), tmp_path)) == [(0, 60), (60, 160), (160, 200)]
+# --- 2. phases
+
+
+def passes(export: Export, text: str, at: int = 0, name: str = GEMM) -> Export:
+    """Phases of 100 ns each, one behind the other, by their letters; each launches a kernel that takes 80 ns."""
+    called = {"F": "forward", "B": "backward", "O": "optimizer"}
+    for number, letter in enumerate(text):
+        start = at + 100 * number
+        kernel = {"F": GEMM, "B": SOFTMAX, "O": ADD}[letter] if name == GEMM else name
+        export.range(called[letter], start, start + 100).kernel(kernel, start + 5, start + 10, start + 90)
+    return export
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("FBOFBOFBO", [(0, 300), (300, 600), (600, 900)]),
+        ("FBFBOFBFBO", [(0, 500), (500, 1000)]),  # two micro-batches
+        ("FBFB", [(0, 200), (200, 400)]),  # no optimizer is known
+        ("FFFF", [(0, 100), (100, 200), (200, 300), (300, 400)]),
+        ("FBO", [(0, 300)]),  # one of each
+        ("FBOFFFFBOFBO", [(0, 300), (600, 900), (900, 1200)]),  # three passes of evaluation before the second step
+        ("BOFBOFBO", [(200, 500), (500, 800)]),  # the first step began before the capture
+        ("FBOFBOFB", [(0, 300), (300, 600)]),  # the last one ended after it
+        ("OOO", [(100, 200), (200, 300)]),  # from one optimizer's end to the next
+    ],
+)
+def test_phases(tmp_path: Path, text: str, expected: Bounds) -> None:
+    windows = windows_of(passes(Export(), text), tmp_path)
+    assert windows.source == "phases"
+    assert bounds(windows) == expected
+
+
+def test_models_that_train_in_turns_are_one_step(tmp_path: Path) -> None:
+    """A GAN: an optimizer step of the discriminator, then one of the generator, whose kernels are others."""
+    export = Export()
+    for number in range(6):
+        passes(export, "FBO", at=300 * number, name=(GEMM, "generator")[number % 2])
+    windows = windows_of(export, tmp_path)
+    assert windows.unit == "2 optimizer steps that take turns"
+    assert bounds(windows) == [(0, 600), (600, 1200), (1200, 1800)]
+
+
+def test_a_pass_recomputed_in_backward_is_none_of_its_own(tmp_path: Path) -> None:
+    """Checkpointing: autograd's thread opens forward again, while nothing names the backward pass."""
+    export = Export().thread(AUTOGRAD, "pt_autograd_0")
+    for at in (0, 1000):
+        export.range("forward", at, at + 300).kernel(GEMM, at + 5, at + 10, at + 290)
+        for again in (400, 600):
+            export.range("forward", at + again, at + again + 100, tid=AUTOGRAD)
+            export.kernel(GEMM, at + again + 5, at + again + 10, at + again + 190, AUTOGRAD)
+    assert bounds(windows_of(export, tmp_path)) == [(0, 1000), (1000, 1790)]
+
+
+def test_one_phase_of_many_kernels_beside_it_is_no_step(tmp_path: Path) -> None:
+    """A forward range of 300 of 900 ns of work: the rest of the step has no name."""
+    export = Export().range("forward", 0, 320).kernel(GEMM, 5, 10, 310)
+    export.kernel(SOFTMAX, 400, 410, 710).kernel(ADD, 800, 810, 1110)
+    assert windows_of(export, tmp_path).source == "pass"
+
+
+def test_tokens_of_generation_are_steps(tmp_path: Path) -> None:
+    """The prompt's pass takes ten times as long as a token's: it is other work, and not in the length of a step."""
+    program = Program()
+    for number, us in enumerate((1000, *[100] * 6)):
+        at = 1200 * number
+        program.open("forward", at, at + us + 10).work((at + 1, at + 2), (at + 5, at + 5 + us))
+        program.work((at + us + 11, at + us + 12), (at + us + 15, at + us + 16), name=ADD)
+    found = steps_of(program, tmp_path)
+    assert [(one.kind, one.steps) for one in found.groups] == [("usual", 5), ("shorter", 1), ("other work", 1)]
+    assert found.length_ms == 1.2
+    assert found.start_up is None
+
+
+# --- 3. repetition
+
+
+def sequence(export: Export, kernels: list[str], at: int = 0, pause: dict[int, int] | None = None) -> Export:
+    """Kernels of 80 ns, launched 100 ns apart, with more time before some of them."""
+    time = at
+    for number, name in enumerate(kernels):
+        time += 100 + (pause or {}).get(number, 0)
+        export.kernel(name, time, time + 5, time + 85)
+    return export
+
+
+def test_passes_of_layers_are_steps_and_layers_are_none(tmp_path: Path) -> None:
+    """Ten passes of 20 layers: no kernel is unique to a pass."""
+    one = [EMBED, *LAYER * 20, *HEAD]
+    windows = windows_of(sequence(Export(), one * 10), tmp_path)
+    assert (windows.source, windows.unit) == ("repetition", f"a sequence of {len(one)} operations that repeats")
+    assert bounds(windows)[:2] == [(100, 100 + 100 * len(one)), (100 + 100 * len(one), 100 + 200 * len(one))]
+    assert len(windows) == 10
+
+
+@pytest.mark.parametrize(
+    "kernels",
+    [
+        [EMBED, *LAYER * 36, *HEAD],  # one pass
+        [EMBED, *LAYER * 36, *HEAD, EMBED, *LAYER * 18],  # and a half
+        [*LAYER * 36],  # cut out of one
+        [ADD, SOFTMAX, ADD] * 100,  # one parameter after the other
+        [GEMM],
+        [GEMM, ADD, SOFTMAX, ADD, ADD, GEMM, SOFTMAX, GEMM, ADD, SOFTMAX, SOFTMAX, SOFTMAX],
+    ],
+)
+def test_what_is_one_pass(tmp_path: Path, kernels: list[str]) -> None:
+    windows = windows_of(sequence(Export(), kernels), tmp_path)
+    assert (windows.source, windows.unit) == ("pass", "the whole capture")
+    assert bounds(windows) == [(100, 100 * len(kernels) + 85)]
+
+
+def test_steps_that_train(tmp_path: Path) -> None:
+    """A model without layers that are alike: an optimizer's kernels tell that a unit trains."""
+    windows = windows_of(sequence(Export(), [GEMM, SOFTMAX, EMBED, GEMM, ADAM] * 4), tmp_path)
+    assert (windows.source, len(windows)) == ("repetition", 4)
+
+
+def test_a_unit_begins_behind_the_longest_pause(tmp_path: Path) -> None:
+    """The capture begins in the middle of a step; 5 µs lie between the head and the embedding."""
+    one = [EMBED, *LAYER * 10, *HEAD]
+    kernels = [*one[30:], *one * 4]
+    pauses = {len(one) - 30 + len(one) * number: 5_000 for number in range(4)}
+    windows = windows_of(sequence(Export(), kernels, pause=pauses), tmp_path)
+    assert len(windows) == 4
+    assert windows.start[0] == 100 * (len(one) - 30) + 5_100
+
+
+def test_a_step_that_logs_is_a_step(tmp_path: Path) -> None:
+    """Three kernels more in the fourth of eight; the program pauses for 100 ns before each."""
+    one = [EMBED, *LAYER * 10, *HEAD]
+    kernels = [*one * 3, *one, ADD, SOFTMAX, ADD, *one * 4]
+    pauses = {number * len(one) + 3 * (number > 3): 100 for number in range(8)}
+    windows = windows_of(sequence(Export(), kernels, pause=pauses), tmp_path)
+    assert len(windows) == 8
+    usual = 100 * len(one) + 100
+    assert np.diff(windows.start).tolist() == [usual] * 3 + [usual + 300] + [usual] * 3
+
+
+def test_passes_that_equal_themselves_almost_a_layer_earlier(tmp_path: Path) -> None:
+    """Shifted by a pass less a layer, 97 of 100 operations are the same."""
+    one = [EMBED, *LAYER * 60, *HEAD]
+    windows = windows_of(sequence(Export(), one * 6), tmp_path)
+    assert windows.unit == f"a sequence of {len(one)} operations that repeats"
+
+
+def test_repeats_of_a_fifth_of_the_time_are_no_steps(tmp_path: Path) -> None:
+    """An optimizer beside a model: its repeats hold 24 of 64 kernels."""
+    kernels = [f"kernel {number}" for number in range(40)]
+    assert windows_of(sequence(Export(), [*kernels, *[GEMM, ADD, ADAM] * 8]), tmp_path).source == "pass"
+
+
+def test_repeats_inside_a_single_phase_are_its_layers(tmp_path: Path) -> None:
+    export = sequence(Export(), [EMBED, *LAYER * 20, *HEAD] * 4).range("optimizer", 50, 90_000)
+    assert windows_of(export, tmp_path).source == "pass"
+
+
+def test_steps_of_the_device_that_works_most(tmp_path: Path) -> None:
+    """Two GPUs of one process: the second one has a part of the work, launched in between now and then."""
+    one = [EMBED, *LAYER * 10, *HEAD]
+    export = sequence(Export(), one * 5)
+    for at in (150, 777, 1_951, 20_050):
+        export.kernel(ADD, at, at + 5, at + 50, device=1)
+    assert len(windows_of(export, tmp_path)) == 5
+
+
+@pytest.mark.parametrize(("replays", "nodes"), [(3, False), (4, True)])
+def test_replays_of_a_graph_are_steps(real_capture: RealCapture, replays: int, *, nodes: bool) -> None:
+    """Without the ranges of the captures, each of which replays a forward pass three times."""
+    del replays
+    trace = Trace.load(real_capture("graphnode_small256" if nodes else "graph_small256"))
+    bare = AttributedTrace(_without_ranges(trace))
+    (process,) = processes_of(bare.trace)
+    windows = find_windows(bare, process.global_pid)
+    assert windows is not None
+    assert (windows.source, len(windows)) == ("repetition", 3)
+    assert np.diff(windows.start) / 1e6 == pytest.approx([9.5, 9.5], abs=0.2)
+
+
+def _without_ranges(trace: Trace) -> Trace:
+    from dataclasses import replace
+
+    return replace(trace, ranges=trace.ranges.select(slice(0, 0)), operators=trace.operators.select(slice(0, 0)))
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "ms"),
+    [
+        ("train_small256", 3, 79.6),
+        ("bf16_sdpa_small1024", 3, 108.3),
+        ("mem_small256", 3, 153.6),
+        ("accumulate_tf32", 3, 27.3),  # two micro-batches a step
+        ("checkpoint_fp16", 3, 37.7),
+        ("compile_bf16", 3, 15.7),
+        ("llama_bf16", 3, 21.5),
+        ("functions_trace_gpt2", 3, 45.2),
+        ("small_ctx1024_train_fp32", 3, 139.3),
+    ],
+)
+def test_real_captures_without_any_range(real_capture: RealCapture, name: str, count: int, ms: float) -> None:
+    """Their steps are those of their ranges."""
+    bare = AttributedTrace(_without_ranges(Trace.load(real_capture(name))))
+    (process,) = processes_of(bare.trace)
+    found = find_steps(bare, process.global_pid)
+    assert found is not None
+    assert (found.every.source, len(found.every)) == ("repetition", count)
+    assert found.length_ms == pytest.approx(ms, abs=0.1)
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=8, max_size=30).filter(lambda layer: len(set(layer)) > 1),
+    st.integers(3, 8),
+    st.integers(2, 6),
+    st.lists(st.integers(6, 9), min_size=1, max_size=4),
+)
+def test_the_period_of_nested_repeats_is_the_outer_one(
+    layer: list[int], layers: int, count: int, head: list[int]
+) -> None:
+    """Passes of equal layers and a head of other kernels, however the layers are made."""
+    one = [*layer * layers, *head]
+    symbols = np.array(one * count)
+    ns = np.ones(len(symbols), np.int64)
+    found = next(find_repeats(symbols, ns, np.zeros(len(symbols), np.int64)))
+    assert found.period == len(one)
+    assert np.diff(found.starts).tolist() == [len(one)] * (len(found.starts) - 1)
+    assert len(found.starts) == count
+    assert (found.before, found.behind) == (0, 0)
+
+
+# --- 4. said, or one pass
+
+
+def test_as_many_steps_as_are_said(tmp_path: Path) -> None:
+    """Layers that are not told from passes are, where a person says how many there are; else parts are equal."""
+    layers = windows_of(sequence(Export(), [*LAYER * 36]), tmp_path, names=PhaseNames(steps=36))
+    assert (layers.source, len(layers)) == ("said", 36)
+    windows = windows_of(sequence(Export(), [GEMM, ADD, SOFTMAX, EMBED]), tmp_path, names=PhaseNames(steps=2))
+    # from the launch at 100 to the end at 485
+    assert bounds(windows) == [(100, 292), (292, 485)]
+
+
+def test_what_a_range_names_is_not_overruled(tmp_path: Path) -> None:
+    assert len(windows_of(steps(Export(), 3), tmp_path, names=PhaseNames(steps=2))) == 3
+
+
+def test_without_work_there_is_nothing(tmp_path: Path) -> None:
+    export = Export().range("step", 0, 100).range("step", 100, 200)
+    assert find_windows(attributed(export, tmp_path), global_pid()) is None
 
 
 # --- a program that runs ahead of the GPU
@@ -187,13 +417,19 @@ def test_steps_that_the_program_runs_ahead_of_are_the_gpus(tmp_path: Path) -> No
     windows = windows_of(ahead(), tmp_path)
     assert windows.on_gpu
     assert bounds(windows) == [(0, 320_000), (320_000, 620_000), (620_000, 920_000), (920_000, 1_220_000)]
-    assert windows.called.tolist() == [0, 50_000, 100_000, 150_000, 200_000]
+    assert windows.called.tolist() == [0, 50_000, 100_000, 150_000]
 
 
 def test_work_of_before_the_first_step_is_none_of_it(tmp_path: Path) -> None:
     """What was launched before the steps runs until 20 µs: the first begins there."""
     windows = windows_of(ahead().work((-20, -15), (-10, 20)), tmp_path)
     assert bounds(windows)[0] == (20_000, 320_000)
+
+
+def test_unseen_work_of_before_the_first_step(tmp_path: Path) -> None:
+    """A step launched in 50 µs runs [600, 900) on the GPU, which had other work that the file does not hold."""
+    program = Program().step(0, 50).work((5, 9), (600, 900))
+    assert bounds(windows_of(program, tmp_path)) == [(600_000, 900_000)]
 
 
 def test_steps_that_the_program_waits_for_are_the_ranges(tmp_path: Path) -> None:
@@ -203,13 +439,14 @@ def test_steps_that_the_program_waits_for_are_the_ranges(tmp_path: Path) -> None
         program.step(start, start + 300).work((start + 5, start + 9), (start + 31, start + 330))
     windows = windows_of(program, tmp_path)
     assert not windows.on_gpu
-    assert bounds(windows) == [(0, 300_000), (300_000, 600_000), (600_000, 900_000)]
+    assert bounds(windows) == [(0, 300_000), (300_000, 600_000), (600_000, 930_000)]
 
 
 # In µs, and none at 0: that is no time.
 launches = st.lists(
-    st.tuples(st.integers(950, 1500), st.integers(0, 400), st.integers(1, 300), st.integers(7, 9)), max_size=15
-)
+    st.tuples(st.integers(950, 1500), st.integers(0, 400), st.integers(1, 300), st.integers(7, 9)),
+    min_size=1, max_size=15,
+)  # fmt: skip
 ranges = st.lists(
     st.tuples(st.integers(1000, 1400), st.integers(1, 100), st.integers(100, 102)), min_size=1, max_size=6
 )
@@ -234,12 +471,75 @@ def test_steps_are_in_order_and_do_not_overlap(
     assert (windows.end > windows.start).all()
     assert (windows.start[1:] >= windows.end[:-1]).all()
     assert (np.diff(windows.called) > 0).all()
-    if windows.on_gpu:
-        starts = {start * 1000 for start, _, _ in rows}  # where a step begins behind all of that
-        ends = [(called * 1000, (called + latency + length) * 1000) for called, latency, length, _ in launched]
-        for i, begin in enumerate(windows.called[:-1].tolist()):
-            # From the end of the step before, and of what was launched before this one.
-            before = [end for called, end in ends if called < begin] + windows.end[:i].tolist()
-            assert i == 0 or windows.start[i] == max(before, default=begin) or windows.start[i] in starts
-    else:
-        assert set(windows.start.tolist()) <= {start * 1000 for start, _, _ in rows}
+    assert (windows.left > windows.called).all()
+    assert ((windows.called < windows.ended) & (windows.ended <= windows.left)).all()
+
+
+# --- groups
+
+
+def lasting(*lengths: int, work: int = 20, kernels: int = 1) -> Program:
+    """Steps of so many µs one behind the other, each with work of 20 µs."""
+    program, at = Program(), 0
+    for length in lengths:
+        program.step(at, at + length)
+        for number in range(kernels):
+            start = at + 2 + number * (work + 2)
+            program.work((start, start + 1), (start + 2, start + 2 + work))
+        at += length
+    return program
+
+
+@pytest.mark.parametrize(
+    ("lengths", "groups", "length_ms"),
+    [
+        ((1000, 1010, 990), [("usual", 3, True)], 1.0),
+        ((4000, 1000, 1010, 990), [("usual", 3, True), ("first", 1, False)], 1.0),
+        # Four of ten wait for a batch: (6 · 1 + 4 · 3) ÷ 10
+        ((1000, 3000, 1000, 3000, 1000, 1000, 3000, 1000, 3000, 1000), [("usual", 6, True), ("longer", 4, True)], 1.8),
+        # One of ten: it is counted, and not in the length.
+        ((1000, 1000, 1000, 3000, 1000, 1000, 1000, 1000, 1000, 1000), [("usual", 9, True), ("longer", 1, False)], 1.0),
+    ],
+)
+def test_groups_of_steps(
+    tmp_path: Path, lengths: tuple[int, ...], groups: list[tuple[str, int, bool]], length_ms: float
+) -> None:
+    found = steps_of(lasting(*lengths), tmp_path)
+    assert [(one.kind, one.steps, one.measured) for one in found.groups] == groups
+    assert found.length_ms == pytest.approx(length_ms)
+    assert len(found.windows) == sum(many for _, many, measured in groups if measured)
+
+
+def test_a_first_step_is_left_out_of_every_figure(tmp_path: Path) -> None:
+    """Its phases, its kernels, the whole capture: 4 ms, then three steps of 1 ms."""
+    from nsys_analyzer import summarize
+
+    program, at = Program(), 0
+    for length in (4000, 1000, 1000, 1000):
+        program.step(at, at + length).open("forward", at, at + length // 2).open(
+            "backward", at + length // 2, at + length
+        )
+        program.work((at + 2, at + 3), (at + 4, at + 24)).work(
+            (at + length - 40, at + length - 39), (at + length - 38, at + length - 18)
+        )
+        at += length
+    (summary,) = summarize(program.write(tmp_path / "t.sqlite"))
+    assert summary.step is not None
+    assert summary.step.instances == 3
+    forward = summary.phase("forward")
+    assert forward is not None
+    assert (forward.instances, forward.warmup_instances, forward.wall_ms.max) == (3, 1, 0.5)
+    assert summary.whole is not None
+    assert summary.whole.kernels_per_instance == 6
+    assert summary.coverage is not None
+    assert summary.coverage.in_warmup == 2
+
+
+def test_collectives_that_wait_are_no_other_work(tmp_path: Path) -> None:
+    """A rank that waits 900 µs in a collective in one step does what it does in others."""
+    program, at = Program(), 0
+    for waits in (10, 10, 900, 10, 10):
+        program.step(at, at + 1000).work((at + 2, at + 3), (at + 5, at + 55))
+        program.work((at + 4, at + 5), (at + 56, at + 56 + waits), name=NCCL)
+        at += 1000
+    assert [one.kind for one in steps_of(program, tmp_path).groups] == ["usual"]

@@ -2,7 +2,7 @@
 
 A sequence of passes equals itself shifted by one pass, from its first operation to its last. Shifted by one layer it is
 also equal almost everywhere, but not across the ends of a pass: the period of the layers holds one pass, the period of
-the passes holds all. So the period that repeats over most of the time is taken, and of equals the shortest.
+the passes holds all. So the best period is the one that repeats over most of the time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,15 @@ from nsys_analyzer.trace.arrays import Bools, Integers, Ints
 
 #: The repeats hold at least this share of the time.
 _MOST = 0.8
-#: Of the operations of a period this share is the same in the next one, at least.
-_ALIKE = 0.9
+#: Of the operations of a period this share is the same in the next one, at least; and of those of all periods.
+_ALIKE, _ALIKE_IN_ALL = 0.9, 0.95
 #: Operations that are looked at for periods, and of all pairs at a lag the share that is the same, at least.
-_LONGEST, _LIKELY = 1 << 19, 0.5
+_LONGEST, _LIKELY = 1 << 18, 0.5
+#: How often that share is estimated, and the error of the mean.
+_DIRECTIONS, _NOISE = 2, 0.3
 #: Layers: so many, each of so many operations, which hold this share of a pass at least.
 _LAYERS, _SMALLEST_LAYER, _OF_LAYERS, _LIKELY_LAYERS = 3, 5, 0.15, 0.1
-#: A longer period is taken where it holds so much more of the time.
+#: A multiple of a period is one itself where so much more is the same a period later.
 _MORE = 0.03
 #: Operations by which the first one of a period is told from others.
 _HEAD = 64
@@ -46,8 +48,8 @@ class Repeats:
     behind: int
 
 
-def find_repeats(symbols: Integers, ns: Ints, pause: Ints, count: int = 0) -> Repeats | None:
-    """The period at which a sequence of operations repeats; None where none holds most of the time.
+def find_repeats(symbols: Integers, ns: Ints, pause: Ints, count: int = 0) -> Iterator[Repeats]:
+    """The periods at which a sequence of operations repeats over most of the time, the best first.
 
     Args:
         symbols: shape (operations,), what each operation is, from 0 on.
@@ -55,25 +57,24 @@ def find_repeats(symbols: Integers, ns: Ints, pause: Ints, count: int = 0) -> Re
         pause: shape (operations,), the time between the one before and it: units begin behind the longest pause.
         count: how many units there are; 0 where that is not known.
     """
-    total, found = float(ns.sum()), (0.0, 0, 0, 0)
-    running = np.append(0, np.cumsum(ns))
+    total, running = float(ns.sum()), np.append(0, np.cumsum(ns))
+    candidates = []
     for period in _periods(symbols):
         first, behind, alike = _longest_run(symbols, period)
-        held = alike * float(running[behind] - running[first])
-        fits = not count or count == round((behind - first) / period)
-        if fits and behind - first >= 2 * period and held > found[0] + _MORE * total:
-            found = held, period, first, behind
-        if found[0] > (1 - _MORE) * total:
-            break
-    _, period, first, behind = found
-    if not period:
-        return None
-    starts = _starts(symbols, pause, period, first, behind)
-    end = int(min(starts[-1] + period, len(symbols)))
-    low, high = min(first, int(starts[0])), max(behind, end)
-    if running[high] - running[low] < _MOST * total:
-        return None
-    return Repeats(period, starts, end, low, len(symbols) - high)
+        if alike < _ALIKE_IN_ALL or behind - first < 2 * period:
+            continue
+        starts = _starts(symbols, pause, period, first, behind)
+        end = int(min(starts[-1] + period, len(symbols)))
+        low, high = min(first, int(starts[0])), max(behind, end)
+        if running[high] - running[low] < _MOST * total or count not in (0, len(starts)):
+            continue
+        # Few operations more between two units do not end the stretch.
+        regular, until = _longest(np.abs(np.diff(np.append(starts, end)) - period) <= (1 - _ALIKE) * period)
+        bounds = np.append(starts, end)
+        held = max(running[behind] - running[first], running[bounds[until]] - running[bounds[regular]])
+        repeats = Repeats(period, starts, end, low, len(symbols) - high)
+        candidates.append((-alike * float(held), period, repeats))
+    yield from (repeats for _, _, repeats in sorted(candidates, key=lambda each: each[:2]))
 
 
 def has_layers(symbols: Integers, computes: Bools) -> bool:
@@ -94,14 +95,17 @@ def _periods(symbols: Integers, likely: float = _LIKELY) -> Iterator[int]:
     if len(some) < 2:
         return
     # Of random directions only equal ones add up: the autocorrelation is the number of equal pairs, and some noise.
-    angle = np.random.default_rng(0).random(int(some.max()) + 1)[some]
-    spectrum = np.fft.fft(np.exp(2j * np.pi * angle), 2 * len(some))
-    equal = np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(some) // 2 + 1]
-    identity = equal / (len(some) - np.arange(1, len(equal) + 1))
-    kept: list[int] = []
-    for lag in (np.flatnonzero(identity >= likely) + 1).tolist():
-        if not any(lag % one == 0 and identity[one - 1] >= identity[lag - 1] - _MORE for one in kept):
-            kept.append(lag)
+    random, equal = np.random.default_rng(0), np.zeros(len(some) // 2)
+    for _ in range(_DIRECTIONS):
+        direction = np.exp(2j * np.pi * random.random(int(some.max()) + 1))
+        spectrum = np.fft.fft(direction[some], 2 * len(some))
+        equal += np.fft.ifft(np.abs(spectrum) ** 2).real[1 : len(equal) + 1] / _DIRECTIONS
+    estimated = equal / (len(some) - np.arange(1, len(equal) + 1))
+    kept: dict[int, float] = {}
+    for lag in (np.flatnonzero(estimated >= likely - _NOISE) + 1).tolist():
+        identity = float((some[:-lag] == some[lag:]).mean())
+        if identity >= likely and not any(lag % one == 0 and kept[one] >= identity - _MORE for one in kept):
+            kept[lag] = identity
             yield lag
 
 
@@ -113,16 +117,22 @@ def _longest_run(symbols: Integers, period: int) -> tuple[int, int, float]:
     """
     same = symbols[:-period] == symbols[period:]
     equal = np.append(0, np.cumsum(same))
-    alike = equal[period:] - equal[:-period] >= _ALIKE * period
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], alike, [False]])))
-    if not len(edges):
+    first, last = _longest(equal[period:] - equal[:-period] >= _ALIKE * period)
+    if first == last:
         return 0, 0, 0.0
-    starts, ends = edges[::2], edges[1::2]
-    longest = int(np.argmax(ends - starts))
     # At its ends the stretch may hold a tenth of a unit that is not alike.
-    inside = starts[longest] + np.flatnonzero(same[starts[longest] : ends[longest] + period - 1])
+    inside = first + np.flatnonzero(same[first : last + period - 1])
     first, behind = int(inside[0]), int(inside[-1]) + 1
     return first, behind + period, float(same[first:behind].mean())
+
+
+def _longest(true: Bools) -> tuple[int, int]:
+    """The bounds of the longest stretch of true values; (0, 0) where none is."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], true, [False]])))
+    if not len(edges):
+        return 0, 0
+    longest = int(np.argmax(edges[1::2] - edges[::2]))
+    return int(edges[2 * longest]), int(edges[2 * longest + 1])
 
 
 def _starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int) -> Ints:
@@ -133,17 +143,18 @@ def _starts(symbols: Integers, pause: Ints, period: int, first: int, behind: int
         table = pause[first : first + whole * period].reshape(whole, period)
         offset += int(np.argmax(np.median(table[1:] if whole > 1 else table, axis=0)))
     starts = np.arange(offset, behind - period + 1, period)
-    # The same operations begin the units that a longer one between them has moved.
-    heads = np.flatnonzero(_like_head(symbols, offset, min(period, _HEAD)))
+    # The same operations begin the units that a longer one between them has moved. One of three is like the others.
+    tried = sorted({int(starts[0]), int(starts[len(starts) // 2]), int(starts[-1])})
+    heads = max((_like_head(symbols, one, min(period, _HEAD)) for one in tried), key=len)
     inside = heads[(heads >= first) & (heads < behind)]
     if len(inside) > whole + 1:  # they do not tell a unit's first operation from others
         return starts
     return heads[: -1 if len(symbols) - heads[-1] < _ALIKE * period else None]
 
 
-def _like_head(symbols: Integers, offset: int, length: int) -> Bools:
-    """True where the same operations follow as at ``offset``."""
-    like = np.ones(len(symbols) - length + 1, np.bool_)
+def _like_head(symbols: Integers, offset: int, length: int) -> Ints:
+    """Where the same operations follow as at one place."""
+    found = np.arange(len(symbols) - length + 1)
     for place in range(length):
-        like &= symbols[place : place + len(like)] == symbols[offset + place]
-    return like
+        found = found[symbols[found + place] == symbols[offset + place]]
+    return found

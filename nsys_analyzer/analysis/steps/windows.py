@@ -288,17 +288,15 @@ def _of_repetition(work: _Work) -> Windows | None:
     """The units in which the whole sequence of work repeats, where these are passes of the program's loop."""
     index, time, ns = work.on_main_device()
     said = work.attributed.roles.names.steps
-    repeats = find_repeats(_symbols(work, index), ns, np.diff(time, prepend=time[:1]), said)
-    if repeats is None:
-        return None
-    moments = time[repeats.starts]
-    if not (np.diff(moments) > 0).all():  # the kernels of one graph are launched together
-        moments = work.attributed.trace.operations.start[index[repeats.starts]]
-    bounds = np.append(moments, max(int(time[repeats.end - 1]), int(moments[-1])) + 1)
-    unit = f"a sequence of {repeats.period:,} operations that repeats"
-    found = Windows("repetition", unit, *_bounds_of(bounds[:-1], bounds[1:]))
-    if said or (not _in_one_range(work, found) and _is_loop(work, index, repeats)):
-        return replace(found, source="said") if said else found
+    for repeats in find_repeats(_symbols(work, index), ns, np.diff(time, prepend=time[:1]), said):
+        moments = time[repeats.starts]
+        if not (np.diff(moments) > 0).all():  # the kernels of one graph are launched together
+            moments = work.attributed.trace.operations.start[index[repeats.starts]]
+        bounds = np.append(moments, max(int(time[repeats.end - 1]), int(moments[-1])) + 1)
+        unit = f"a sequence of {repeats.period:,} operations that repeats"
+        found = Windows("said" if said else "repetition", unit, *_bounds_of(bounds[:-1], bounds[1:]))
+        if said or (not _in_one_range(work, found) and _is_loop(work, index, repeats)):
+            return found
     return None
 
 
@@ -378,9 +376,9 @@ def _as_the_gpu_lived_it(windows: Windows, attributed: AttributedTrace, process:
     last = _last_ends(windows, time, end)
     if not late or attributed.trace.metadata.ranges_on_gpu:
         return replace(windows, end=np.append(windows.end[:-1], max(int(windows.end[-1]), int(last[-1]))))
-    before = np.append(_first_start(windows, attributed, process), np.maximum.accumulate(end))
-    before = before[np.searchsorted(time, windows.start)]
     ends = np.maximum.accumulate(np.maximum(last, windows.end))
+    first = _first_start(windows, attributed, process, float(np.median(np.diff(ends, prepend=windows.start[0]))))
+    before = np.append(first, np.maximum.accumulate(end))[np.searchsorted(time, windows.start)]
     starts = np.maximum.reduce([before, windows.start, np.append(before[0], ends[:-1])])
     kept = ends > starts
     return replace(windows, start=starts, end=ends, on_gpu=True).select(kept) if kept.any() else windows
@@ -403,7 +401,7 @@ def _last_ends(windows: Windows, time: Ints, end: Ints) -> Ints:
     return last
 
 
-def _first_start(windows: Windows, attributed: AttributedTrace, process: int) -> int:
+def _first_start(windows: Windows, attributed: AttributedTrace, process: int, length: float) -> int:
     """When the first step begins on the GPU where nothing was launched before it: with its own work, if that is late.
 
     Work of before the capture, which is not in the file, may run until then.
@@ -411,6 +409,6 @@ def _first_start(windows: Windows, attributed: AttributedTrace, process: int) ->
     operations, attribution = attributed.trace.operations, attributed.attribution
     own = (operations.process == process) & (attribution.thread != NONE)
     own &= (attribution.time >= windows.called[0]) & (attribution.time < windows.left[0])
-    start = int(operations.start[own].min(initial=windows.end[0]))
-    is_late = start - windows.start[0] > _LATE * (windows.end[0] - windows.start[0])
-    return start if is_late else int(windows.start[0])
+    called = int(windows.start[0])
+    start = int(operations.start[own].min()) if own.any() else called
+    return start if start - called > _LATE * length else called
