@@ -30,7 +30,7 @@ def steps(matmul_us: int = 5_000, count: int = 4, gpu: str = "NVIDIA H200") -> E
     export = Export().gpu(name=gpu)
     length = 1_300_000 + matmul_us * 1_000
     for i in range(count):
-        at = i * (length + MS)
+        at = i * length
         export.range("step", at, at + length)
         export.range("forward", at, at + length)
         export.kernel(ADD, at + 10_000, at + 100_000, at + 100_000 + MS)
@@ -174,7 +174,7 @@ def test_options_that_a_report_leaves_without_effect(before: Path, after: Path, 
     for path, report in zip((before, after), reports, strict=True):
         run_main("report", path, "--format", "json", "-o", report)
     named = ("--phase-name", "forward=block", "--batch-size", "4")
-    for options, spelled in ((("--model", "small"), "--model"), (named, "--phase-name, --batch-size")):
+    for options, spelled in ((("--model", "small"), "--model"), (named, "--phase, --batch-size")):
         assert f"Both sides are reports, of which {spelled}" in fails(run_main, *reports, *options)
         one_side = run_main("compare", reports[0], after, *options)
         assert one_side.code == 0

@@ -15,6 +15,7 @@ from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.steps.summarize import find_idle
 from nsys_analyzer.export import FORMATS
 from nsys_analyzer.export.captures import Capture, on_one_clock
 from nsys_analyzer.export.perfetto import is_ours
@@ -22,7 +23,6 @@ from nsys_analyzer.trace.trace import Trace
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, Export, global_pid, training_step
 from tests.support.kineto import Kineto
-from tests.support.program import summary_of_steps, waiting_scale
 from tests.support.ranks import own_captures, write
 from tests.support.trace_processor import TraceProcessor, trace_processor
 
@@ -155,8 +155,10 @@ def test_counts_and_sums_are_those_of_the_table(name: str, real_capture: Callabl
     known = frame[frame["range_path"] != ""].groupby("range_path", observed=True)["duration_ns"].sum()
     assert {row["path"]: row["ns"] for row in paths} == known.to_dict()
     idle = trace.query(f"SELECT process, sum(dur) / 1e6 AS ms FROM ({SLICES}) WHERE track = 'idle' GROUP BY 1")
-    steps = [summary_of_steps(attributed, process.global_pid) for process in processes_of(attributed.trace)]
-    expected = [one.instances * one.main.parts.idle_ms / waiting_scale(one) for one in steps if one]
+    expected = [
+        sum(float((one.end - one.start).sum()) for one in find_idle(attributed, process.global_pid)) / 1e6
+        for process in processes_of(attributed.trace)
+    ]
     assert sorted(row["ms"] for row in idle) == pytest.approx(sorted(expected))
 
 

@@ -110,16 +110,16 @@ def test_calls_of_modules_are_ranges_of_their_thread(tmp_path: Path) -> None:
     assert set(ranges.thread.tolist()) == {VM | PID << 24 | MAIN}
 
 
-def test_calls_of_modules_lie_on_the_path_of_a_kernel_and_are_no_phase(tmp_path: Path) -> None:
+def test_calls_of_modules_lie_on_the_path_of_a_kernel_and_root_calls_are_passes(tmp_path: Path) -> None:
     frame = kernel_frame(Trace.load(converted(with_modules(gpu_step()), tmp_path)))
     assert frame["range_path"].tolist() == ["forward / nn.Module: Step_0 / nn.Module: Loss_1", "backward"]
     trace = Kineto().gpu().module("Step_0", 0, 100).operator("aten::mm", 5, 20).launch(1, 10).kernel(GEMM, 1, 15, 4)
-    trace.module("Warmup_0", 200, 50).launch(2, 210).kernel(GEMM, 2, 220, 4).launch(3, 300).kernel(GEMM, 3, 310, 4)
+    trace.module("Warmup_0", 200, 90).launch(2, 210).kernel(GEMM, 2, 220, 4).launch(3, 300).kernel(GEMM, 3, 310, 4)
     (summary,) = summarize(Trace.load(converted(trace, tmp_path)), "t")
     assert summary.coverage is not None
-    # Two of three kernels are launched in a range, and none in a phase or in warm-up.
-    assert (summary.coverage.attributed, summary.coverage.in_phases, summary.coverage.in_warmup) == (2, 0, 0)
-    assert summary.phases == ()
+    # Two of three kernels are launched in calls of models, whatever these are called, one pass; none is in warm-up.
+    assert (summary.coverage.attributed, summary.coverage.in_phases, summary.coverage.in_warmup) == (2, 2, 0)
+    assert [(phase.phase, phase.instances) for phase in summary.phases if phase.phase != "step"] == [("forward", 1)]
 
 
 def test_calls_of_modules_change_no_figure_of_a_phase(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_mfu_of_each_phase() -> None:
 def test_the_best_known_time() -> None:
     capture = training()
     timed = Unprofiled("ok", phases={"forward": Stats(3, 2 * MS), "backward": Stats(3, MS)})
-    diagnosis = Diagnosis(5 * MS, 7 * MS, 9 * MS, 4 * MS, 0.0, False, ())
+    diagnosis = Diagnosis(5 * MS, 7 * MS, 9 * MS, 4 * MS, 0.0, False, None, ())
     limits = found(replace(capture, unprofiled=timed, diagnosis=diagnosis))
     times = {one.phase: (one.ms, one.time_of) for one in limits.phases}
     # The unprofiled time of backward is below its GPU time, 2 · MS: it is of other work.

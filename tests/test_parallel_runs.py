@@ -412,12 +412,13 @@ def test_collectives_that_differ_in_every_step(tmp_path: Path) -> None:
 
 
 @both_ways
-def test_what_is_between_two_steps_is_of_none(made: Ranks, tmp_path: Path) -> None:
+def test_what_is_between_two_steps_is_of_the_first(made: Ranks, tmp_path: Path) -> None:
     """Steps of 900 µs, and behind each an all-reduce of a loss, which ends in the next step.
 
     In µs of a step: launched at 950, it runs from 960 on rank 0 and from 1,020 on rank 1, and ends at 1,050. The steps
-    of rank 0 but the first hold [0, 50) of it, of which it waits until 20; those of rank 1 hold [20, 50). Rank 1
-    launches another one behind the last step, which no figure is of.
+    of rank 0 but the last hold [960, 1000) of it and those but the first [0, 50), of which it waits until 20; those of
+    rank 1 hold [20, 50). What is launched behind the last step no figure is of. The steps take 1,000, 1,000 and 900 µs,
+    of which nothing is work: the median is 30 / 29 of the mean, which all parts are scaled by.
     """
     ranks = made(2)
     for number in range(3):
@@ -429,11 +430,11 @@ def test_what_is_between_two_steps_is_of_none(made: Ranks, tmp_path: Path) -> No
             rank.collective("all-reduce", behind, at + 1050 * US, at + 950 * US, size=4)
     ranks[1].collective("all-reduce", 3100 * US, 3110 * US, size=4)
     run = joined(ranks, tmp_path)
-    # of the second and third of three steps
-    parts = [(100 + 50 * 2 / 3, 20 * 2 / 3, 100 + 30 * 2 / 3), (100 + 30 * 2 / 3, 0, 100 + 30 * 2 / 3)]
-    assert figures(run, "communication", "waiting", "transfer") == [pytest.approx(row, abs=1e-5) for row in parts]
-    row = collective(run)
-    assert (row.bytes, row.phase, row.count, us(row.transfer_ms)) == (1 << 20, "backward", 1, 100)
+    parts = [(100 + 2 / 3 * (40 + 50), 2 / 3 * (40 + 20), 100 + 2 / 3 * 30), (100 + 2 / 3 * 30, 0, 100 + 2 / 3 * 30)]
+    scaled = [tuple(us * 30 / 29 for us in row) for row in parts]
+    assert figures(run, "communication", "waiting", "transfer") == [pytest.approx(row, abs=1e-5) for row in scaled]
+    rows = [(row.bytes, row.phase, row.count) for row in run.collectives]
+    assert sorted(rows) == [(4, "", pytest.approx(2 / 3)), (1 << 20, "backward", 1)]
     assert notes(run) == []
 
 

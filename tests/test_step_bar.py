@@ -12,6 +12,7 @@ from rich.color import Color
 from rich.console import Console
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, Parts, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.report.figures.palette import CLASSES, PARTS
@@ -32,7 +33,8 @@ TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=
 
 def step_of(*devices: DeviceSteps) -> StepSummary:
     wall = Stats(1, 100.0, None, 100.0, 100.0, 100.0)
-    return StepSummary(1, "range", "a range step", False, wall, devices, None, None, (), None)
+    groups = (StepGroup("usual", 1, 100.0, True),)
+    return StepSummary(1, "range", "a range step", False, 100.0, wall, groups, devices)
 
 
 def device_of(number: int, idle: float, *, copies: float = 0.0, **classes: float) -> DeviceSteps:
@@ -111,7 +113,7 @@ def test_a_bar_without_color() -> None:
         )
     )
     assert legend == [
-        "A step of 100.0 ms, profiled:  M matmul 50.00 ms 50%  S softmax 18.00 ms 18%",
+        "A step, 100.0 ms, profiled:  M matmul 50.00 ms 50%  S softmax 18.00 ms 18%",
         f"+ 2 smaller parts 1.800 ms 2%  {shade} idle 30.20 ms 30%",
     ]
     assert lines_of(bars, 100, encoding="ascii")[0].endswith("............ idle ............")

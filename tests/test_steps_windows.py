@@ -218,7 +218,7 @@ def test_tokens_of_generation_are_steps(tmp_path: Path) -> None:
         program.open("forward", at, at + us + 10).work((at + 1, at + 2), (at + 5, at + 5 + us))
         program.work((at + us + 11, at + us + 12), (at + us + 15, at + us + 16), name=ADD)
     found = steps_of(program, tmp_path)
-    assert [(one.kind, one.steps) for one in found.groups] == [("usual", 5), ("shorter", 1), ("other work", 1)]
+    assert [(one.kind, one.steps) for one in found.groups] == [("usual", 5), ("other work", 1), ("last", 1)]
     assert found.length_ms == 1.2
     assert found.start_up is None
 

@@ -429,10 +429,10 @@ def test_moments_over_steps(pieces: list[tuple[int, int, int]], sparse: bool) ->
         patched.setattr(statistics_of_phases, "_SPARSE", 0 if sparse else 100)
         moments.add(step, kind, ns)
     held = [[sum(n for s, k, n in pieces if (s, k) == (i, j)) / 1e6 for i in range(4)] for j in range(3)]
-    for (mean, std), values in zip(moments.of(4), held, strict=True):
+    for (mean, std), values in zip(moments.of(4, 1.0), held, strict=True):
         assert mean == pytest.approx(statistics.fmean(values), abs=1e-9)
         assert std == pytest.approx(statistics.stdev(values), abs=1e-6)
-    assert moments.of(1)[0][1] is None
+    assert moments.of(1, 1.0)[0][1] is None
 
 
 def test_values_of_very_many_instances() -> None:

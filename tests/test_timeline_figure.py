@@ -166,7 +166,7 @@ def test_a_capture_as_a_figure(tmp_path: Path) -> None:
     figure = timeline_of(capture)
     assert figure
     assert figure.key == "small_ctx256-step"
-    assert figure.title == "small_ctx256: the step nearest the median, 38.18 ms"
+    assert figure.title == "small_ctx256: the step nearest the median"
     titles = [lane.title for lane in figure.lanes if lane.title]
     assert titles == ["CPU: main thread", "CPU: blocking calls", "GPU stream 7", "GPU idle"]
     assert [name for name, _, _ in figure.lanes[0].blocks] == ["forward", "loss", "backward", "optimizer"]
@@ -189,7 +189,7 @@ def test_a_program_that_runs_ahead(tmp_path: Path) -> None:
     ahead = timeline_of(replace(capture, step=replace(capture.step, on_gpu=True)))
     assert ahead
     assert ahead.cpu_ahead
-    assert ahead.title.endswith("38.18 ms. The CPU runs ahead: its ranges belong to later GPU work")
+    assert ahead.title.endswith("median. The CPU runs ahead: its ranges belong to later GPU work")
 
 
 def test_a_capture_without_steps() -> None:

@@ -18,6 +18,7 @@ from nsys_analyzer.report.model import (
     Paragraph,
     Report,
     Roofline,
+    Seen,
     Table,
     Timeline,
 )
@@ -114,7 +115,7 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield ("bullet_list_open", "ul")
         for line in block.lines:
             yield from (("list_item_open", "li"), *_paragraph(line))
-    else:
+    elif not isinstance(block, Seen):  # a page alone shows where
         language = "sh" if block.kind == "commands" else "python"
         yield ("fence", language, "\n".join(visible(plain(line)) for line in block.lines).rstrip("\n"))
 

@@ -21,6 +21,8 @@ CONFIGURATION = (*_WORK, *_OPTIONS)
 _VERSIONS = ("torch", "cuda", "driver", "nsys", "host_cpu", "git_commit")
 #: A matmul precision that stands for a run, as a share of the matmul time.
 _MOSTLY = 0.5
+#: Steps that no name tells are the same work where neither has so many times the matmuls of the other.
+_AS_MANY = 1.1
 _STATUS = {
     "oom": "ran out of memory",
     "partial": "is partial: a range has no end",
@@ -102,7 +104,16 @@ def _of_pair(one: Recorded, other: Recorded) -> Iterator[Words]:
     modules = _modules(one), _modules(other)
     if all(modules) and modules[0].isdisjoint(modules[1]):
         yield f"The models of {one.title} and {other.title} have no module in common"
-    if one.step and other.step and one.step.source != other.step.source:
+    if not one.step or not other.step:
+        return
+    few, many = sorted((one.step.matmuls, other.step.matmuls))
+    if one.step.source != other.step.source:
         yield phrase(
             "Their steps are not the same: of {} {}; of {} {}", one.title, one.step.unit, other.title, other.step.unit
         )
+    elif one.step.is_found and many > _AS_MANY * few:
+        yield phrase(
+            "{} has {:,.0f} matmuls in {}, {} has {:,.0f} in {}, and nothing names what a step is (`--step RANGE`, "
+            "`--steps N`)",
+            one.title, one.step.matmuls, one.step.unit, other.title, other.step.matmuls, other.step.unit,
+        )  # fmt: skip

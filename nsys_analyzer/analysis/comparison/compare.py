@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -153,6 +153,7 @@ def _steps(side: Side) -> list[RecordedStep]:
 
 def _wall(step: RecordedStep, spread: Spread) -> Figure:
     figure = Figure.of_values(step.wall_values_ms, step.instances)
+    figure = replace(figure, ms=figure.ms if step.length_ms is None else step.length_ms)
     return figure.between_runs(spread.of_step(step, figure.ms))
 
 

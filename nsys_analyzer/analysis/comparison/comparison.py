@@ -176,6 +176,14 @@ class Comparison:
         """The change that the verdict is about: of the step without the profiler where it was timed, else under it."""
         return self.unprofiled or (self.step.wall if self.step else None)
 
+    @property
+    def is_slowed_on_one_side(self) -> bool:
+        """Whether the profiler hides what one side alone does, and nothing else tells its times."""
+        hidden = {
+            any(run.step and run.step.profiler_overhead_ms for run in one.runs) for one in (self.before, self.after)
+        }
+        return self.unprofiled is None and len(hidden) > 1
+
     def verdict(self, threshold: float = THRESHOLD) -> Verdict:
         """Whether the step changed; ``unclear`` where a change of this share would not have been seen."""
         change = self.headline

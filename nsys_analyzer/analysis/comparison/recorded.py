@@ -62,6 +62,8 @@ class RecordedStep(msgspec.Struct, frozen=True):
     classes: tuple[RecordedClass, ...]
     causes: tuple[RecordedCause, ...]
     kernels: tuple[RecordedKernel, ...]
+    length_ms: _Ms | None = None
+    profiler_overhead_ms: tuple[_Ms, _Ms] | None = None
 
     @property
     def median_busy_ms(self) -> float:
@@ -80,6 +82,16 @@ class RecordedStep(msgspec.Struct, frozen=True):
     def launches(self) -> float:
         """Kernels and fills that start in a step, mean."""
         return sum(one.launches for one in self.kernels)
+
+    @property
+    def matmuls(self) -> float:
+        """Matmuls that start in a step, mean."""
+        return sum(one.launches for one in self.kernels if one.kernel_class == "matmul")
+
+    @property
+    def is_found(self) -> bool:
+        """Whether no name tells the steps."""
+        return self.source in ("repetition", "said", "pass")
 
 
 class RecordedPhase(msgspec.Struct, frozen=True):

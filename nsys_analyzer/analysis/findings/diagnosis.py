@@ -127,7 +127,8 @@ def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
         # The first change saves least; beside others a change may cost, and is not made then.
         left = [min(one.changes[0](replay), replay, key=lambda one: one.step_ns) for replay in left]
         steps = [replay.step_ns / 1e6 * case.scale for replay in left]
-        said = one.evidence, one.derivation, one.remedy, one.disproof
+        words = case.step.in_words
+        said = tuple(map(words, one.evidence)), words(one.derivation), one.remedy, words(one.disproof)
         yield Finding(one.id, one.title, low, high, case.step_ms, sum(_ends(steps)) / 2, *said, one.place)
 
 

@@ -28,6 +28,7 @@ _REMEDIES: dict[Cause, tuple[str, ...]] = {
     "communication": ("# compare the ranks: a collective waits for the last one. Give the captures of all ranks.",),
     "unknown": ("# record the CPU, too: nsys profile --trace=cuda,nvtx; PyTorch: ProfilerActivity.CPU and CUDA",),
 }
+_DISPROOF = "Time the part by itself: if the step is no shorter without it, the GPU waits for something else."
 _LOOK = ("# put a range around what you suspect, torch.cuda.nvtx.range_push(name) ... range_pop(), and record again",)
 
 
@@ -60,7 +61,7 @@ def find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Fi
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
     return Finding(
         "gpu_idle",
-        title,
+        str(step.in_words(title)),
         0.0,
         ms,
         step_ms,
@@ -68,6 +69,6 @@ def find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Fi
         (f"The GPU computes for {parts.compute_ms / step_ms:.0%} of {of}; {ms:.3g} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(cause, _LOOK),
-        "Time the part by itself: if the step is no shorter without it, the GPU waits for something else.",
+        step.in_words(_DISPROOF),
         Place("idle", cause),
     )

@@ -26,6 +26,7 @@ class Collectives(Columns):
     """The collectives of a rank, each a kernel, in order of start.
 
     Attributes:
+        length_ms: the length of a step.
         start, end: ns.
         launched: ns, when the program launched it.
         step: which of the rank's steps launched it; -1 outside.
@@ -80,6 +81,7 @@ class Member:
         number: shape (steps,), the number of each step: that in its range's name, else its place.
         numbered: whether the ranges' names say the numbers.
         start, end: shape (steps,), ns.
+        length_ms: the length of a step, which parts are scaled to.
         cpu: shape (steps,), ns that the program needs for a step itself: without calls that wait for the GPU.
         exposed: the stretches, in order and apart, in which collectives run and nothing else does.
     """
@@ -95,6 +97,7 @@ class Member:
     numbered: bool
     start: Ints
     end: Ints
+    length_ms: float
     parts: StepParts
     collectives: Collectives
     cpu: Ints

@@ -146,8 +146,7 @@ class _Join:
         def ms(ns: Ints) -> float:
             return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
 
-        def waiting_ms(ns: Ints) -> float:
-            return ms(ns) * scale
+        exposed_ms = ms(parts.exposed_communication)
 
         figures = RankFigures(
             label=member.label,
@@ -156,26 +155,26 @@ class _Join:
             capture=member.capture,
             source=member.source,
             device=member.device,
-            step_ms=Stats.of_ns(walls),
+            step_ms=replace(Stats.of_ns(walls), median=member.length_ms),
             compute_ms=ms(parts.compute),
             exposed_copy_ms=ms(parts.exposed_copy),
-            communication_ms=ms(parts.communication),
-            exposed_communication_ms=waiting_ms(parts.exposed_communication),
-            idle_ms=waiting_ms(parts.idle),
+            communication_ms=ms(parts.communication) + (scale - 1) * exposed_ms,
+            exposed_communication_ms=scale * exposed_ms,
+            idle_ms=scale * ms(parts.idle),
             cpu_ms=ms(member.cpu),
             steps=self._steps(position, own),
         )
         return figures if self.waits is None else self._with_waits(figures, position, own, self.waits[position], scale)
 
     def _scale_of_waiting(self, position: int) -> float:
-        """What means of exposed communication and idle time are multiplied by, so that parts add up to the median step.
+        """What means of exposed communication and idle time are multiplied by, so that parts add up to a step's length.
 
         Computing and copying take as long in a long step as in others.
         """
-        walls, parts = self._walls(position), self.members[position].parts
-        works = (parts.compute + parts.exposed_copy)[self.steps[position]]
+        member, walls = self.members[position], self._walls(position)
+        works = (member.parts.compute + member.parts.exposed_copy)[self.steps[position]]
         waits = float(walls.sum() - works.sum())
-        return max(float(np.median(walls)) - float(works.mean()), 0.0) * len(walls) / waits if waits else 1.0
+        return max(member.length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / waits if waits else 1.0
 
     def _steps(self, position: int, own: Any) -> tuple[RankStep, ...]:
         """The shared steps of a member, one by one."""
@@ -191,8 +190,8 @@ class _Join:
 
     def _with_waits(self, figures: RankFigures, position: int, own: Any, waits: Waits, scale: float) -> RankFigures:
         member, steps, clock = self.members[position], self.steps[position], self.clocks[position]
-        waiting = float(waits.waiting[steps].mean()) / _NS_PER_MS
-        exposed = float(waits.exposed_waiting[steps].mean()) / _NS_PER_MS * scale
+        waiting, exposed = (float(ns[steps].mean()) / _NS_PER_MS for ns in (waits.waiting, waits.exposed_waiting))
+        waiting, exposed = waiting + (scale - 1) * exposed, scale * exposed
         return replace(
             figures,
             waiting_ms=waiting,

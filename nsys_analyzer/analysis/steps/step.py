@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.idle import Cause
@@ -10,11 +11,14 @@ from nsys_analyzer.analysis.steps.lanes import Lane
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.windows import Source
 from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.text import Text, Words
 
 #: Phases of the GPU's time that no phase's range has launched.
 OUTSIDE = "outside the phases"
 #: The loading of batches, in a program without a GPU.
 INPUT = "input"
+#: The word, but not in an option, a call, a name, or "optimizer step".
+_WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,15 @@ class StepSummary:
     def is_pass(self) -> bool:
         """Whether the capture is one pass, since nothing tells its steps."""
         return self.source == "pass"
+
+    def in_words(self, words: Words) -> Words:
+        """A sentence about a step; about a pass, where the capture is one."""
+        if not self.is_pass:
+            return words
+        if isinstance(words, str):
+            return _WORD.sub(lambda found: ("P" if found[1] == "S" else "p") + ("asses" if found[2] else "ass"), words)
+        spans = (one if one.kind == "code" else replace(one, text=str(self.in_words(one.text))) for one in words.spans)
+        return Text(tuple(spans))
 
     @property
     def main(self) -> DeviceSteps:

@@ -196,14 +196,15 @@ def _of_phases(work: _Work) -> Windows | None:
     bound = np.searchsorted(bounds, start[last - 1], side="right")
     own = end[last - 1]
     if closing == "F" and len(steps) > 1:  # what follows a last forward pass is its own, too, as it is of the others
-        own = np.maximum(own, work.last_end(int(start[-1])))
+        own[-1] = max(own[-1], work.last_end(int(start[-1])))
     until = np.where(bound == len(bounds), own, np.append(bounds, 0)[bound])
     measured = np.append(0, np.cumsum(instances.measured[index]))
     kept = (measured[last] - measured[first] == last - first) & (until > start[first])
-    ended = until if closing == "F" else np.minimum(own, until)
+    ended = np.minimum(own, until)
     found = Windows(
         "phases", "from one forward pass to the next", *_bounds_of(start[first][kept], until[kept], ended[kept])
     )
+    found = _ended_with_its_work(found, work) if closing == "F" and len(found) else found
     if len(found) < 2:
         alone = len(found) == 1 and work.share(int(found.called[0]), int(found.left[0])) >= _MOST
         return replace(found, unit="the one step that its phases span") if alone else None
@@ -213,6 +214,12 @@ def _of_phases(work: _Work) -> Windows | None:
 
 def _bounds_of(start: Ints, end: Ints, ended: Ints | None = None) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     return start, end, start, end, end if ended is None else ended
+
+
+def _ended_with_its_work(windows: Windows, work: _Work) -> Windows:
+    """The windows, whose steps end with the work that each launches, at the earliest."""
+    ended = np.maximum(windows.ended, _last_ends(windows, work.time, work.attributed.trace.operations.end[work.index]))
+    return replace(windows, ended=np.minimum(ended, windows.left))
 
 
 def _without_evaluation(steps: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
@@ -294,7 +301,8 @@ def _of_repetition(work: _Work) -> Windows | None:
             moments = work.attributed.trace.operations.start[index[repeats.starts]]
         bounds = np.append(moments, max(int(time[repeats.end - 1]), int(moments[-1])) + 1)
         unit = f"a sequence of {repeats.period:,} operations that repeats"
-        found = Windows("said" if said else "repetition", unit, *_bounds_of(bounds[:-1], bounds[1:]))
+        found = Windows("said" if said else "repetition", unit, *_bounds_of(bounds[:-1], bounds[1:], moments))
+        found = _ended_with_its_work(found, work)
         if said or (not _in_one_range(work, found) and _is_loop(work, index, repeats)):
             return found
     return None

@@ -224,9 +224,12 @@ class _View:
 
     def phase_rates(self) -> Iterator[PhaseRate]:
         """Forward, backward and step, those that are measured and whose FLOPs are known."""
+        is_pass = self.capture.step is not None and self.capture.step.is_pass
         for name, model_flops in (self.counted_flops() if self.counted else self.formula_flops()).items():
             found = self.time_of(name)
-            if found and model_flops:
+            if name == STEP and is_pass:
+                self.notes.append("Which part of the capture is a step is not known, so neither is its rate.")
+            elif found and model_flops:
                 rate = model_flops / (found[0] / 1e3)
                 peak, best = self.rates.get(self.precision or ""), self.rates.get(self.best or "")
                 yield PhaseRate(name, model_flops, *found, rate / peak if peak else None, rate / best if best else None)

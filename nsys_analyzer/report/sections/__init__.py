@@ -63,5 +63,7 @@ def build_report(evidence: Evidence) -> Report:
     many = len(evidence.captures) > FEW
     first = summary.summarize_answers(evidence, sections)
     said = (first, *(map(fold, sections) if many else sections), *benches)
-    title = "Where the time of the training step goes"
+    stepped = [one.step for one in evidence.captures if one.step]
+    is_pass = bool(stepped) and all(step.is_pass for step in stepped)
+    title = f"Where the time of the {'capture' if is_pass else 'training step'} goes"
     return Report(title, said, evidence.captures, evidence.labels, evidence.benches, evidence.runs)

@@ -61,8 +61,9 @@ def legend_of_steps(steps: Sequence[StepSummary]) -> tuple[Words, ...]:
 def anatomy_tables(capture: str, step: StepSummary) -> Iterator[Table]:
     """What fills a step, the same by phase, and the idle time by cause: of each device."""
     several, of = len(step.devices) > 1, "the capture" if step.is_pass else "a step"
+    whole = of if step.is_pass else "the step"
     for caption, fields, rows in (
-        (f"What fills {of} under the profiler, ms:", _PARTS, _parts),
+        (f"What fills {of} under the profiler, ms:", _PARTS, lambda device: _parts(device, whole)),
         (f"The same by phase, ms of {of}:", _PHASES, _phases),
         (
             f"Why the GPU idles under the profiler, ms and gaps of {of}:",
@@ -126,7 +127,7 @@ _OF_CPU = _fields(("part", "text"), ("ms", "ms"), ("share of the step", "percent
 _CLASSES_OF_CPU = _fields(("class", "text"), ("ms", "ms"), ("share of the step", "percent"))
 
 
-def _parts(device: DeviceSteps) -> Iterator[_Row]:
+def _parts(device: DeviceSteps, whole: str) -> Iterator[_Row]:
     """The parts of a step in order, and their sum."""
     parts = device.parts
     most = _shown([one.ms for one in device.classes], parts.total_ms)
@@ -134,8 +135,8 @@ def _parts(device: DeviceSteps) -> Iterator[_Row]:
     named = [(f"compute: {one.kernel_class}", one.ms) for one in device.classes[:most]]
     named += [(f"compute: {len(others)} other classes", sum(others))]
     named += [("exposed copies", parts.exposed_copy_ms), ("exposed communication", parts.exposed_communication_ms)]
-    for name, ms in (*named, ("idle", parts.idle_ms), ("the step", parts.total_ms)):
-        if ms or name in ("idle", "the step"):
+    for name, ms in (*named, ("idle", parts.idle_ms), (whole, parts.total_ms)):
+        if ms or name in ("idle", whole):
             yield device, (name, ms, _share(ms, device))
 
 

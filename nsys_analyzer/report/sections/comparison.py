@@ -148,6 +148,10 @@ def _text(pair: Pair) -> Words:
     said += _gone_and_new(found)
     if comparison.step and not comparison.same:
         said += _explained(comparison.step)
+    if comparison.is_slowed_on_one_side:
+        said.append(
+            "The profiler slows the two sides down differently: record both in one way, or compare times without it."
+        )
     if pair.verdict == "unclear" and comparison.headline:
         said.append(_how_to_tell(pair, comparison.headline))
     return joined(" ", said)

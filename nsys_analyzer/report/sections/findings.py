@@ -91,7 +91,8 @@ def in_a_line(finding: Finding, capture: CaptureSummary) -> str:
 
 def saves_in_words(finding: Finding, capture: CaptureSummary) -> str:
     """What a finding saves: "saves 12–21 ms of 53–58 ms (30 % of the step)"."""
-    return saves_of(finding, without_profiler(capture) or Interval(finding.step_ms, finding.step_ms))
+    said = saves_of(finding, without_profiler(capture) or Interval(finding.step_ms, finding.step_ms))
+    return str(capture.step.in_words(said)) if capture.step else said
 
 
 def saves_of(finding: Finding, step: Interval) -> str:

@@ -163,6 +163,7 @@ def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, ...]:
     """The phases, then the classes with whatever is known of each."""
     of_peak = f"MFU, of {limits.precision}" if limits.precision else "MFU"
     of_best = f"of best peak, {limits.best_precision}"
+    is_pass = capture.step is not None and capture.step.is_pass
     phases: tuple[Field[PhaseRate], ...] = (
         Field("phase", "text", lambda one: one.phase),
         Field("ms", "ms", lambda one: one.ms),
@@ -174,7 +175,7 @@ def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, ...]:
     )
     classes: tuple[Field[ClassRate], ...] = (
         Field("class", "text", lambda one: one.kernel_class),
-        Field("phase", "text", lambda one: one.phase),
+        Field("phase", "text", lambda one: "capture" if is_pass and one.phase == STEP else one.phase),
         Field("ms", "ms", lambda one: one.ms),
         Field("FLOP/s", "flop/s", lambda one: one.flops_per_s),
         Field("of peak", "percent", lambda one: one.share_of_peak),

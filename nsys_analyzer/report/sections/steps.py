@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.step import OUTSIDE, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.anatomy import (
     anatomy_tables,
     legend_of_steps,
@@ -56,12 +57,16 @@ def answer(evidence: Evidence) -> Section:
     many = len(evidence.captures) > FEW
     blocks: list[Block] = [_overview(stepped)] if len(stepped) > 1 else []
     for capture, step in stepped:
-        blocks += _of_capture(capture, step, many=many)
+        blocks += (_in_words(step, block) for block in _of_capture(capture, step, many=many))
     blocks += _without_steps(evidence)
     blocks += [Paragraph("What to do about each finding:"), *remedies(found)] if many and found else []
     if on_gpu := [step for capture, step in stepped if not capture.on_cpu]:
         blocks.append(Paragraph("What the words of this section mean:"))
-        blocks.append(Listing((*legend_of_steps(on_gpu), *legend_of_findings(found))))
+        legend = Listing((*legend_of_steps(on_gpu), *legend_of_findings(found)))
+        blocks.append(legend if any(not step.is_pass for step in on_gpu) else _in_words(on_gpu[0], legend))
+    if stepped and all(step.is_pass for _, step in stepped):
+        title = "Why does the whole capture take as long as it does, and what to do first?"
+        return Section("steps", title, tuple(blocks), "capture")
     return Section("steps", "Why is a step as long as it is, and what to do first?", tuple(blocks), "step")
 
 
@@ -88,6 +93,25 @@ def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> It
     if queue := queue_in_words(step):
         yield Paragraph(queue, capture.title)
     yield from findings_of(capture, explained=not many)
+
+
+def _in_words(step: StepSummary, block: Block) -> Block:
+    """A block that says "pass" where the capture has no steps."""
+    words = step.in_words
+    match block:
+        case Answer():
+            return replace(block, text=words(block.text), short=words(block.short), more=tuple(map(words, block.more)))
+        case Paragraph():
+            return replace(block, text=words(block.text))
+        case Listing(kind="bullets"):
+            return replace(block, lines=tuple(map(words, block.lines)))
+        case Details():
+            inside = tuple(_in_words(step, one) for one in block.blocks)
+            return replace(block, title=str(words(block.title)), blocks=inside)
+        case Table():
+            columns = tuple(replace(column, title=str(words(column.title))) for column in block.columns)
+            return replace(block, columns=columns, caption=words(block.caption))
+    return block
 
 
 def _text(capture: CaptureSummary, step: StepSummary) -> Words:
@@ -181,8 +205,8 @@ def _windows(capture: CaptureSummary, step: StepSummary) -> Words:
     """What bounds the steps."""
     if step.is_pass:
         return (
-            "Nothing in the capture names a step, and no sequence of its work repeats: all of it is one pass. If it "
-            "holds several steps, say what one is (--step RANGE), or how many there are (--steps N)."
+            "Nothing in the capture tells where a pass of the program's loop begins, so that all of it is one. If it "
+            "holds several, say which range is around each (--step RANGE), or how many there are (--steps N)."
         )
     many = f"There {'is one' if step.instances == 1 else f'are {step.instances:,}'}"
     spread = f", of {milliseconds_between(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)} under the profiler"

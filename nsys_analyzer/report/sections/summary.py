@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.compared import compared_phases, shares_of_all, step_shares
@@ -54,7 +56,7 @@ def _of_each(evidence: Evidence, rows: Table, sections: tuple[Section, ...]) -> 
         blocks.append(Paragraph(strong(title)))
         if capture and first_to_fix(capture):
             blocks += [Paragraph("What to do first:"), Listing(in_lines(capture))]
-        figures = table(_fields(evidence), [(capture, phase) for phase in _phases(capture)] if capture else [])
+        figures = table(_fields(evidence), list(_phases(capture)) if capture else [])
         blocks += [*([figures] if figures.rows else []), Listing(tuple(lines))]
     return blocks
 
@@ -64,26 +66,33 @@ def _named(evidence: Evidence, title: str) -> CaptureSummary | None:
     return next((capture for capture in evidence.captures if capture.title == title), None)
 
 
-def _phases(capture: CaptureSummary) -> list[PhaseSummary]:
-    """The phases that are compared, and the step."""
-    compared, step = compared_phases(capture), capture.phase(STEP)
-    return [*compared, *([step] if compared and step and step.instances and step not in compared else [])]
+#: A phase of a capture: its name, and what was recorded of it.
+_Part = tuple[CaptureSummary, str, PhaseSummary | None]
 
 
-#: A phase of a capture.
-_Part = tuple[CaptureSummary, PhaseSummary]
+def _phases(capture: CaptureSummary) -> Iterator[_Part]:
+    """The phases that are compared, the others that were timed, and the step."""
+    compared = compared_phases(capture)
+    shown = {phase.phase: phase for phase in compared}
+    timed = [name for name in (capture.unprofiled.phases if capture.unprofiled else ()) if unprofiled_ms(name, capture)]
+    others = [name for name in timed if name not in shown and name != STEP]
+    last = [STEP] if compared and STEP not in shown and (STEP in timed or capture.phase(STEP)) else []
+    for name in (*shown, *others, *last):
+        phase = shown.get(name) or capture.phase(name)
+        yield capture, name, phase if phase and phase.instances else None
 
 
 def _fields(evidence: Evidence) -> tuple[Field[_Part], ...]:
     def top(part: _Part) -> KernelRow | None:
-        return next((row for row in part[1].kernels if row.kernel_class != COMMUNICATION), None)
+        kernels = part[2].kernels if part[2] else ()
+        return next((row for row in kernels if row.kernel_class != COMMUNICATION), None)
 
     busy = "GPU busy ms" if evidence.kernel == "kernel" else "operators busy ms"
     return (
-        Field("phase", "text", lambda part: part[1].label),
-        Field("ms, no profiler", "ms", lambda part: unprofiled_ms(part[1].phase, part[0])),
-        Field("ms, profiled (median)", "ms", lambda part: part[1].wall_ms.median),
-        Field(busy, "ms", lambda part: part[1].gpu_busy_ms.median),
+        Field("phase", "text", lambda part: part[2].label if part[2] else part[1]),
+        Field("ms, no profiler", "ms", lambda part: unprofiled_ms(part[1], part[0])),
+        Field("ms, profiled (median)", "ms", lambda part: part[2].wall_ms.median if part[2] else None),
+        Field(busy, "ms", lambda part: part[2].gpu_busy_ms.median if part[2] and part[2].kernels else None),
         Field("matmul", "percent", _matmul_of_phase),
         Field(f"top {evidence.kernel}", "code", lambda part: evidence.labels[row.name] if (row := top(part)) else None),
         Field("launches", "count", lambda part: row.launches_per_instance if (row := top(part)) else None),
@@ -91,9 +100,9 @@ def _fields(evidence: Evidence) -> tuple[Field[_Part], ...]:
 
 
 def _matmul_of_phase(part: _Part) -> float | None:
-    capture, phase = part
-    shares = step_shares(capture) if phase.phase == STEP else None
-    return shares.matmul if shares else phase.share_of("matmul")
+    capture, name, phase = part
+    shares = step_shares(capture) if name == STEP else None
+    return shares.matmul if shares else phase.share_of("matmul") if phase else None
 
 
 def _of_all(evidence: Evidence, rows: Table) -> list[Block]:
