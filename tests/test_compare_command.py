@@ -76,7 +76,7 @@ def test_the_answer_and_its_tables(before: Path, after: Path, compare: Callable[
     assert said in text
     assert "(4 steps each). What changed most under the profiler: compute: matmul +0.500 ms." in text
     assert "compute: matmul 5.000 5.500 +0.500 (" in text
-    assert "the step (median) 6.300 6.800 +0.500 (" in text
+    assert "the step 6.300 6.800 +0.500 (" in text
     assert "forward, GPU busy 6.000 6.500 +8.3% (" in text
 
 
@@ -107,7 +107,7 @@ def test_json_of_captures_and_of_their_reports(before: Path, after: Path, tmp_pa
     assert data == json.loads(run_main("compare", *reports, "--format", "json").out)
     (one,) = data["comparisons"]
     assert one["verdict"] == "slower"
-    assert one["step"]["mean_ms"] == pytest.approx(0.5)
+    assert one["step"]["wall"]["ms"] == pytest.approx(0.5)
     assert one["step"]["parts"][0]["kernels"][0]["ms"] == pytest.approx(0.5)
     assert (one["phases"][0]["phase"], one["phases"][0]["synchronized"]) == ("forward", True)
 

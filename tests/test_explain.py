@@ -90,9 +90,10 @@ def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> 
         export.range("chunk", at, at + 8 * MS).kernel(GEMM, at + MS, at + 2 * MS, at + 4 * MS)
     path = export.write(tmp_path / "t.sqlite")
     text = explain(path)
-    assert text.startswith("Why is a step as long as it is, and what to do first? t: The whole capture takes ")
-    assert "all of it is one pass" in text
-    assert "say what one is (--step RANGE)" in text
+    assert text.startswith("Why does the whole capture take as long as it does, and what to do first? t: The whole")
+    assert "tells where a pass of the program's loop begins" in text
+    assert "say which range is around each (--step RANGE)" in text
+    assert not re.search(r"(?<!-)\bsteps?\b", text)
     text = explain(path, "--step", "chunk")
     # 10 ms from start to start; of the last one, 8 ms, it is not known when a next one begins
     assert "compute: matmul 2.000 20.0% idle 8.000 80.0% the step 10.00 100.0%" in text

@@ -639,14 +639,14 @@ def test_a_step_without_the_profiler_is_estimated() -> None:
 
 @pytest.mark.parametrize("unprofiled_us", [200, 600, 799])
 def test_a_step_that_was_timed(unprofiled_us: float) -> None:
-    """The calls are as fast as the timing says: without what launching takes, 50 µs of work are left."""
+    """The calls are as fast as the timing says: without what launching takes, 50 µs are left, give or take 20 %."""
     diagnosis = found(calls(), unprofiled_us=unprofiled_us, launch=0.7)
     assert diagnosis.timed
     assert diagnosis.step_ms_low == diagnosis.step_ms_high == unprofiled_us / US
     launches = of(diagnosis, "launch_bound")
     saved = (unprofiled_us - 50) / US
-    assert launches.saves_ms_low == pytest.approx(saved * 0.97, rel=1e-3)
-    assert launches.saves_ms_high == pytest.approx(min(saved * 1.03, unprofiled_us / US), rel=1e-3)
+    assert launches.saves_ms_low == pytest.approx(saved * 0.8, rel=1e-3)
+    assert launches.saves_ms_high == pytest.approx(min(saved * 1.2, unprofiled_us / US), rel=1e-3)
 
 
 @pytest.mark.parametrize("unprofiled_us", [500, 2_000])

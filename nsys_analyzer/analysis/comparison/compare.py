@@ -152,8 +152,7 @@ def _steps(side: Side) -> list[RecordedStep]:
 
 
 def _wall(step: RecordedStep, spread: Spread) -> Figure:
-    figure = Figure.of_values(step.wall_values_ms, step.instances)
-    figure = replace(figure, ms=figure.ms if step.length_ms is None else step.length_ms)
+    figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.parts_ms)
     return figure.between_runs(spread.of_step(step, figure.ms))
 
 

@@ -70,9 +70,9 @@ class StepChange:
     """The step under the profiler.
 
     Attributes:
-        wall: its median duration.
+        wall: its length.
         busy: the GPU's work in it, median.
-        parts: the largest change first; they add up to the change of its mean duration.
+        parts: the largest change first; they add up to the change of its length.
         before_launches, after_launches: kernels and fills a step.
     """
 
@@ -81,26 +81,6 @@ class StepChange:
     parts: tuple[PartChange, ...]
     before_launches: float
     after_launches: float
-
-    @property
-    def parts_ms(self) -> float:
-        """The change of all parts together: of the mean step."""
-        return sum(part.change.ms for part in self.parts)
-
-    @property
-    def before_uneven_ms(self) -> float:
-        """The median step before − the mean one."""
-        return self.wall.before_ms - sum(part.change.before_ms for part in self.parts)
-
-    @property
-    def after_uneven_ms(self) -> float:
-        """The median step after − the mean one."""
-        return self.wall.after_ms - sum(part.change.after_ms for part in self.parts)
-
-    @property
-    def uneven_ms(self) -> float:
-        """The change of the median step − that of the mean one: parts and this add up to the change of the median."""
-        return self.wall.ms - self.parts_ms
 
     def of_kind(self, kind: PartKind) -> Iterable[PartChange]:
         """The parts of a kind."""

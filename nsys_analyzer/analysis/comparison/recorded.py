@@ -62,8 +62,12 @@ class RecordedStep(msgspec.Struct, frozen=True):
     classes: tuple[RecordedClass, ...]
     causes: tuple[RecordedCause, ...]
     kernels: tuple[RecordedKernel, ...]
-    length_ms: _Ms | None = None
     profiler_overhead_ms: tuple[_Ms, _Ms] | None = None
+
+    @property
+    def parts_ms(self) -> float:
+        """All parts together: the length of a step."""
+        return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms + self.idle_ms
 
     @property
     def median_busy_ms(self) -> float:

@@ -10,9 +10,8 @@ A comparison holds
 - ``same``: whether both sides are the same capture; ``cautions``: the reasons that ``--force`` overrode;
 - ``differences``: what the sides say otherwise of themselves: key, before, after;
 - ``unprofiled``: the step without the profiler, a change, or null;
-- ``step``: under the profiler: ``wall`` and ``busy``, changes of medians; kernels launched before and after; ``parts``,
-  changes that add up to ``mean_ms``, each with its kernels, which add up to it; ``mean_ms`` + ``uneven_ms`` = the
-  change of ``wall``;
+- ``step``: under the profiler: ``wall``, the change of its length, ``busy``, that of a median; kernels launched before
+  and after; ``parts``, changes that add up to that of ``wall``, each with its kernels, which add up to it;
 - ``phases``: each with ``unprofiled``, ``wall`` and ``busy``, changes of medians, and its kernels before and after;
   ``wall`` is the time of its work where it is ``synchronized``;
 - ``findings``: status (gone, new, changed, stays), and what each saves before and after, of several runs the findings
@@ -109,8 +108,6 @@ def _step(step: StepChange) -> dict[str, Any]:
         "busy": _change(step.busy),
         "before_launches": step.before_launches,
         "after_launches": step.after_launches,
-        "mean_ms": step.parts_ms,
-        "uneven_ms": step.uneven_ms,
         "parts": [
             {
                 "kind": part.kind,

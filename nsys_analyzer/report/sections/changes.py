@@ -23,8 +23,6 @@ from nsys_analyzer.trace.metadata import CPU
 
 #: What is below this share of the step is not in a table by itself; and so many rows of kernels are.
 _MATTERS, _MOST_KERNELS = 0.005, 10
-#: What is below this share of the step does not show in four digits of it.
-_SHOWS = 0.0005
 
 
 def explaining(comparison: Comparison, title: str) -> Iterator[Block]:
@@ -105,10 +103,7 @@ def _parts(step: StepChange, capture: str) -> Table:
     rows = [_row(name_of(part), part.change) for part in large]
     if small:
         rows.append(_sum(f"{len(small)} parts with less change", small))
-    if max(abs(step.before_uneven_ms), abs(step.after_uneven_ms)) >= _SHOWS * longest:
-        uneven = map(Shift, (step.before_uneven_ms, step.after_uneven_ms, step.uneven_ms))
-        rows.append(_Row("uneven steps: median − mean", None, *uneven))
-    rows.append(_row("the step (median)", step.wall))
+    rows.append(_row("the step", step.wall))
     caption = "What explains the change: the step under the profiler, ms, the largest change first."
     return table(_PARTS, rows, caption, capture=capture)
 

@@ -52,8 +52,8 @@ _LEGEND: tuple[Words, ...] = (
     ),
     phrase(
         "*before*, *after*: medians of steps and phases; of parts and kernels means of a step under the profiler, in "
-        "which a moment belongs to one kernel alone. So kernels add up to their class, and the parts to the mean step; "
-        "where it is not the median one, as with uneven steps, a row has the rest."
+        "which a moment belongs to one kernel alone, and waiting is scaled to the length of a step. So kernels add up "
+        "to their class, and the parts to the step."
     ),
 )
 _PAIRED: Words = phrase(

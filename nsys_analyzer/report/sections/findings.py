@@ -19,9 +19,9 @@ _LEGEND: tuple[Words, ...] = (
     phrase(
         "*saves*: what a step would be shorter by if this alone were changed, and no profiler ran. The recorded steps "
         "are replayed without the profiler's cost, once as they are and once with the change. The two numbers rest on "
-        "the least and the most that the change may save and that the profiler may cost. Where the step was not timed "
-        "without the profiler, and the CPU's own time is saved, they lie 29% around their middle, since that time "
-        "differs by as much between two runs of a program."
+        "the least and the most that the change may save and that the profiler may cost. Where the CPU's own time is "
+        "saved, they lie 29% around their middle, or 20% where the step was timed without the profiler, since that "
+        "time differs by as much between two runs of a program."
     ),
     phrase(
         "*step ms after fixes 1 to n*: the step with this change and all those above it. Changes overlap: their "
