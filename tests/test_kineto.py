@@ -566,11 +566,17 @@ def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
 # --- in the commands -----------------------------------------------------------------------------------------------
 
 
-def test_a_folder_holds_each_trace_once_and_no_plain_json(tmp_path: Path) -> None:
-    for name in ("a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz", "report.json"):
+def test_a_folder_holds_each_trace_once_and_no_other_json(tmp_path: Path) -> None:
+    for name in ("a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz", "d10.json", "d2.json"):
         gpu_step().write(tmp_path / name)
+    # As HTA writes them; a report; an execution trace; what cannot be looked into.
+    (tmp_path / "e.json").write_text('{"distributedInfo": {"rank": 0},\n  "traceEvents": [')
+    (tmp_path / "report.json").write_text('{"schema_version": 1, "captures": []}')
+    (tmp_path / "et.json").write_text('{"schema": "1.1.0-chakra.0.0.4", "nodes": []}')
+    (tmp_path / "f.json").mkdir()
+    os.mkfifo(tmp_path / "g.json")
     found = [path.name for path in find_traces([tmp_path])]
-    assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz"]
+    assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz", "d2.json", "d10.json", "e.json"]
     sqlite_of(tmp_path / "a.json.gz")
     assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite", *found[1:]]
 

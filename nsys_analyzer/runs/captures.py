@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ _MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
 #: What is packed grows as it is read: JSON about fifteen times, a report of nsys about eight times as an export, a
 #: table of Parquet about four times.
 _GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
+_DIGITS = re.compile(r"\d+")
 
 
 class Loaded(NamedTuple):
@@ -141,7 +143,8 @@ def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
 
 def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
     try:
-        return [path for path in sorted(folder.iterdir()) if _is_trace(path)]
+        files = sorted(folder.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
+        return [path for path in files if _is_trace(path)]
     except OSError as error:
         if must:
             raise
@@ -149,10 +152,10 @@ def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
 
 
 def _is_trace(path: Path) -> bool:
-    """Whether a path is a trace by its name, or an export in a folder; a link that leads nowhere cannot be read."""
+    """Whether a path is a trace, or an export in a folder; a link that leads nowhere cannot be read."""
     if path.is_dir():
         return is_export_folder(path) and not path.name.startswith(".")
-    return is_capture(path.name) and (path.is_file() or (path.is_symlink() and not path.exists()))
+    return is_capture(path) and (path.is_file() or (path.is_symlink() and not path.exists()))
 
 
 def load_captures(

@@ -170,4 +170,4 @@ def _has_trace(path: Path, manifest: Run) -> bool:
 
 
 def _trace_stems(folder: Path) -> set[str]:
-    return {trace_stem(path) for path in folder.iterdir() if is_capture(path.name) or is_export_folder(path)}
+    return {trace_stem(path) for path in folder.iterdir() if is_capture(path) or is_export_folder(path)}

@@ -31,9 +31,9 @@ def source_of(path: Path) -> Source:
     return next((source for source in SOURCES if source.suffix_of(path)), EXPORT)
 
 
-def is_capture(name: str) -> bool:
-    """Whether a file in a folder is a capture, by its name; a plain ``.json`` may be anything."""
-    return name.endswith(tuple(suffix for source in SOURCES for suffix in source.suffixes))
+def is_capture(path: Path) -> bool:
+    """Tells whether a file in a folder is a capture: by its name, or, of a plain ``.json``, by how it begins."""
+    return any(path.name.endswith(source.suffixes) or source.begins(path) for source in SOURCES)
 
 
 def trace_stem(capture: Path) -> str:

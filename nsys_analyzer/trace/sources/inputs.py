@@ -45,7 +45,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
     """The files that a folder stands for, its own and those one level below."""
     for inside, subfolders, names in os.walk(folder, followlinks=True):
         for name in names:
-            if is_capture(name):
+            if is_capture(Path(inside, name)):
                 yield from _files_behind(Path(inside, name))
             elif name.endswith(_READ_IN_FOLDERS):
                 yield Path(inside, name)

@@ -13,5 +13,10 @@ def _open(path: Path, _timeout_s: float | None) -> WriteExport:
     return read_tables(path, KINETO.suffix_of(path))
 
 
-KINETO = Source((".pt.trace.json.gz", ".pt.trace.json", ".json.gz"), _open, ambiguous_suffixes=(".json",))
+KINETO = Source(
+    (".pt.trace.json.gz", ".pt.trace.json", ".json.gz"),
+    _open,
+    ambiguous_suffixes=(".json",),
+    marks=(b'"schemaVersion"', b'"traceEvents"'),
+)
 """A trace of PyTorch's profiler, plain or compressed with gzip."""
