@@ -50,7 +50,7 @@ def load(path: _Path) -> Trace:
 def summarize(
     *paths: _Path, timings: _Path | Sequence[_Path] = (), phases: Mapping[str, Sequence[str]] | None = None,
     model: str | None = None, context_length: int | None = None, batch_size: int | None = None,
-    precision: str | None = None, with_tracks: bool = False,
+    precision: str | None = None, step_ms: float | None = None, with_tracks: bool = False,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
     """The figures of captures, ordered by model and context length, one entry for each process.
 
@@ -59,6 +59,7 @@ def summarize(
         timings: files of times without a profiler, as ``--csv`` takes them.
         phases: phase to the names of its ranges, in place of the default names.
         model, context_length, batch_size, precision: what the captures do not say of their configuration.
+        step_ms: the time of a step without a profiler, in place of ``timings``; of one capture or one run's ranks.
         with_tracks: whether to keep every moment of the measured steps, which the timeline of a page shows.
 
     Raises:
@@ -72,7 +73,8 @@ def summarize(
     names = PhaseNames({phase: tuple(ranges) for phase, ranges in (phases or {}).items()})
     given = Run(model=model, context_length=context_length, batch_size=batch_size, precision=precision)
     timed = read_timings(*files) if files else None
-    return load_captures([Path(path) for path in paths], names, given, timed, with_tracks=with_tracks).captures
+    found = [Path(path) for path in paths]
+    return load_captures(found, names, given, timed, step_ms=step_ms, with_tracks=with_tracks).captures
 
 
 def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool = False) -> Comparisons:

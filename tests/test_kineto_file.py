@@ -113,7 +113,7 @@ def test_a_range_on_the_gpu_is_no_wall_time(tmp_path: Path) -> None:
     """Forward spans 100 us of the GPU and takes 300 without: no doubt, no overhead, a share of 70 ÷ 300."""
     csv = tmp_path / "t.csv"
     csv.write_text("model,phase,mean_ms\nsmall,forward,0.3\n")
-    (summary,) = with_timings([summary_of(gpu_alone(), tmp_path)], read_timings(csv))
+    (summary,) = with_timings([summary_of(gpu_alone(), tmp_path)], read_timings(csv), one_run=True)
     forward = summary.phase("forward")
     assert forward
     assert busy_share(replace(summary, unprofiled=None), forward) is None

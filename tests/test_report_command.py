@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from nsys_analyzer import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.report.renderers import RENDERERS
 from tests.conftest import Main
@@ -546,7 +547,6 @@ def test_the_row_that_was_picked(timed: Path) -> None:
     given = ("small_ctx256.sqlite", "--csv", "timings.csv")
     picked = ("--csv-where", "bfloat16=False", "--csv-where", "compile=False")
     assert forward_of(*given, *picked) == (3.2, [])
-    assert forward_of(*given, "--precision", "bf16") == (2.5, [])
 
 
 def test_the_run_says_which_row(timed: Path) -> None:
@@ -570,22 +570,39 @@ def test_conditions_that_were_only_timed_have_rows_of_their_own(timed: Path) -> 
 
 
 def test_a_file_for_each_phase(timed: Path) -> None:
-    """Each says its phase by its name; the first of its iterations was warm-up."""
+    """CSV and JSON; the first of the repeats was warm-up."""
     (timed / "timings.csv").unlink()
-    (timed / "forward_times.csv").write_text("model,i,ms\nsmall,0,90\nsmall,1,3.1\nsmall,2,3.3\n", encoding="utf-8")
-    lines = (f'{{"model": "small", "ms": {ms}}}\n' for ms in (70, 4.9, 5.1))
-    (timed / "bwd.jsonl").write_text("".join(lines), encoding="utf-8")
-    options = ("--csv", "forward_times.csv", "--csv", "bwd.jsonl", "--csv-skip", "1")
+    (timed / "forward.csv").write_text("i,forward_ms\n0,90\n1,3.1\n2,3.3\n", encoding="utf-8")
+    (timed / "bwd.json").write_text('{"phase": ["bwd", "bwd", "bwd"], "ms": [70, 4.9, 5.1]}', encoding="utf-8")
+    options = ("--csv", "forward.csv", "--csv", "bwd.json", "--csv-skip", "1")
     capture = as_json("small_ctx256.sqlite", *options)["captures"][0]
     means = {phase: stats["mean"] for phase, stats in capture["unprofiled"]["phases"].items()}
     assert means == pytest.approx({"forward": 3.2, "backward": 5.0})
-    assert "**forward_times.csv, bwd.jsonl:**" in report("small_ctx256.sqlite", *options, "-o", "-")
+    text = report("small_ctx256.sqlite", *options, "-o", "-")
+    assert "**forward.csv, bwd.json:** 2 timings are each the mean of 2 rows, the first 1 of each left out" in text
 
 
 def test_the_phase_by_option(timed: Path) -> None:
-    (timed / "timings.csv").write_text("model,ms\nsmall,3.2\n", encoding="utf-8")
-    assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv") == (None, [])
+    (timed / "timings.csv").write_text("ms\n3.2\n", encoding="utf-8")
     assert forward_of("small_ctx256.sqlite", "--csv", "timings.csv", "--csv-phase", "fwd") == (3.2, [])
+
+
+def test_the_time_of_a_step(timed: Path, run_main: Main) -> None:
+    """10 ms, where it takes 12 under the profiler: an unprofiled time of the phase step, in doubt below 5.5."""
+    (timed / "timings.csv").unlink()
+    (capture,) = as_json("small_ctx256.sqlite", "--step-ms", "10")["captures"]
+    step = {"n": None, "mean": 10.0, "std": None, "min": None, "median": None, "max": None}
+    assert capture["unprofiled"]["phases"] == {"step": step}
+    assert (capture["step"]["unprofiled_ms"]["timed"], capture["step"]["unprofiled_ms"]["low"]) == (True, 10.0)
+    assert summarize(timed / "small_ctx256.sqlite", step_ms=10.0)[0].diagnosis.timed  # type: ignore[union-attr]
+    text = report("small_ctx256.sqlite", "--step-ms", "10", "-o", "-")
+    assert "The time of a step without the profiler is what the call says (`--step-ms`)." in text
+    (doubted,) = as_json("small_ctx256.sqlite", "--step-ms", "5")["captures"]
+    assert doubted["warnings"][-1].startswith("--step-ms: step 5.000 ms is not trusted")
+    two_steps().write(timed / "other.sqlite")
+    ended = run_main("report", "small_ctx256.sqlite", "other.sqlite", "--step-ms", "10")
+    assert (ended.code, ended.err.count("\n")) == (1, 1)
+    assert "these are 2 captures. Give the times of each by --csv" in ended.err
 
 
 @pytest.mark.parametrize(
@@ -659,7 +676,6 @@ def bad_files(here: Path) -> None:
         ("good.sqlite --csv absent.csv", "absent.csv: cannot be read"),
         ("good.sqlite --csv bad.csv", "bad.csv"),
         ("good.sqlite --csv folder", "folder"),
-        ("good.sqlite --csv bad.csv --csv-where a", "--csv-where 'a' is not COLUMN=VALUE"),
         ("good.sqlite --phase forward", "is not PHASE=RANGE"),
         ("good.sqlite --model huge", "Known models: small"),
         ("good.sqlite -o folder", "folder is a folder"),
@@ -690,6 +706,9 @@ def test_one_line_and_exit_code_1(here: Path, run_main: Main, arguments: str, sa
         ("good.sqlite --context-length 0", "--context-length"),
         ("good.sqlite --batch-size many", "--batch-size"),
         ("good.sqlite --csv-skip -1 --csv bad.csv", "--csv-skip"),
+        ("good.sqlite --csv bad.csv --csv-where a", "'a' is not COLUMN=VALUE"),
+        ("good.sqlite --csv bad.csv --step-ms 10", "give one of them"),
+        ("good.sqlite --step-ms nan", "nan is not a time"),
         ("good.sqlite --csv-where a=b", "need timings"),
         ("good.sqlite --csv-phase forward", "need timings"),
         ("good.sqlite --csv-skip 0", "need timings"),

@@ -18,7 +18,7 @@ from nsys_analyzer.report.model import Panels, Report
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.generate import _wrapped
 from nsys_analyzer.report.writing import write_as
-from nsys_analyzer.runs.timings.table import has_rows
+from nsys_analyzer.runs.timings_csv import has_rows
 from tests.support.export import Export
 from tests.test_report_command import captures_table, section, two_steps
 

@@ -1,712 +1,345 @@
-import re
+"""Times of runs without a profiler: the tables that hold them, and the captures that they belong to."""
+
+from __future__ import annotations
+
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from nsys_analyzer.analysis.summary.statistics import Stats
-from nsys_analyzer.analysis.summary.summary import Unprofiled
-from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.models import Configuration, find_model
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import TimingsError
-from nsys_analyzer.runs.timings import UNKNOWN_PHASE, Selection, Timing, Timings, read_timings
-from nsys_analyzer.runs.timings.cells import cell_of_time
+from nsys_analyzer.runs.timed import with_timings
+from nsys_analyzer.runs.timings import Selection, Timings, read_timings
+from nsys_analyzer.runs.timings_csv import COLUMNS as WRITTEN
 
-OURS = (
-    "model,context_length,batch_size,precision,mode,phase,warmup_steps,steps,"
-    "mean_ms,std_ms,min_ms,max_ms,median_ms,peak_memory_bytes,status\n"
-)
+SIZES = "768,3072,12,12"
 
 
-def read(tmp_path: Path, text: str, encoding: str = "utf-8") -> Timings:
-    path = tmp_path / "timings.csv"
-    path.write_bytes(text.encode(encoding))
-    return read_timings(path)
+def read(folder: Path, text: str, selection: Selection | None = None, name: str = "timings.csv") -> Timings:
+    (folder / name).write_text(text, encoding="utf-8")
+    return read_timings(folder / name, selection=selection)
 
 
-def fails(tmp_path: Path, text: str, message: str) -> TimingsError:
-    with pytest.raises(TimingsError, match=message) as error:
-        read(tmp_path, text)
-    assert str(tmp_path / "timings.csv") in error.value.message
-    assert error.value.hint
-    assert "\n" not in str(error.value)
-    return error.value
+def brief(timings: Timings) -> list[tuple[str, float | None, str]]:
+    return [(row.phase, row.times.mean if row.times else None, row.status) for row in timings.rows]
 
 
-def brief(timings: Timings) -> list[tuple[str, str, float | None, str]]:
-    return [(row.model_name, row.phase, row.mean_ms, row.status) for row in timings.rows]
-
-
-def test_our_own_columns(tmp_path: Path) -> None:
-    timings = read(tmp_path, OURS + "small,256,4,fp32,train,forward,5,10,20.5,0.5,20,21,20.4,1000,ok\n")
-    assert timings.rows == (
-        Timing(
-            model=find_model("small"),
-            model_name="small",
-            context_length=256,
-            batch_size=4,
-            precision="fp32",
-            mode="train",
-            phase="forward",
-            warmup_steps=5,
-            steps=10,
-            mean_ms=20.5,
-            std_ms=0.5,
-            min_ms=20.0,
-            max_ms=21.0,
-            median_ms=20.4,
-            peak_memory_bytes=1000,
-            status="ok",
-            line=2,
-            file=str(tmp_path / "timings.csv"),
-            condition_cells=(
-                ("model", "small"),
-                ("context_length", "256"),
-                ("batch_size", "4"),
-                ("precision", "fp32"),
-            ),
-        ),
-    )
-    assert timings.notes == ()
-
-
-# --- columns that people already have ---
-
-
-def test_dimensions_seconds_and_success(tmp_path: Path) -> None:
-    timings = read(
-        tmp_path,
-        "d_model,d_ff,num_layers,num_heads,context_length,batch_size,mean_time,std_time,cv,status,only_forward\n"
-        "768,3072,12,12,128,4,0.078,0.0012,0.015,success,False\n"
-        "768,3072,12,12,128,4,0.026,0.0,0.0,success,True\n",
-    )
-    # 0.078 s = 78 ms, 0.026 s = 26 ms, 0.0012 s = 1.2 ms
-    assert [(row.model_name, row.phase, row.status) for row in timings.rows] == [
-        ("small", "forward+backward", "ok"),
-        ("small", "forward", "ok"),
-    ]
-    assert [row.mean_ms for row in timings.rows] == pytest.approx([78.0, 26.0])
-    assert timings.rows[0].std_ms == pytest.approx(1.2)
-    assert timings.rows[0].mode is None
-    assert timings.notes == ("mean_time, std_time: no unit in the column's name, read as seconds",)
-
-
-@pytest.mark.parametrize(
-    ("header", "value", "expected_ms", "noted"),
-    [
-        ("mean_ms", "2", 2.0, False),
-        ("avg_ms", "2", 2.0, False),
-        ("avg_ms_per_step", "2", 2.0, False),
-        ("mean_time_ms", "2", 2.0, False),
-        ("Mean (ms)", "2", 2.0, False),
-        ("mean_s", "2", 2_000.0, False),
-        ("mean_time_s", "2", 2_000.0, False),
-        ("latency_us", "2", 0.002, False),
-        ("mean_time", "2", 2_000.0, True),
-        ("mean", "2", 2_000.0, True),
-        ("time", "2", 2_000.0, True),
-    ],
-)
-def test_units(tmp_path: Path, header: str, value: str, expected_ms: float, noted: bool) -> None:
-    timings = read(tmp_path, f"model,phase,{header}\nsmall,forward,{value}\n")
-    assert timings.rows[0].mean_ms == pytest.approx(expected_ms)
-    assert bool(timings.notes) == noted
-
-
-def test_wide_columns(tmp_path: Path) -> None:
-    timings = read(
-        tmp_path,
-        "Model Size,Forward mean (ms),Forward std (ms),backward_mean_ms,optimizer_step_ms,fwd_bwd_s,loss_mean\n"
-        "small,20,1,40,5,0.06,2.3\n",
-    )
-    assert brief(timings) == [
-        ("small", "forward", 20.0, "ok"),
-        ("small", "backward", 40.0, "ok"),
-        ("small", "optimizer", 5.0, "ok"),
-        ("small", "forward+backward", 60.0, "ok"),  # 0.06 s
-    ]
-    assert [row.std_ms for row in timings.rows] == [1.0, None, None, None]
-
-
-def test_wide_and_only_forward_tell_the_mode(tmp_path: Path) -> None:
-    text = "model,only_forward,forward_ms,backward_ms\nsmall,True,19,\nsmall,False,20,40\n"
-    assert [(row.mode, row.phase, row.mean_ms) for row in read(tmp_path, text).rows] == [
-        ("forward", "forward", 19.0),
-        ("forward+backward", "forward", 20.0),
-        ("forward+backward", "backward", 40.0),
-    ]
-
-
-def test_mode_says_what_was_timed_where_there_is_no_phase(tmp_path: Path) -> None:
-    text = "model,mode,mean_ms\nsmall,fwd,20\nsmall,fwd_bwd,60\nsmall,train,70\nsmall,compiled,9\n"
-    timings = read(tmp_path, text)
-    assert [(row.mode, row.phase) for row in timings.rows] == [
-        (None, "forward"),
-        (None, "forward+backward"),
-        (None, "step"),
-        ("compiled", UNKNOWN_PHASE),
-    ]
-    assert "no column says which phase was timed" in timings.notes[0]
-
-
-def test_unknown_phase_matches_nothing(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,mean_ms\nsmall,20\n")
-    assert timings.rows[0].phase == UNKNOWN_PHASE
-    assert found(timings, model=find_model("small")) is None
-
-
-def test_synonyms_of_the_other_fields(tmp_path: Path) -> None:
-    text = "size,seq_len,batch,dtype,num_warmup,n_steps,phase,mean_ms\n2_7b,512.0,4,torch.bfloat16,5,10,bwd,9\n"
-    row = read(tmp_path, text).rows[0]
-    assert row.model == find_model("2.7B")
-    assert row.model_name == "2_7b"
-    assert (row.context_length, row.batch_size, row.precision) == (512, 4, "bf16")
-    assert (row.warmup_steps, row.steps, row.phase) == (5, 10, "backward")
-
-
-@pytest.mark.parametrize(
-    ("header", "cells", "precision"),
-    [
-        ("mixed_precision", "True", "bf16"),
-        ("mixed_precision", "False", "fp32"),
-        ("mixed_precision", "fp16", "fp16"),
-        ("mixed_precision", "", None),
-        ("dtype,mixed_precision", "float32,True", "bf16"),
-        ("dtype,mixed_precision", "float16,True", "fp16"),
-        ("dtype,mixed_precision", "tf32,False", "tf32"),
-        ("precision", "TF32", "tf32"),
-    ],
-)
-def test_precision(tmp_path: Path, header: str, cells: str, precision: str | None) -> None:
-    timings = read(tmp_path, f"model,phase,mean_ms,{header}\nsmall,forward,20,{cells}\n")
-    assert timings.rows[0].precision == precision
-
-
-def test_own_model_by_dimensions(tmp_path: Path) -> None:
-    text = "model,d_model,d_ff,num_layers,num_heads,forward_ms\ntiny,64,256,2,4,1\n,128,512,2,4,2\n"
-    timings = read(tmp_path, text)
-    assert timings.rows[0].model == ModelSize("tiny", 64, 256, 2, 4)
-    assert timings.rows[1].model_name == "d128-L2"
-
-
-def test_known_name_with_other_dimensions_is_noted(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,d_model,d_ff,num_layers,num_heads,forward_ms\nxl,2560,10240,32,32,1\n")
-    assert timings.rows[0].model == find_model("2.7B")
-    assert timings.notes == ("xl has the dimensions of 2.7B in this file, not those of the known xl",)
-
-
-# --- statuses and missing values ---
-
-
-@pytest.mark.parametrize(
-    ("header", "cells", "status"),
-    [
-        ("mean_ms", "OOM", "oom"),
-        ("mean_ms", "CUDA out of memory", "oom"),
-        ("mean_ms", "failed", "failed"),
-        ("mean_ms", "", "missing"),
-        ("mean_ms", "NaN", "missing"),
-        ("mean_ms", "-", "missing"),
-        ("mean_ms,status", "nan,OOM", "oom"),
-        ("mean_ms,status", ",torch.OutOfMemoryError: tried to allocate", "oom"),
-        ("mean_ms,status", "-1,oom", "oom"),
-        ("mean_ms,status", ",timeout", "timeout"),
-        ("mean_ms,status", ",Skipped", "skipped"),
-        ("mean_ms,oom", ",True", "oom"),
-        ("mean_ms,oom", ",False", "missing"),
-    ],
-)
-def test_no_time(tmp_path: Path, header: str, cells: str, status: str) -> None:
-    timings = read(tmp_path, f"model,phase,{header}\nxl,forward,{cells}\n")
-    assert brief(timings) == [("xl", "forward", None, status)]
-
-
-@pytest.mark.parametrize("status", ["ok", "Success", "", "measured"])
-def test_a_time_with_a_status(tmp_path: Path, status: str) -> None:
-    timings = read(tmp_path, f"model,phase,mean_ms,status\nxl,forward,12,{status}\n")
-    assert brief(timings) == [("xl", "forward", 12.0, "ok")]
-
-
-def test_wide_row_that_ran_out_of_memory_in_backward(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,forward_ms,backward_ms,oom\nxl,30,,True\n2.7B,,,True\nlarge,9,OOM,\n")
-    assert brief(timings) == [
-        ("xl", "forward", 30.0, "ok"),
-        ("xl", "backward", None, "oom"),
-        ("2.7B", "forward", None, "oom"),
-        ("2.7B", "backward", None, "oom"),
-        ("large", "forward", 9.0, "ok"),
-        ("large", "backward", None, "oom"),
-    ]
-
-
-# --- the file itself ---
-
-
-@pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_separators_case_spaces_and_blank_lines(tmp_path: Path, separator: str) -> None:
-    lines = [" MODEL , Context Length,Phase ,Mean_MS", "small, 128 , forward,20.5", "", " , , ,", "", ""]
-    timings = read(tmp_path, "\r\n".join(lines).replace(",", separator))
-    assert brief(timings) == [("small", "forward", 20.5, "ok")]
-    assert timings.rows[0].line == 2
-
-
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_byte_order_marks(tmp_path: Path, encoding: str) -> None:
-    assert brief(read(tmp_path, "model,forward_ms\nsmall,20\n", encoding)) == [("small", "forward", 20.0, "ok")]
-
-
-def test_decimal_comma_and_pandas_index(tmp_path: Path) -> None:
-    assert brief(read(tmp_path, ";model;forward_ms\n0;small;20,5\n")) == [("small", "forward", 20.5, "ok")]
-
-
-def test_two_columns_for_one_figure(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,phase,mean_time,mean_ms\nsmall,forward,7,20\n")
-    assert timings.rows[0].mean_ms == 20.0
-    assert timings.notes == ("mean_time: not used, another column gives the same figure",)
-
-
-# --- find ---
-
-SWEEP = (
-    "model,context_length,batch_size,precision,mode,phase,mean_ms\n"
-    "small,128,4,fp32,train,forward,10\n"
-    "small,128,4,fp32,train,backward,20\n"
-    "small,256,4,fp32,train,forward,30\n"
-    "small,256,4,bf16,train,forward,40\n"
-    "small,256,4,bf16,forward,forward,45\n"
-    "2.7B,256,4,fp32,train,forward,50\n"
-)
-
-
-def found(timings: Timings, phase: str = "forward", **known: object) -> float | None:
-    return found_under(timings, Configuration(**known), phase=phase)  # type: ignore[arg-type]
-
-
-def found_under(timings: Timings, known: Configuration, run: Run | None = None, phase: str = "forward") -> float | None:
-    timing = timings.of_capture("any", set(), known, run or Run()).get(phase)
-    return timing.mean_ms if timing else None
-
-
-def test_find(tmp_path: Path) -> None:
-    timings = read(tmp_path, SWEEP)
-    small = find_model("small")
-    assert found(timings, model=small, context_length=128) == 10.0
-    assert found(timings, "backward", model=small, context_length=128) == 20.0
-    assert found(timings, "optimizer", model=small, context_length=128) is None
-    assert found(timings, model=small, context_length=256) is None  # fp32 or bf16: unsure
-    assert found(timings, model=small, context_length=256, precision="fp32") == 30.0
-    assert found(timings, model=small, context_length=256, precision="bf16") is None  # train or forward: unsure
-    assert found(timings, model=small, context_length=256, precision="bf16", mode="train") == 40.0
-    assert found(timings, model=small, context_length=256, precision="bf16", mode="forward+backward") == 40.0
-    assert found(timings, model=small, context_length=512) is None
-    assert found(timings, model=small, context_length=128, batch_size=8) is None
-    assert found(timings, model=find_model("xl-2026")) == 50.0  # the 2.7B's dimensions
-    assert found(timings) is None
-    assert len(timings.configurations()) == 5
-
-
-def test_find_prefers_rows_that_know_more(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,ctx,precision,forward_ms\nsmall,128,,10\nsmall,128,bf16,20\n")
-    assert found(timings, model=find_model("small"), context_length=128, precision="bf16") == 20.0
-    assert found(timings, model=find_model("small"), context_length=128, precision="fp32") == 10.0
-
-
-def test_a_step_is_not_found_across_modes(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,mode,phase,mean_ms\nsmall,forward+backward,step,10\n")
-    assert found(timings, "step", model=find_model("small"), mode="train") is None
-    assert found(timings, "step", model=find_model("small")) == 10.0
-
-
-def test_knowing_nothing_fits_a_file_of_one_configuration(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,ctx,forward_ms,backward_ms\nsmall,128,10,20\n")
-    assert found(timings, "backward") == 20.0
-    assert timings.configurations() == (Configuration(find_model("small"), 128, source="timings"),)
-    two = read(tmp_path, "model,mode,phase,mean_ms\nsmall,forward,forward,10\nsmall,train,backward,20\n")
-    assert found(two, "backward") is None
-
-
-# --- rows that name their capture ---
-
-NAMED = (
-    "capture,model,ctx,phase,mean_ms,message\n"
-    "eager,small,128,forward,10,\n"
-    "eager,small,128,backward,20,\n"
-    "compiled,small,128,forward,5,\n"
-)
-
-
-def of_capture(timings: Timings, name: str, others: set[str], **known: object) -> dict[str, float | None]:
-    found = timings.of_capture(name, others, Configuration(**known))  # type: ignore[arg-type]
-    return {phase: timing.mean_ms for phase, timing in found.items()}
-
-
-def test_a_capture_by_name_before_its_configuration(tmp_path: Path) -> None:
-    timings = read(tmp_path, NAMED)
-    assert of_capture(timings, "eager", {"compiled"}) == {"forward": 10.0, "backward": 20.0}
-    assert of_capture(timings, "compiled", {"eager"}, precision="bf16") == {"forward": 5.0}
-
-
-def test_a_row_of_another_capture_is_not_used(tmp_path: Path) -> None:
-    timings = read(tmp_path, NAMED)
-    small = find_model("small")
-    assert of_capture(timings, "third", {"eager", "compiled"}, model=small) == {}
-    # "compiled" is no capture at hand: its row may be the renamed capture's
-    assert of_capture(timings, "third", {"eager"}, model=small, context_length=128) == {"forward": 5.0}
-    assert of_capture(timings, "third", {"eager"}, model=small, context_length=256) == {}
-
-
-def test_a_named_row_needs_no_model(tmp_path: Path) -> None:
-    timings = read(tmp_path, "capture,model,phase,mean_ms,status,message\nmine,,step,,failed,exit code 1\n")
+def test_the_columns_that_a_sweep_writes(tmp_path: Path) -> None:
+    values = {
+        "capture": "a", "model": "small", "context_length": "256", "batch_size": "4", "precision": "fp32",
+        "mode": "train", "compile": "False", "device": "cuda", "rank": "1", "phase": "forward", "warmup_steps": "5",
+        "steps": "10", "mean_ms": "20.5", "std_ms": "0.5", "min_ms": "20", "median_ms": "20.4", "max_ms": "21",
+        "peak_memory_bytes": "1000", "status": "ok",
+    }  # fmt: skip
+    timings = read(tmp_path, f"{','.join(WRITTEN)}\n{','.join(values.get(name, '') for name in WRITTEN)}\n")
     (row,) = timings.rows
-    assert (row.model, row.capture, row.status, row.message) == (None, "mine", "failed", "exit code 1")
+    assert (row.phase, row.status, row.place, timings.notes) == ("forward", "ok", "timings.csv, line 2", ())
+    assert vars(row.times) == {"n": 10, "mean": 20.5, "std": 0.5, "min": 20, "median": 20.4, "max": 21}
+    known = row.configuration
+    assert (known.model, known.context_length, known.batch_size) == (find_model("small"), 256, 4)
+    assert (known.precision, known.mode, known.source) == ("fp32", "train", "timings")
+    run = row.run
+    assert (run.capture, run.rank, run.compile, run.device, run.warmup_steps) == ("a", 1, False, "cuda", 5)
+    assert run.peak_memory_bytes == 1000
+
+
+# Of each table the phases, their mean times in ms, and how they ended.
+TABLES: dict[str, tuple[str, list[tuple[str, float | None, str]]]] = {
+    "a row for each phase": ("phase,mean_ms\nfwd,10\nBackward pass,20\nzero_grad,1\n",
+        [("forward", 10, "ok"), ("backward", 20, "ok"), ("zero_grad", 1, "ok")]),
+    "a column for each phase": (
+        "Model Size,Forward mean (ms),Forward std (ms),bw_only_mean_ms,optimizer_step_ms,fwd_bwd_s,train_step_ms\n"
+        "small,20,1,40,5,0.06,70\n",
+        [("forward", 20, "ok"), ("backward", 40, "ok"), ("optimizer", 5, "ok"), ("forward+backward", 60, "ok"),
+         ("step", 70, "ok")]),
+    "both": ("phase,avg_ms,forward_ms\nstep,30,10\n", [("step", 30, "ok"), ("forward", 10, "ok")]),
+    "the mode is what was timed": ("model,mode,mean_ms\nsmall,fwd_only,20\nsmall,fwd_bwd,60\nsmall,train,70\n",
+        [("forward", 20, "ok"), ("forward+backward", 60, "ok"), ("step", 70, "ok")]),
+    "a median alone": ("forward_ms_p20,forward_ms_p50\n9,10\n", [("forward", 10, "ok")]),
+    "per step": ("Avg/Step(s) FWD,avg_ms_per_step bwd\n0.01,20\n", [("forward", 10, "ok"), ("backward", 20, "ok")]),
+    "of two columns that with a unit": ("phase,mean_time,mean_ms\nforward,7,20\n", [("forward", 20, "ok")]),
+    "what is no time": ("loss,step,speedup fwd,total_ms,max_step,loss_mean,forward_ms\n2.5,7,1.2,35,9,2,10\n",
+        [("forward", 10, "ok")]),
+    "semicolons, spaces, a byte order mark": ("\ufeff Phase ; Mean_MS \n forward ; 20.5\n\n ; \n",
+        [("forward", 20.5, "ok")]),
+    "tabs, and pandas' index": ("\tphase\tmean_ms\n0\tforward\t20\n", [("forward", 20, "ok")]),
+    "a list of rows": ('[{"phase": "forward", "mean_ms": 10, "times": [9, 11]}, {"phase": "step", "mean_ms": NaN}]',
+        [("forward", 10, "ok"), ("step", None, "missing")]),
+    "an object of lists": ('{"step_ms": [10, 14], "forward_ms": [2, 4]}', [("step", 12, "ok"), ("forward", 3, "ok")]),
+    "out of memory in place of a time": ("model,forward_ms,backward_ms\nsmall,30,CUDA out of memory\n",
+        [("forward", 30, "ok"), ("backward", None, "oom")]),
+    "statuses": (
+        "phase,mean_ms,status\na,1,Success\nb,,OOM\nc,-1,oom\nd,,crashed\ne,,timed out\nf,,Skipped\ng,,\nh,1,new\n",
+        [("a", 1, "ok"), ("b", None, "oom"), ("c", None, "oom"), ("d", None, "failed"), ("e", None, "timeout"),
+         ("f", None, "skipped"), ("g", None, "missing"), ("h", 1, "ok")]),
+    "messages": ("phase,mean_ms,error\na,1,\nb,,rc=1\nc,,CUDA out of memory\n",
+        [("a", 1, "ok"), ("b", None, "failed"), ("c", None, "oom")]),
+    "warm-up by row": ("phase,warmup,mean_ms\nforward,True,90\nforward,False,10\n", [("forward", 10, "ok")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_tables(tmp_path: Path, table: str) -> None:
+    text, expected = TABLES[table]
+    assert brief(read(tmp_path, text)) == [(phase, pytest.approx(ms), status) for phase, ms, status in expected]
+
+
+@pytest.mark.parametrize(
+    ("header", "ms", "noted"),
+    [
+        ("mean_ms", 2, False), ("Mean (ms)", 2, False), ("avg_time_ms", 2, False), ("ms", 2, False),
+        ("mean_s", 2_000, False), ("latency_us", 0.002, False), ("p50 [ns]", 2e-6, False), ("mean", 2_000, True),
+        ("time", 2_000, True),
+    ],
+)  # fmt: skip
+def test_units(tmp_path: Path, header: str, ms: float, noted: bool) -> None:
+    timings = read(tmp_path, f"phase,{header}\nforward,2\n")
+    assert brief(timings) == [("forward", pytest.approx(ms), "ok")]
+    assert timings.notes == ((f"{header}: no unit in the column's name, read as seconds",) if noted else ())
+
+
+@pytest.mark.parametrize(
+    ("header", "cells", "expected"),
+    [
+        ("size,seq_len,batch,dtype,num_warmup", "2_7b,512.0,4,torch.bfloat16,5",
+         {"model": "2.7B", "context_length": 512, "batch_size": 4, "precision": "bf16", "warmup_steps": 5}),
+        ("name,d_model,d_ff,num_layers,num_heads", f"tiny,{SIZES}", {"model": "small"}),
+        ("model,d_model,d_ff,num_layers,num_heads", "xl,64,256,2,4", {"model": "d64-L2"}),
+        ("model", "llama-7b", {"model": "llama-7b", "configuration.model": None}),
+        ("torch_compile", "compiled", {"compile": True}),
+        ("compile,cuda_graph", "max-autotune,0", {"compile": None, "cuda_graph": False}),
+        ("device,attn_impl", "cuda:0,sdpa", {"device": "cuda", "attention": "sdpa"}),
+        ("device", "NVIDIA H100", {"device": None, "gpu": "NVIDIA H100"}),
+    ],
+)  # fmt: skip
+def test_what_a_row_says_of_its_run(tmp_path: Path, header: str, cells: str, expected: dict[str, Any]) -> None:
+    (row,) = read(tmp_path, f"{header},step_ms\n{cells},1\n").rows
+    found = {**vars(row.run), **{k: v for k, v in vars(row.configuration).items() if v}, "model": row.model}
+    found["configuration.model"] = row.configuration.model
+    assert {key: found[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "no"),
+        ("just text\n", "no rows"),
+        ("phase,mean_ms\n", "no rows. It needs phase and mean_ms (a row for each phase), or forward_ms"),
+        ("model,ms,colour\nsmall,1,red\n", "no times of a phase; understood: ms, model; not: colour. It needs phase"),
+        ("phase,forward_std_ms\nfwd,1\n", "no times of a phase; understood: forward_std_ms, phase"),
+        ("phase,mean_ms\nforward,-3\n", "line 2, column 'mean_ms': '-3' is not a number, or no possible time"),
+        ("phase,mean_ms\nforward,1\n\nstep,fast\n", "line 4, column 'mean_ms': 'fast'"),
+        ("phase,mean_ms\nforward,inf\n", "'inf'"),
+        ("phase,mean_ms,std_ms\nforward,1,x\n", "column 'std_ms': 'x'"),
+        (
+            "phase,ctx,mean_ms\nforward,12.5,1\n",
+            "timings.csv, line 2, column 'context_length': '12.5' is not",
+        ),
+        ("phase,ctx,mean_ms\nforward,0,1\n", "column 'context_length': '0' is not what it holds"),
+        ("d_model,d_ff,num_layers,num_heads,step_ms\n70,1,1,3,1\n", "line 2: .*not a multiple"),
+        ("phase,mean_ms\nforward,1,234\n", "neither CSV nor JSON of rows (.*Expected 2 fields in line 2, saw 3"),
+        ("phase,warmup,mean_ms\nforward,true,1\n", "every row is warm-up"),
+        ("phase,mean_ms\n,1\n", "no row has a phase"),
+        ("[1, 2]", "neither CSV nor JSON of rows"),
+        ("[]", "neither CSV nor JSON of rows. It needs"),
+        ('[{"step_ms": ]', "neither CSV nor JSON of rows (Expecting value"),
+        ('{"a": ' + "[" * 100_000, "neither CSV nor JSON of rows"),
+        ('{"step_ms": 1}', "neither CSV nor JSON of rows"),
+        ('{"step_ms": [1, 2], "phase": ["a"]}', "neither CSV nor JSON of rows"),
+        ('[{"step_ms": "\\ud800"}]', "surrogate"),
+    ],
+)
+def test_refused_in_one_line(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(TimingsError) as error:
+        read(tmp_path, text)
+    line = str(error.value)
+    assert all(part in line for part in said.split(".*"))
+    assert "timings.csv" in line
+    assert error.value.hint
+    assert "\n" not in line
+
+
+def test_no_file_a_folder_and_no_text(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"SQLite format 3\xff\xfa")
+    for name, said in (("none.csv", "No such file"), (".", "cannot be read"), ("binary", "neither CSV")):
+        with pytest.raises(TimingsError, match=said):
+            read_timings(tmp_path / name)
 
 
 # --- repeats ---
 
-
-def test_repeats_are_refused(tmp_path: Path) -> None:
-    error = fails(tmp_path, "model,ctx,forward_ms\nsmall,128,10\nxl,128,9\nsmall,128,11\n", "lines 2 and 4")
-    assert "both time the forward of small, context 128" in error.message
-    assert "warmup_steps or timestamp" in error.hint
+REPEATS = "ctx,iteration,loss,forward_ms\n128,0,2.31,90\n128,1,2.29,10\n256,0,2.3,5\n128,2,2.2,12\n128,3,2.1,14\n"
 
 
-def test_most_warmup_steps_win(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,warmup,forward_ms\nsmall,0,58\nsmall,5,20\nsmall,1,21\n")
-    assert brief(timings) == [("small", "forward", 20.0, "ok")]
-    assert timings.notes == (
-        "rows for the same run, the one with the most warm-up steps used: line 3 (forward), not 2, 4",
-    )
+def test_repeats_are_pooled(tmp_path: Path) -> None:
+    timings = read(tmp_path, REPEATS)
+    first, second = timings.rows
+    # (90 + 10 + 12 + 14) ÷ 4 = 31.5; √((58.5² + 21.5² + 19.5² + 17.5²) ÷ 3) = 39.034; median between 12 and 14
+    std = pytest.approx(39.034, abs=0.001)
+    assert vars(first.times) == {"n": 4, "mean": 31.5, "std": std, "min": 10, "median": 13, "max": 90}
+    assert (first.place, second.times and second.times.mean) == ("timings.csv, line 2", 5)
+    assert timings.notes == ("1 timings are each the mean of 4 rows",)
 
 
-@pytest.mark.parametrize(
-    ("header", "older", "newer"),
-    [
-        ("timestamp", "2025-06-12 09:00:00", "2025-06-12T10:00:00Z"),
-        ("date", "2025-06-12", "2025-06-13"),
-        ("time_stamp", "20250612_090000", "20250612_100000"),
-        ("timestamp", "1749700000", "1749700001.5"),
-        ("timestamp", "2025-06-12 09:00:00.100000", "2025-06-12 09:00:00.200000"),
-    ],
-)
-def test_newest_wins(tmp_path: Path, header: str, older: str, newer: str) -> None:
-    timings = read(tmp_path, f"model,forward_ms,{header}\nsmall,2,{newer}\nsmall,1,{older}\n")
-    assert brief(timings) == [("small", "forward", 2.0, "ok")]
-    assert timings.notes == ("rows for the same run, the one with the newest time stamp used: line 2 (forward), not 3",)
+def test_the_first_repeats_are_left_out(tmp_path: Path) -> None:
+    (row,) = read(tmp_path, REPEATS, Selection(skip=1)).rows
+    assert vars(row.times) == {"n": 3, "mean": 12, "std": 2, "min": 10, "median": 12, "max": 14}
+    with pytest.raises(TimingsError, match="--csv-skip 4 leaves out every row"):
+        read(tmp_path, REPEATS, Selection(skip=4))
 
 
-def test_warmup_first_then_time_stamp(tmp_path: Path) -> None:
-    rows = "small,5,1,2025-06-12\nsmall,5,2,2025-06-13\nsmall,0,3,2025-06-14\n"
-    assert read(tmp_path, "model,warmup,forward_ms,date\n" + rows).rows[0].mean_ms == 2.0
+def test_repeats_of_several_steps_each(tmp_path: Path) -> None:
+    """Two runs of 10 steps and one that failed: mean of means, least and most of all."""
+    rows = "forward,10,12,1,9,15,ok\nforward,10,14,1,8,20,ok\nforward,10,,,,,oom\n"
+    (row,) = read(tmp_path, f"phase,steps,mean_ms,std_ms,min_ms,max_ms,status\n{rows}").rows
+    std = pytest.approx(2**0.5)  # of 12 and 14
+    assert vars(row.times) == {"n": 20, "mean": 13, "std": std, "min": 8, "median": 13, "max": 20}
+    assert row.status == "ok"
 
 
-@pytest.mark.parametrize("stamp", ["", "yesterday"])
-def test_a_missing_time_stamp_tells_nothing(tmp_path: Path, stamp: str) -> None:
-    fails(tmp_path, f"model,forward_ms,date\nsmall,1,2025-06-12\nsmall,2,{stamp}\n", "lines 2 and 3")
+def test_rows_of_two_files_are_one_table(tmp_path: Path) -> None:
+    for name, phase in (("a", "forward"), ("b", "backward")):
+        (tmp_path / f"{name}.csv").write_text(f"phase,mean\n{phase},0.01\n", encoding="utf-8")
+    timings = read_timings(tmp_path / "a.csv", tmp_path / "b.csv")
+    assert (timings.source, [row.phase for row in timings.rows]) == ("a.csv, b.csv", ["forward", "backward"])
+    assert timings.notes[0].startswith("a.csv: mean: no unit")
 
 
-# --- two conditions are never one run ---
-
-SMALL = Configuration(find_model("small"), 128, precision="fp32", mode="forward")
-CONDITIONS = "model,ctx,precision,compile,causal,forward_ms,date\n"
-
-
-def conditions(timings: Timings) -> list[tuple[bool | None, tuple[tuple[str, str], ...], float | None]]:
-    return [(row.compile, row.conditions, row.mean_ms) for row in timings.rows]
+def test_many_rows_are_read_together(tmp_path: Path) -> None:
+    """Each group of rows as by itself: 50,000 rows of 8 runs, the mean of i + 0.5 over every eighth."""
+    rows = "".join(f"{128 * (1 + i % 4)},{('fwd', 'bwd')[i // 4 % 2]},{i // 8},{i}.5\n" for i in range(50_000))
+    found = read(tmp_path, f"context_length,phase,iteration,ms\n{rows}").rows
+    assert [row.times and (row.times.n, row.times.mean) for row in found] == [(6250, 24_996.5 + i) for i in range(8)]
 
 
-def test_known_conditions_are_apart(tmp_path: Path) -> None:
-    """Not the newest of the four: each has a precision and is compiled or not."""
-    rows = ("False,False,10,2025-01-01", "False,True,8,2025-01-02", "True,False,6,2025-01-03", "True,True,4,2025-01-04")
-    timings = read(tmp_path, "model,bfloat16,compile,forward_ms,date\n" + "".join(f"small,{row}\n" for row in rows))
-    assert [(row.precision, row.compile, row.mean_ms) for row in timings.rows] == [
-        ("fp32", False, 10.0),
-        ("fp32", True, 8.0),
-        ("bf16", False, 6.0),
-        ("bf16", True, 4.0),
-    ]
-    assert timings.notes == ()
-    small = find_model("small")
-    eager, compiled = Run(compile=False), Run(compile=True)
-    assert found(timings, model=small, precision="fp32") is None  # compiled or not: unsure
-    for precision, run, expected in (("fp32", eager, 10.0), ("fp32", compiled, 8.0), ("bf16", compiled, 4.0)):
-        assert found_under(timings, Configuration(small, precision=precision), run) == expected
-    assert found_under(timings, Configuration(small), compiled) is None
+# --- which rows ---
 
-
-def test_unknown_conditions_are_apart(tmp_path: Path) -> None:
-    rows = "small,128,fp32,,True,10,2025-01-01\nsmall,128,fp32,,False,12,2025-01-02\n"
-    timings = read(tmp_path, CONDITIONS + rows)
-    assert conditions(timings) == [(None, (("causal", "True"),), 10.0), (None, (("causal", "False"),), 12.0)]
-    assert found_under(timings, SMALL) is None
-    assert timings.undecided("a", set(), SMALL) == {"causal": ("True", "False")}
-
-
-def test_a_column_that_is_the_same_in_a_setup_splits_nothing(tmp_path: Path) -> None:
-    rows = "small,128,fp32,,True,10,\nsmall,256,fp32,,False,12,\n"
-    timings = read(tmp_path, CONDITIONS + rows)
-    assert conditions(timings) == [(None, (), 10.0), (None, (), 12.0)]
-    assert found_under(timings, SMALL) == 10.0
-
-
-def test_the_run_chooses_by_a_column_of_its_own_name(tmp_path: Path) -> None:
-    timings = read(tmp_path, "model,profiler,forward_ms\nsmall,nsys,10\nsmall,torch,9\n")
-    assert found_under(timings, Configuration(find_model("small")), Run(profiler="torch")) == 9.0
-
-
-@pytest.mark.parametrize(("asked", "expected"), [("sdpa", 8.0), ("SDPA", 8.0), ("unfused", None)])
-def test_words_choose_where_the_file_uses_them(tmp_path: Path, asked: str, expected: float | None) -> None:
-    """What one calls naive is unfused for another: both fit, and neither is chosen."""
-    timings = read(tmp_path, "model,attention,optimizer,forward_ms\nsmall,naive,AdamW,10\nsmall,sdpa,AdamW,8\n")
-    known = Configuration(find_model("small"), attention=asked)
-    assert found_under(timings, known, Run(optimizer="torch")) == expected
-
-
-def test_a_device_that_is_a_gpu(tmp_path: Path) -> None:
-    rows = read(tmp_path, "model,device,forward_ms\nsmall,cuda:0,1\nsmall,cpu,2\nsmall,NVIDIA A100,3\n").rows
-    assert [(row.device, row.gpu) for row in rows] == [("cuda", None), ("cpu", None), (None, "NVIDIA A100")]
-
-
-@pytest.mark.parametrize(
-    ("gpu", "expected"), [("NVIDIA H100 80GB HBM3", 5.0), ("NVIDIA A100-SXM4-80GB", 9.0), ("NVIDIA L4", None)]
-)
-def test_the_gpu_chooses(tmp_path: Path, gpu: str, expected: float | None) -> None:
-    timings = read(tmp_path, "gpu,model,forward_ms\nA100 80GB,small,9\nH100,small,5\n")
-    assert found_under(timings, Configuration(find_model("small")), Run(gpu=gpu)) == expected
-
-
-@pytest.mark.parametrize(
-    ("header", "first", "second"),
-    [
-        ("run_id", "a1", "b2"),
-        ("git_hash", "9342be9", "b782baf"),
-        ("hostname", "gpu01", "gpu02"),
-        ("notes", "first", "again"),
-        ("seed", "1", "2"),
-        ("report_file", "a.nsys-rep", "b.nsys-rep"),
-        ("final_loss", "2.31", "2.29"),
-        ("p95_ms", "11", "12"),
-        ("peak_memory_gb", "3", "4"),
-        ("tokens_per_sec", "1000", "1100"),
-        ("speedup", "1.4x", "1.5x"),
-        ("cv", "0.015", "0.016"),
-        ("score", "0.123456", "0.123457"),
-        ("started", "2025-06-12 09:00:00", "2025-06-12 09:01:00"),
-        ("finished_at", "2025-06-12", "2025-06-13"),
-        ("raw_timings_ms", '"[1, 2]"', '"[1, 3]"'),
-        ("", "0", "1"),
-    ],
-)
-def test_results_and_origins_are_no_conditions(tmp_path: Path, header: str, first: str, second: str) -> None:
-    """The two rows are one run, timed twice: the newer is used."""
-    rows = f"small,1,2025-06-12,{first}\nsmall,2,2025-06-13,{second}\n"
-    timings = read(tmp_path, f"model,forward_ms,date,{header}\n" + rows)
-    assert conditions(timings) == [(None, (), 2.0)]
-
-
-def test_a_name_of_each_row_is_no_condition(tmp_path: Path) -> None:
-    """It differs in every row, where a condition recurs for the next model."""
-    names = [("small", "b", 1), ("small", "a", 2), ("xl", "d", 3), ("xl", "c", 4)]
-    rows = "".join(f"{model},{name},{warmup},{warmup}\n" for model, name, warmup in names)
-    timings = read(tmp_path, "model,tag,warmup,forward_ms\n" + rows)
-    assert [(row.model_name, row.conditions, row.mean_ms) for row in timings.rows] == [("small", (), 2), ("xl", (), 4)]
-
-
-# --- picking rows ---
-
-PICKED = (
-    "model,bfloat16,heads_per_group,phase,mean_ms\n"
-    "small,False,2,forward,10\n"
-    "small,True,2,forward,6\n"
-    "small,True,4,forward,5\n"
-)
+PICKED = "dtype,causal,phase,mean_ms\nfp32,False,forward,10\nbf16,False,forward,6\nbf16,True,forward,5\n"
 
 
 @pytest.mark.parametrize(
     ("where", "expected"),
     [
-        (["bfloat16=False"], [10.0]),
-        (["bfloat16=false"], [10.0]),
-        (["BFloat16=1"], [6.0, 5.0]),
-        (["bfloat16=True", "heads per group=4"], [5.0]),
-        (["heads_per_group=2.0"], [10.0, 6.0]),
-        (["bf16=True"], [6.0, 5.0]),
+        ([("causal", "false")], [10, 6]),
+        ([("Precision", "bf16"), ("causal", "True")], [5]),
+        ([("mean ms", "6.0")], [6]),
+        ([("fp64", "1")], "--csv-where fp64=1: no such column. Give one of dtype, causal, phase, mean_ms"),
+        ([("causal", "maybe")], "no row has causal=maybe. Give one of False, True"),
+        ([("causal", "True"), ("dtype", "fp32")], "no row has dtype=fp32. Give one of bf16"),
     ],
 )
-def test_where(tmp_path: Path, where: list[str], expected: list[float]) -> None:
-    path = tmp_path / "timings.csv"
-    path.write_text(PICKED, encoding="utf-8")
-    timings = read_timings(path, selection=Selection.parse(where, None, None))
-    assert [row.mean_ms for row in timings.rows] == expected
-
-
-@pytest.mark.parametrize(
-    ("where", "message", "hint"),
-    [
-        (["bfloat16"], "'bfloat16' is not COLUMN=VALUE", "bfloat16=False"),
-        (["=False"], "'=False' is not COLUMN=VALUE", "bfloat16=False"),
-        (["fp64=True"], "no column 'fp64'", "Give one of 'model', 'bfloat16', 'heads_per_group', 'phase', 'mean_ms'"),
-        (["bfloat16=Maybe"], "column 'bfloat16': no row has 'Maybe'", "Give one of 'False', 'True'"),
-        (["bfloat16=False", "heads_per_group=4"], "column 'heads_per_group': no row has '4'", "Give one of '2'"),
-    ],
-)
-def test_where_that_finds_nothing(tmp_path: Path, where: list[str], message: str, hint: str) -> None:
-    path = tmp_path / "timings.csv"
-    path.write_text(PICKED, encoding="utf-8")
-    with pytest.raises(TimingsError, match=message) as error:
-        read_timings(path, selection=Selection.parse(where, None, None))
-    assert hint in error.value.hint
-    assert "\n" not in str(error.value)
-
-
-def test_where_in_headers(tmp_path: Path) -> None:
-    path = tmp_path / "timings.csv"
-    path.write_text("model,Eager fwd (ms),Compiled fwd (ms)\nsmall,10,8\n", encoding="utf-8")
-    timings = read_timings(path, selection=Selection.parse(["compile=True"], None, None))
-    assert brief(timings) == [("small", "forward", 8.0, "ok")]
+def test_where(tmp_path: Path, where: list[tuple[str, str]], expected: list[float] | str) -> None:
+    if isinstance(expected, str):
+        with pytest.raises(TimingsError) as error:
+            read(tmp_path, PICKED, Selection(tuple(where)))
+        assert expected in str(error.value)
+    else:
+        assert [mean for _, mean, _ in brief(read(tmp_path, PICKED, Selection(tuple(where))))] == expected
 
 
 def test_the_phase_that_was_asked_for(tmp_path: Path) -> None:
-    path = tmp_path / "times.csv"
-    path.write_text("model,mean_ms\nsmall,10\n", encoding="utf-8")
-    timings = read_timings(path, selection=Selection.parse([], "fwd", None))
-    assert brief(timings) == [("small", "forward", 10.0, "ok")]
-    assert timings.notes == ()
-    path.write_text("model,forward_ms\nsmall,10\n", encoding="utf-8")
-    with pytest.raises(TimingsError, match="--csv-phase forward: its columns say what was timed"):
-        read_timings(path, selection=Selection.parse([], "fwd", None))
+    assert brief(read(tmp_path, "mean_ms\n10\n", Selection(phase="fwd"))) == [("forward", 10, "ok")]
+    with pytest.raises(TimingsError, match="--csv-phase fwd: its columns say what was timed"):
+        read(tmp_path, "forward_ms\n10\n", Selection(phase="fwd"))
 
 
-# --- a row for each iteration ---
+# --- which capture ---
 
-ITERATIONS = "model,phase,iteration,mean_ms\n" + "".join(
-    f"{model},forward,{i},{ms}\n" for model in ("small", "xl") for i, ms in enumerate((90, 10, 12, 14))
+
+def capture(name: str = "any", rank: int | None = None, run: Run | None = None, **known: Any) -> CaptureSummary:
+    precisions = known.pop("precisions", {})
+    configuration = Configuration(**known) if known else None
+    return CaptureSummary(name, "", "", "ok", configuration=configuration, run=run, rank=rank, precisions=precisions)
+
+
+def timed(folder: Path, text: str, *captures: CaptureSummary, one_run: bool = False) -> list[CaptureSummary]:
+    return with_timings(captures, read(folder, text), one_run=one_run or len(captures) == 1)
+
+
+def means(row: CaptureSummary) -> dict[str, float | None]:
+    return {phase: times.mean for phase, times in row.unprofiled.phases.items()} if row.unprofiled else {}
+
+
+SMALL = find_model("small")
+SWEEP = (
+    "model,context_length,batch_size,precision,mode,phase,mean_ms\n"
+    "small,128,4,fp32,train,forward,10\nsmall,128,4,fp32,train,backward,20\nsmall,128,4,fp32,train,step,35\n"
+    "small,256,4,fp32,train,forward,30\nsmall,256,4,bf16,train,forward,40\nsmall,256,4,bf16,forward,forward,45\n"
+    "2.7B,256,4,fp32,train,forward,50\n"
 )
-
-
-def test_iterations_are_one_timing(tmp_path: Path) -> None:
-    row, other = read(tmp_path, ITERATIONS).rows
-    # (90 + 10 + 12 + 14) ÷ 4 = 31.5; median between 12 and 14
-    assert (row.model_name, row.steps, row.mean_ms, row.min_ms, row.median_ms, row.max_ms, row.line) == (
-        *("small", 4, 31.5, 10.0, 13.0, 90.0),
-        2,
-    )
-    # √((58.5² + 21.5² + 19.5² + 17.5²) ÷ 3) = 39.034
-    assert row.std_ms == pytest.approx(39.034, abs=0.001)
-    assert other.model_name == "xl"
-    assert read(tmp_path, ITERATIONS).notes == ("2 timings are each the mean of 4 rows, its iterations",)
-
-
-def test_the_first_iterations_are_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "timings.csv"
-    path.write_text(ITERATIONS, encoding="utf-8")
-    timings = read_timings(path, selection=Selection(skip=1))
-    assert [(row.mean_ms, row.steps, row.std_ms) for row in timings.rows] == [(12.0, 3, 2.0)] * 2
-    assert timings.notes == ("2 timings are each the mean of 3 rows, its iterations, the first 1 of each left out",)
-    with pytest.raises(TimingsError, match="--csv-skip 4 leaves none of 4 iterations of small"):
-        read_timings(path, selection=Selection(skip=4))
-
-
-def test_iterations_without_a_number(tmp_path: Path) -> None:
-    path = tmp_path / "timings.csv"
-    path.write_text("model,forward_ms,backward_ms\nsmall,90,50\nsmall,10,20\nsmall,12,22\n", encoding="utf-8")
-    with pytest.raises(TimingsError, match="both time the forward") as error:
-        read_timings(path)
-    assert "--csv-skip 0" in error.value.hint
-    timings = read_timings(path, selection=Selection(skip=1))
-    assert brief(timings) == [("small", "forward", 11.0, "ok"), ("small", "backward", 21.0, "ok")]
-    path.write_text("model,forward_ms\nsmall,90\n", encoding="utf-8")
-    with pytest.raises(TimingsError, match="--csv-skip 1 leaves out iterations, and no run has a row for each"):
-        read_timings(path, selection=Selection(skip=1))
-
-
-def test_iterations_of_two_conditions(tmp_path: Path) -> None:
-    rows = "".join(f"small,{flag},{i},{ms + i}\n" for flag, ms in (("True", 10), ("False", 20)) for i in range(3))
-    timings = read(tmp_path, "model,jit,trial,forward_ms\n" + rows)
-    assert conditions(timings) == [(None, (("jit", "True"),), 11.0), (None, (("jit", "False"),), 21.0)]
-
-
-def test_iterations_of_warmup_are_left_out(tmp_path: Path) -> None:
-    rows = "".join(f"small,{i},{i < 2},{ms}\n" for i, ms in enumerate((90, 50, 10, 12)))
-    timings = read(tmp_path, "model,iter,warmup,forward_ms\n" + rows)
-    assert [(row.mean_ms, row.steps) for row in timings.rows] == [(11.0, 2)]
-    assert timings.notes[0] == "2 rows of warm-up are left out"
-
-
-def test_an_iteration_twice_is_refused(tmp_path: Path) -> None:
-    text = "model,iter,forward_ms\nsmall,0,10\nsmall,1,11\nsmall,0,9\n"
-    error = fails(tmp_path, text, "lines 2 and 4: iteration 0 of small twice")
-    assert "--csv-where" in error.hint
-
-
-def test_numbers_of_other_rows_are_no_iterations(tmp_path: Path) -> None:
-    """The run of a sweep, repeated later: the newer."""
-    rows = "3,small,10,2025-06-12\n4,xl,90,2025-06-12\n17,small,11,2025-06-13\n"
-    timings = read(tmp_path, "run,model,forward_ms,date\n" + rows)
-    assert sorted(brief(timings)) == [("small", "forward", 11.0, "ok"), ("xl", "forward", 90.0, "ok")]
-
-
-# --- malformed ---
+NAMED = "capture,model,phase,mean_ms\neager,small,forward,10\neager,small,backward,20\nnew,small,forward,5\n"
+AT_256 = {"model": SMALL, "context_length": 256}
+FLAGS = "model,compile,attention,gpu,forward_ms\nsmall,False,naive,A100 80GB,9\nsmall,True,sdpa,H100,5\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "one", "expected"),
     [
-        ("", "the file is empty"),
-        ("\n \n", "the file is empty"),
-        ("just text\n", "line 1: not a CSV"),
-        ("model,forward_ms\n", "a header and no rows"),
-        ("model,phase\nsmall,forward\n", "line 1: no column of times among 'model', 'phase'"),
-        ("model,forward_std_ms\nsmall,1\n", "no column of times"),
-        ("name,mean_ms\nsmall,1\n", "line 1: no column names the model"),
-        ("d_model,num_layers,mean_ms\n768,12,1\n", "no column names the model"),
-        ("model,mean_ms\nsmall,-3\n", "line 2, column 'mean_ms': '-3' is outside the range"),
-        ("model,mean_ms\nsmall,fast\n", "line 2, column 'mean_ms': 'fast' is not a number"),
-        ("model,mean_ms\nsmall,inf\n", "'inf' is not a number"),
-        ("model,mean_ms,std_ms\nsmall,1,x\n", "column 'std_ms': 'x' is not a number"),
-        ("model,ctx,mean_ms\nsmall,12.5,1\n", "column 'ctx': '12.5' is not a whole number of at least 1"),
-        ("model,ctx,mean_ms\nsmall,0,1\n", "column 'ctx': '0' is not a whole number"),
-        ("model,ctx,mean_ms\nsmall,1e300,1\n", "column 'ctx': '1e300' is not a whole number up to 9,007"),
-        ("model,only_forward,mean_ms\nsmall,maybe,1\n", "'maybe' is neither true nor false"),
-        ("model,mean_ms\n,1\n", "line 2, column 'model': no model"),
-        ("model,mean_ms\nhuge,1\n\ngiant,1\n", "line 2, column 'model': Unknown model 'huge'"),
-        ("model,d_model,mean_ms\nsmall,64,1\n", "column 'd_model': 64 is not small's, which is 768"),
-        ("d_model,d_ff,num_layers,num_heads,mean_ms\n70,1,1,3,1\n", "line 2, column 'd_model'.*not a multiple"),
-        ("model,mean_ms\nsmall,1,234\n", "line 2: 3 cells under a header of 2"),
-        ("model,mean_ms\nsmall,1\0\n", "not a CSV: it is not text"),
+        (SWEEP, capture(model=SMALL, context_length=128, mode="train"), {"forward": 10, "backward": 20, "step": 35}),
+        # a step without an optimizer is another one, its phases are not
+        (SWEEP, capture(model=SMALL, context_length=128, mode="forward+backward"), {"forward": 10, "backward": 20}),
+        (SWEEP, capture(**AT_256), "precision (fp32, bf16), mode (train, forward)"),
+        (SWEEP, capture(**AT_256, precision="fp32"), {"forward": 30}),
+        (SWEEP, capture(**AT_256, precision="bf16"), "they differ in mode (train, forward)"),
+        (SWEEP, capture(**AT_256, precision="bf16", mode="train"), {"forward": 40}),
+        (SWEEP, capture(**AT_256, mode="train", precisions={"bf16": 0.6, "fp32": 0.4}), {"forward": 40}),
+        (SWEEP, capture(**AT_256, mode="train", precisions={"unknown": 1}), "precision (fp32, bf16)"),
+        (SWEEP, capture(model=find_model("xl-2026")), {"forward": 50}),  # the 2.7B's dimensions
+        (SWEEP, capture(model=SMALL, context_length=512), {}),
+        (SWEEP, capture(model=SMALL, context_length=128, batch_size=8), {}),
+        (NAMED, capture("eager"), {"forward": 10, "backward": 20}),
+        (NAMED, capture("new", precision="bf16"), {"forward": 5}),
+        (NAMED, capture("renamed"), {}),
+        ("capture,phase,mean_ms\nother,step,10\n", capture(), {}),  # of another capture, and nothing says of this one
+        (FLAGS, capture(model=SMALL, run=Run(compile=True)), {"forward": 5}),
+        (FLAGS, capture(model=SMALL, run=Run(attention="SDPA")), {"forward": 5}),
+        (FLAGS, capture(model=SMALL, run=Run(attention="unfused")), "compile (False, True), attention (naive, sdpa)"),
+        (FLAGS, capture(model=SMALL, run=Run(gpu="NVIDIA A100-SXM4-80GB")), {"forward": 9}),
+        (FLAGS, capture(model=SMALL, run=Run(gpu="NVIDIA L4")), {}),
+        ("rank,phase,mean_ms\n0,step,10\n1,step,12\n", capture(rank=1), {"step": 12}),
+        ("model,profiler,step_ms\nsmall,nsys,10\nsmall,torch,9\n", capture(run=Run(profiler="torch")), {"step": 9}),
+        ("model,causal,step_ms\nsmall,,10\nsmall,1,9\n", capture(model=SMALL), "causal (empty, 1); pick with"),
+        ("model,step_ms\nllama,10\n", capture(), {"step": 10}),
+        ("model,step_ms\nllama,10\n", capture(model=SMALL), {}),
+        ("warmup,step_ms\n0,58\n5,20\n", capture(), "warmup_steps (0, 5); pick with --csv-where warmup_steps=0"),
     ],
-)
-def test_malformed(tmp_path: Path, text: str, message: str) -> None:
-    fails(tmp_path, text, message)
+)  # fmt: skip
+def test_the_rows_of_a_capture(
+    tmp_path: Path, text: str, one: CaptureSummary, expected: dict[str, float] | str
+) -> None:
+    found = timed(tmp_path, text, one)[0]
+    assert means(found) == ({} if isinstance(expected, str) else expected)
+    assert [expected in str(line) for line in found.warnings] == ([True] if isinstance(expected, str) else [])
 
 
-def test_spaces_in_a_time_cost_no_time(tmp_path: Path) -> None:
-    """Ten thousand spaces between four places for them could be split in 10^15 ways."""
-    fails(tmp_path, f"model,mean_ms\nsmall,20.5{' ' * 10_000}3\n", "is not a number")
-    assert cell_of_time(f"20.5{' ' * 10_000}±  0.3 ms")
+@pytest.mark.parametrize(("columns", "row"), [("phase,mean_ms", "step,10"), ("step_ms", "10")])
+def test_times_without_a_model_are_of_the_captures_of_the_call(tmp_path: Path, columns: str, row: str) -> None:
+    text, two = f"{columns}\n{row}\n", (capture("a"), capture("b", model=SMALL))
+    assert [means(one) for one in timed(tmp_path, text, capture(model=SMALL))] == [{"step": 10}]
+    assert [means(one) for one in timed(tmp_path, text, *two, one_run=True)] == [{"step": 10}] * 2
+    found = timed(tmp_path, text, *two)
+    assert [means(one) for one in found] == [{}] * 2
+    assert all("name neither their capture nor a model" in str(one.warnings[0]) for one in found)
+    named = timed(tmp_path, f"capture,{columns}\nb,{row}\n", *two)
+    assert [means(one) for one in named] == [{}, {"step": 10}]
+    assert [one.configuration for one in named] == [one.configuration for one in two]
 
 
-def test_unknown_model_says_what_can_be_given(tmp_path: Path) -> None:
-    error = fails(tmp_path, "model,mean_ms\nhuge,1\n", "Unknown model")
-    assert re.search("Known models: small, .*; or give its d_model, d_ff, num_layers, num_heads", error.hint)
-
-
-def test_no_such_file_folder_or_binary(tmp_path: Path) -> None:
-    with pytest.raises(TimingsError, match="No such file"):
-        read_timings(tmp_path / "none.csv")
-    with pytest.raises(TimingsError, match="cannot be read"):
-        read_timings(tmp_path)
-    binary = tmp_path / "trace.csv"
-    binary.write_bytes(b"SQLite format 3\xff\xfa")
-    with pytest.raises(TimingsError, match="it is not text"):
-        read_timings(binary)
-
-
-# --- times that cannot be right ---
-
-
-def test_a_time_in_doubt_is_not_trusted() -> None:
-    times = {"forward": Stats(10, 5.0), "backward": Stats(10, 9.0)}
-    unprofiled = Unprofiled("ok", phases=times, doubts={"forward": ("below the GPU's busy time",)})
-    assert unprofiled.typical_ms("forward") == 5.0
-    assert unprofiled.trusted_ms("forward") is None
-    assert unprofiled.trusted_ms("backward") == 9.0
-    assert unprofiled.trusted_ms("optimizer") is None
+def test_rows_that_were_only_timed(tmp_path: Path) -> None:
+    text = (
+        "capture,model,ctx,batch,compile,causal,phase,mean_ms,status\n"
+        ",small,128,4,False,True,step,10,ok\n"  # of the capture
+        ",small,256,4,False,True,step,20,ok\n,small,256,4,True,False,step,15,ok\n,xl,,4,False,True,step,,oom\n"
+        "gone,,,,,,step,,failed\n,small,512,4,False,True,step,,\n"
+    )
+    _, *found = timed(tmp_path, text, capture("a", model=SMALL, context_length=128))
+    assert [(one.name, one.status, means(one)) for one in found] == [
+        ("small_ctx256_b4_causal=True", "not_profiled", {"step": 20}),
+        ("small_ctx256_b4_compiled_causal=False", "not_profiled", {"step": 15}),
+        ("xl_ctx?_b4_causal=True", "oom", {}),
+        ("gone", "failed", {}),
+    ]
+    assert found[1].run == Run(compile=True)

@@ -27,8 +27,8 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.machine import provenance
 from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest
 from nsys_analyzer.runs.targets import Ranks, Target, capture_stems
-from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
-from nsys_analyzer.runs.timings.writing import is_from_a_sweep, write_timings
+from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
+from nsys_analyzer.runs.timings_csv import is_from_a_sweep, write_timings
 from nsys_analyzer.system.atomic_write import remove_unfinished, write_text
 from nsys_analyzer.system.process import Ended, Progress
 

@@ -14,29 +14,30 @@ from nsys_analyzer.cli.options import (
     configuration_options,
     names_options,
     scheduler_option,
+    unprofiled_options,
 )
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
+    from nsys_analyzer.runs.timings import Selection
 
 
 @click.command(epilog="Example: nsys-analyze explain capture.sqlite")
 @click.argument("traces", type=click.Path(path_type=Path), nargs=-1, required=True, metavar="TRACE...")
 @click.option(
-    "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
-    help="Timings of unprofiled runs, as nsys-analyze report reads them. Repeatable.",
-)  # fmt: skip
-@click.option(
     "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="json holds every figure, as the report's JSON does.",
 )  # fmt: skip
 @scheduler_option
+@unprofiled_options
 @names_options("--phase", "--phase-name")
 @configuration_options
 def explain(
     traces: tuple[Path, ...],
     csv_paths: tuple[Path, ...],
+    selection: Selection | None,
+    step_ms: float | None,
     output_format: str,
     scheduler: str | None,
     names: PhaseNames,
@@ -57,14 +58,12 @@ def explain(
     from nsys_analyzer.report.sections import ranks, steps
     from nsys_analyzer.report.sections.evidence import FEW
     from nsys_analyzer.report.sections.folding import fold
-    from nsys_analyzer.runs.timings import Selection
     from nsys_analyzer.system.cluster import Workers
 
-    selection = Selection.parse((), None, None, given.model)
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
-        traces, csv_paths, command_line(), _tell, names, given, selection=selection, workers=workers
-    )
+        traces, csv_paths, command_line(), _tell, names, given, None, selection, workers, step_ms=step_ms,
+    )  # fmt: skip
     if output_format == "json":
         click.echo(
             json.dumps(explained_data(evidence.captures, evidence.runs), indent=1, allow_nan=False), file=data_stream()

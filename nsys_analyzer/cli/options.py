@@ -81,6 +81,52 @@ def names_options(*flags: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def unprofiled_options(function: Command) -> Command:
+    """Adds the options on times without the profiler to a command with ``traces``.
+
+    It takes them as ``csv_paths``, ``selection`` and ``step_ms``.
+    """
+
+    @functools.wraps(function)
+    def read(*args: Any, csv_where: tuple[str, ...], csv_phase: str | None, csv_skip: int | None, **others: Any) -> Any:
+        csv_paths, traces, step_ms = others["csv_paths"], others["traces"], others["step_ms"]
+        if csv_paths and step_ms:
+            raise click.UsageError("--step-ms takes the place of --csv: give one of them.")
+        if not (csv_where or csv_phase or csv_skip is not None):
+            return function(*args, selection=None, **others)
+        if step_ms or not (csv_paths or any(trace.is_dir() for trace in traces)):
+            raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
+        from nsys_analyzer.runs.timings import Selection  # a report of a trace alone starts without it
+
+        where = [(name.strip(), value.strip()) for name, _, value in (text.partition("=") for text in csv_where)]
+        if wrong := next((text for text, pair in zip(csv_where, where, strict=True) if not all(pair)), None):
+            raise click.BadParameter(f"{wrong!r} is not COLUMN=VALUE, such as compile=False", param_hint="--csv-where")
+        return function(*args, selection=Selection(tuple(where), csv_phase or "", csv_skip or 0), **others)
+
+    for option in (
+        click.option(
+            "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
+            help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",
+        ),
+        click.option(
+            "--csv-skip", type=click.IntRange(0), metavar="N",
+            help="Leave out the first N of the rows that are repeats of one run.",
+        ),
+        click.option("--csv-phase", metavar="PHASE", help="The phase that was timed, where no column names it."),
+        click.option(
+            "--csv-where", multiple=True, metavar="COLUMN=VALUE",
+            help="Read only rows with this value, such as bfloat16=False. Repeatable.",
+        ),
+        click.option(
+            "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
+            help="Times of runs without the profiler, CSV or JSON: a row for each phase (phase, mean_ms), or a column "
+            "(forward_ms, step_ms). Repeatable. Default: FOLDER/timings.csv.",
+        ),
+    ):  # fmt: skip
+        read = option(read)
+    return read  # type: ignore[return-value]
+
+
 def configuration_options(function: Command) -> Command:
     """The options that say what the captures do not of their configuration; the command takes them as ``given``."""
 
@@ -91,7 +137,7 @@ def configuration_options(function: Command) -> Command:
         keys = ("model", "context_length", "batch_size", "precision")
         return function(*args, given=Run(**{key: others.pop(key) for key in keys}), **others)
 
-    of_model = f"The model of the captures, and of timings that name none: {model_names()}."
+    of_model = f"The model of the captures: {model_names()}."
     precisions = click.Choice(["fp32", "tf32", "bf16", "fp16"], case_sensitive=False)
     for option in (
         click.option("--precision", type=precisions, help="The precision of the captures."),
@@ -109,20 +155,21 @@ def output_option(folder: Path) -> Callable[[Command], Command]:
     return click.option("--output-dir", type=path, default=folder, show_default=True, help="The folder for results.")
 
 
+def _finite(ctx: click.Context, param: click.Parameter, time: float | None) -> float | None:
+    if time is not None and math.isnan(time):  # it passes every comparison of a range
+        raise click.BadParameter("nan is not a time", ctx, param)
+    return time
+
+
 def running_options(folder: Path) -> Callable[[Command], Command]:
     """The options of a command that runs programs one after another into a folder, by default this one."""
-
-    def finite(ctx: click.Context, param: click.Parameter, seconds: float) -> float:
-        if math.isnan(seconds):  # it passes every comparison of a range
-            raise click.BadParameter("nan is not a time", ctx, param)
-        return seconds
 
     def decorate(function: Command) -> Command:
         function = click.option("--dry-run", is_flag=True, help="Print what would be run, and run nothing.")(function)
         kept = "Keep finished results in the output folder, or replace them."
         function = click.option("--resume/--rerun", default=None, help=kept)(output_option(folder)(function))
         return click.option(
-            "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, callback=finite,
+            "--timeout", type=click.FloatRange(min=0, min_open=True), default=1800, show_default=True, callback=_finite,
             metavar="SECONDS", help="Time limit of each process or case.",
         )(function)  # fmt: skip
 

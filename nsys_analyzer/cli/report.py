@@ -7,12 +7,19 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nsys_analyzer.cli.options import command_line, configuration_options, names_options, scheduler_option
+from nsys_analyzer.cli.options import (
+    command_line,
+    configuration_options,
+    names_options,
+    scheduler_option,
+    unprofiled_options,
+)
 from nsys_analyzer.report.renderers import RENDERERS
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranges.phases import PhaseNames
     from nsys_analyzer.configuration import Run
+    from nsys_analyzer.runs.timings import Selection
 
 
 @click.command(epilog="Example: nsys-analyze report small_ctx128.sqlite small_ctx256.sqlite -o report.md")
@@ -22,27 +29,11 @@ if TYPE_CHECKING:
     "--format", "output_format", type=click.Choice(list(RENDERERS)), default="markdown", show_default=True,
     help="JSON is printed, unless -o names a file.",
 )  # fmt: skip
-@click.option(
-    "--csv", "csv_paths", type=click.Path(path_type=Path), metavar="FILE", multiple=True,
-    help="Timings of unprofiled runs: CSV, JSON (a list, or an object per line) or a markdown table. Repeatable. "
-    "Without a TRACE, the traces in its folder are read. Default: FOLDER/timings.csv.",
-)  # fmt: skip
-@click.option(
-    "--csv-where", multiple=True, metavar="COLUMN=VALUE",
-    help="Read only rows with this value, such as bfloat16=False. Repeatable.",
-)  # fmt: skip
-@click.option(
-    "--csv-phase", metavar="PHASE",
-    help="The phase that was timed, where no column and no file name (forward_times.csv) names it.",
-)  # fmt: skip
-@click.option(
-    "--csv-skip", type=click.IntRange(0), metavar="N",
-    help="Take rows of one run for its iterations, and leave out the first N. Default: where a column numbers them.",
-)  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a file that nsys-analyze did not write.")
 @click.option("--no-figures", is_flag=True, help="Leave the figures out.")
 @click.option("--open", "open_page", is_flag=True, help="Open the page in the browser; with --format html.")
 @scheduler_option
+@unprofiled_options
 @names_options("--phase", "--phase-name")
 @configuration_options
 def report(
@@ -50,9 +41,8 @@ def report(
     output: str | None,
     output_format: str,
     csv_paths: tuple[Path, ...],
-    csv_where: tuple[str, ...],
-    csv_phase: str | None,
-    csv_skip: int | None,
+    selection: Selection | None,
+    step_ms: float | None,
     force: bool,
     no_figures: bool,
     open_page: bool,
@@ -64,16 +54,14 @@ def report(
 
     TRACE is an nsys export (.sqlite, or a folder of Parquet or Arrow files) or report (.nsys-rep), or a PyTorch
     profiler trace (.json, .json.gz); a FOLDER stands for the traces in it, with its timings.csv, or for what
-    nsys-analyze bench left there. A report of nsys-analyze is replaced; any other file only with --force.
+    nsys-analyze bench left there. Without a TRACE, the traces in the folder of --csv are read. A report of nsys-analyze
+    is replaced; any other file only with --force.
     With nsys-analyze[cluster], many captures are read side by side.
     """
     if not traces and not csv_paths:
         raise click.UsageError("Give a trace, a folder of traces, or --csv timings.csv beside them.")
     if open_page and (output_format != "html" or output == "-"):
         raise click.UsageError("--open shows a page in the browser: it needs --format html, and no -o -.")
-    has_timings = csv_paths or any(trace.is_dir() for trace in traces)
-    if not has_timings and (csv_where or csv_phase or csv_skip is not None):
-        raise click.UsageError("--csv-where, --csv-phase and --csv-skip need timings: give --csv, too.")
     from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
@@ -91,15 +79,10 @@ def report(
     if target:
         check_target(target, sources, force=force)
     beside = target.parent if target else None
-    selection = None
-    if has_timings:
-        from nsys_analyzer.runs.timings import Selection  # a report of a trace alone starts without it
-
-        selection = Selection.parse(csv_where, csv_phase, csv_skip, given.model)
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,
-        with_tracks=RENDERERS[output_format].has_timeline,
+        step_ms=step_ms, with_tracks=RENDERERS[output_format].has_timeline,
     )  # fmt: skip
     if target:  # reading has made exports
         check_target(target, sources, force=force)

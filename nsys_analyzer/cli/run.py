@@ -83,8 +83,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.report.renderers.terminal import print_answers
     from nsys_analyzer.report.sections import build_report
     from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
-    from nsys_analyzer.runs.timings.table import has_rows
-    from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+    from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
+    from nsys_analyzer.runs.timings_csv import has_rows
 
     check_replaceable(folder / "report.md", ELSEWHERE)
     try:

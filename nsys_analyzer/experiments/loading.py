@@ -32,6 +32,7 @@ def load_evidence(
     selection: Selection | None = None,
     workers: Workers = IN_TURN,
     *,
+    step_ms: float | None = None,
     with_tracks: bool = False,
 ) -> Evidence:
     """Reads all that a report is made from.
@@ -46,12 +47,13 @@ def load_evidence(
         beside: the report's folder, to which links into a bench's folder are relative.
         selection: which rows of the timings to read.
         workers: where the captures are read.
+        step_ms: the time of a step without the profiler, in place of timings.
         with_tracks: whether to keep every moment of the measured steps, for a timeline.
 
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    found = None if csv_paths else timings_beside(paths, tell, selection)
+    found = None if csv_paths or step_ms else timings_beside(paths, tell, selection)
     timings = _read(csv_paths, selection) if csv_paths else found
     places = paths or tuple(dict.fromkeys(path.resolve().parent for path in csv_paths))
     of_place = {place: _bench_folders(place) for place in places}
@@ -61,11 +63,15 @@ def load_evidence(
     benches = tuple(_finished(one, os.path.relpath(one, beside or Path()), alone=alone) for one in folders)
     loaded = Loaded((), ())
     if with_traces or timings or not benches:
-        loaded = load_captures(with_traces, names, given, timings, workers=workers, with_tracks=with_tracks)
+        loaded = load_captures(
+            with_traces, names, given, timings, step_ms=step_ms, workers=workers,
+            with_tracks=with_tracks,
+        )  # fmt: skip
     notes: tuple[Words, ...] = timings.notes if timings else ()
     if found:
         notes = (*notes, phrase("Read from the captures' folder; `--csv` names another file."))
-    return Evidence(loaded.captures, command, timings.source if timings else "", notes, benches, loaded.runs)
+    source = timings.source if timings else "--step-ms" if step_ms else ""
+    return Evidence(loaded.captures, command, source, notes, benches, loaded.runs)
 
 
 def load_runs(
@@ -87,7 +93,7 @@ def load_runs(
         NsysAnalyzerError: nothing could be read.
     """
     from nsys_analyzer.report.recording import is_report, read_report, recorded
-    from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+    from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
     from nsys_analyzer.trace.sources.folder import is_export_folder
 
     if is_report(path):

@@ -7,18 +7,19 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS
 from nsys_analyzer.analysis.transformer.models import Configuration, configuration_from_name, find_model
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.errors import NsysAnalyzerError, TraceError
+from nsys_analyzer.errors import NsysAnalyzerError, TimingsError, TraceError
 from nsys_analyzer.runs.manifest import (
     capture_name,
     configuration_of,
@@ -84,71 +85,58 @@ class _Capture:
 
 
 def find_traces(paths: Iterable[Path], *, may_lack: bool = False) -> list[Path]:
-    """The trace files among files and folders (a folder's own, and those one level below), each capture once.
+    """Returns the trace files among files and folders (its own, and those one level below), each capture once.
 
     Raises:
         TraceError: a folder holds no trace, unless folders ``may_lack`` them.
     """
-    found: list[Path] = []
+    found: dict[Path, Path] = {}
     for path in paths:
+        inside = [path]
         if path.is_dir() and not is_export_folder(path):
             inside = _traces_in(path)
             if not inside and not may_lack and not manifests_without_trace(path):
                 raise TraceError(
                     f"{path} holds no trace", "Give a folder with .sqlite, .nsys-rep or .pt.trace.json files"
                 )
-            found += inside
-        else:
-            found.append(path)
-    first: dict[Path, Path] = {}
-    for path in found:
-        first.setdefault(Path(os.path.realpath(path)), path)
-    return list(first.values())
+        for one in inside:
+            found.setdefault(Path(os.path.realpath(one)), one)
+    return list(found.values())
 
 
 def holds_captures(path: Path) -> bool:
-    """Whether a path is a trace, or a folder that holds traces or manifests of runs."""
+    """Tells whether a path is a trace, or a folder that holds traces or manifests of runs."""
     return not path.is_dir() or is_export_folder(path) or bool(_traces_in(path) or manifests_without_trace(path))
 
 
 def _traces_in(folder: Path) -> list[Path]:
     """A trace and the exports made from it are one capture; where the trace is newer, it stands for all of them."""
     files = [path for files in _files_of(folder).values() if not isinstance(files, OSError) for path in files]
+    exports = [path for path in files if path.suffix == ".sqlite" or path.is_dir()]
     made: dict[Path, list[Path]] = defaultdict(list)
-    for path in (path for path in files if _is_export(path)):
+    for path in exports:
         made[path.with_name(trace_stem(path))].append(path)
-    replaced = {one for exports in made.values() for one in _but_one(exports)}
-    for trace in (path for path in files if not _is_export(path)):
-        exports = [one for one in made[trace.with_name(trace_stem(trace))] if is_made_from(one, trace)]
-        current = any(is_current(one, trace) for one in exports)
-        replaced |= {trace} if current else set(exports)
+    # Of several exports of one name, a folder of Parquet or Arrow files beside a SQLite file, the newest is read.
+    replaced = {older for same in made.values() for older in sorted(same, key=written_ns)[:-1]}
+    for trace in (path for path in files if path not in exports):
+        of_trace = [one for one in made[trace.with_name(trace_stem(trace))] if is_made_from(one, trace)]
+        replaced |= {trace} if any(is_current(one, trace) for one in of_trace) else set(of_trace)
     return [path for path in files if path not in replaced]
 
 
-def _is_export(path: Path) -> bool:
-    return path.suffix == ".sqlite" or path.is_dir()
-
-
-def _but_one(exports: list[Path]) -> list[Path]:
-    """Of several exports of one name all but the newest: a folder of Parquet or Arrow files beside a SQLite file."""
-    return sorted(exports, key=written_ns)[:-1]
-
-
 def _files_of(folder: Path) -> dict[Path, list[Path] | OSError]:
-    """The traces of a folder and of each of its subfolders, or why a subfolder cannot be read."""
+    """The traces of a folder and of each of its subfolders, `rank2` before `rank10`, or why one cannot be read."""
     inside = (path for path in folder.iterdir() if path.is_dir() and not is_export_folder(path))
-    subfolders = sorted(path for path in inside if not path.name.startswith("."))
-    return {place: _files_in(place, must=place == folder) for place in (folder, *subfolders)}
-
-
-def _files_in(folder: Path, *, must: bool) -> list[Path] | OSError:
-    try:
-        files = sorted(folder.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
-        return [path for path in files if _is_trace(path)]
-    except OSError as error:
-        if must:
-            raise
-        return error
+    found: dict[Path, list[Path] | OSError] = {}
+    for place in (folder, *sorted(path for path in inside if not path.name.startswith("."))):
+        try:
+            files = sorted(place.iterdir(), key=lambda path: _DIGITS.sub(lambda number: number[0].zfill(20), path.name))
+            found[place] = [path for path in files if _is_trace(path)]
+        except OSError as error:
+            if place == folder:
+                raise
+            found[place] = error
+    return found
 
 
 def _is_trace(path: Path) -> bool:
@@ -160,9 +148,10 @@ def _is_trace(path: Path) -> bool:
 
 def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
-    *, beside_others: bool = False, workers: Workers = IN_TURN, with_tracks: bool = False,
+    *, step_ms: float | None = None, beside_others: bool = False, workers: Workers = IN_TURN,
+    with_tracks: bool = False,
 ) -> Loaded:  # fmt: skip
-    """One summary for each process of each capture, ordered by model and context length, and the runs that they are of.
+    """Returns a summary for each process of each capture, by model and context length, and the runs that they are of.
 
     A capture that cannot be read keeps a row with its error, unless there is nothing else to report: no other capture,
     no timings of the folder, no manifest that says how its run ended, nothing ``beside_others``.
@@ -172,12 +161,13 @@ def load_captures(
         names: the names of phases' ranges.
         given: model, context length, batch size and precision of the command line; they outrank a manifest.
         timings: of unprofiled runs.
+        step_ms: the time of a step without the profiler in place of ``timings``, of one capture or one run's ranks.
         beside_others: whether the report has other contents.
         workers: where the captures are read; the summaries are the same.
         with_tracks: whether to keep every moment of the measured steps, for a timeline.
 
     Raises:
-        NsysAnalyzerError: nothing could be read.
+        NsysAnalyzerError: nothing could be read, or ``step_ms`` is given for several runs.
     """
     names, given = names or PhaseNames.parse(()), given or Run()
     folders = [path for path in paths if path.is_dir() and not is_export_folder(path)]
@@ -189,22 +179,36 @@ def load_captures(
     alone = must_read and len(traces) == 1 and not unread
     tracked = MOST_OPERATIONS // max(len(traces), 1) if with_tracks else 0  # a page holds so many in all
     captures = [_Capture(trace, titles[trace], names, given, alone, tracked) for trace in traces]
-    rows = unread + [row for read in workers.map(_read, captures, _lost) for row in read]
+    rows = unread + [row for read in workers.map(_read, captures, partial(_read, is_lost=True)) for row in read]
     if rows and must_read and all(row.metadata is None and row.run is None for row in rows):
         raise TraceError(f"None of {len(rows)} captures could be read; the first: {rows[0].message}")
     for folder in folders:
         ended = manifests_without_trace(folder)
         rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
-    if timings:
-        from nsys_analyzer.runs.timed import with_timings
-
-        rows = with_timings(rows, timings)
     rows.sort(key=_order)
-    if not any(row.members for row in rows):
-        return Loaded(tuple(rows), ())
-    from nsys_analyzer.analysis.ranks.captures import runs_of, without_waiting  # captures of one rank need none of it
+    runs: tuple[ParallelRun, ...] = ()
+    if any(row.members for row in rows):
+        from nsys_analyzer.analysis.ranks.captures import runs_of  # captures of one rank need none of it
 
-    runs = runs_of(rows)
+        runs = runs_of(rows)
+    if timings or step_ms:
+        from nsys_analyzer.runs.timed import with_timings
+        from nsys_analyzer.runs.timings import of_step
+
+        places = {row.name for row in rows}
+        one_run = len(places) <= 1 or (len(runs) == 1 and places == {rank.capture for rank in runs[0].ranks})
+        if step_ms and not one_run:
+            hint = "Give the times of each by --csv, in a table with the columns capture, phase and mean_ms"
+            what = f"--step-ms is of one capture, or of the ranks of one run, and these are {len(places)} captures"
+            raise TimingsError(what, hint)
+        timings = of_step(step_ms) if step_ms else timings
+        rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order) if timings else rows
+        # With the times without the profiler, it is known what the profiler cost.
+        rows = [replace(row, diagnosis=diagnose(row)) if row.unprofiled else row for row in rows]
+    if not runs:
+        return Loaded(tuple(rows), ())
+    from nsys_analyzer.analysis.ranks.captures import without_waiting
+
     return Loaded(without_waiting(rows, runs), runs)
 
 
@@ -214,7 +218,7 @@ def timings_beside(
     selection: Selection | None = None,
     option: str = "--csv",
 ) -> Timings | None:
-    """The ``timings.csv`` of the one folder among these that has one, read; None where there is none, or several.
+    """Reads the ``timings.csv`` of the one folder among these that has one; None where there is none, or several.
 
     ``tell`` gets a line for the user on the file that is used, or left out, with the ``option`` that names others.
     """
@@ -222,8 +226,8 @@ def timings_beside(
     if not folders:
         return None
     from nsys_analyzer.runs.timings import read_timings
-    from nsys_analyzer.runs.timings.table import has_rows
-    from nsys_analyzer.runs.timings.writing import NAME as TIMINGS
+    from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
+    from nsys_analyzer.runs.timings_csv import has_rows
 
     found = [path for folder in folders if os.path.isfile(path := folder / TIMINGS)]  # noqa: PTH113 - pathlib raises
     if len(found) > 1:
@@ -232,7 +236,7 @@ def timings_beside(
         return None
     try:
         read = read_timings(found[0], selection=selection) if has_rows(found[0]) else None
-    except NsysAnalyzerError as error:
+    except (NsysAnalyzerError, OSError) as error:
         tell(f"Left out, as it cannot be read: {error}")
         return None
     if read:
@@ -265,6 +269,7 @@ def _titles(traces: Sequence[Path]) -> dict[Path, str]:
 
 
 def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, ...]:
+    """The rows of a capture; ``is_lost`` where no process has survived reading it."""
     path, given = capture.path, capture.given
     configuration = _overridden(configuration_from_name(_name(path)), given)
     manifest = None
@@ -282,16 +287,8 @@ def _read(capture: _Capture, *, is_lost: bool = False) -> tuple[CaptureSummary, 
     except NsysAnalyzerError as error:
         if capture.alone and (manifest is None or manifest.status == "ok"):
             raise
-        message = str(error)
-        unread = CaptureSummary(
-            capture.title, "", path.name, "failed", message, configuration=configuration, warnings=(message,)
-        )
+        unread = replace(_failed(capture.title, path, str(error)), configuration=configuration)
         return (_with_run(unread, manifest),)
-
-
-def _lost(capture: _Capture) -> tuple[CaptureSummary, ...]:
-    """The row of a capture that no process has survived."""
-    return _read(capture, is_lost=True)
 
 
 def _name(path: Path) -> str:
@@ -322,28 +319,24 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
         return summary
     peak = run.peak_memory_bytes
     summary = replace(summary, run=run, unprofiled=Unprofiled("missing", peak_memory_bytes=peak) if peak else None)
-    if (rank := _rank(summary, run)) is not None:
-        summary = replace(summary, rank=rank, process=f"rank {rank}")
-    summary = replace(summary, members=tuple(_with_group(member, summary, run) for member in summary.members))
+    rank = None if summary.process else run.rank
+    if summary.rank is None and run.rank_pids and summary.pid in run.rank_pids:
+        rank = run.rank_pids.index(summary.pid)
+    summary = summary if rank is None else replace(summary, rank=rank, process=f"rank {rank}")
+    members = tuple(
+        replace(
+            member, rank=member.rank if len(summary.members) > 1 else summary.rank,
+            world_size=run.world_size or member.world_size, run=run.group or "",
+        )
+        for member in summary.members
+    )  # fmt: skip
+    summary = replace(summary, members=members)
     if run.not_annotated:
         warning = f"Not everything of this program could be annotated: {run.not_annotated}."
         summary = replace(summary, warnings=(*summary.warnings, warning))
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
-
-
-def _rank(summary: CaptureSummary, run: Run) -> int | None:
-    """The rank that the manifest tells of a process whose trace does not; None where neither does."""
-    if summary.rank is None and run.rank_pids and summary.pid in run.rank_pids:
-        return run.rank_pids.index(summary.pid)
-    return None if summary.process else run.rank
-
-
-def _with_group(member: Member, summary: CaptureSummary, run: Run) -> Member:
-    """What a rank did, with what the manifest says of the run that it is of."""
-    rank = member.rank if len(summary.members) > 1 else summary.rank
-    return replace(member, rank=rank, world_size=run.world_size or member.world_size, run=run.group or "")
 
 
 def _without_trace(path: Path, run: Run) -> CaptureSummary:
@@ -358,12 +351,6 @@ def _name_by(manifest: Path) -> str:
 
 
 def _order(summary: CaptureSummary) -> tuple[object, ...]:
-    configuration = summary.configuration
-    model = configuration.model if configuration else None
-    known = model is not None
-    return (
-        not known,
-        model.parameters if model else 0,
-        (configuration.context_length or 0) if configuration else 0,
-        summary.name,
-    )
+    configuration = summary.configuration or Configuration()
+    model = configuration.model
+    return (model is None, model.parameters if model else 0, configuration.context_length or 0, summary.name)

@@ -1,192 +1,204 @@
-"""Puts the timings of unprofiled runs beside the captures they belong to, and gives the others rows of their own."""
+"""Puts the times of unprofiled runs beside the captures they belong to, and gives the others rows of their own."""
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.runs.doubts import doubts_of
-from nsys_analyzer.runs.timings import UNKNOWN_PHASE, Timing, Timings
+from nsys_analyzer.runs.timings import COLUMNS, Timing, Timings
 
 _ORDER = ("forward", "loss", "backward", "forward+backward", "optimizer", "step")
+#: The phases whose work is the same with and without an optimizer behind it.
+_WITHOUT_OPTIMIZER = ("forward", "loss", "backward", "forward+backward")
 #: Statuses that say nothing of how a run ended.
 _NO_NEWS = ("ok", "missing")
 #: So many columns, and values of each, are named in a warning.
 _FEW = 3
+#: What a row of its own says of the run, beside its configuration.
+_CONDITIONS = ("compile", "cuda_graph", "attention", "optimizer", "device", "gpu")
 
 
-def with_timings(captures: Sequence[CaptureSummary], timings: Timings) -> list[CaptureSummary]:
-    """The captures with the times of their unprofiled runs, and a row for each configuration that was only timed."""
+def with_timings(captures: Sequence[CaptureSummary], timings: Timings, *, one_run: bool) -> list[CaptureSummary]:
+    """Returns the captures with the times of their unprofiled runs, and a row for each run that was only timed.
+
+    A row belongs to the capture that it names, else to each that it fits: what both know of the run is the same, and no
+    other row agrees in more. Rows of several conditions that fit alike are not used. Where all captures are of
+    ``one_run``, a row that names neither capture nor model is theirs.
+    """
     names = {capture.name for capture in captures}
-    found = [_timings_of(capture, timings, names - {capture.name}) for capture in captures]
-    timed = [
-        _with(capture, list(phases.values())) if phases else _undecided(capture, timings, names - {capture.name})
-        for capture, phases in zip(captures, found, strict=True)
-    ]
-    used = {timing for phases in found for timing in phases.values()}
-    rest = [timing for timing in timings.rows if timing not in used and timing.capture not in names]
-    known = [capture.configuration for capture in captures if capture.configuration]
-    alone = [one for one in rest if one.capture or not any(_may_be(one.configuration, other) for other in known)]
-    # With the times without the profiler, it is known what the profiler cost.
-    timed = [replace(one, diagnosis=diagnose(one)) if one.unprofiled else one for one in timed]
-    return [*timed, *_only_timed(alone, timings.source)]
+    # A row that names another capture, which is not here, may be of a capture that was renamed.
+    rest = [row for row in timings.rows if row.run.capture not in names]
+    rest = [row for row in rest if row.model or (one_run and not row.run.capture)]
+    timed: list[CaptureSummary] = []
+    used: list[Timing] = []
+    for capture in captures:
+        own = [row for row in timings.rows if row.run.capture == capture.name]
+        fitting = own if len({row.cells for row in own}) == 1 else _fitting(own or rest, capture, one_run=one_run)
+        if len({row.cells for row in fitting}) == 1:
+            used += fitting
+            capture = _with(capture, fitting)
+        elif warning := _why_none(timings, fitting, one_run=one_run):
+            capture = replace(capture, warnings=(*capture.warnings, warning))
+        timed.append(capture)
+    taken = {id(row) for row in used}
+    alone = [row for row in timings.rows if id(row) not in taken and row.run.capture not in names]
+    return [*timed, *_only_timed([row for row in alone if row.run.capture or _is_other(row, captures)], timings.source)]
 
 
-def _timings_of(capture: CaptureSummary, timings: Timings, others: set[str]) -> dict[str, Timing]:
-    """The timings that fit; where rows fit alike, those of the precision that the kernels' names tell."""
-    configuration, run = _conditions(capture)
-    found = timings.of_capture(capture.name, others, configuration, run)
-    if found or configuration.precision:
-        return found
-    return timings.of_capture(capture.name, others, replace(configuration, precision=_precision(capture)), run)
+def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) -> list[Timing]:
+    """The rows that contradict nothing that is known of a capture, and agree in most of it.
 
-
-def _precision(capture: CaptureSummary) -> str | None:
-    """The precision of more than half of the matmul time whose precision is known."""
-    known = {name: share for name, share in capture.precisions.items() if name != "unknown"}
-    return next((name for name, share in known.items() if share > sum(known.values()) / 2), None)
-
-
-def _conditions(capture: CaptureSummary) -> tuple[Configuration, Run]:
-    """The conditions of a capture, as far as its name, its manifest or its trace tells them."""
-    configuration, run = capture.configuration or Configuration(), capture.run or Run()
+    Where several fit alike, those of the precision that more than half of the matmul time has by the kernels' names.
+    """
+    run, known = capture.run or Run(), capture.configuration or Configuration()
+    modes = {"optimizer": "train", "backward": "forward+backward", "forward": "forward"}
+    mode = known.mode or next((mode for phase, mode in modes.items() if capture.phase(phase)), None)
     gpu = run.gpu or (capture.gpu.name if capture.gpu and not capture.on_cpu else None)
-    return replace(configuration, mode=configuration.mode or _mode(capture)), replace(run, gpu=gpu, rank=capture.rank)
+    known, run = replace(known, mode=mode), replace(run, gpu=gpu, rank=capture.rank)
+    shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
+    told = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
+    words = {text.lower() for row in rows for _, text in row.cells}
+    best: list[Timing] = []
+    for precision in dict.fromkeys((known.precision, known.precision or told)):
+        scores = [_agreement(row, replace(known, precision=precision), run, words) for row in rows]
+        most = max((score for score in scores if score is not None), default=0)
+        fitting = [row for row, score in zip(rows, scores, strict=True) if score == most]
+        best = [row for row in fitting if most >= 1 or (one_run and not row.run.capture)]
+        if len({row.cells for row in best}) == 1:
+            break
+    return best
 
 
-def _undecided(capture: CaptureSummary, timings: Timings, others: set[str]) -> CaptureSummary:
-    """The capture with a warning that names the columns in which the rows that fit it differ."""
-    columns = timings.undecided(capture.name, others, *_conditions(capture))
-    if not columns:
-        return capture
-    shown = list(columns.items())[:_FEW]
-    more = f" and {len(columns) - _FEW} more" if len(columns) > _FEW else ""
-    listed = ", ".join(f"{header} ({_values(values)})" for header, values in shown) + more
-    options = " ".join(shlex.join(["--csv-where", f"{header}={values[0]}"]) for header, values in shown)
-    warning = f"{timings.source}: none of the rows that fit is used, they differ in {listed}; pick with {options}"
-    return replace(capture, warnings=(*capture.warnings, warning))
+def _agreement(row: Timing, known: Configuration, run: Run, words: set[str]) -> float | None:
+    """How many conditions both sides know and agree on; None where they disagree in one.
+
+    The mode, which is inferred, decides between rows that agree in as many others. Words of no fixed vocabulary, such
+    as eager, are compared where the file has the capture's among its ``words``.
+    """
+    said, model = row.configuration, row.configuration.model
+    pairs: list[tuple[object, object]]
+    pairs = [(model.dimensions if model else row.model, known.model.dimensions if known.model else None)]
+    pairs += [(getattr(said, name), getattr(known, name)) for name in ("context_length", "batch_size", "precision")]
+    pairs += [(getattr(row.run, name), getattr(run, name)) for name in ("compile", "cuda_graph", "device", "rank")]
+    theirs = {**vars(run), "attention": known.attention or run.attention}
+    for header, text in row.cells:
+        word = str(theirs.get(header)).lower()
+        if word in words and (header not in COLUMNS or header in ("attention", "optimizer")):
+            pairs.append((text.lower(), word))
+    both = [pair for pair in pairs if None not in pair]
+    modes = {said.mode, known.mode} - {None}
+    same_mode = len(modes) < 2 or (modes == {"train", "forward+backward"} and row.phase in _WITHOUT_OPTIMIZER)
+    agree = same_mode and all(ours == theirs for ours, theirs in both) and _gpu_fits(row.run.gpu, run.gpu)
+    return len(both) + (0.5 if said.mode == known.mode else 0) if agree else None
 
 
-def _values(values: Sequence[str]) -> str:
-    return ", ".join(value or "empty" for value in values[:_FEW]) + (", ..." if len(values) > _FEW else "")
+def _gpu_fits(one: str | None, other: str | None) -> bool:
+    """Whether ``H100`` and ``NVIDIA H100 80GB HBM3`` can be one GPU: a name without a number fits any."""
+    ours, theirs = (set(re.findall(r"[a-z]*\d+[a-z]*", (name or "").lower())) for name in (one, other))
+    plain = [{part for part in parts if not part.endswith("gb") and "hbm" not in part} for parts in (ours, theirs)]
+    return not all(plain) or bool(plain[0] & plain[1])
 
 
-def _mode(summary: CaptureSummary) -> str | None:
-    """The mode of a capture, from the phases it has."""
-    if summary.phase("optimizer"):
-        return "train"
-    return "forward+backward" if summary.phase("backward") else "forward" if summary.phase("forward") else None
+def _why_none(timings: Timings, fitting: Sequence[Timing], *, one_run: bool) -> str:
+    """Why no row is used, where it is not for their configurations: they fit alike, or nothing says whose they are."""
+    cells = [dict(row.cells) for row in fitting]
+    headers = dict.fromkeys(header for one in cells for header in one)
+    values = {header: list(dict.fromkeys(one.get(header, "") for one in cells)) for header in headers}
+    differing = {header: texts for header, texts in values.items() if len(texts) > 1}
+    if not differing:
+        is_nobodys = not one_run and any(not row.run.capture and not row.model for row in timings.rows)
+        said = "rows that name neither their capture nor a model are not used: add a column capture"
+        return f"{timings.source}: {said}" if is_nobodys else ""
+    listed, options = [], []
+    for header, texts in list(differing.items())[:_FEW]:
+        some = ", ".join(text or "empty" for text in texts[:_FEW]) + (", ..." if len(texts) > _FEW else "")
+        listed.append(f"{header} ({some})")
+        options.append(shlex.join(["--csv-where", f"{header}={texts[0]}"]))
+    more = f" and {len(differing) - _FEW} more" if len(differing) > _FEW else ""
+    said = f"they differ in {', '.join(listed)}{more}; pick with {' '.join(options)}"
+    return f"{timings.source}: none of the rows that fit is used, {said}"
 
 
-def _with(capture: CaptureSummary, timings: list[Timing]) -> CaptureSummary:
-    """The capture with these timings of its own, and a warning for each that cannot be right.
+def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
+    """The capture with these times of its own, and a warning for each that cannot be right.
 
     The peak memory of its manifest serves where they have none.
     """
-    unprofiled = _unprofiled(timings)
-    known = capture.unprofiled.peak_memory_bytes if capture.unprofiled else None
-    doubts = doubts_of(capture, unprofiled.phases)
-    unprofiled = replace(unprofiled, peak_memory_bytes=unprofiled.peak_memory_bytes or known, doubts=doubts)
-    phases = tuple(replace(phase, python_ms=unprofiled.phases.get(phase.phase)) for phase in capture.phases)
-    warnings = (*capture.warnings, *_warnings(unprofiled, timings))
-    return replace(capture, phases=phases, unprofiled=unprofiled, warnings=warnings)
-
-
-def _warnings(unprofiled: Unprofiled, timings: Sequence[Timing]) -> Iterator[str]:
-    """A line for each time in doubt: its place, the reasons against it, and the consequence."""
-    for timing in timings:
-        if reasons := unprofiled.doubts.get(timing.phase):
-            time = f"{timing.phase} {unprofiled.typical_ms(timing.phase):.3f} ms"
-            place = f"{Path(timing.file).name}, line {timing.line}"
-            yield f"{place}: {time} is not trusted, no verdict rests on it: {'; '.join(reasons)}"
-
-
-def _unprofiled(timings: list[Timing]) -> Unprofiled:
-    """The timings of one configuration, phases in the order of a step."""
     timings = sorted(timings, key=lambda timing: _ORDER.index(timing.phase) if timing.phase in _ORDER else len(_ORDER))
-    phases = {timing.phase: stats for timing in timings if (stats := _stats(timing))}
+    times = {timing.phase: timing.times for timing in timings if timing.times}
     ended = [timing for timing in timings if timing.status not in _NO_NEWS]
-    return Unprofiled(
-        status=ended[0].status if ended else "ok" if phases else "missing",
-        message=next((timing.message for timing in ended if timing.message), ""),
-        phases=phases,
-        warmup_steps=timings[0].warmup_steps,
-        device=timings[0].device,
-        peak_memory_bytes=max((timing.peak_memory_bytes or 0 for timing in timings), default=0) or None,
+    memory = [timing.run.peak_memory_bytes or 0 for timing in timings]
+    unprofiled = Unprofiled(
+        status=ended[0].status if ended else "ok" if times else "missing",
+        message=next((timing.run.message for timing in ended if timing.run.message), ""),
+        phases=times,
+        warmup_steps=timings[0].run.warmup_steps,
+        device=timings[0].run.device,
+        peak_memory_bytes=max(memory) or (capture.unprofiled.peak_memory_bytes if capture.unprofiled else None),
+        doubts=doubts_of(capture, times),
     )
-
-
-def _stats(timing: Timing) -> Stats | None:
-    """The timing's statistics; where it gives a median alone, that stands for the mean."""
-    if timing.center_ms is None or timing.phase == UNKNOWN_PHASE:
-        return None
-    return Stats(timing.steps, timing.center_ms, timing.std_ms, timing.min_ms, timing.median_ms, timing.max_ms)
+    warnings = [
+        f"{timing.place}: {timing.phase} {times[timing.phase].typical:.3f} ms is not trusted, no verdict rests on it: "
+        + "; ".join(unprofiled.doubts[timing.phase])
+        for timing in timings
+        if timing.phase in unprofiled.doubts
+    ]
+    phases = tuple(replace(phase, python_ms=times.get(phase.phase)) for phase in capture.phases)
+    return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
 
 
 def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSummary]:
-    """A row for each configuration without a capture: timed alone, or ended before it was."""
+    """A row for each run without a capture: timed alone, or ended before it was."""
     groups: dict[object, list[Timing]] = defaultdict(list)
     for timing in timings:
-        own = timing.capture, timing.conditions  # such as the rank of a capture of several
-        groups[own if timing.capture else (timing.setup, timing.mode)].append(timing)
-    fields = ("attention", "optimizer", "device", "gpu")
-    differing = [field for field in fields if len({getattr(timing, field) for timing in timings}) > 1]
+        groups[timing.run.capture, timing.cells].append(timing)
+    texts = {cell for timing in timings for cell in timing.cells}
+    several = {header for header, count in Counter(header for header, _ in texts).items() if count > 1}
+    differing = {header for header in several if header in _CONDITIONS[2:] or header not in COLUMNS}
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
-        row = _row(group, source, differing)
-        if row:
-            rows.setdefault(row.name, row)
+        first, configuration = group[0], group[0].configuration
+        row = _with(CaptureSummary("", "", source, ""), group)
+        unprofiled = row.unprofiled
+        if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
+            continue
+        if not unprofiled.phases and not first.run.capture:  # it failed before it timed anything, whatever its mode
+            configuration = replace(configuration, mode=None)
+        status = "not_profiled" if unprofiled.status in _NO_NEWS else unprofiled.status
+        said = {name: getattr(first.run, name) for name in _CONDITIONS if getattr(first.run, name) is not None}
+        row = replace(
+            row, name=first.run.capture or _name(first, configuration, differing), configuration=configuration,
+            status=status if status in STATUSES else "failed",
+            message=unprofiled.message if status in STATUSES else status, run=Run(**said) if said else None,
+        )  # fmt: skip
+        rows.setdefault(row.name, row)
     yield from rows.values()
 
 
-def _row(timings: list[Timing], source: str, differing: Sequence[str]) -> CaptureSummary | None:
-    """A run that failed before it timed anything is one row, whatever its modes."""
-    unprofiled, configuration = _unprofiled(timings), timings[0].configuration
-    if unprofiled.status == "missing" and not timings[0].capture:
-        return None
-    if not unprofiled.phases and not timings[0].capture:
-        configuration = replace(configuration, mode=None)
-    status = "not_profiled" if unprofiled.status in _NO_NEWS else unprofiled.status
-    message = unprofiled.message if status in STATUSES else status
-    row = CaptureSummary(
-        timings[0].capture or _name(configuration, timings[0], differing), "", source,
-        status if status in STATUSES else "failed", message, configuration=configuration, run=_run(timings[0]),
-    )  # fmt: skip
-    unprofiled = replace(unprofiled, doubts=doubts_of(row, unprofiled.phases))
-    return replace(row, unprofiled=unprofiled, warnings=tuple(_warnings(unprofiled, timings)))
-
-
-def _name(configuration: Configuration, timing: Timing, differing: Sequence[str]) -> str:
-    model = configuration.model.name if configuration.model else "unknown model"
-    batch = f"b{configuration.batch_size}" if configuration.batch_size else ""
+def _name(timing: Timing, configuration: Configuration, differing: Collection[str]) -> str:
+    model = configuration.model.name if configuration.model else timing.model or "unknown model"
     details = (
-        *(batch, configuration.precision, configuration.mode),
-        *("compiled" if timing.compile else "", "cuda-graph" if timing.cuda_graph else ""),
-        *(getattr(timing, field) for field in differing),
-        *(f"{header}={value}" for header, value in timing.conditions if value),
+        f"b{configuration.batch_size}" if configuration.batch_size else "",
+        *(configuration.precision, configuration.mode),
+        *("compiled" if timing.run.compile else "", "cuda-graph" if timing.run.cuda_graph else ""),
+        *(text if name in COLUMNS else f"{name}={text}" for name, text in timing.cells if name in differing),
     )
     return "_".join([f"{model}_ctx{configuration.context_length or '?'}", *filter(None, details)])
 
 
-def _run(timing: Timing) -> Run | None:
-    """The conditions of a run that the file names beside its configuration, None where it names none."""
-    run = Run(
-        compile=timing.compile, cuda_graph=timing.cuda_graph, attention=timing.attention, optimizer=timing.optimizer,
-        device=timing.device, gpu=timing.gpu,
-    )  # fmt: skip
-    return None if run == Run() else run
-
-
-def _may_be(one: Configuration, other: Configuration) -> bool:
-    """Whether two configurations of one model contradict each other in nothing that both know."""
+def _is_other(row: Timing, captures: Sequence[CaptureSummary]) -> bool:
+    """Whether a row is of none of the captures: of another model, or of another configuration of one."""
     fields = ("context_length", "batch_size", "precision", "mode")
-    pairs = [(getattr(one, field), getattr(other, field)) for field in fields]
-    return one.model == other.model and all(left == right for left, right in pairs if None not in (left, right))
+    for known in (capture.configuration or Configuration() for capture in captures):
+        pairs = [(getattr(row.configuration, field), getattr(known, field)) for field in fields]
+        differ = any(ours != theirs for ours, theirs in pairs if None not in (ours, theirs))
+        if not row.model or (known.model == row.configuration.model and not differ):
+            return False
+    return True

@@ -23,6 +23,7 @@ _BY_HOOKS = phrase(
     "A program of yours was timed from outside, and nothing waits for the GPU inside a step: CUDA events time a "
     "phase's work, from the end of the work before it to its own end; on a CPU `time.perf_counter()` does."
 )
+_GIVEN = "The time of a step without the profiler is what the call says (`--step-ms`)."
 _OTHER_WORDS = phrase(
     "*Tokens/s*: batch size × context length ÷ step time. *Peak memory*: the most memory allocated on the device."
 )
@@ -44,7 +45,8 @@ def answer(evidence: Evidence) -> Section:
     blocks += over_sweep(evidence, _peak_memory, "bytes", "Peak memory", "peak-memory")
     for capture, unprofiled in timed:
         blocks += [_answer(capture, unprofiled), _table(capture, unprofiled)]
-    blocks += [Paragraph(_conditions(timed))] if timed else []
+    given = evidence.timings == "--step-ms"
+    blocks += [Paragraph(phrase(_GIVEN) if given else _conditions(timed))] if timed else []
     if len(evidence.captures) <= FEW:
         phase = _STEP if any(_STEP in unprofiled.phases for _, unprofiled in timed) else "forward"
         title = f"Unprofiled time of one {phase}"
