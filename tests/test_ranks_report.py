@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,12 @@ from typing import Any
 
 import pytest
 
+from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.ranks.together import join_ranks
+from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.runs.captures import load_captures
 from tests.conftest import Main
 from tests.support.hostile import controls
 from tests.support.ranks import Rank, one_capture, own_captures, write
@@ -204,3 +208,105 @@ def test_explain_says_it_too(run_main: Main, apart: list[Path]) -> None:
     # The programs need the CPU for all of a step: without the lateness it would be as long, and nothing is to be saved.
     assert "But a step would hardly be shorter without that" in said
     assert "All ranks wait for one" not in said
+
+
+# --- ranks that nothing in the captures tells ---
+
+
+def exposed(ranks: Sequence[Rank]) -> list[Rank]:
+    """Of a step of 1000 µs 780 are a collective that nothing hides; rank 1 starts it 100 µs later."""
+    for number in range(3):
+        at = number * STEP
+        for rank in ranks:
+            ready = at + (300 if rank.number == 1 else 200) * US
+            rank.step(at, at + STEP).kernel(at + 20 * US, ready, at + US)
+            rank.collective("all-reduce", ready, at + 980 * US, at + 10 * US)
+    return list(ranks)
+
+
+def told(run_main: Main, *arguments: object) -> tuple[object, list[int | None], list[str]]:
+    """What tells the ranks, those of the first run, and the findings of the captures: of one, that collectives cost."""
+    found = data(run_main, *arguments)
+    findings = [one["title"] for capture in found["captures"] for one in capture["findings"]]
+    return found["ranks_from"], [row["rank"] for row in found["ranks"]], findings
+
+
+@pytest.mark.parametrize(
+    ("names", "ranks"),
+    [
+        (("ddp_rank{}", "ddp_rank{}"), [0, 1]),
+        (("rank-{}", "rank-{}"), [0, 1]),
+        (("ddp.rank{}.profile", "ddp.rank{}.profile"), [0, 1]),
+        (("ddp_R{}_b", "ddp_R{}_b"), [0, 1]),
+        (("rank{}", "rank{}"), [0, 1]),
+        (("ddp_rank{}", "other_rank{}"), [None]),  # of two runs
+        (("ddp_rank0_{}", "ddp_rank0_{}"), [None]),  # one rank twice
+        (("worker{}", "worker{}"), [None]),
+        (("crank{}", "crank{}"), [None]),
+    ],
+)
+def test_the_names_of_the_files_tell_the_ranks(
+    run_main: Main, tmp_path: Path, names: tuple[str, str], ranks: list[int | None]
+) -> None:
+    of_each = zip(exposed(own_captures(2, "none")), names, strict=True)
+    paths = [path for rank, name in of_each for path in write([rank], tmp_path, name)]
+    said = "file names" if ranks == [0, 1] else None
+    assert told(run_main, *reversed(paths)) == (said, ranks, [])
+    assert told(run_main, *paths, "--ranks") == ("order of the call", [0, 1], [])
+    run = data(run_main, tmp_path)
+    assert any("taken from the files' names" in note for note in run["run_notes"]) is bool(said)
+    # Rank 1 computes 100 µs more.
+    assert (run["slowest_rank"], run["skew_ms"]) == ((1, pytest.approx(0.1)) if said else (None, None))
+
+
+def test_a_rank_that_a_capture_tells_outranks_its_name(run_main: Main, tmp_path: Path) -> None:
+    ranks = exposed(own_captures(2))
+    paths = [*write(ranks[:1], tmp_path, "ddp_rank1"), *write(ranks[1:], tmp_path, "ddp_rank0")]
+    found = data(run_main, *paths)
+    assert [(row["rank"], row["capture"]) for row in found["ranks"]] == [(0, "ddp_rank1"), (1, "ddp_rank0")]
+    assert found["ranks_from"] is None
+
+
+def test_what_is_not_joined_is_said_first_with_the_line_to_write(
+    run_main: Main, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether collectives wait for another rank is not known of one side alone."""
+    write(exposed(own_captures(2, "none")), tmp_path, "worker{}")
+    monkeypatch.chdir(tmp_path)
+    two = (
+        "The collectives of worker0, worker1 are not joined: whether they transfer or wait for a late rank, and what a "
+    )
+    one = (
+        "The collectives of worker0 are of ranks that no capture is of: whether they transfer or wait for a late rank, "
+    )
+    for words, said, line in (
+        ("worker1.sqlite worker0.sqlite", two, "nsys-analyze explain worker1.sqlite worker0.sqlite --ranks"),
+        (".", two, "nsys-analyze explain . --ranks"),
+        ("worker0.sqlite", one, "nsys-analyze explain worker0.sqlite OTHER_RANK --ranks"),
+    ):
+        monkeypatch.setattr("sys.argv", ["nsys-analyze", "explain", *words.split()])
+        text = " ".join(run_main("explain", *words.split()).out.split())
+        first = text.removeprefix("How do the ranks work together? ")
+        assert first.startswith(said)
+        assert f": {line} worker" in first
+    assert told(run_main, "worker0.sqlite") == (None, [None], [])
+
+
+def test_a_process_alone_in_its_run_keeps_its_findings(run_main: Main, tmp_path: Path) -> None:
+    (path,) = write(exposed(own_captures(1)), tmp_path, "alone")
+    assert told(run_main, path) == (None, [0], ["Collectives take most of the step"])
+
+
+def test_no_finding_says_what_collectives_of_one_side_cost(tmp_path: Path) -> None:
+    """Of a real run of two ranks: the trace alone would say it."""
+    packed = Path(__file__).parent.parent / "examples/ranks/captures/late_rank_rank0.sqlite.xz"
+    path = tmp_path / "rank0.sqlite"
+    path.write_bytes(lzma.decompress(packed.read_bytes()))
+    diagnoses = [summarize(Trace.load(path), "a")[0].diagnosis, load_captures([path]).captures[0].diagnosis]
+    found = [{one.id for one in diagnosis.findings} for diagnosis in diagnoses if diagnosis]
+    assert found[0] - found[1] == {"exposed_communication"}
+
+
+def test_the_step_of_the_ranks_of_one_run(run_main: Main, apart: list[Path]) -> None:
+    captures = data(run_main, *apart, "--step-ms", "0.9")["captures"]
+    assert [one["unprofiled"]["phases"]["step"]["mean"] for one in captures] == [0.9, 0.9]

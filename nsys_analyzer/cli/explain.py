@@ -38,6 +38,7 @@ def explain(
     csv_paths: tuple[Path, ...],
     selection: Selection | None,
     step_ms: float | None,
+    in_order: bool,
     output_format: str,
     scheduler: str | None,
     names: PhaseNames,
@@ -63,6 +64,7 @@ def explain(
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, None, selection, workers, step_ms=step_ms,
+        in_order=in_order,
     )  # fmt: skip
     if output_format == "json":
         click.echo(

@@ -82,9 +82,9 @@ def names_options(*flags: str) -> Callable[[Command], Command]:
 
 
 def unprofiled_options(function: Command) -> Command:
-    """Adds the options on times without the profiler to a command with ``traces``.
+    """Adds the options on times without the profiler, and on ranks, to a command with ``traces``.
 
-    It takes them as ``csv_paths``, ``selection`` and ``step_ms``.
+    It takes them as ``csv_paths``, ``selection``, ``step_ms`` and ``in_order``.
     """
 
     @functools.wraps(function)
@@ -104,6 +104,10 @@ def unprofiled_options(function: Command) -> Command:
         return function(*args, selection=Selection(tuple(where), csv_phase or "", csv_skip or 0), **others)
 
     for option in (
+        click.option(
+            "--ranks", "in_order", is_flag=True,
+            help="The captures are the ranks of one run, in this order: rank 0, rank 1, ...",
+        ),
         click.option(
             "--step-ms", type=click.FloatRange(0, 1e9, min_open=True), callback=_finite, metavar="MS",
             help="How long a step takes without the profiler; of one capture, or of the ranks of one run.",

@@ -43,6 +43,7 @@ def report(
     csv_paths: tuple[Path, ...],
     selection: Selection | None,
     step_ms: float | None,
+    in_order: bool,
     force: bool,
     no_figures: bool,
     open_page: bool,
@@ -82,7 +83,7 @@ def report(
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
         traces, csv_paths, command_line(), _tell, names, given, beside, selection, workers,
-        step_ms=step_ms, with_tracks=RENDERERS[output_format].has_timeline,
+        step_ms=step_ms, in_order=in_order, with_tracks=RENDERERS[output_format].has_timeline,
     )  # fmt: skip
     if target:  # reading has made exports
         check_target(target, sources, force=force)

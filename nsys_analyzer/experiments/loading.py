@@ -33,6 +33,7 @@ def load_evidence(
     workers: Workers = IN_TURN,
     *,
     step_ms: float | None = None,
+    in_order: bool = False,
     with_tracks: bool = False,
 ) -> Evidence:
     """Reads all that a report is made from.
@@ -48,6 +49,7 @@ def load_evidence(
         selection: which rows of the timings to read.
         workers: where the captures are read.
         step_ms: the time of a step without the profiler, in place of timings.
+        in_order: whether the paths are the ranks of one run, in their order.
         with_tracks: whether to keep every moment of the measured steps, for a timeline.
 
     Raises:
@@ -64,7 +66,7 @@ def load_evidence(
     loaded = Loaded((), ())
     if with_traces or timings or not benches:
         loaded = load_captures(
-            with_traces, names, given, timings, step_ms=step_ms, workers=workers,
+            with_traces, names, given, timings, step_ms=step_ms, in_order=in_order, workers=workers,
             with_tracks=with_tracks,
         )  # fmt: skip
     notes: tuple[Words, ...] = timings.notes if timings else ()

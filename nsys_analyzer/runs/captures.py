@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.ranks.member import BY_ORDER
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -43,7 +44,11 @@ _MEMORY_BYTES, _MEMORY_PER_BYTE = 200_000_000, 2
 #: What is packed grows as it is read: JSON about fifteen times, a report of nsys about eight times as an export, a
 #: table of Parquet about four times.
 _GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
+#: How a file's name says its rank: `ddp_rank0` (as nsys writes %q{RANK}), `rank-1`, `ddp.rank2.profile`, `ddp_r3`.
+_RANK = re.compile(r"(?<![^\W_])(?:rank|r)[\W_]?(\d{1,6})(?![^\W_])", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
+#: What of a process alone nobody knows: whether its collectives wait for another rank. The findings of a run tell it.
+_TOLD_OF_RUNS = frozenset({"exposed_communication"})
 
 
 class Loaded(NamedTuple):
@@ -148,7 +153,7 @@ def _is_trace(path: Path) -> bool:
 
 def load_captures(
     paths: Sequence[Path], names: PhaseNames | None = None, given: Run | None = None, timings: Timings | None = None,
-    *, step_ms: float | None = None, beside_others: bool = False, workers: Workers = IN_TURN,
+    *, step_ms: float | None = None, in_order: bool = False, beside_others: bool = False, workers: Workers = IN_TURN,
     with_tracks: bool = False,
 ) -> Loaded:  # fmt: skip
     """Returns a summary for each process of each capture, by model and context length, and the runs that they are of.
@@ -162,6 +167,7 @@ def load_captures(
         given: model, context length, batch size and precision of the command line; they outrank a manifest.
         timings: of unprofiled runs.
         step_ms: the time of a step without the profiler in place of ``timings``, of one capture or one run's ranks.
+        in_order: whether the captures are the ranks of one run, in the order of the paths.
         beside_others: whether the report has other contents.
         workers: where the captures are read; the summaries are the same.
         with_tracks: whether to keep every moment of the measured steps, for a timeline.
@@ -185,7 +191,7 @@ def load_captures(
     for folder in folders:
         ended = manifests_without_trace(folder)
         rows += [_without_trace(path, run) for path, run in ended.items() if isinstance(run, Run)]
-    rows.sort(key=_order)
+    rows = sorted(_with_ranks(rows, [titles[trace] for trace in traces] if in_order else []), key=_order)
     runs: tuple[ParallelRun, ...] = ()
     if any(row.members for row in rows):
         from nsys_analyzer.analysis.ranks.captures import runs_of  # captures of one rank need none of it
@@ -203,13 +209,15 @@ def load_captures(
             raise TimingsError(what, hint)
         timings = of_step(step_ms) if step_ms else timings
         rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order) if timings else rows
-        # With the times without the profiler, it is known what the profiler cost.
-        rows = [replace(row, diagnosis=diagnose(row)) if row.unprofiled else row for row in rows]
-    if not runs:
-        return Loaded(tuple(rows), ())
-    from nsys_analyzer.analysis.ranks.captures import without_waiting
+    return Loaded(tuple(map(_diagnosed, rows)), runs)
 
-    return Loaded(without_waiting(rows, runs), runs)
+
+def _diagnosed(row: CaptureSummary) -> CaptureSummary:
+    """The capture with the findings that it has beside other ranks, and with times of steps without the profiler."""
+    has_others = any(len(member.collectives) and member.world_size != 1 for member in row.members)
+    if row.diagnosis and (has_others or row.unprofiled):
+        return replace(row, diagnosis=diagnose(row, _TOLD_OF_RUNS if has_others else frozenset()))
+    return row
 
 
 def timings_beside(
@@ -337,6 +345,32 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
     return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
+
+
+def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[CaptureSummary]:
+    """The captures with the ranks that the ``order`` of their names is, where it is given, else those that names say.
+
+    A name is believed of captures of one process with collectives whose rank nothing else tells, where several names
+    are the same but for the number, and no two have one number.
+    """
+    processes = Counter(row.name for row in rows)
+    single = {row.name: row for row in rows if processes[row.name] == 1 and len(row.members) == 1}
+    ranks = {name: (order.index(name), "", BY_ORDER) for name in single if name in order}
+    named: dict[str, dict[str, int]] = defaultdict(dict)
+    for name, row in single.items() if not order else ():
+        for match in list(_RANK.finditer(name))[-1:] if row.rank is None else ():
+            named[name[: match.start(1)] + name[match.end(1) :]][name] = int(match[1])
+    for rest, numbers in named.items():
+        if 1 < len(numbers) == len(set(numbers.values())):
+            ranks |= {name: (number, rest, single[name].members[0].run) for name, number in numbers.items()}
+    found = []
+    for row in rows:
+        if row.name in ranks:
+            rank, rest, run = ranks[row.name]
+            member = replace(row.members[0], rank=rank, named=rest, run=run)
+            row = replace(row, rank=rank, process=f"rank {rank}", members=(member,))
+        found.append(row)
+    return found
 
 
 def _without_trace(path: Path, run: Run) -> CaptureSummary:

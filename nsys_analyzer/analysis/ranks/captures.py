@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.ranks.findings import find_in_run
 from nsys_analyzer.analysis.ranks.lost import find_losses
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.ranks.together import join_ranks
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-
-_TOLD_OF_RUNS = frozenset({"exposed_communication"})
 
 
 def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
@@ -23,23 +20,6 @@ def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
     members = [member for capture in captures for member in capture.members]
     joined = (_with_losses(run, of_member) for run in join_ranks(members))
     return tuple(replace(run, findings=find_in_run(run)) for run in joined)
-
-
-def without_waiting(captures: Sequence[CaptureSummary], runs: Sequence[ParallelRun]) -> tuple[CaptureSummary, ...]:
-    """The captures; those of joined ranks have no finding that takes waiting for each other for communication.
-
-    The findings of their run, one of ``runs``, tell what is exposed.
-    """
-    joined = [run for run in runs if run.alignment and len(run.ranks) > 1]
-    known = {(one.capture, one.process) for run in joined for one in run.ranks}
-    return tuple(
-        replace(capture, diagnosis=diagnose(capture, _TOLD_OF_RUNS))
-        if capture.diagnosis
-        and any((member.capture, member.process) in known for member in capture.members)
-        and any(one.id in _TOLD_OF_RUNS for one in capture.diagnosis.findings)
-        else capture
-        for capture in captures
-    )
 
 
 def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureSummary]) -> ParallelRun:

@@ -128,6 +128,8 @@ def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None
         why = "they share no communicator"
     elif len({member.run for member in (*group, *other) if member.run}) > 1:
         why = "their manifests name different runs"
+    elif len({member.named for member in (*group, *other) if member.named}) > 1:
+        why = "their names differ in more than the rank"
     elif _at_different_times(group[0], other[0]):
         why = "one had ended before the other began"
     else:

@@ -17,6 +17,8 @@ COLLECTIVE_KINDS = (
     ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND_RECEIVE, ALL_TO_ALL, GATHER, SCATTER, OTHER_KIND,
 ) = range(len(COLLECTIVE_KINDS))  # fmt: skip
 
+#: The run of captures whose order in the call is said to be that of their ranks.
+BY_ORDER = "--ranks"
 #: Start and end, ns.
 Stretches: TypeAlias = "tuple[Ints, Ints]"
 
@@ -76,7 +78,8 @@ class Member:
         capture, source: the capture's name, and its file's.
         world_size: ranks of the run, 0 where it is not known.
         process: global process ID.
-        run: what the manifest calls the run, empty where it does not.
+        run: what the manifest calls the run, empty where it does not; ``BY_ORDER`` where the call says the ranks.
+        named: the file's name but for the rank that it says, empty where the rank is known by other means.
         started_utc_ns: when the profiler's session started, 0 where that is not known.
         number: shape (steps,), the number of each step: that in its range's name, else its place.
         numbered: whether the ranges' names say the numbers.
@@ -103,6 +106,7 @@ class Member:
     cpu: Ints
     exposed: Stretches = field(repr=False)
     run: str = ""
+    named: str = ""
 
     def __len__(self) -> int:
         return len(self.start)

@@ -10,6 +10,7 @@ from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Words
 
+RanksFrom = Literal["file names", "order of the call"]
 Part = Literal["compute", "copies", "idle", "transferring"]
 
 
@@ -157,6 +158,7 @@ class ParallelRun:
             ``lost`` less this is the mean difference of their own times.
         findings: what would make the step shorter, the largest saving first.
         alignment: None where clocks could not be aligned.
+        ranks_from: what tells the ranks, where neither captures nor manifests do.
         notes: what a reader must know of the join.
     """
 
@@ -174,6 +176,7 @@ class ParallelRun:
     lost: tuple[LostTime, ...] = ()
     slowed_ms: float = 0.0
     alignment: Alignment | None = None
+    ranks_from: RanksFrom | None = None
     findings: tuple[Finding, ...] = ()
     notes: tuple[Words, ...] = ()
 

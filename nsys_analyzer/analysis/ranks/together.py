@@ -13,8 +13,8 @@ from nsys_analyzer.analysis.ranks.clocks import Clock, align_clocks
 from nsys_analyzer.analysis.ranks.exchanged import collective_figures
 from nsys_analyzer.analysis.ranks.grouping import Group, group_members, knows_communicators, missing_ranks
 from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of, with_all_to_all
-from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, ParallelRun, RankFigures, RankStep
+from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
+from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, ParallelRun, RankFigures, RanksFrom, RankStep
 from nsys_analyzer.analysis.ranks.strategies import name_strategies
 from nsys_analyzer.analysis.ranks.waits import Waits, find_waits
 from nsys_analyzer.analysis.summary.statistics import Stats
@@ -28,7 +28,7 @@ _TOO_FAR = 0.05
 _STEADY = 0.75
 #: Steps that are named.
 _NAMED = 3
-_RANK_AT_END = re.compile(r"[\W_]*(?:rank|r)?[\W_]*$", re.IGNORECASE)
+_RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
 
 
 def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
@@ -98,6 +98,7 @@ class _Join:
             takes_turns=takes_turns,
             skew_ms=skew,
             alignment=self.alignment,
+            ranks_from=self._ranks_from,
             notes=(*self.group.notes, *self._notes()),
         )
 
@@ -211,8 +212,18 @@ class _Join:
         starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
         return (clock.offset_ns + starts) / _NS_PER_MS
 
+    @property
+    def _ranks_from(self) -> RanksFrom | None:
+        named = any(member.named for member in self.members)
+        by_order = any(member.run == BY_ORDER for member in self.members)
+        return "file names" if named else "order of the call" if by_order else None
+
     def _notes(self) -> Iterator[Words]:
         """What a reader must know of the join."""
+        if self._ranks_from == "file names":
+            yield "Which capture is of which rank is taken from the files' names: nothing in them says it."
+        elif self._ranks_from:
+            yield phrase("The captures are taken for ranks in the order of the call (`--ranks`).")
         if self.missing:
             ranks = f"{plural(len(self.missing), 'rank')} {', '.join(map(str, self.missing))}"
             known = "time spent waiting for it counts as transferring"

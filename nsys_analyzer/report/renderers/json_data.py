@@ -124,6 +124,7 @@ def _run(run: ParallelRun) -> dict[str, Any]:
         "strategies": list(run.strategies),
         "world_size": run.world_size or None,
         "missing_ranks": list(run.missing),
+        "ranks_from": run.ranks_from,
         "steps": run.steps,
         "ranks": [asdict(one) for one in run.ranks],
         "slowest_rank": slowest.rank if slowest else None,

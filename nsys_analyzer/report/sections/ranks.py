@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
@@ -61,10 +63,32 @@ def answer(evidence: Evidence) -> Section:
     """Each run of several ranks: its steps, its collectives, and the rank that the others wait for."""
     torch = {one.source for one in evidence.captures if one.metadata and one.metadata.profiler == "torch"}
     blocks = [block for run in evidence.runs for block in _of_run(run, torch)]
+    # A process may be the only one of its run; of others each is one side.
+    alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
+    if alone:
+        blocks.insert(0, Paragraph(_of_one_side(evidence, alone)))
     if blocks:
         sized = any(row.bytes is not None for run in evidence.runs for row in run.collectives)
         blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_SIZES] if sized else []))))
     return Section("ranks", "How do the ranks work together?", tuple(blocks), "ranks")
+
+
+def _of_one_side(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
+    """What captures with collectives leave open that are joined with no other one, and the line that joins them."""
+    words = shlex.split(evidence.command)
+    sources = [one.source for one in alone]
+    files = [word for word in words if Path(word).name in sources] or words[2:] or sources  # or the folder of the call
+    command = ["nsys-analyze", "explain" if words[1:2] == ["explain"] else "report", *files]
+    open_question = "whether they transfer or wait for a late rank, and what a change would save, is not known"
+    named = joined(", ", [phrase("`{}`", one.capture) for one in alone])
+    if len(alone) == 1:
+        line = shlex.join([*command, "OTHER_RANK", "--ranks"])
+        return phrase(
+            "The collectives of {} are of ranks that no capture is of: {}. Give all: `{}`", named, open_question, line
+        )
+    line = shlex.join([*command, "--ranks"])
+    said = "The collectives of {} are not joined: {}. If these are the ranks of one run, in this order: `{}`"
+    return phrase(said, named, open_question, line)
 
 
 def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
