@@ -6,16 +6,16 @@ import json
 import lzma
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nsys_analyzer import Trace
+from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.ranks.together import join_ranks
-from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.runs.captures import load_captures
 from tests.conftest import Main
 from tests.support.hostile import controls
@@ -302,7 +302,8 @@ def test_no_finding_says_what_collectives_of_one_side_cost(tmp_path: Path) -> No
     packed = Path(__file__).parent.parent / "examples/ranks/captures/late_rank_rank0.sqlite.xz"
     path = tmp_path / "rank0.sqlite"
     path.write_bytes(lzma.decompress(packed.read_bytes()))
-    diagnoses = [summarize(Trace.load(path), "a")[0].diagnosis, load_captures([path]).captures[0].diagnosis]
+    (told,) = load_captures([path]).captures
+    diagnoses = [diagnose(replace(told, members=())), told.diagnosis]
     found = [{one.id for one in diagnosis.findings} for diagnosis in diagnoses if diagnosis]
     assert found[0] - found[1] == {"exposed_communication"}
 

@@ -47,8 +47,6 @@ _GROWTH = {".gz": 15, ".nsys-rep": 8, ".qdrep": 8, ".parquet": 4}
 #: How a file's name says its rank: `ddp_rank0` (as nsys writes %q{RANK}), `rank-1`, `ddp.rank2.profile`, `ddp_r3`.
 _RANK = re.compile(r"(?<![^\W_])(?:rank|r)[\W_]?(\d{1,6})(?![^\W_])", re.IGNORECASE)
 _DIGITS = re.compile(r"\d+")
-#: What of a process alone nobody knows: whether its collectives wait for another rank. The findings of a run tell it.
-_TOLD_OF_RUNS = frozenset({"exposed_communication"})
 
 
 class Loaded(NamedTuple):
@@ -209,15 +207,8 @@ def load_captures(
             raise TimingsError(what, hint)
         timings = of_step(step_ms) if step_ms else timings
         rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order) if timings else rows
-    return Loaded(tuple(map(_diagnosed, rows)), runs)
-
-
-def _diagnosed(row: CaptureSummary) -> CaptureSummary:
-    """The capture with the findings that it has beside other ranks, and with times of steps without the profiler."""
-    has_others = any(len(member.collectives) and member.world_size != 1 for member in row.members)
-    if row.diagnosis and (has_others or row.unprofiled):
-        return replace(row, diagnosis=diagnose(row, _TOLD_OF_RUNS if has_others else frozenset()))
-    return row
+    # All that a finding rests on is known now.
+    return Loaded(tuple(replace(row, diagnosis=diagnose(row)) for row in rows), runs)
 
 
 def timings_beside(

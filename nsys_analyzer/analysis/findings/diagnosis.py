@@ -31,15 +31,14 @@ _HIDES = 0.3
 _NEGLIGIBLE = 0.005
 #: How often the profiler's cost is halved in on, where the step's unprofiled time is known; its largest multiple.
 _ROUNDS, _MOST = 16, 4.0
+#: What of a process alone nobody knows: whether its collectives wait for another rank. The findings of a run tell it.
+_TOLD_OF_RUNS = frozenset({"exposed_communication"})
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
 
 
-def diagnose(capture: CaptureSummary, without: frozenset[str] = frozenset()) -> Diagnosis | None:
-    """The findings of a capture; None where no launches are known to replay its steps from.
-
-    ``without`` are the IDs of findings that are told elsewhere.
-    """
+def diagnose(capture: CaptureSummary) -> Diagnosis | None:
+    """The findings of a capture; None where no launches are known to replay its steps from."""
     if capture.step is None or capture.step.study is None or capture.on_cpu:
         return None
     study, profiled = capture.step.study, capture.step.length_ms
@@ -57,6 +56,8 @@ def diagnose(capture: CaptureSummary, without: frozenset[str] = frozenset()) -> 
         why = "the steps hold work of the GPU that was launched before them"
     if abs(error) > _TRUSTED:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
+    has_others = any(len(member.collectives) and member.world_size != 1 for member in capture.members)
+    without = _TOLD_OF_RUNS if has_others else frozenset()
     found: list[Finding] = []
     if not why:
         case = Case(capture.step, study, capture.configuration, baselines, scale, (low + high) / 2)

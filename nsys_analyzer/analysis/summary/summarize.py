@@ -9,7 +9,6 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.modules.module import Modules
@@ -54,7 +53,7 @@ def summarize(
     trace: Trace, name: str, names: PhaseNames | None = None, configuration: Configuration | None = None,
     *, tracked: int = 0,
 ) -> tuple[CaptureSummary, ...]:  # fmt: skip
-    """One summary for each process of a trace that uses a GPU (or has phases, where none does).
+    """One summary for each process of a trace that uses a GPU (or has phases, where none does), without findings.
 
     Args:
         trace: the capture.
@@ -71,11 +70,11 @@ def summarize(
     found = []
     for process in processes:
         summary = _ProcessView(attributed, process, steps[process.global_pid]).summary(name, configuration)
-        found.append(replace(summary, diagnosis=diagnose(summary)))
         if tracked:
             from nsys_analyzer.analysis.tracks.record import record_tracks  # most reports have no timeline
 
-            found[-1] = replace(found[-1], tracks=record_tracks(attributed, process.global_pid, tracked))
+            summary = replace(summary, tracks=record_tracks(attributed, process.global_pid, tracked))
+        found.append(summary)
     return tuple(found)
 
 
