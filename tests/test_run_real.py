@@ -194,7 +194,8 @@ def test_a_program_of_the_users_as_two_ranks(tmp_path: Path) -> None:
     for rank in (0, 1):
         (summary,) = summarize(Trace.load(place / f"capture_rank{rank}.sqlite"), "train")
         assert summary.rank == rank  # PyTorch's trace says it, too
-        assert {phase.phase: phase.instances for phase in summary.phases}["backward"] == 3
+        (backward,) = (phase for phase in summary.phases if phase.phase == "backward")
+        assert backward.instances + backward.warmup_instances == 3  # a first step that takes long is left out
     with (tmp_path / "runs/timings.csv").open() as file:
         steps = [(row["capture"], row["steps"]) for row in csv.DictReader(file) if row["phase"] == "step"]
     assert steps == [("train_rank0", "3"), ("train_rank1", "3")]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, IdleTime, Parts, PhaseParts, StepSummary
@@ -254,7 +255,7 @@ def test_a_replay_that_is_not_trusted(capture: CaptureSummary) -> None:
     """Neither its findings nor its estimate of the step are shown."""
     doubted = replace(DIAGNOSIS, timed=False, findings=(), doubt="a replay is 40 % longer")
     answer = answer_of(replace(capture, diagnosis=doubted))
-    assert plain(answer.text).endswith("No finding can be trusted here: a replay is 40 % longer.")
+    assert plain(answer.text).endswith("No saving can be told here: a replay is 40 % longer.")
     assert plain(answer.short).replace("\N{NO-BREAK SPACE}", " ").startswith("90.00 ms under the profiler: ")
 
 
@@ -335,7 +336,7 @@ def test_every_cause_has_its_words() -> None:
 
 def test_the_first_figure_is_the_step(real_capture: RealCapture) -> None:
     (summary,) = summarize(Trace.load(real_capture("train_small256")), "train_small256")
-    report = build_report(Evidence((summary,)))
+    report = build_report(Evidence((replace(summary, diagnosis=diagnose(summary)),)))
     assert isinstance(report.figures[0], Timeline)
     (answer,) = report.sections[1].answers
     assert plain(answer.more[0]).startswith("1. ")

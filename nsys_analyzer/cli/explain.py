@@ -60,6 +60,7 @@ def explain(
     from nsys_analyzer.report.sections.evidence import FEW
     from nsys_analyzer.report.sections.folding import fold
     from nsys_analyzer.system.cluster import Workers
+    from nsys_analyzer.text import plain
 
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
@@ -71,6 +72,9 @@ def explain(
             json.dumps(explained_data(evidence.captures, evidence.runs), indent=1, allow_nan=False), file=data_stream()
         )
         return
+    for capture in evidence.captures:
+        for warning in capture.warnings:
+            _tell(f"{capture.title}: {plain(warning, '`')}")
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
     sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)

@@ -352,7 +352,9 @@ def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[Ca
         for match in list(_RANK.finditer(name))[-1:] if row.rank is None else ():
             named[name[: match.start(1)] + name[match.end(1) :]][name] = int(match[1])
     for rest, numbers in named.items():
-        if 1 < len(numbers) == len(set(numbers.values())):
+        # `_r1` and `_r2` may be two runs, as well.
+        is_rank = "rank" in rest.lower() or 0 in numbers.values()
+        if is_rank and 1 < len(numbers) == len(set(numbers.values())):
             ranks |= {name: (number, rest, single[name].members[0].run) for name, number in numbers.items()}
     found = []
     for row in rows:

@@ -307,7 +307,9 @@ def _table(path: Path) -> pd.DataFrame:
     try:
         text = path.read_bytes().decode("utf-8-sig").lstrip("\r\n")
         if text.lstrip()[:1] in ("[", "{"):
-            frame = pd.DataFrame(json.loads(text), dtype=object).rename_axis("row")
+            is_one = text.lstrip()[:1] == "[" or len(text.splitlines()) == 1 or text.splitlines()[0].strip()[-1:] != "}"
+            rows = json.loads(text) if is_one else [json.loads(line) for line in text.splitlines() if line.strip()]
+            frame = pd.DataFrame(rows, dtype=object).rename_axis("row")
             frame = frame.map(lambda cell: "" if cell is None or cell != cell else str(cell))
         else:
             frame = pd.read_csv(

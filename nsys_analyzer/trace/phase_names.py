@@ -44,6 +44,8 @@ DEFAULT_NAMES: Mapping[str, tuple[str, ...]] = {
 #: The steps of engines that serve models, with what is in each: vLLM's ``execute_context_1(80)_generation_31(31)``,
 #: SGLang's ``step[DECODE bs=32]``.
 STEP_OF_ENGINE = re.compile(r"execute_(?:\d+_)?context_\d+\(.*\)_generation_\d+\(|step\[")
+#: How both begin: SGLang's lies in a range of the other kind, which waits for more than the step.
+EXECUTOR, STEP_IN_ENGINE = "execute_", "step["
 
 #: How the range of a module's call begins: ``nn.Module: Linear_3`` of PyTorch's profiler, ``nn.Module: GPT/h.0: Block``
 #: of our hooks.

@@ -18,6 +18,7 @@ from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open, 
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, module_key
 from nsys_analyzer.trace.arrays import Bools, Codes, Ints, SmallInts, blocks, taken
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread
+from nsys_analyzer.trace.phase_names import EXECUTOR, STEP_IN_ENGINE
 from nsys_analyzer.trace.trace import Trace
 
 #: How an operation was attributed, in the order of ``Attribution.how``'s codes.
@@ -37,6 +38,9 @@ class RangeRoles:
         self.names = names
         self.inferred = inferred or {}
         self._key_of_name = [self.inferred.get(name, names.key_of(name)) for name in ranges.names]
+        if any(name.startswith(STEP_IN_ENGINE) for name in ranges.names):  # around each is one of the engine's executor
+            pairs = zip(self._key_of_name, ranges.names, strict=True)
+            self._key_of_name = [None if name.startswith(EXECUTOR) else key for key, name in pairs]
         if not set(ATTENTION_PARTS) & set(self._key_of_name):  # the program's own ranges say more
             pairs = zip(self._key_of_name, ranges.names, strict=True)
             self._key_of_name = [key or module_key(name) for key, name in pairs]

@@ -152,7 +152,10 @@ def _steps(side: Side) -> list[RecordedStep]:
 
 
 def _wall(step: RecordedStep, spread: Spread) -> Figure:
-    figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.parts_ms)
+    if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
+        figure = Figure.of_mean(step.parts_ms, statistics.stdev(step.wall_values_ms), step.instances)
+    else:
+        figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.parts_ms)
     return figure.between_runs(spread.of_step(step, figure.ms))
 
 

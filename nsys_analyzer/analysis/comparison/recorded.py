@@ -43,6 +43,13 @@ class RecordedCause(msgspec.Struct, frozen=True):
     std_ms: _Ms | None
 
 
+class RecordedGroup(msgspec.Struct, frozen=True):
+    """Steps that are alike; see ``analysis.steps.groups``."""
+
+    steps: int
+    measured: bool
+
+
 class RecordedStep(msgspec.Struct, frozen=True):
     """The steps of a capture, on the device that computes most; see ``analysis.steps.step``."""
 
@@ -62,6 +69,7 @@ class RecordedStep(msgspec.Struct, frozen=True):
     classes: tuple[RecordedClass, ...]
     causes: tuple[RecordedCause, ...]
     kernels: tuple[RecordedKernel, ...]
+    groups: tuple[RecordedGroup, ...] = ()
     profiler_overhead_ms: tuple[_Ms, _Ms] | None = None
 
     @property

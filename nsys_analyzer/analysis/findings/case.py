@@ -48,6 +48,11 @@ class Case:
         """The work of some pieces in a step, ms."""
         return self.study.ms(pieces)
 
+    def paused_ms(self, calls: Bools) -> float:
+        """The pauses behind some calls in a profiled step, ms, scaled to its length."""
+        total_ms = float(self.study.replay.pause[calls].sum()) / self.study.steps / 1e6
+        return total_ms * self.step.length_ms / (self.study.measured_ns / 1e6) if self.study.measured_ns else total_ms
+
     def copying(self, copies: Bools) -> Bools:
         """The calls that launched some copies, and the synchronizations directly behind them."""
         calls = self.calls_of(copies)

@@ -17,7 +17,7 @@ def find(case: Case) -> Iterator[Candidate]:
     chosen = study.loading
     if not chosen.any():
         return
-    ms = study.replay.pause[chosen].sum() / study.steps / 1e6
+    ms = case.paused_ms(chosen)
     names = listed(study.names(study.pause_range[chosen]))
     where = f"in the range {names}" if names else "between two steps, before the batch is copied"
     yield Candidate(

@@ -64,7 +64,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         candidates = [one for rule in RULES for one in rule(case) if one.id not in without]
         found = list(_ranked(case, candidates))
     told = {one.place.name for one in found if one.place} | ({"communication"} if without else set())
-    if idle := find_idle_gpu(capture.step, (low + high) / 2, frozenset(told)):
+    if idle := find_idle_gpu(capture.step, profiled if why else (low + high) / 2, frozenset(told)):
         place = sum(one.saves_ms >= idle.saves_ms for one in found)
         left = found[place - 1].left_after_all_ms if place else idle.step_ms
         found.insert(place, replace(idle, left_after_all_ms=left))

@@ -19,7 +19,7 @@ def find(case: Case) -> Iterator[Candidate]:
     chosen = (pause >= LONG_NS) & ~study.loading
     if not chosen.any():
         return
-    ms = float(pause[chosen].sum()) / study.steps / 1e6
+    ms = case.paused_ms(chosen)
     where = by_time(study.pause_range[chosen], pause[chosen], study.ranges)
     yield Candidate(
         "host_stall",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Candidate, Case, times
+from nsys_analyzer.analysis.findings.case import Candidate, Case, three, times
 from nsys_analyzer.analysis.findings.finding import Place
 from nsys_analyzer.analysis.findings.host_stall import LONG_NS
 from nsys_analyzer.analysis.steps.idle import CAUSES
@@ -40,13 +40,14 @@ def find(case: Case) -> Iterator[Candidate]:
 
     work = study.busy_ms
     launches = len(study.replay.work) / study.steps
+    on_gpu, by_program = (three(ms / max(launches, 1) * 1e3) for ms in (work, case.step_ms))
     yield Candidate(
         "launch_bound",
         "The GPU waits for launches",
         (in_graph, without_pauses),
         (
-            f"{times(launches, 'operation')} a step take {work / max(launches, 1) * 1e3:.3g} µs on the GPU each, on "
-            f"average; without the profiler the program needs {case.step_ms / max(launches, 1) * 1e3:.3g} µs for one.",
+            f"{times(launches, 'operation')} a step take {on_gpu} µs on the GPU each, on average; without the profiler "
+            f"the program needs {by_program} µs for one.",
             f"The GPU idles for {case.step.idle_ms('launch'):.3g} ms of a profiled step because the next launch has "
             "not come.",
         ),

@@ -31,11 +31,11 @@ class Losses:
 
 
 def find_losses(slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]) -> Losses | None:
-    """The own time of a rank less that of a faster one, mean ms of a step; None where a step is not known.
+    """The own time of a rank less that of a faster one, ms of a step; None where a step is not known.
 
-    The rows less what slowed the faster one down add up to the difference of their mean own times, as far as all steps
-    were looked at. A collective that waits occupies a part of the GPU: kernels beside it take longer than on the rank
-    that is waited for, as far as collectives waited beside other work.
+    The rows less what slowed the faster one down add up to what their steps differ by without exposed waiting, as far
+    as all steps were looked at. A collective that waits occupies a part of the GPU: kernels beside it take longer than
+    on the rank that is waited for, as far as collectives waited beside other work.
     """
     devices = [_device(figures, capture) for figures, capture in (slow, fast)]
     if devices[0] is None or devices[1] is None:

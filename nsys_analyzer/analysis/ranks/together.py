@@ -199,7 +199,7 @@ class _Join:
             transfer_ms=figures.communication_ms - waiting,
             exposed_waiting_ms=exposed,
             exposed_transfer_ms=figures.exposed_communication_ms - exposed,
-            own_ms=Stats.of_ns(own[position]),
+            own_ms=replace(Stats.of_ns(own[position]), median=max(member.length_ms - exposed, 0.0)),
             late_ms=Stats.of_ns(own[position] - own[int(np.argmin(np.median(own, axis=1)))]),
             slowest_steps=int((own.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,

@@ -24,7 +24,7 @@ _UNUSUAL = 1.5
 #: Where what lies between steps takes more than this share of one, a last step is not whole.
 _BETWEEN = 0.1
 #: Steps that last longer or shorter with the same work are part of a step's length from this share of the steps on.
-_MANY = 0.2
+_MANY = 0.25
 #: Between steps of different work there is a gap of this factor; of more where there are few operations or little time.
 _GAP, _FEW, _SHORT_NS = 1.5, 20, 50_000
 
@@ -85,11 +85,13 @@ def find_steps(attributed: AttributedTrace, process: int) -> Steps | None:
     usual = np.sort(length[kinds == "usual"])[((kinds == "usual").sum() - 1) // 2]
     is_longer, is_shorter = length > _UNUSUAL * usual + _SHORT_NS, length < usual / _UNUSUAL - _SHORT_NS
     kinds[(kinds == "usual") & is_longer], kinds[(kinds == "usual") & is_shorter] = "longer", "shorter"
+    if kinds[-1] == "shorter" and every.source in ("phases", "repetition"):
+        kinds[-1] = "last"
     groups, measured = [], np.zeros(len(every), np.bool_)
     for kind in dict.fromkeys(kinds.tolist()):
         chosen = kinds == kind
         many = int(chosen.sum())
-        counts = kind == "usual" or (kind in ("longer", "shorter") and many >= max(2, _MANY * len(every)))
+        counts = kind == "usual" or (kind in ("longer", "shorter") and many >= _MANY * len(every))
         measured |= chosen & counts
         groups.append(StepGroup(kind, many, float(np.median(length[chosen])) / 1e6, counts))
     order: tuple[GroupKind, ...] = ("usual", "longer", "shorter", "other work", "first", "last")
@@ -102,7 +104,7 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     length = every.end - every.start
     launches, compute = _work(attributed, process, every)
     kinds: list[GroupKind] = ["usual"] * len(every)
-    if len(every) < 2:
+    if len(every) < 2 or every.source == "said":
         return kinds
     own = np.maximum(every.ended - every.called, every.end - every.left)  # without what lies between steps
     is_long = own[0] > _UNUSUAL * np.median(own[1:])
@@ -113,7 +115,10 @@ def _kinds(attributed: AttributedTrace, process: int, every: Windows) -> list[Gr
     some = slice(first, last)
     key = _clusters(launches[some] + _FEW) * len(every) + _clusters(compute[some] + _SHORT_NS)
     most = max(np.unique(key).tolist(), key=lambda one: ((key == one).sum(), length[some][key == one].sum()))
-    kinds[some] = ["usual" if one == most else "other work" for one in key.tolist()]
+    usual = np.median(own[some][key == most])
+    like = (own <= _UNUSUAL * usual) & (own >= usual / _UNUSUAL)
+    alike = like[some] | (key == most)  # work of other streams may fall into a neighbouring step
+    kinds[some] = ["usual" if one else "other work" for one in alike.tolist()]
     kinds[:first], kinds[last:] = ["first"] * first, ["last"] * (len(every) - last)
     return kinds
 
@@ -131,6 +136,8 @@ def _work(attributed: AttributedTrace, process: int, every: Windows) -> tuple[In
     waits = np.array([*(name == COMMUNICATION for name in kernels.classes), False])[kernels.code]
     mine = np.flatnonzero((operations.process == process) & ~waits)
     placed = attribution.thread[mine] != NONE
+    if placed.any():  # the rest was launched before the recording began
+        mine, placed = mine[placed], placed[placed]
     time = np.where(placed, attribution.time[mine], operations.start[mine])
     order = np.argsort(time, kind="stable")
     ns = np.append(0, np.cumsum((operations.end - operations.start)[mine[order]]))

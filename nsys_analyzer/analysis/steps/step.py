@@ -122,6 +122,7 @@ class StepSummary:
         length_ms: the length of a step, profiled: the one that is said, and to which all parts are scaled.
         wall_ms: statistics of those that are measured.
         groups: the steps that are alike, those that are not measured among them.
+        cut: how many steps more the capture holds a part of.
         devices: every device that the process uses.
         launch_latency_us: from a launch to the start of its operation, of median and 90th percentile.
         queue: how many launches wait or run when another one is added, median and most.
@@ -143,6 +144,7 @@ class StepSummary:
     lanes: tuple[Lane, ...] = ()
     study: Study | None = None
     values_ms: tuple[float, ...] = ()
+    cut: int = 0
 
     @property
     def is_pass(self) -> bool:

@@ -68,6 +68,7 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
         steps.groups,
         tuple(dissected),
         values_ms=values_ms(every.end - every.start),
+        cut=every.cut,
     )
     if is_on_cpu(attributed.trace, process):
         return replace(summary, devices=(_by_ranges(view, host, dissected[main]),))

@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP, WARMUP
 from nsys_analyzer.analysis.steps.repetition import Repeats, find_repeats, has_layers
 from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct
 from nsys_analyzer.trace.columns import GRAPH, KERNEL, process_of
-from nsys_analyzer.trace.phase_names import MODULE_CALL
+from nsys_analyzer.trace.phase_names import MODULE_CALL, STEP_OF_ENGINE
 
 Source = Literal["range", "profiler_step", "phases", "repetition", "said", "pass"]
 
@@ -52,6 +52,7 @@ class Windows:
         called, left: when the program began each step, and when what lies behind it.
         ended: when the program ended each step itself, before what may lie between it and the next one.
         on_gpu: whether the windows are those of the GPU's work, which ends long after the program has gone on.
+        cut: how many steps more the capture holds a part of.
     """
 
     source: Source
@@ -62,6 +63,7 @@ class Windows:
     left: Ints
     ended: Ints
     on_gpu: bool = False
+    cut: int = 0
 
     def __len__(self) -> int:
         return len(self.start)
@@ -134,10 +136,13 @@ def _of_ranges(work: _Work) -> Windows | None:
     step = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
     for phase in (STEP, OTHER_STEP):
         chosen = mine & instances.measured & (instances.phase == instances.phases.index(phase))
-        if not chosen.any() or not _hold_passes(work, chosen):
+        if not chosen.any():
             continue
         ranges = attributed.trace.ranges
         names = [ranges.names[code] for code in dict.fromkeys(ranges.name[instances.range[chosen]].tolist())]
+        is_certain = STEP in attributed.roles.names.extra or bool(STEP_OF_ENGINE.match(names[0]))
+        if not is_certain and not _hold_passes(work, chosen):
+            continue
         by_profiler = names[0].startswith(_PROFILER_STEP)
         unit = f"a range {names[0]}" if len(names) == 1 else f"a range such as {names[0]}"
         unit = "a step of PyTorch's profiler" if by_profiler else unit
@@ -189,7 +194,9 @@ def _of_phases(work: _Work) -> Windows | None:
         return _between_optimizers(work, index[letter[index] == "O"])
     closing = next((one for one in "OB" if one in text), "F")
     steps = [match.span() for match in re.finditer(f"[^{closing}]*{closing}+" if closing != "F" else "F", text)]
+    cut = len(steps)
     steps = _without_evaluation(steps, text) if closing != "F" else steps
+    cut -= len(steps)
     first, last = (np.array([span[place] for span in steps], np.int64) for place in (0, 1))
     start, end = instances.start[index], np.maximum.accumulate(instances.end[index])
     bounds = np.unique(np.append(start, _warmup_starts(work)))
@@ -204,6 +211,7 @@ def _of_phases(work: _Work) -> Windows | None:
     found = Windows(
         "phases", "from one forward pass to the next", *_bounds_of(start[first][kept], until[kept], ended[kept])
     )
+    found = replace(found, cut=cut)
     found = _ended_with_its_work(found, work) if closing == "F" and len(found) else found
     if len(found) < 2:
         alone = len(found) == 1 and work.share(int(found.called[0]), int(found.left[0])) >= _MOST
@@ -256,7 +264,8 @@ def _recorded_whole(windows: Windows, work: _Work) -> Windows:
     usual = np.median(launches)
     first = int(launches[0] < _WHOLE * usual)
     last = len(windows) - int(launches[-1] < _WHOLE * usual)
-    return windows.select(np.arange(first, last)) if last > first else windows
+    whole = last - first
+    return replace(windows.select(np.arange(first, last)), cut=windows.cut + len(windows) - whole) if whole else windows
 
 
 def _joined_turns(windows: Windows, work: _Work) -> Windows:
@@ -284,7 +293,8 @@ def _joined_turns(windows: Windows, work: _Work) -> Windows:
         if len(set(kind[:turns])) == turns and kind[turns:whole] == kind[: whole - turns]:
             first, last = np.arange(0, whole, turns), np.arange(turns - 1, whole, turns)
             unit = f"{turns} optimizer steps that take turns"
-            return Windows("phases", unit, *_bounds_of(windows.start[first], windows.end[last], windows.ended[last]))
+            bounds = _bounds_of(windows.start[first], windows.end[last], windows.ended[last])
+            return Windows("phases", unit, *bounds, cut=windows.cut)
     return windows
 
 

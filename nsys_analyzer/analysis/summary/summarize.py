@@ -311,11 +311,14 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _with_length(phases: Sequence[PhaseSummary], step: StepSummary) -> Iterator[PhaseSummary]:
-    """The phases; where ranges name the step, that of the step has its length, from the start of one to the next."""
+    """The phases; that of the step has its length, from the start of one to the next.
+
+    Ranges that are called steps, and are none, are left out: around several passes, or around a part of one.
+    """
     for phase in phases:
-        if phase.phase != STEP or step.source not in ("range", "profiler_step"):
+        if phase.phase != STEP:
             yield phase
-        else:
+        elif step.source in ("range", "profiler_step"):
             wall = replace(step.wall_ms, median=step.length_ms)
             yield replace(phase, wall_ms=wall, wall_values_ms=step.values_ms, synchronized=True)
 

@@ -191,6 +191,7 @@ def _step(capture: CaptureSummary) -> dict[str, Any] | None:
         "unit": step.unit,
         "length_ms": step.length_ms,
         "groups": [asdict(group) for group in step.groups],
+        "cut": step.cut,
         "wall_ms": asdict(step.wall_ms),
         "wall_values_ms": list(step.values_ms),
         **_device(step.main),

@@ -12,7 +12,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Seen, Table
 from nsys_analyzer.report.sections.missing import why_missing
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import about_percent, milliseconds_between
+from nsys_analyzer.report.units import about_percent, milliseconds, milliseconds_between
 from nsys_analyzer.text import Text, Words, joined, phrase, plural, strong
 
 _LEGEND: tuple[Words, ...] = (
@@ -20,8 +20,8 @@ _LEGEND: tuple[Words, ...] = (
         "*saves*: what a step would be shorter by if this alone were changed, and no profiler ran. The recorded steps "
         "are replayed without the profiler's cost, once as they are and once with the change. The two numbers rest on "
         "the least and the most that the change may save and that the profiler may cost. Where the CPU's own time is "
-        "saved, they lie 29% around their middle, or 20% where the step was timed without the profiler, since that "
-        "time differs by as much between two runs of a program."
+        "saved, they are 29% below and above their middle, or 20% where the step was timed without the profiler, since "
+        "that time differs by as much between two runs of a program."
     ),
     phrase(
         "*step ms after fixes 1 to n*: the step with this change and all those above it. Changes overlap: their "
@@ -32,6 +32,8 @@ _LEGEND: tuple[Words, ...] = (
 FIRST = 3
 #: A replay that misses the recorded steps by more than this is said.
 _REPLAYED = 0.05
+#: Communication that nothing hides, from this share of a step on, is more than a detail.
+_MUCH = 0.2
 #: From this share of a step on, the GPU's work fills it; most of the work; and what may be of an unknown class.
 _FULL, _MOSTLY, _UNCLEAR = 0.9, 0.5, 0.1
 
@@ -96,23 +98,33 @@ def saves_in_words(finding: Finding, capture: CaptureSummary) -> str:
 
 
 def saves_of(finding: Finding, step: Interval) -> str:
-    """What a finding saves of a step of so many ms."""
+    """What a finding saves of a step of so many ms; or the time that it is about."""
+    of = milliseconds_between(step.low, step.high)
+    if not finding.saves_ms_low:  # nothing tells how much of it can be saved
+        return f"{milliseconds(finding.saves_ms_high)} of {of} ({about_percent(2 * finding.share_of_step)} of the step)"
     saves = milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)
-    share = about_percent(finding.share_of_step)
-    return f"saves {saves} of {milliseconds_between(step.low, step.high)} ({share} of the step)"
+    return f"saves {saves} of {of} ({about_percent(finding.share_of_step)} of the step)"
 
 
 def in_lines(capture: CaptureSummary) -> tuple[Words, ...]:
     """The first findings with their places, and why others are missing; else that there are none."""
     found = enumerate(to_fix(capture)[:FIRST], 1)
-    lines = [f"{place}. {in_a_line(one, capture)}" for place, one in found]
+    lines: list[Words] = [f"{place}. {in_a_line(one, capture)}" for place, one in found]
     why = why_missing(capture)
-    return (*lines, *([why] if why else [] if lines else [nothing_found(capture)]))
+    doubt = capture.diagnosis.doubt if capture.diagnosis else ""
+    lines = [*([why] if why and doubt else []), *lines, *([why] if why and not doubt else [])]
+    return tuple(lines or [nothing_found(capture)])
 
 
 def nothing_found(capture: CaptureSummary) -> str:
     """That nothing stands out, and how close the step is to the GPU's work in it."""
-    diagnosis = capture.diagnosis
+    diagnosis, parts = capture.diagnosis, capture.step.main.parts if capture.step else None
+    if parts and parts.exposed_communication_ms > _MUCH * parts.total_ms:
+        part = about_percent(parts.exposed_communication_ms / parts.total_ms)
+        return (
+            f"For {part} of the step the GPU only communicates. "
+            "Whether it transfers or waits for a late rank is known only beside the captures of the other ranks."
+        )
     said = f"Nothing stands out: no change that is looked for saves {about_percent(LEAST)} of the step or more."
     if diagnosis is None or not diagnosis.step_ms:
         return said

@@ -36,7 +36,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     if capture.diagnosis is None:
         return "Findings need the API calls of whole steps, and this capture holds too few of them."
     if capture.diagnosis.doubt:
-        return f"No finding can be trusted here: {capture.diagnosis.doubt}."
+        return f"No saving can be told here: {capture.diagnosis.doubt}."
     return _inside_graphs(capture, step)
 
 

@@ -24,9 +24,10 @@ _LEGEND: tuple[Words, ...] = (
     phrase("*n*: measured instances; times are their median, with minimum and maximum in brackets."),
     phrase("*python*: the time of the phase in a run without the profiler (`--csv`), as the section above says."),
     phrase("*wall*: duration of the phase's range under the profiler."),
-    phrase("*profiler's overhead*: wall ÷ python − 1; unknown where GPU work goes on after the range."),
+    phrase("*profiler's overhead*: wall ÷ python − 1."),
 )
 _LEGEND_OF_GPU: tuple[Words, ...] = (
+    phrase("Where GPU work goes on after the range, the profiler's overhead is unknown."),
     phrase("*GPU span*: from the start of the phase's first GPU operation to the end of its last one."),
     phrase("*GPU busy*: the time in which at least one GPU operation (kernel, copy, fill) runs."),
     phrase("*total kernel time*: the sum of all kernel durations; more than GPU busy where kernels overlap."),
@@ -83,9 +84,10 @@ def _tables(capture: CaptureSummary) -> tuple[Table, ...]:
     )
     if all(phase.python_ms is None and phase.synchronized for phase in phases):
         return (table((*row, wall, *of_device), phases, "Each phase:", capture=capture.title, names=2),)
+    operations = "Operators of each phase:" if capture.on_cpu else "GPU operations of each phase:"
     return (
         table((*row, *of_cpu), phases, "Each phase by the CPU's clock:", capture=capture.title, names=2),
-        table((*row, *of_device), phases, "GPU operations of each phase:", capture=capture.title, names=2),
+        table((*row, *of_device), phases, operations, capture=capture.title, names=2),
     )
 
 

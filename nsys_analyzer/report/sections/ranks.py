@@ -63,18 +63,21 @@ def answer(evidence: Evidence) -> Section:
     """Each run of several ranks: its steps, its collectives, and the rank that the others wait for."""
     torch = {one.source for one in evidence.captures if one.metadata and one.metadata.profiler == "torch"}
     blocks = [block for run in evidence.runs for block in _of_run(run, torch)]
-    # A process may be the only one of its run; of others each is one side.
-    alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
-    if alone:
-        blocks.insert(0, Paragraph(_of_one_side(evidence, alone)))
+    blocks = [*of_one_side(evidence), *blocks]
     if blocks:
         sized = any(row.bytes is not None for run in evidence.runs for row in run.collectives)
         blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_SIZES] if sized else []))))
     return Section("ranks", "How do the ranks work together?", tuple(blocks), "ranks")
 
 
-def _of_one_side(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
+def of_one_side(evidence: Evidence) -> list[Paragraph]:
     """What captures with collectives leave open that are joined with no other one, and the line that joins them."""
+    # A process may be the only one of its run; of others each is one side.
+    alone = [run.ranks[0] for run in evidence.runs if len(run.ranks) == 1 and run.world_size != 1]
+    return [Paragraph(_open_question(evidence, alone))] if alone else []
+
+
+def _open_question(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
     words = shlex.split(evidence.command)
     sources = [one.source for one in alone]
     files = [word for word in words if Path(word).name in sources] or words[2:] or sources  # or the folder of the call
@@ -87,8 +90,10 @@ def _of_one_side(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
             "The collectives of {} are of ranks that no capture is of: {}. Give all: `{}`", named, open_question, line
         )
     line = shlex.join([*command, "--ranks"])
-    said = "The collectives of {} are not joined: {}. If these are the ranks of one run, in this order: `{}`"
-    return phrase(said, named, open_question, line)
+    return phrase(
+        "The collectives of {} are not joined: {}. If these are the ranks of one run, in this order: `{}`",
+        named, open_question, line,
+    )  # fmt: skip
 
 
 def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
@@ -123,7 +128,7 @@ def _what(run: ParallelRun) -> str:
     what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     step = max((one.step_ms.median or 0.0) for one in run.ranks)
-    median = f" (median of {run.steps})" if run.steps else ""
+    median = f" (median; {run.steps} {plural(run.steps, 'step')} of all ranks)" if run.steps else ""
     return f"{count} {what}{shared}: a step takes {milliseconds(step)} under the profiler{median}."
 
 

@@ -118,8 +118,13 @@ def _text(capture: CaptureSummary, step: StepSummary) -> Words:
     said: list[Words] = [_takes(capture, step), _holds(capture, step)]
     if works(step) and not capture.on_cpu:
         first = first_to_fix(capture)
-        fix = f'What to fix first: "{first.title}", which {saves_in_words(first, capture)}.' if first else ""
-        said.append(fix or why_missing(capture) or nothing_found(capture))
+        why, doubt = why_missing(capture), capture.diagnosis and capture.diagnosis.doubt
+        saves = saves_in_words(first, capture) if first else ""
+        if first and not doubt:
+            said.append(f'What to fix first: "{first.title}"{", which" if first.saves_ms_low else ":"} {saves}.')
+        else:
+            said.append(why or nothing_found(capture))
+            said += [f"{first.title}: {saves}."] if first else []
     return joined(" ", said)
 
 
@@ -217,18 +222,23 @@ def _windows(capture: CaptureSummary, step: StepSummary) -> Words:
 
 def _groups(step: StepSummary) -> Iterator[str]:
     """The steps that are not like most, with their counts, and what that means for the figures."""
+    measured = [one for one in step.groups if one.measured]
+    if len(measured) > 1:
+        said = ", ".join(f"{one.steps:,} {one.kind} of {milliseconds(one.median_ms)} (median)" for one in measured)
+        yield f"They differ: {said}. The length of a step is the mean of these groups by their counts."
+    if step.cut:
+        yield f"{step.cut:,} more {'was' if step.cut == 1 else 'were'} not recorded whole, and left out."
     for one in step.groups:
         many, median = f"{one.steps:,} {plural(one.steps, 'step')}", milliseconds(one.median_ms)
         takes = "takes" if one.steps == 1 else "take"
         if one.kind == "first":
-            yield f"The first step takes {median}, as where a program starts: it is left out of every figure."
+            yield f"The first step takes {median}, since the program is starting up: it is left out of every figure."
         elif one.kind == "last":
             yield "The last step is left out, since the time from it to a next one is not known."
         elif one.kind == "other work":
             yield f"{many} of other work {takes} {median} and {'is' if one.steps == 1 else 'are'} left out."
-        elif one.kind != "usual":
-            why = "left out" if not one.measured else "part of the length, by their share"
-            yield f"{many} {takes} {one.kind}, {median} (median): {why}."
+        elif not one.measured:
+            yield f"{many} {'is' if one.steps == 1 else 'are'} {one.kind}, {median} (median): left out."
 
 
 def noun_of(step: StepSummary) -> str:

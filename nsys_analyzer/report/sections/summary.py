@@ -14,6 +14,7 @@ from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section,
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, status_of
 from nsys_analyzer.report.sections.findings import first_to_fix, in_lines
 from nsys_analyzer.report.sections.folding import fold_table
+from nsys_analyzer.report.sections.ranks import of_one_side
 from nsys_analyzer.report.sections.sweep import over_sweep, speed_ups
 from nsys_analyzer.report.sections.timings import unprofiled_ms
 from nsys_analyzer.report.sections.verdicts import busy_of
@@ -31,6 +32,7 @@ def summarize_answers(evidence: Evidence, sections: tuple[Section, ...]) -> Sect
     """The phases of each capture and every answer in a few words; of many captures tables over all instead."""
     rows = table(_OF_CAPTURE, evidence.captures)
     blocks = _of_all(evidence, rows) if len(evidence.captures) > FEW else _of_each(evidence, rows, sections)
+    blocks = [*of_one_side(evidence), *blocks]
     if len(evidence.captures) > 1 and len(rows.columns) > 1:
         device = "CPU" if evidence.kernel == "operator" else "GPU"
         blocks.append(Paragraph(phrase(_LEGEND, device, evidence.kernel)))
@@ -91,7 +93,7 @@ def _fields(evidence: Evidence) -> tuple[Field[_Part], ...]:
     return (
         Field("phase", "text", lambda part: part[2].label if part[2] else part[1]),
         Field("ms, no profiler", "ms", lambda part: unprofiled_ms(part[1], part[0])),
-        Field("ms, profiled (median)", "ms", lambda part: part[2].wall_ms.median if part[2] else None),
+        Field("ms, profiled", "ms", lambda part: part[2].wall_ms.median if part[2] else None),
         Field(busy, "ms", lambda part: part[2].gpu_busy_ms.median if part[2] and part[2].kernels else None),
         Field("matmul", "percent", _matmul_of_phase),
         Field(f"top {evidence.kernel}", "code", lambda part: evidence.labels[row.name] if (row := top(part)) else None),
