@@ -74,7 +74,7 @@ def explain(
         return
     for capture in evidence.captures:
         for warning in capture.warnings:
-            _tell(f"{capture.title}: {plain(warning, '`')}")
+            _tell(f"Warning: {capture.title}: {plain(warning, '`')}")
     section = steps.answer(evidence)
     section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
     sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
