@@ -99,6 +99,10 @@ def test_a_step_of_another_name(tmp_path: Path, explain: Callable[..., str]) -> 
     assert "compute: matmul 2.000 20.0% idle 8.000 80.0% the step 10.00 100.0%" in text
 
 
+def test_a_step_that_there_is_not(trace: Path, run_main: Main) -> None:
+    assert "No range is called `nothere`, which was to be step." in run_main("explain", trace, "--step", "nothere").err
+
+
 def test_as_many_steps_as_a_person_says(tmp_path: Path, explain: Callable[..., str]) -> None:
     """Two kernels of 2 ms, launched at 1 and 11 ms: from 1 to 14 ms, of which half is 6.5."""
     export = Export().gpu()

@@ -242,6 +242,7 @@ def told(run_main: Main, *arguments: object) -> tuple[object, list[int | None], 
         (("ddp_rank{}", "other_rank{}"), [None]),  # of two runs
         (("ddp_rank0_{}", "ddp_rank0_{}"), [None]),  # one rank twice
         (("worker{}", "worker{}"), [None]),
+        (("ddp_r{}1", "ddp_r{}1"), [None]),  # two runs: r01, r11
         (("crank{}", "crank{}"), [None]),
     ],
 )

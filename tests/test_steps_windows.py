@@ -17,6 +17,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.repetition import find_repeats
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
+from nsys_analyzer.analysis.summary.summarize import summarize
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
 from tests.support.program import NCCL, Program, attributed
 
@@ -121,6 +122,27 @@ def test_several_passes_in_one_step_of_the_profiler(tmp_path: Path) -> None:
     for at in (0, 1000, 2000):
         export.range("forward", at, at + 900).kernel(GEMM, at + 10, at + 20, at + 800)
     assert bounds(windows_of(export, tmp_path)) == [(0, 1000), (1000, 2000), (2000, 2900)]
+    (capture,) = summarize(Trace.load(tmp_path / "windows.sqlite"), "a")
+    assert [phase.phase for phase in capture.phases] == ["forward"]  # a second length of a step is shown nowhere
+
+
+def test_a_range_that_a_person_names_is_the_step(tmp_path: Path) -> None:
+    """Even one that holds no pass of the model."""
+    export = Export()
+    for at in (0, 1000, 2000):
+        export.range("forward", at, at + 400).kernel(GEMM, at + 10, at + 20, at + 300)
+        export.range("backward", at + 400, at + 700).kernel(GEMM, at + 410, at + 420, at + 600)
+        export.range("update", at + 700, at + 900).kernel(ADD, at + 710, at + 720, at + 800)
+    said = windows_of(export, tmp_path, names=PhaseNames.parse(["step=update"]))
+    assert (said.unit, bounds(said)) == ("a range update", [(700, 1700), (1700, 2700), (2700, 2900)])
+
+
+def test_an_engines_step_lies_in_a_range_of_its_executor(tmp_path: Path) -> None:
+    export = Export()
+    for at in (0, 1000):
+        export.range("execute_8_context_0(sq0)_generation_8(sq8)", at, at + 900)
+        export.range("step[DECODE bs=8]", at + 500, at + 900).kernel(GEMM, at + 510, at + 520, at + 800)
+    assert bounds(windows_of(export, tmp_path)) == [(500, 1500), (1500, 1900)]
 
 
 def test_warm_up_bounds_a_step(tmp_path: Path) -> None:
@@ -386,6 +408,11 @@ def test_as_many_steps_as_are_said(tmp_path: Path) -> None:
     layers = windows_of(sequence(Export(), [*LAYER * 36]), tmp_path, names=PhaseNames(steps=36))
     assert (layers.source, len(layers)) == ("said", 36)
     windows = windows_of(sequence(Export(), [GEMM, ADD, SOFTMAX, EMBED]), tmp_path, names=PhaseNames(steps=2))
+    # Equal parts have no groups.
+    said = AttributedTrace(Trace.load(tmp_path / "windows.sqlite"), PhaseNames(steps=4))
+    groups = find_steps(said, global_pid())
+    assert groups is not None
+    assert [(one.kind, one.steps) for one in groups.groups] == [("usual", 4)]
     # from the launch at 100 to the end at 485
     assert bounds(windows) == [(100, 292), (292, 485)]
 
@@ -497,6 +524,8 @@ def lasting(*lengths: int, work: int = 20, kernels: int = 1) -> Program:
         ((4000, 1000, 1010, 990), [("usual", 3, True), ("first", 1, False)], 1.0),
         # Four of ten wait for a batch: (6 · 1 + 4 · 3) ÷ 10
         ((1000, 3000, 1000, 3000, 1000, 1000, 3000, 1000, 3000, 1000), [("usual", 6, True), ("longer", 4, True)], 1.8),
+        # One of three: (2 · 1 + 3) ÷ 3
+        ((1000, 3000, 1000), [("usual", 2, True), ("longer", 1, True)], 5 / 3),
         # One of ten: it is counted, and not in the length.
         ((1000, 1000, 1000, 3000, 1000, 1000, 1000, 1000, 1000, 1000), [("usual", 9, True), ("longer", 1, False)], 1.0),
     ],

@@ -68,6 +68,8 @@ TABLES: dict[str, tuple[str, list[tuple[str, float | None, str]]]] = {
     "tabs, and pandas' index": ("\tphase\tmean_ms\n0\tforward\t20\n", [("forward", 20, "ok")]),
     "a list of rows": ('[{"phase": "forward", "mean_ms": 10, "times": [9, 11]}, {"phase": "step", "mean_ms": NaN}]',
         [("forward", 10, "ok"), ("step", None, "missing")]),
+    "an object for each line": ('{"phase": "forward", "mean_ms": 10}\n{"phase": "step", "mean_ms": 30}\n',
+        [("forward", 10, "ok"), ("step", 30, "ok")]),
     "an object of lists": ('{"step_ms": [10, 14], "forward_ms": [2, 4]}', [("step", 12, "ok"), ("forward", 3, "ok")]),
     "out of memory in place of a time": ("model,forward_ms,backward_ms\nsmall,30,CUDA out of memory\n",
         [("forward", 30, "ok"), ("backward", None, "oom")]),
