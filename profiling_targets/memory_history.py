@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
-from nsys_analyzer.capture.cases import FOLDER
+from nsys_analyzer.capture.jobs import FOLDER
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
 from profiling_targets import memory_of_cpu, memory_of_gpu

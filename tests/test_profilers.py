@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys.profile import ProfileOptions
-from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
+from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.runs.targets import Target
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.system.process import Ended
+from nsys_analyzer.system.process import Progress, Result
 from nsys_analyzer.trace.trace import Trace
 from tests.support.sweeping import make_recording_nsys
 
@@ -49,6 +52,13 @@ def test_no_python(program: str) -> None:
         TorchProfiler().command([program, "train.py"], Path())
 
 
+def record(profiler: Profiler, program: tuple[str, ...], folder: Path, timeout_s: float = 300) -> Result:
+    """Runs a program under a profiler, as a target called "out"."""
+    quiet = Progress(lambda *_: None, lambda *_: None)
+    (result,) = run_sweep([Target("out", program, Run())], folder, profiler, timeout_s, quiet)
+    return result
+
+
 def recorder(folder: Path, code: str) -> tuple[str, str]:
     """A program that takes the recorder's place: a module of its name, found first."""
     module = folder / "nsys_analyzer/capture/recorder.py"
@@ -65,64 +75,59 @@ EVENTS = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid"
 @pytest.mark.parametrize(
     ("code", "ended", "kept"),
     [
-        (f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r}))", Ended("ok"), True),
+        (f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r}))", Result("ok"), True),
         (
             f"output.write_bytes(gzip.compress({json.dumps(EVENTS).encode()!r})); sys.exit('it broke')",
-            Ended("failed", "exit code 1: it broke"),
+            Result("failed", "exit code 1: it broke"),
             True,
         ),
-        ("sys.exit('it broke')", Ended("failed", "exit code 1: it broke"), False),
+        ("sys.exit('it broke')", Result("failed", "exit code 1: it broke"), False),
     ],
 )
 def test_what_was_recorded_is_converted(
-    code: str, ended: Ended, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, ended: Result, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = recorder(tmp_path / "code", code)
     monkeypatch.chdir(tmp_path / "code")
-    out = tmp_path / "out"
-    out.mkdir()
-    assert TorchProfiler().record(program, out, out / "log", 30) == ended
-    assert (out / "capture.sqlite").is_file() == kept
+    assert record(TorchProfiler(), program, tmp_path) == ended
+    assert (tmp_path / "out/capture.sqlite").is_file() == kept
     if kept:
-        assert Trace.load(out / "capture.sqlite").operations.names == ("aten::mm",)
+        assert Trace.load(tmp_path / "out/capture.sqlite").operations.names == ("aten::mm",)
 
 
 def test_a_trace_that_cannot_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = recorder(tmp_path / "code", "output.write_bytes(gzip.compress(b'{'))")
     monkeypatch.chdir(tmp_path / "code")
-    ended = TorchProfiler().record(program, tmp_path, tmp_path / "log", 30)
+    ended = record(TorchProfiler(), program, tmp_path)
     assert ended.status == "failed"
     assert ended.message
-    assert str(tmp_path / "capture.json.gz") in ended.message
-    with gzip.open(tmp_path / "capture.json.gz") as kept:
+    assert str(tmp_path / "out/capture.json.gz") in ended.message
+    with gzip.open(tmp_path / "out/capture.json.gz") as kept:
         assert kept.read() == b"{"  # what there is stays
 
 
-def record_with_nsys(folder: Path, program: tuple[str, ...], timeout_s: float = 30, **does: str) -> Ended:
+def record_with_nsys(folder: Path, program: tuple[str, ...], timeout_s: float = 300, **does: str) -> Result:
     nsys = Nsys(make_recording_nsys(folder, **does), "2022.4.2.1")
-    profiler = NsysProfiler(nsys, ProfileOptions(capture_range=False))
-    out = folder / "out"
-    out.mkdir()
-    return profiler.record(program, out, out / "log", timeout_s)
+    return record(NsysProfiler(nsys, ProfileOptions(capture_range=False)), program, folder, timeout_s)
 
 
 def test_a_crash_under_nsys_keeps_what_was_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
     ended = record_with_nsys(tmp_path, ("sh", "-c", "echo 'ValueError: NaN' >&2; exit 9"))
-    assert ended == Ended("failed", "exit code 9: ValueError: NaN")
+    assert ended == Result("failed", "exit code 9: ValueError: NaN")
     assert (tmp_path / "out/capture.sqlite").is_file()
 
 
 def test_a_time_out_under_nsys_is_not_exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
-    assert record_with_nsys(tmp_path, ("sleep", "60"), 0.3) == Ended("timeout", "stopped after 0.3 s")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"log"}
+    assert record_with_nsys(tmp_path, ("sleep", "600"), 0.3) == Result("timeout", "stopped after 0.3 s")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {LOG, "manifest.json"}
 
 
 def test_an_export_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
-    ended = record_with_nsys(tmp_path, ("true",), 1, export="sleep 60")
+    ended = record_with_nsys(tmp_path, ("true",), 1, export="sleep 600")
     assert ended.status == "failed"
     assert ended.message
     assert ended.message.startswith(f"nsys export of {tmp_path}/out/capture.nsys-rep was stopped after 1 s")
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"capture.nsys-rep", "log"}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"capture.nsys-rep", LOG, "manifest.json"}

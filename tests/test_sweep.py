@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
+from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
 from nsys_analyzer.capture.profilers import Profiler
-from nsys_analyzer.capture.runner import locked
-from nsys_analyzer.capture.sweep import remaining, run_sweep
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.runs.targets import Ranks, Target
 from nsys_analyzer.system.atomic_write import UNFINISHED_MARK
-from nsys_analyzer.system.process import Ended, Progress, run_logged
+from nsys_analyzer.system.process import Progress, Result
 from tests.support.export import Export, training_step
 
 #: A target that writes the results it is told to, as our own targets do, and ends as it is told to.
@@ -55,11 +54,10 @@ class FakeProfiler:
         del folder, ranks
         return [*program[:-1], str(self.code)]
 
-    def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
-        ended = run_logged(self.command(program, folder), log, timeout_s)
-        if ended.status == "ok":
-            training_step(Export().gpu()).write(folder / "capture.sqlite")
-        return ended
+    def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
+        del log, timeout_s
+        if not self.code:
+            training_step(Export().gpu()).write(folder / f"{stem}.sqlite")
 
 
 class Told:
@@ -78,10 +76,10 @@ def target(name: str, results: dict[str, Any] | None = None, code: int = 0, **de
     return Target(name, program, Run(**{**DESCRIBED, **described}), timed=True)
 
 
-def sweep(targets: Sequence[Target], folder: Path, profiler: Profiler | None = None) -> tuple[list[Ended], list[str]]:
+def sweep(targets: Sequence[Target], folder: Path, profiler: Profiler | None = None) -> tuple[list[Result], list[str]]:
     told = Told()
     with locked(folder):
-        return run_sweep(targets, folder, profiler, 30, told.progress), told.lines
+        return run_sweep(targets, folder, profiler, 300, told.progress), told.lines
 
 
 def manifest(folder: Path, name: str) -> dict[str, Any]:
@@ -96,7 +94,7 @@ def timings(folder: Path) -> list[dict[str, str]]:
 
 def test_a_target_is_timed_profiled_and_described(tmp_path: Path) -> None:
     ended, told = sweep([target("one")], tmp_path, FakeProfiler())
-    assert ended == [Ended("ok")]
+    assert ended == [Result("ok")]
     assert told == ["one: timing", "one: profiling with nsys", "one: ok"]
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"capture.sqlite", "manifest.json", "target.log"}
     assert (tmp_path / "one/target.log").read_text() == "I was run\nI was run\n"  # timed, then profiled
@@ -135,23 +133,23 @@ def test_a_target_spells_its_mode_as_it_likes(tmp_path: Path) -> None:
 
 def test_a_crash_under_the_profiler_keeps_the_times(tmp_path: Path) -> None:
     ended, _ = sweep([target("one")], tmp_path, FakeProfiler(code=9))
-    assert ended == [Ended("failed", "exit code 9: I was run")]
+    assert ended == [Result("failed", "exit code 9: I was run")]
     assert manifest(tmp_path, "one")["status"] == "failed"
     assert timings(tmp_path)[0]["status"] == "ok"
 
 
 def test_a_time_out(tmp_path: Path) -> None:
-    slow = Target("slow", (sys.executable, "-c", "import time; time.sleep(60)"), Run(**DESCRIBED), timed=True)
+    slow = Target("slow", (sys.executable, "-c", "import time; time.sleep(600)"), Run(**DESCRIBED), timed=True)
     with locked(tmp_path):
         ended = run_sweep([slow], tmp_path, None, 0.5, Told().progress)
-    assert ended == [Ended("timeout", "stopped after 0.5 s")]
+    assert ended == [Result("timeout", "stopped after 0.5 s")]
     assert timings(tmp_path)[0]["status"] == "timeout"
 
 
 def test_a_program_that_times_nothing(tmp_path: Path) -> None:
     program = Target("train", (sys.executable, "-c", SCRIPT, "{}", "0"), Run())
     ended, told = sweep([program], tmp_path, FakeProfiler())
-    assert (ended, told) == ([Ended("ok")], ["train: profiling with nsys", "train: ok"])
+    assert (ended, told) == ([Result("ok")], ["train: profiling with nsys", "train: ok"])
     assert timings(tmp_path) == []
 
 
@@ -186,8 +184,7 @@ def test_a_rerun_replaces_the_whole_folder(tmp_path: Path) -> None:
 
 def test_an_interrupt_leaves_whole_folders_only(tmp_path: Path) -> None:
     class Interrupted(FakeProfiler):
-        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
-            del program, log, timeout_s
+        def export(self, folder: Path, *_: Any) -> None:
             (folder / "capture.sqlite").write_bytes(b"half")
             raise KeyboardInterrupt
 
@@ -216,14 +213,12 @@ def test_a_kill_while_a_result_is_put_in_place(moment: str, tmp_path: Path) -> N
 
 def test_half_a_trace_of_a_recorder_that_was_killed_goes(tmp_path: Path) -> None:
     class Killed(FakeProfiler):
-        def record(self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None, *_: Any) -> Ended:
-            del program, log, timeout_s
+        def export(self, folder: Path, *_: Any) -> None:
             (folder / ".capture-export-abcd_123").mkdir()
             (folder / ".capture-export-abcd_123/plain.json").write_text("half")
             (folder / ".capture-export-abcd_123" / UNFINISHED_MARK).touch()
-            return Ended("failed", "killed by SIGKILL")
 
-    sweep([target("one")], tmp_path, Killed())
+    sweep([target("one")], tmp_path, Killed(code=9))
     assert {path.name for path in (tmp_path / "one").iterdir()} == {"manifest.json", "target.log"}
 
 
@@ -249,7 +244,7 @@ def test_timings_are_written_anew_from_what_is_there(tmp_path: Path) -> None:
 def test_a_target_that_writes_no_times_has_failed(tmp_path: Path) -> None:
     silent = Target("silent", (sys.executable, "-c", "print('bye')"), Run(**DESCRIBED), timed=True)
     ended, _ = sweep([silent], tmp_path, FakeProfiler())
-    assert ended == [Ended("failed", "it ended well and wrote no times: bye")]
+    assert ended == [Result("failed", "it ended well and wrote no times: bye")]
     assert timings(tmp_path)[0]["status"] == "failed"
 
 

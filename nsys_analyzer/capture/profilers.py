@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-from nsys_analyzer.capture.launcher import launched, rank_log
+from nsys_analyzer.capture.launcher import launched
 from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
-from nsys_analyzer.errors import ConfigurationError, NsysAnalyzerError
-from nsys_analyzer.runs.targets import OF_RANK, Ranks, capture_stems
+from nsys_analyzer.errors import CaptureError, ConfigurationError
+from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.system.process import Ended, run_logged
 from nsys_analyzer.trace.sources import sqlite_of
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
@@ -44,22 +42,13 @@ class NsysProfiler:
             return profile_command(self.nsys, report, launched(program, ranks.count, folder), self.options)
         return launched(profile_command(self.nsys, report, program, self.options, by_rank=True), ranks.count, folder)
 
-    def record(
-        self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None,
-        environment: Mapping[str, str] | None = None, ranks: Ranks | None = None,
-    ) -> Ended:  # fmt: skip
-        """Leaves ``capture.sqlite`` in the folder, or that of each rank; of a crash, what was recorded until then."""
-        ended = run_logged(self.command(program, folder.absolute(), ranks), log, timeout_s, environment=environment)
-        if ended.status == "timeout":
-            return ended
-        stems = capture_stems(ranks)
-        logs = [log] if stems == capture_stems(None) else [rank_log(folder, rank) for rank in range(len(stems))]
-        for stem, said in zip(stems, logs, strict=True):
-            ended = _exported(ended, partial(self._export, folder / f"{stem}.nsys-rep", said, timeout_s))
-        return ended
+    def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
+        """Leaves ``STEM.sqlite`` of what a program left that has ended, even by a crash; ``log`` is its output.
 
-    def _export(self, report: Path, log: Path, timeout_s: float | None) -> None:
-        sqlite_of(finished_report(self.nsys, report, log, timeout_s), timeout_s)
+        Raises:
+            NsysAnalyzerError: nothing was recorded, or it cannot be exported.
+        """
+        sqlite_of(finished_report(self.nsys, folder / f"{stem}.nsys-rep", log, timeout_s), timeout_s)
 
 
 @dataclass(frozen=True)
@@ -94,32 +83,21 @@ class TorchProfiler:
         command = [*recorder, "--", *program[1 + len(before) :]]
         return launched(command, ranks.count, folder) if ranks else command
 
-    def record(
-        self, program: Sequence[str], folder: Path, log: Path, timeout_s: float | None,
-        environment: Mapping[str, str] | None = None, ranks: Ranks | None = None,
-    ) -> Ended:  # fmt: skip
-        """Leaves ``capture.sqlite`` in the folder, or that of each rank."""
-        ended = run_logged(self.command(program, folder.absolute(), ranks), log, timeout_s, environment=environment)
-        for stem in capture_stems(ranks):
-            trace = folder / f"{stem}.json.gz"
-            if trace.is_file():
-                ended = _exported(ended, partial(sqlite_of, trace))
-            elif ended.status == "ok":
-                silent = f"it ended well and left no {trace.name}, as a program does that ends with os._exit()"
-                ended = Ended("failed", silent)
-        return ended
+    def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
+        """Leaves ``STEM.sqlite`` of what a program left that has ended; raises NsysAnalyzerError where that is none."""
+        del log, timeout_s
+        trace = folder / f"{stem}.json.gz"
+        if not trace.is_file():
+            raise CaptureError(f"it ended well and left no {trace.name}, as a program does that ends with os._exit()")
+        sqlite_of(trace)
 
 
 Profiler: TypeAlias = NsysProfiler | TorchProfiler
 
 
-def _exported(ended: Ended, export: Callable[[], object]) -> Ended:
-    """How a recording ended, the export of what was recorded included."""
-    try:
-        export()
-    except NsysAnalyzerError as error:
-        return Ended("failed", str(error)) if ended.status == "ok" else ended
-    return ended
+def timed_command(target: Target, logs: Path) -> list[str]:
+    """Returns the command line that runs a target without a profiler; each of several ranks has a log in ``logs``."""
+    return launched(target.program, target.ranks.count, logs) if target.ranks else list(target.program)
 
 
 def _interpreter_flags(words: Sequence[str]) -> list[str]:

@@ -76,8 +76,7 @@ def run(**options: Any) -> None:
 
 def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> None:
     """Runs what is left of the plan and writes the report; exits with 1 where a target failed."""
-    from nsys_analyzer.capture.runner import locked
-    from nsys_analyzer.capture.sweep import remaining, run_sweep
+    from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
     from nsys_analyzer.cli.run_progress import interruptible, shown
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.renderers.terminal import print_answers
@@ -91,7 +90,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         with interruptible(folder), locked(folder):
             todo = remaining(plan.targets, folder, plan.profiler, resume)
             with shown(len(plan.targets), len(plan.targets) - len(todo)) as progress:
-                ended = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
+                results = run_sweep(todo, folder, plan.profiler, timeout_s, progress, command_line())
             timed = [folder / TIMINGS] if has_rows(folder / TIMINGS) else []  # programs may time nothing
             built = build_report(load_evidence([folder], timed, command_line(), beside=folder))
             write_as("markdown", built, folder / "report.md")
@@ -103,5 +102,5 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
     print_answers(built)
     click.echo(f"\n{folder / 'report.md'}")
-    if any(one.status in ("failed", "timeout") for one in ended):
+    if any(result.status in ("failed", "timeout") for result in results):
         sys.exit(1)

@@ -13,7 +13,7 @@ import click
 
 from nsys_analyzer.report.screen import console
 from nsys_analyzer.system.cluster import Done
-from nsys_analyzer.system.process import Ended, Progress
+from nsys_analyzer.system.process import Progress, Result
 
 #: Characters of a message on the terminal; the manifest has all of it.
 _MESSAGE = 300
@@ -49,9 +49,9 @@ def shown(total: int, done: int) -> Iterator[Progress]:
         def started(name: str, work: str) -> None:
             bar.update(task, description=f"{name}: {work}")
 
-        def ended(name: str, end: Ended, seconds: float) -> None:
-            message = f", {shorten(end.message, _MESSAGE, placeholder='…')}" if end.message else ""
-            screen.print(f"{name}: {end.status} after {seconds:.0f} s{message}", soft_wrap=True)
+        def ended(name: str, result: Result, seconds: float) -> None:
+            message = f", {shorten(result.message, _MESSAGE, placeholder='…')}" if result.message else ""
+            screen.print(f"{name}: {result.status} after {seconds:.0f} s{message}", soft_wrap=True)
             bar.advance(task)
 
         yield Progress(started, ended)

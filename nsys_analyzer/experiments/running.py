@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from nsys_analyzer.capture.cases import remaining_cases, run_cases
+from nsys_analyzer.capture.jobs import already_there, locked, remaining, remaining_cases, run_cases, run_sweep
 from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
 from nsys_analyzer.capture.profilers import Profiler
-from nsys_analyzer.capture.runner import already_there, locked
-from nsys_analyzer.capture.sweep import remaining, run_sweep
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow, Bench, Option, Profiled, Settings, Task, spelled
 from nsys_analyzer.experiments.registry import all_cases

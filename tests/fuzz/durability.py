@@ -1,6 +1,6 @@
 """Kills sweeps at random moments and resumes them: what is left must be what an undisturbed sweep leaves.
 
-``python -m tests.fuzz.durability --seconds 600`` kills the tool, its watcher, the target or nsys, or cuts the power:
+``python -m tests.fuzz.durability --seconds 600`` kills the tool, the supervisor, the target or nsys, or cuts the power:
 everything is stopped, the folder is copied, and the sweep goes on in the copy. Before the resume every visible result
 must be whole and no process of the killed sweep be left; after it, files, manifests, timings and report must be those
 of a sweep that nobody disturbed, and no two targets may have run side by side.
@@ -26,7 +26,8 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nsys_analyzer.system.watcher import processes_with
+import psutil
+
 from tests.support.sweeping import Desk, make_recording_nsys
 
 MODELS = ("small", "medium", "large")
@@ -88,19 +89,21 @@ class Sweep:
 
     desk: Desk
     tool: subprocess.Popen[str]
-    tag: bytes
+    tag: str
 
     @classmethod
     def start(cls, desk: Desk, nsys: Path, models: Sequence[str], *words: str) -> Sweep:
         tag = uuid.uuid4().hex
         environment = {"BEHAVIOUR": _BEHAVIOUR, "NSYS": str(nsys), _TAG: tag}
-        return cls(
-            desk, desk.start("--model", ",".join(models), *WORDS, *words, **environment), f"{_TAG}={tag}".encode()
-        )
+        return cls(desk, desk.start("--model", ",".join(models), *WORDS, *words, **environment), tag)
 
     def processes(self, named: Callable[[list[str]], bool] = lambda _: True) -> set[int]:
         """What the sweep has running, the tool with it, that is called so."""
-        return {pid for pid in processes_with(self.tag) if (words := _words(pid)) and named(words)}
+        return {
+            process.pid
+            for process in psutil.process_iter(["cmdline", "environ"])
+            if (process.info["environ"] or {}).get(_TAG) == self.tag and named(process.info["cmdline"] or [])
+        }
 
     def is_over(self) -> bool:
         return self.tool.poll() is not None
@@ -129,8 +132,8 @@ def _is_nsys(words: list[str]) -> bool:
     return any(word.endswith("/nsys") for word in words[:2])
 
 
-def _is_watcher(words: list[str]) -> bool:
-    return any(word.endswith("watcher.py") for word in words)
+def _is_supervisor(words: list[str]) -> bool:
+    return any(word.endswith("supervisor.py") for word in words)
 
 
 # --- disturbances: each returns the desk in which the sweep is to be resumed ---
@@ -141,11 +144,11 @@ def _kill_the_tool(number: signal.Signals, sweep: Sweep) -> Desk:
     return sweep.desk
 
 
-def _kill_tool_and_watcher(sweep: Sweep, *_: object) -> Desk:
+def _kill_tool_and_supervisor(sweep: Sweep, *_: object) -> Desk:
     """Whatever ends both at once leaves the target to the resume."""
-    watchers = sweep.processes(_is_watcher)
-    sweep.tool.send_signal(signal.SIGSTOP)  # else it says to its watcher that all is done
-    _kill(watchers | sweep.processes(_is_watcher))
+    supervisors = sweep.processes(_is_supervisor)
+    sweep.tool.send_signal(signal.SIGSTOP)  # else it goes on, its program gone
+    _kill(supervisors | sweep.processes(_is_supervisor))
     sweep.tool.kill()
     return sweep.desk
 
@@ -186,7 +189,7 @@ DISTURBANCES: dict[str, Callable[[Sweep, Bed, random.Random], Desk]] = {
     "the tool, SIGKILL": lambda sweep, *_: _kill_the_tool(signal.SIGKILL, sweep),
     "the tool, SIGQUIT": lambda sweep, *_: _kill_the_tool(signal.SIGQUIT, sweep),
     "the tool, SIGTERM": lambda sweep, *_: _kill_the_tool(signal.SIGTERM, sweep),
-    "the tool and its watcher, SIGKILL": _kill_tool_and_watcher,
+    "the tool and the supervisor, SIGKILL": _kill_tool_and_supervisor,
     "the target, SIGKILL": lambda sweep, _, chance: _kill_one(_is_target, sweep, chance),
     "nsys, SIGKILL": lambda sweep, _, chance: _kill_one(_is_nsys, sweep, chance),
     "the power": _cut_the_power,
@@ -309,7 +312,7 @@ def _after(sweep: Sweep, kind: str, bed: Bed) -> list[str]:
     found = []
     if kind == "the power":
         found += [f"the original: {one}" for one in _differences(_left(sweep.desk.runs), bed.left)]
-    if kind != "the tool and its watcher, SIGKILL" and (left := sweep.outlived()):
+    if kind != "the tool and the supervisor, SIGKILL" and (left := sweep.outlived()):
         found.append(f"{left} outlived the tool")
     return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -130,10 +131,17 @@ class Desk:
         return subprocess.Popen(
             [sys.executable, "-I", "-c", code, "run", *arguments], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **environment},
+            preexec_fn=default_signals,
         )  # fmt: skip
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+def default_signals() -> None:
+    """Has a new process end where it is interrupted, also where the tests themselves run behind ``nohup``."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:
     """Waits until a condition holds, and fails where it never does."""
     deadline = time.monotonic() + seconds
     while not condition():

@@ -1,0 +1,443 @@
+"""Runs jobs into a folder: the targets of a sweep, a program of the user's, and the cases of an experiment.
+
+What they share is here once: the folder is locked, its log gets the output of every program, each result is kept as
+soon as it is there and is complete or absent, and a resume runs what has no final result. A target of a sweep takes two
+processes, timed and then profiled, and fills a folder that is made in a hidden one beside it. A process of an
+experiment measures many cases and adds a row for each.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from nsys_analyzer.capture.annotation.environment import annotating
+from nsys_analyzer.capture.launcher import rank_log, take_process_ids
+from nsys_analyzer.capture.profilers import Profiler, timed_command
+from nsys_analyzer.configuration import Run, as_json, overlaid
+from nsys_analyzer.errors import CaptureError, ConfigurationError, NsysAnalyzerError
+from nsys_analyzer.runs.machine import provenance
+from nsys_analyzer.runs.manifest import MANIFEST, ManifestError, manifest_of_stem, read_manifest, run_from
+from nsys_analyzer.runs.rows import Row, Task, add_row, written
+from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target, capture_stems
+from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
+from nsys_analyzer.runs.timings_csv import is_from_a_sweep, write_timings
+from nsys_analyzer.system.atomic_write import check_regular, remove_unfinished, write_text
+from nsys_analyzer.system.process import Job, Progress, Result, last_lines, run_job
+from nsys_analyzer.system.strict_json import decode_json
+
+#: The output of the programs.
+LOG = "target.log"
+#: Names an experiment's folder to its targets, for what they keep beside the rows.
+FOLDER = "NSYS_ANALYZE_BENCH_FOLDER"
+#: Ends after which nothing is run again: more memory is not going to appear.
+_FINAL = ("ok", "oom")
+#: Rows after which a target ends by itself, its other cases left to a fresh process.
+_STOPPING = ("oom", "failed")
+_ELSEWHERE = "Move it away, or name another --output-dir"
+_LOCK = ".lock"
+#: In the environment of whatever runs into a folder: which one.
+_LOCKED = "NSYS_ANALYZE_LOCKED_FOLDER"
+_PATIENCE_S = 10
+#: The files of cases for a process, and of the rows that it writes.
+_HIDDEN = re.compile(r"\.[0-9a-f]{32}\.(cases\.json|rows\.jsonl)")
+#: What is said of a program whose hooks left nothing.
+_NOTHING_FOUND = "no call of a PyTorch model was seen, so no step and no phase is known"
+
+
+# --- the folder ---
+
+
+def already_there(path: Path) -> ConfigurationError:
+    """Returns the error where results exist, and no option says whether to keep or to replace them."""
+    hint = "--resume keeps what is finished, --rerun replaces it, --output-dir puts the results elsewhere"
+    return ConfigurationError(f"{path} is there already", hint)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Makes the folder and keeps other runs out of it; what an earlier one has left running there is ended.
+
+    Raises:
+        ConfigurationError: another run is at work there, or its lock is somebody else's file.
+        CaptureError: what an earlier run has left running does not end.
+        OSError: it cannot be made or written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / _LOCK
+    check_regular(path)
+    if path.exists() and path.read_bytes().strip(b"0123456789"):  # it holds a process ID at most, and is written over
+        raise ConfigurationError(f"{path} was not written by a sweep, and would be replaced", _ELSEWHERE)
+    with path.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            lock.seek(0)
+            raise ConfigurationError(
+                f"Another sweep is at work in {folder} (process {lock.read().strip() or 'unknown'})",
+                "Wait for it, or name another --output-dir",
+            ) from error
+        lock.truncate(0)
+        lock.write(str(os.getpid()))
+        lock.flush()
+        status = folder.stat()
+        identity = f"{status.st_dev}-{status.st_ino}"  # a copy of the folder is another one
+        _end_earlier_run(folder, identity)
+        os.environ[_LOCKED] = identity
+        try:
+            yield
+        finally:
+            os.environ.pop(_LOCKED, None)
+
+
+def _end_earlier_run(folder: Path, identity: str) -> None:
+    """Ends what an earlier run into a folder left when it was killed together with the supervisor of its program."""
+    near = {os.getpid(), *(process.pid for process in psutil.Process().parents())}  # this may be typed in its terminal
+    deadline = time.monotonic() + _PATIENCE_S
+    while left := [
+        process
+        for process in psutil.process_iter(["environ"])
+        if process.pid not in near and (process.info["environ"] or {}).get(_LOCKED) == identity
+    ]:
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if time.monotonic() > deadline:
+            raise CaptureError(
+                f"A program of an earlier run into {folder} is still running "
+                f"(process {', '.join(str(process.pid) for process in left)}), and does not end",
+                "Wait for it, or name another --output-dir",
+            )
+        psutil.wait_procs(left, timeout=0.1)
+
+
+# --- the targets of a sweep ---
+
+
+def remaining(targets: Sequence[Target], folder: Path, profiler: Profiler | None, resume: bool | None) -> list[Target]:
+    """Returns the targets still to run: those without a result, or with one that a second try may better.
+
+    Where a sweep was killed while it put a result in place, the older one is back, and what was half made is gone.
+
+    Args:
+        targets: all targets of the sweep.
+        folder: the output folder.
+        profiler: as for :func:`run_sweep`.
+        resume: True keeps finished results, False replaces them, None refuses to choose.
+
+    Raises:
+        ConfigurationError: results are there already and ``resume`` does not say what to do, or they are of
+            another program; or what would be replaced was not written by a sweep.
+    """
+    timings = folder / TIMINGS
+    if timings.is_file() and not is_from_a_sweep(timings):
+        raise ConfigurationError(f"{timings} was not written by a sweep, and would be replaced", _ELSEWHERE)
+    runs = {}
+    for target in targets:
+        place = folder / target.name
+        shutil.rmtree(_hidden(place, "part"), ignore_errors=True)
+        _restore(place)
+        if place.exists():
+            runs[target.name] = _finished_run(place)
+    if resume is False:
+        return list(targets)
+    if runs and resume is None:
+        raise already_there(folder / next(iter(runs)))
+    return [
+        target
+        for target in targets
+        if target.name not in runs or not _is_done(target, folder / target.name, runs[target.name], profiler)
+    ]
+
+
+def _finished_run(place: Path) -> Run:
+    """Returns the run in a target's place; raises ConfigurationError where that is not a sweep's."""
+    of_first_rank = place / manifest_of_stem(capture_stems(Ranks(1))[0])
+    try:
+        run = read_manifest(of_first_rank if of_first_rank.is_file() else place / MANIFEST)
+    except ManifestError as error:
+        raise ConfigurationError(f"{place} is there, and has no {MANIFEST} of a sweep", _ELSEWHERE) from error
+    if run.profiler is None:
+        raise ConfigurationError(f"{place} is there, and its {MANIFEST} was not written by a sweep", _ELSEWHERE)
+    return run
+
+
+def _is_done(target: Target, place: Path, made: Run, profiler: Profiler | None) -> bool:
+    """Whether a target needs no further run; what was recorded was timed, too.
+
+    Raises:
+        ConfigurationError: it was run with other options than now, or recorded by another profiler.
+    """
+    now = replace(target.run, **_commands(target, profiler))
+    if made.profiler != now.profiler and "none" not in (made.profiler, now.profiler):
+        raise ConfigurationError(
+            f"{place} was recorded by {made.profiler}, which {now.profiler} would replace",
+            f"Give --profiler {made.profiler}, or another --output-dir, or --rerun",
+        )
+    same = made.command == now.command
+    if not same or (made.profiler == now.profiler and made.profile_command != now.profile_command):
+        raise ConfigurationError(
+            f"{place} was made with other options: {made.profile_command if same else made.command}",
+            "Give those, or another --output-dir, or --rerun",
+        )
+    return now.profiler in ("none", made.profiler) and made.status in _FINAL
+
+
+def run_sweep(
+    targets: Sequence[Target], folder: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
+    command: str = "",
+) -> list[Result]:  # fmt: skip
+    """Runs every target into ``folder``, one after the other, and keeps ``timings.csv`` up to date.
+
+    Args:
+        targets: those that are still to run.
+        folder: the output folder, which must be there and :func:`locked`.
+        profiler: records the targets, None for timings alone.
+        timeout_s: seconds for each process.
+        progress: is told of each step.
+        command: the command line of the sweep, for the manifests.
+
+    Returns:
+        How each target ended; running out of memory, a crash or a time-out is a result like others.
+
+    Raises:
+        KeyboardInterrupt: what was finished is kept, what was at work is gone.
+        NoSpaceError: the disk is full.
+        OSError: the folder cannot be written.
+    """
+    run = replace(Run(run=command or None), **provenance(Path.cwd()))
+    write_timings(folder)  # of what is there: an earlier sweep may have ended just before it did so
+    results = []
+    for target in targets:
+        before = time.monotonic()
+        place = folder / target.name
+        part = _hidden(place, "part")
+        shutil.rmtree(part, ignore_errors=True)  # what an earlier sweep was killed over
+        part.mkdir()
+        try:
+            result = _run_target(target, place, part, profiler, timeout_s, progress, run)
+            _put_in_place(part, place)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        write_timings(folder)
+        progress.ended(target.name, result, time.monotonic() - before)
+        results.append(result)
+    return results
+
+
+def _run_target(
+    target: Target, place: Path, part: Path, profiler: Profiler | None, timeout_s: float | None, progress: Progress,
+    run: Run,
+) -> Result:  # fmt: skip
+    """Times and profiles a target in a folder that is to become its place, and writes the manifest of each capture."""
+    run = replace(run, **{**as_json(target.run), **_commands(target, profiler)})
+    result, processes = Result("ok"), [(Run(), None)] * (target.ranks.count if target.ranks else 1)
+    if target.is_timed:
+        progress.started(target.name, "timing")
+        result, processes = _time(target, part, timeout_s)
+    # A program of the user's that fails is recorded as far as it comes.
+    if profiler and (result.status == "ok" or not target.timed):
+        progress.started(target.name, f"profiling with {profiler.name}")
+        result = _record(target, part, profiler, timeout_s)
+        if result.message:  # what it names is about to move
+            result = replace(result, message=result.message.replace(str(part), str(place)))
+    pids, ranks, group = take_process_ids(part), target.ranks, uuid.uuid4().hex
+    remove_unfinished(part)  # a recorder that was killed in the middle of its trace
+    # One capture of all ranks has the first rank's description, and all their times.
+    for number, (stem, (description, timings)) in enumerate(zip(capture_stems(ranks), processes, strict=False)):
+        made = overlaid(run, description)
+        if target.annotation:  # what the user says of a program outranks what was found in it
+            made = overlaid(made, replace(target.run, steps=None, warmup_steps=None))
+        made = replace(made, status=result.status, message=result.message)
+        if profiler:
+            made = replace(made, capture=f"{stem}.sqlite")
+        manifest: dict[str, Any] = {"timings": timings}
+        if ranks:
+            made = replace(made, rank=None if ranks.one_report else number, world_size=ranks.count, group=group)
+            if ranks.one_report:
+                made = replace(made, rank_pids=pids or None) if profiler else made
+                manifest["rank_timings"] = [times for _, times in processes]
+        write_text(part / manifest_of_stem(stem), json.dumps({**as_json(made), **manifest}, indent=1) + "\n")
+    return result
+
+
+def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, list[tuple[Run, Any]]]:
+    """Runs a target without a profiler; of each process what it says of its run, and its times for the manifest."""
+    folder = part.absolute()  # an output folder may be called like an option
+    path = folder / f"results{OF_RANK if target.ranks else ''}.json"
+    command = [*timed_command(target, folder), *(["--results", str(path)] if target.timed else [])]
+    result = run_job(Job(command, annotating(target.annotation, path), timeout_s), part / LOG)
+    names = [f"results_rank{rank}.json" for rank in range(target.ranks.count)] if target.ranks else [path.name]
+    values: list[dict[str, Any]] = []
+    for file in (folder / name for name in names):
+        values.append(decode_json(file.read_bytes()) if file.is_file() else {})
+        file.unlink(missing_ok=True)
+    runs = [run_from(one, path) for one in values]
+    if target.annotation and result.status == "ok":
+        silent = Run(not_annotated=_NOTHING_FOUND)
+        runs = [run if found else silent for run, found in zip(runs, values, strict=True)]
+    times = [found.get("times_ms") or {} for found in values]
+    if result.status == "ok" and target.timed and not all(times):
+        result = Result("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
+    elif full := next((run for run in runs if run.status == "oom"), None):
+        result = Result("oom", full.message)
+    # A program of the user's may have no steps.
+    timings = [
+        {"status": result.status, "message": result.message, "times_ms": ms} if ms or target.timed else None
+        for ms in times
+    ]
+    return result, list(zip(runs, timings, strict=True))
+
+
+def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | None) -> Result:
+    """Runs a target under a profiler, which leaves a capture or one for each rank; of a crash, what came before it."""
+    command = profiler.command(target.program, part.absolute(), target.ranks)
+    result = run_job(Job(command, annotating(target.annotation), timeout_s), part / LOG)
+    if result.status == "timeout":
+        return result
+    stems = capture_stems(target.ranks)
+    for number, stem in enumerate(stems):
+        log = part / LOG if stems == capture_stems(None) else rank_log(part, number)
+        try:
+            profiler.export(part, stem, log, timeout_s)
+        except NsysAnalyzerError as error:
+            result = Result("failed", str(error)) if result.status == "ok" else result
+    return result
+
+
+def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
+    """Returns the manifest's entries on the profiler, and the command lines as typed beside the capture."""
+    known = {"command": _typed(timed_command(target, Path())), "profiler": profiler.name if profiler else "none"}
+    if profiler is None:
+        return known
+    first, *rest = profiler.command(target.program, Path(), target.ranks)
+    typed = _typed([first if first == sys.executable else Path(first).name, *rest])
+    return {**known, **profiler.described(), "profile_command": typed}
+
+
+def _typed(command: Sequence[str]) -> str:
+    return shlex.join("python" if word == sys.executable else word for word in command)
+
+
+def _put_in_place(part: Path, place: Path) -> None:
+    """Gives a complete folder its name; what stood there goes only after that, and comes back if that fails."""
+    _restore(place)
+    if place.exists():
+        place.rename(_hidden(place, "old"))
+    try:
+        part.rename(place)
+    finally:
+        _restore(place)
+
+
+def _restore(place: Path) -> None:
+    """Removes the folder that a result replaced, or gives it its name back where no result took its place."""
+    old = _hidden(place, "old")
+    if old.exists() and not place.exists():
+        old.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _hidden(place: Path, kind: str) -> Path:
+    return place.with_name(f".{place.name}.{kind}")
+
+
+# --- the cases of an experiment ---
+
+
+def remaining_cases(cases: Sequence[Task[Any]], rows: Sequence[Row[Any, Any]]) -> list[Task[Any]]:
+    """Returns the cases without a row, or with one that a second try may better."""
+    final = {row.key for row in rows if row.status in _FINAL}
+    return [case for case in cases if case.key not in final]
+
+
+def run_cases(cases: Sequence[Task[Any]], folder: Path, timeout_s: float | None, progress: Progress) -> None:
+    """Measures the cases in order and adds their rows to ``bench.jsonl`` of the folder, which must be locked.
+
+    Cases of one target share a process until one of them runs out of memory, fails or takes too long; the rest go on in
+    a fresh one. A row is there as soon as its case has ended. ``timeout_s`` is the limit of each case, the start of its
+    process included.
+
+    Raises:
+        KeyboardInterrupt: the rows that were finished are kept.
+        NoSpaceError: the disk is full.
+        OSError: the folder cannot be written.
+    """
+    for path in folder.iterdir():  # of a run that was killed
+        if _HIDDEN.fullmatch(path.name):
+            path.unlink()
+    for _, group in itertools.groupby(cases, lambda case: (case.target.module, tuple(case.environment.items()))):
+        left = list(group)
+        while left:
+            left = _CaseProcess(left, folder, progress).run(timeout_s)
+
+
+class _CaseProcess:
+    """One process of a target, and the rows that come out of it."""
+
+    def __init__(self, cases: Sequence[Task[Any]], folder: Path, progress: Progress) -> None:
+        self._left = list(cases)
+        self._folder, self._progress = folder, progress
+        name = uuid.uuid4().hex  # a process that outlived an earlier run may still write to its own files
+        self._cases, self._rows = (folder.resolve() / f".{name}.{kind}" for kind in ("cases.json", "rows.jsonl"))
+        self._characters_read, self._status = 0, ""
+
+    def run(self, timeout_s: float | None) -> list[Task[Any]]:
+        """Runs it to its end and returns the cases that it left."""
+        write_text(self._cases, json.dumps([written(task.case) for task in self._left]))
+        self._rows.write_text("", encoding="utf-8")
+        first = self._left[0]
+        command = [sys.executable, "-m", first.target.module, "--cases", str(self._cases), "--rows", str(self._rows)]
+        environment = {FOLDER: str(self._folder.resolve()), **first.environment}
+        self._start_next()
+        try:
+            result = run_job(Job(command, environment, timeout_s), self._folder / LOG, self._take_rows)
+        finally:
+            self._take_rows()
+            self._cases.unlink()
+            self._rows.unlink()
+        if self._left and self._status not in _STOPPING:  # it ended over this case, before a row of it was written
+            status = result.status if result.status != "ok" else "failed"
+            self._keep({"status": status, "message": result.message or "it ended before its cases did"})
+        return self._left
+
+    def _take_rows(self) -> bool:
+        """Takes over the rows that are new; whether there were any."""
+        text = self._rows.read_text(encoding="utf-8")
+        new = text[self._characters_read : text.rfind("\n") + 1]
+        self._characters_read += len(new)
+        for line in new.splitlines():
+            self._keep(json.loads(line))
+        return bool(new)
+
+    def _keep(self, values: Mapping[str, Any]) -> None:
+        """Writes the row of the case at work, and goes on to the next."""
+        task = self._left.pop(0)
+        row = Row(
+            task.target.module, written(task.case), values["status"], values.get("message") or "",
+            values.get("figures", {}), values.get("machine", {}), task.environment,
+        )  # fmt: skip
+        add_row(self._folder, row)
+        self._status = row.status
+        self._progress.ended(task.label, Result(row.status, row.message or None), time.monotonic() - self._since)
+        self._start_next()
+
+    def _start_next(self) -> None:
+        self._since = time.monotonic()
+        if self._left:
+            self._progress.started(self._left[0].label, "measuring")
