@@ -19,13 +19,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from nsys_analyzer.errors import ClusterError
 
 if TYPE_CHECKING:
-    from distributed import Client, Future
+    from distributed import Client
 
 #: Work of fewer seconds is done in turn: on two cores a cluster has won its 4 s back after 8 s.
 WORTH_A_CLUSTER_S = 10
@@ -37,6 +36,8 @@ _INSTALL = f"pip install '{_PACKAGE}[cluster]'"
 _ANSWER_TIMEOUT_S = 20
 #: How often it is looked whether there are workers at all, and for how long there may be none.
 _LOOK_S, _LOOKS = 10, 6
+_GONE_HINT = "Start it again and repeat the command, or read the captures here: --scheduler none"
+_NOT_SEEN_HINT = "Start workers where the captures have the same paths as here, as on a shared file system"
 #: Of a local cluster: how many workers a task may end before it is tried alone.
 _ENDED_WORKERS = 2
 #: A worker reads one file at a time, whatever its threads: for its memory, and for the folder that it is in.
@@ -130,7 +131,7 @@ def _is_installed() -> bool:
 
 
 def _local_workers(tasks: Sequence[Task]) -> int:
-    """As many as cores and tasks, but no more than hold the largest tasks at once in the memory that is free."""
+    """Returns how many workers of this machine's cores and memory are worth starting."""
     import psutil
     from dask.system import CPU_COUNT
     from distributed.system import MEMORY_LIMIT  # of the control group, where there is one
@@ -140,7 +141,7 @@ def _local_workers(tasks: Sequence[Task]) -> int:
 
 
 def workers_within(free_bytes: int, cores: int, memory_bytes: Sequence[int]) -> int:
-    """How many workers, each at the largest task that is left, fit in memory and cores."""
+    """Returns how many workers, each at the largest task that is left, fit in memory and cores."""
     largest = sorted(memory_bytes, reverse=True)[:cores]
     return sum(together <= free_bytes for together in itertools.accumulate(largest))
 
@@ -232,8 +233,12 @@ def _remote(address: str) -> Iterator[Client]:
                 client.wait_for_workers(1, _ANSWER_TIMEOUT_S)
             except TimeoutError as error:
                 raise _no_workers(address) from error
-            for worker, found in client.get_versions(packages=[_PACKAGE])["workers"].items():
-                _check_version(worker, found["packages"][_PACKAGE], _version())
+            ours = _version()
+            for worker, versions in client.get_versions(packages=[_PACKAGE])["workers"].items():
+                if (theirs := versions["packages"][_PACKAGE]) != ours:
+                    has = f"nsys-analyze {theirs}" if theirs else "no nsys-analyze"
+                    hint = f"Install the same version there: pip install {_PACKAGE}=={ours}"
+                    raise ClusterError(f"The worker {worker} has {has}, and this command is {ours}", hint)
             yield client
 
 
@@ -243,20 +248,13 @@ def _no_workers(address: str) -> ClusterError:
 
 
 def _version() -> str | None:
-    """The version of this package as it is installed, None where it is not: as Dask asks for it."""
+    """Returns the version of this package as it is installed, None where it is not: as Dask asks for it."""
     from importlib import metadata  # takes a thirtieth of a second, and only clusters need it
 
     try:
         return metadata.version(_PACKAGE)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _check_version(worker: str, found: str | None, ours: str | None) -> None:
-    if found != ours:
-        has = f"nsys-analyze {found}" if found else "no nsys-analyze"
-        hint = f"Install the same version there: pip install {_PACKAGE}=={ours}"
-        raise ClusterError(f"The worker {worker} has {has}, and this command is {ours}", hint)
 
 
 # --- tasks on a cluster ---
@@ -270,76 +268,57 @@ def _map_on(
     client: Client, function: Callable[[_Task], _Result], tasks: Sequence[_Task], lost: Callable[[_Task], _Result],
     done: Done,
 ) -> list[_Result]:  # fmt: skip
-    """One task of Dask each, the longest first; results are fetched as they come, for a worker that ends loses its own.
+    """Does each task on a worker, the longest first; results are fetched as they come, for a worker may lose its own.
 
     Dask does a task again whose worker ended, on another worker. It gives a task up that ended several, and with it
     those that waited on the same workers: each of these is tried once more with no other beside it.
     """
-    from distributed import KilledWorker
+    from distributed import CancelledError, KilledWorker, TimeoutError, wait
 
-    order = sorted(range(len(tasks)), key=lambda index: -tasks[index].seconds)
+    do = partial(_do, str(Path.cwd()), function)
     results: dict[int, _Result] = {}
-    again = []
-    for index, future in _as_they_end(client, function, tasks, order):
-        try:
-            results[index] = _result_of(future, function, tasks[index])
-        except KilledWorker:
-            again.append(index)
-        else:
+
+    def run(indices: Sequence[int]) -> Iterator[int]:
+        """Runs tasks, and yields those that ended every process in which they were tried."""
+        started = client.map(do, [tasks[index] for index in indices], pure=False, key="read")
+        index_of = dict(zip(started, indices, strict=True))
+        del started  # each is let go of when it has ended, and Dask forgets its result
+        looks = 0
+        while index_of:
+            try:
+                ended = wait(list(index_of), timeout=_LOOK_S, return_when="FIRST_COMPLETED").done
+            except TimeoutError:
+                looks = 0 if client.scheduler_info(n_workers=1)["workers"] else looks + 1
+                if looks == _LOOKS:
+                    raise _no_workers(client.scheduler.address) from None
+                continue
+            except CancelledError as error:
+                raise ClusterError("The Dask scheduler is gone", _GONE_HINT) from error
+            for future in ended:
+                index = index_of.pop(future)
+                try:
+                    results[index] = future.result()
+                except KilledWorker:
+                    yield index
+                    continue
+                except CancelledError as error:
+                    raise ClusterError("The Dask scheduler is gone", _GONE_HINT) from error
+                except _NotSeenError as error:
+                    path = tasks[index].path
+                    if os.path.lexists(path):
+                        raise ClusterError(f"The worker on {error} does not see {path}", _NOT_SEEN_HINT) from error
+                    results[index] = function(tasks[index])  # nobody sees it, and the function says so
+                done()
+
+    for index in list(run(sorted(range(len(tasks)), key=lambda index: -tasks[index].seconds))):
+        for lost_again in run([index]):
+            results[lost_again] = lost(tasks[lost_again])
             done()
-    for index in again:
-        ((_, future),) = _as_they_end(client, function, tasks, [index])
-        try:
-            results[index] = _result_of(future, function, tasks[index])
-        except KilledWorker:
-            results[index] = lost(tasks[index])
-        done()
     return [results[index] for index in range(len(tasks))]
 
 
-def _as_they_end(
-    client: Client, function: Callable[[_Task], _Result], tasks: Sequence[_Task], chosen: Sequence[int]
-) -> Iterator[tuple[int, Future[_Result]]]:
-    """The futures of the chosen tasks, started in their order, each with its index when it has ended."""
-    ended: SimpleQueue[Future[_Result]] = SimpleQueue()
-    do = partial(_do, str(Path.cwd()), _version(), function)
-    futures = client.map(do, [tasks[index] for index in chosen], pure=False, key="read")
-    index_of = dict(zip(futures, chosen, strict=True))
-    for future in futures:
-        future.add_done_callback(ended.put)
-    del futures  # each is let go of when it has ended, and Dask forgets its result
-    without = 0
-    while index_of:
-        try:
-            future = ended.get(timeout=_LOOK_S)
-        except Empty:
-            without = 0 if client.scheduler_info(n_workers=1)["workers"] else without + 1
-            if without == _LOOKS:
-                raise _no_workers(client.scheduler.address) from None
-        else:
-            yield index_of.pop(future), future
-
-
-def _result_of(future: Future[_Result], function: Callable[[_Task], _Result], task: _Task) -> _Result:
-    """The result of a task that has ended; a file that nobody sees is told of here."""
-    from distributed import CancelledError
-
-    try:
-        result: _Result = future.result()
-    except CancelledError as error:
-        hint = "Start it again and repeat the command, or read the captures here: --scheduler none"
-        raise ClusterError("The Dask scheduler is gone", hint) from error
-    except _NotSeenError as error:
-        if not os.path.lexists(task.path):
-            return function(task)
-        hint = "Start workers where the captures have the same paths as here, as on a shared file system"
-        raise ClusterError(f"The worker on {error} does not see {task.path}", hint) from error
-    return result
-
-
-def _do(folder: str, version: str | None, function: Callable[[_Task], _Result], task: _Task) -> _Result:
+def _do(folder: str, function: Callable[[_Task], _Result], task: _Task) -> _Result:
     """Does a task on a worker, in the folder of the command: a relative path means the same file, in messages too."""
-    _check_version(socket.gethostname(), _version(), version)
     with _ONE_AT_A_TIME:
         before = Path.cwd()
         try:
