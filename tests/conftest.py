@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import settings
 
-from nsys_analyzer.capture.nsys.installation import find_importer, start_fault
+from nsys_analyzer.capture.nsys import find_importer, start_fault
 from nsys_analyzer.cli.main import main
 from nsys_analyzer.system.nsys import Nsys, find_nsys, nsys_version
 from tests.support.export import AUTOGRAD, Export, training_step

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.capture import doctor
+from nsys_analyzer.capture import nsys as installation
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.capture.doctor import checks, run_check
-from nsys_analyzer.capture.nsys import installation
-from nsys_analyzer.capture.nsys.installation import Check
+from nsys_analyzer.capture.nsys import Check
 from nsys_analyzer.cli.doctor import doctor as command
 from nsys_analyzer.runs import machine
 from nsys_analyzer.system.nsys import Nsys

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys.installation import find_importer, library_remedy, missing_libraries, start_fault
+from nsys_analyzer.capture.nsys import find_importer, library_remedy, missing_libraries, start_fault
 from tests.test_nsys import make_command
 
 VERSION = "echo 'NVIDIA Nsight Systems version 2023.4.4.54-234433681190v0'"

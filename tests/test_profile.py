@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys import profile
-from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture import nsys as profile
+from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError, NsysAnalyzerError
 from nsys_analyzer.system.nsys import Nsys
 from tests.test_nsys import make_command

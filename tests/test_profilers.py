@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.capture.jobs import LOG, run_sweep
-from nsys_analyzer.capture.nsys.profile import ProfileOptions
+from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.capture.nsys.installation import find_importer
-from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, find_importer, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.trace.sources import sqlite_of

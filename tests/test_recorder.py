@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.capture.recorder.hooks import Annotation, Ranges
-from nsys_analyzer.capture.recorder.record import NOTHING_RECORDED, Recorder, main
+from nsys_analyzer.capture.recorder import NOTHING_RECORDED, Annotation, Ranges, Recorder, main
 
 pytestmark = pytest.mark.slow  # each program imports torch
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.capture.jobs import remaining
-from nsys_analyzer.capture.nsys.profile import ProfileOptions
+from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler, TorchProfiler
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import ConfigurationError

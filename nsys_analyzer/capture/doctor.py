@@ -16,8 +16,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from nsys_analyzer.capture.nsys.installation import INSTALL_NSYS, Check, importer_check
-from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
+from nsys_analyzer.capture.nsys import INSTALL_NSYS, Check, ProfileOptions, importer_check, profile_command
 from nsys_analyzer.capture.plan import make_plan
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.errors import NsysAnalyzerError

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
-from nsys_analyzer.capture.nsys.installation import importer_check
-from nsys_analyzer.capture.nsys.profile import ProfileOptions, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, importer_check, profile_command
 from nsys_analyzer.capture.profilers import NsysProfiler, Profiler, TorchProfiler, timed_command
 from nsys_analyzer.configuration import OPTIONS, Run, Value
 from nsys_analyzer.errors import CaptureError, ConfigurationError, ExportError

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from nsys_analyzer.capture.launcher import launched
-from nsys_analyzer.capture.nsys.profile import ProfileOptions, finished_report, profile_command
+from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_command
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target
 from nsys_analyzer.system.nsys import Nsys

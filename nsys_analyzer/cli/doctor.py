@@ -11,7 +11,7 @@ import click
 from nsys_analyzer.cli.options import output_option
 
 if TYPE_CHECKING:
-    from nsys_analyzer.capture.nsys.installation import Check
+    from nsys_analyzer.capture.nsys import Check
 
 _NAME_WIDTH = 16
 _STATUS_WIDTH = 8

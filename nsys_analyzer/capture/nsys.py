@@ -1,4 +1,4 @@
-"""``nsys profile``: its arguments, and from what it left to a report."""
+"""Records a program with ``nsys profile``: its arguments, from what it left to a report, and what it needs for that."""
 
 from __future__ import annotations
 
@@ -10,23 +10,36 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from nsys_analyzer.capture.nsys.installation import find_importer, library_remedy, missing_libraries
 from nsys_analyzer.errors import CaptureError
+from nsys_analyzer.runs.machine import answer
 from nsys_analyzer.runs.targets import OF_RANK
 from nsys_analyzer.system.atomic_write import atomic_write, is_disk_full
-from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.nsys import Nsys, nsys_version
 from nsys_analyzer.system.process import last_lines, run_captured
 from nsys_analyzer.trace.sources.nsys_report import last_words
 
+INSTALL_NSYS = "apt-get install nsight-systems (Debian non-free), or https://developer.nvidia.com/nsight-systems"
+_NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"
 _ANSWER_TIMEOUT_S = 60
+_LINKS_FOLLOWED = 16
 _OPTION = re.compile(r"^\s+(?:-\w, )?(--[a-z-]+)=", re.MULTILINE)
 _LONG_NAMES = {"-c": "--capture-range", "-f": "--force-overwrite", "-o": "--output", "-s": "--sample", "-t": "--trace"}
 _NO_IMPORT = re.compile(r"(Importer error status|Unable to retrieve the importer)[^|]*\| ")  # nor was one needed
-_NEWER = "Install a newer Nsight Systems: https://developer.nvidia.com/nsight-systems"
-
 #: What to do about an option that an older nsys lacks. 2025.3.2 has --pytorch, 2023.4.4 does not.
 _WITHOUT = {"--pytorch": "Install Nsight Systems 2025.3 or newer, or leave the autograd ranges out"}
+
+#: Debian's and Ubuntu's package of a library that an importer was seen to lack. Nsight Compute's copy links libdw;
+#: Debian's libssh.so beside the importer is a link to the system's.
+_PACKAGE_OF = {
+    "libdw.so": "libdw1",
+    "libelf.so": "libelf1",
+    "libpfm.so": "libpfm4",
+    "libssh.so": "libssh-4",
+    "libGL.so": "libgl1",
+    "libglib-2.0.so": "libglib2.0-0",
+}
 
 
 @dataclass(frozen=True)
@@ -46,7 +59,7 @@ class ProfileOptions:
 def profile_command(
     nsys: Nsys, report: Path, program: Sequence[str], options: ProfileOptions, *, by_rank: bool = False
 ) -> list[str]:
-    """The command line that records ``program`` into ``report``; whatever bears that name is overwritten.
+    """Returns the command line that records ``program`` into ``report``; whatever bears that name is overwritten.
 
     ``by_rank`` has nsys put the rank of its process behind the report's name.
 
@@ -69,25 +82,25 @@ def profile_command(
 
 @functools.cache
 def known_options(nsys: Path) -> frozenset[str]:
-    """The long options that ``nsys profile --help`` lists, such as ``--trace``.
+    """Returns the long options that ``nsys profile --help`` lists, such as ``--trace``.
 
     Raises:
         CaptureError: it cannot be run or lists none.
     """
     try:
-        answer = subprocess.run(
+        done = subprocess.run(
             [nsys, "profile", "--help"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CaptureError(f"{nsys} profile --help failed: {error}", "Set NSYS to an nsys that runs here") from error
-    known = frozenset(_OPTION.findall(answer.stdout + answer.stderr))
+    known = frozenset(_OPTION.findall(done.stdout + done.stderr))
     if not known:
         raise CaptureError(f"{nsys} profile --help lists no options", "Set NSYS to an nsys that can profile")
     return known
 
 
 def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
-    """The report that a finished ``nsys profile`` left, imported where nsys did not do so itself.
+    """Returns the report that a finished ``nsys profile`` left, imported where nsys did not do so itself.
 
     It is ``report``, ``X.nsys-rep``, or the ``X.qdrep`` of an old nsys; ``log`` holds the output of the run.
 
@@ -131,8 +144,6 @@ def _import(nsys: Nsys, stream: Path, report: Path, timeout_s: float | None) -> 
     with atomic_write(report) as unfinished:
         try:  # absolute paths are never taken for options
             done = run_captured([importer, "-i", stream.absolute(), "-o", unfinished.absolute()], timeout_s)
-        except OSError as error:
-            raise CaptureError(f"{importer} cannot be run: {error}", "Find the cause: nsys-analyze doctor") from error
         except subprocess.TimeoutExpired as error:
             problem = f"The import of {stream} was stopped after {timeout_s:g} s"
             raise CaptureError(problem, f"To give it more time, {again}") from error
@@ -157,3 +168,94 @@ def _no_report(report: Path, log: Path) -> CaptureError:
             "Call torch.cuda.profiler.start() and stop() around what to record, or record all with --whole-program",
         )
     return CaptureError(f"nsys wrote no report: {output or 'it printed nothing'}", f"Read its output: {log}")
+
+
+# --- the installation ---
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at, what was found, and the command that fixes it, empty where nothing does."""
+
+    name: str
+    status: Literal["ok", "missing", "broken", "unknown"]
+    found: str
+    remedy: str = ""
+
+
+def find_importer(nsys: Path, root: Path = Path("/")) -> Path | None:
+    """Finds the ``QdstrmImporter`` of an ``nsys``, which turns a recording (``.qdstrm``) into a report.
+
+    NVIDIA's packages have it in ``host-linux-*`` beside the folder of ``nsys``, and Nsight Compute in
+    ``host/linux-desktop-*``. Debian's have it beside the folder of a *link* to ``nsys``, where ``nsys``, which
+    asks for its own real path, does not look. Where ``nsys`` is a script (the toolkit's ``bin``), the importer is
+    that of the installation with its version below ``root``. None where there is no importer.
+    """
+    folders = [name.parent.parent for name in _names_of(nsys)]
+    real = nsys.resolve()
+    if len(real.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
+        folders.append(real.parents[3] / real.parents[1].name)
+    beside = (found for folder in folders for found in sorted(folder.resolve().glob("*/QdstrmImporter")))
+    return next(beside, None) or _importer_of_version(nsys, root)
+
+
+def importer_check(nsys: Nsys) -> Check:
+    """Checks whether what an nsys records can become a report here."""
+    importer = find_importer(nsys.path)
+    if importer is None and not _is_binary(nsys.path):
+        return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
+    if importer is None:
+        return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", INSTALL_NSYS)
+    fault = start_fault(importer)
+    if fault is None:
+        return Check("importer", "ok", f"starts: {importer}")
+    missing = missing_libraries(importer)
+    if missing:
+        return Check("importer", "broken", f"{importer} lacks {', '.join(missing)}", library_remedy(missing))
+    return Check("importer", "broken", f"{importer} does not start: {fault}", INSTALL_NSYS)
+
+
+def _is_binary(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(4) == b"\x7fELF"
+
+
+def missing_libraries(binary: Path) -> tuple[str, ...]:
+    """Returns the libraries that a binary needs and that are not installed: ``libdw.so.1``; empty without ``ldd``."""
+    lines = (line.partition("=>") for line in answer("ldd", str(binary)) or ())
+    return tuple(dict.fromkeys(name.strip() for name, _, where in lines if where.strip() == "not found"))
+
+
+def start_fault(binary: Path) -> str | None:
+    """Starts a binary with ``--version``: None where it starts, else the last line of its message."""
+    try:
+        done = subprocess.run(
+            [binary, "--version"], capture_output=True, text=True, errors="replace", timeout=_ANSWER_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    if done.returncode == 0:
+        return None
+    return last_words(done.stderr) or last_words(done.stdout) or f"exit status {done.returncode}"
+
+
+def library_remedy(libraries: tuple[str, ...]) -> str:
+    """Returns the commands that install missing libraries on Debian and Ubuntu."""
+    packages = {library: _PACKAGE_OF.get(library.partition(".so")[0] + ".so") for library in libraries}
+    known = list(dict.fromkeys(package for package in packages.values() if package))
+    commands = [f"apt-get install {' '.join(known)}"] if known else []
+    unknown = [library for library, package in packages.items() if package is None]
+    return ", then ".join([*commands, *(f"find the package: apt-file search {shlex.quote(name)}" for name in unknown)])
+
+
+def _names_of(command: Path) -> list[Path]:
+    """The command and every link on the way to the file itself."""
+    names = [command.absolute()]
+    while names[-1].is_symlink() and len(names) < _LINKS_FOLLOWED:
+        names.append(names[-1].parent / names[-1].readlink())
+    return [*names, command.resolve()]
+
+
+def _importer_of_version(nsys: Path, root: Path) -> Path | None:
+    short = ".".join(nsys_version(nsys).split(".")[:3])  # 2023.4.4.54 is installed in a folder 2023.4.4
+    return next(iter(sorted(root.glob(f"opt/nvidia/nsight-systems*/{short}/host-linux-*/QdstrmImporter"))), None)

@@ -3,13 +3,16 @@
     python -m nsys_analyzer.capture.recorder --output trace.json.gz -- train.py --steps 3
 
 The program runs in this process. What lies between its ``torch.cuda.profiler.start()`` and ``stop()`` is recorded, its
-NVTX ranges with it. PyTorch is imported before the program starts, and reads its environment variables then.
+NVTX ranges with it: these functions, and those of the ``nvtx`` package, are replaced by calls of the recorder. PyTorch
+is imported before the program starts, and reads its environment variables then.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import gzip
+import itertools
 import json
 import os
 import platform
@@ -17,19 +20,21 @@ import re
 import runpy
 import shutil
 import sys
+import threading
 import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ContextDecorator, suppress
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, TypeVar
 
-from nsys_analyzer.capture.recorder.hooks import Ranges, install
 from nsys_analyzer.errors import ExportError, NoSpaceError, NsysAnalyzerError
 from nsys_analyzer.runs.machine import cpu_model, driver_module
 from nsys_analyzer.system.atomic_write import atomic_write
 
-if TYPE_CHECKING:
-    from torch._C._profiler import _ExperimentalConfig
-    from torch.profiler import profile
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 NOTHING_RECORDED = 4
 """The exit code where the program ended well and no trace was written; 3 is what our targets say of memory."""
@@ -46,12 +51,24 @@ class Recorder:
     """
 
     def __init__(self, output: Path, *, memory: bool = False) -> None:
+        import torch
+        from torch._C._profiler import _ExperimentalConfig
+        from torch.profiler import ProfilerActivity, profile
+
         self.output = output
         self.is_recording = False
         self.has_recorded = False
         self.failure: NsysAnalyzerError | None = None
         self.ranges = Ranges(self)
-        self._profile = _prepared(memory=memory)
+        threads = None
+        if not memory:  # PyTorch's profiler of all threads, not only the first and autograd's, sees no memory
+            with suppress(TypeError):  # an argument that an older PyTorch does not know
+                threads = _ExperimentalConfig(profile_all_threads=True)
+        activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+        self._profile = profile(activities=activities, profile_memory=memory, experimental_config=threads)
+        with warnings.catch_warnings():  # of several recordings, of which there is one; the program's log is its own
+            warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
+            self._profile.prepare_trace()  # CUPTI's own start takes a second, which is not the program's
 
     def start(self) -> None:
         """Starts the recording; a second one is refused with a message."""
@@ -94,35 +111,13 @@ class Recorder:
         with atomic_write(self.output) as unfinished:
             plain = unfinished.with_name("plain.json")
             self._profile.export_chrome_trace(str(plain))
-            if not plain.is_file() or not _ends(plain):
-                raise ExportError("torch.profiler wrote no trace, or only a part of one")
-            with plain.open("rb") as trace, gzip.open(unfinished, "wb", _COMPRESSION) as packed:
+            with plain.open("ab+") as trace, gzip.open(unfinished, "wb", _COMPRESSION) as packed:
+                trace.seek(max(0, trace.tell() - 16))
+                if not trace.read().rstrip().endswith(b"}"):  # Kineto says nothing of a disk that is full
+                    raise ExportError("torch.profiler wrote no trace, or only a part of one")
+                trace.seek(0)
                 shutil.copyfileobj(trace, packed, 1 << 20)
             plain.unlink()
-
-
-def _prepared(*, memory: bool) -> profile:
-    """A profiler that has only to be started: CUPTI's own start takes a second, which is not the program's."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
-    threads = None if memory else _all_threads()  # PyTorch's profiler of all threads sees no memory
-    prepared = profile(activities=activities, profile_memory=memory, experimental_config=threads)
-    with warnings.catch_warnings():  # of several recordings, of which there is one; the program's log is its own
-        warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
-        prepared.prepare_trace()
-    return prepared
-
-
-def _all_threads() -> _ExperimentalConfig | None:
-    """The setting to record every thread, not only the first and autograd's; None in an older PyTorch."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    try:
-        return _ExperimentalConfig(profile_all_threads=True)
-    except TypeError:  # an argument that it does not know
-        return None
 
 
 def _conditions() -> dict[str, str]:
@@ -146,11 +141,149 @@ def _conditions() -> dict[str, str]:
     return {key: str(value) for key, value in known.items() if value}
 
 
-def _ends(trace: Path) -> bool:
-    """Whether a trace has its end: Kineto says nothing of a disk that is full."""
-    with trace.open("rb") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 16))
-        return file.read().rstrip().endswith(b"}")
+# --- ranges ---
+
+
+class Ranges:
+    """NVTX ranges as ``record_function`` ranges while the recorder records.
+
+    As under nsys, a range that is open when the recording starts is not recorded; one that is open when it ends is
+    closed then. PyTorch calls a range's name ``msg``, the ``nvtx`` package ``message``.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        import torch
+        from torch.profiler import record_function
+
+        self._recorder = recorder
+        # torch.compile must not see into a range: it would compile once more when the recording starts.
+        self._is_compiling: Callable[[], bool] = torch.compiler.is_compiling
+        self._record_function: Callable[[str], AbstractContextManager[Any]] = record_function
+        self._local = threading.local()
+        self._started: dict[int, AbstractContextManager[Any] | None] = {}
+        self._handles = itertools.count(1)  # threads share it, and its next is atomic
+
+    @property
+    def _stack(self) -> list[AbstractContextManager[Any] | None]:
+        stack: list[AbstractContextManager[Any] | None] = self._local.__dict__.setdefault("stack", [])
+        return stack
+
+    def push(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
+        """Open a range on this thread; returns its depth from 0, as NVTX does."""
+        if self._is_compiling():
+            return 0
+        stack = self._stack
+        stack.append(self._opened(msg or message) if self._recorder.is_recording else None)
+        return len(stack) - 1
+
+    def pop(self, *_: object, **__: object) -> int:
+        """Close this thread's innermost range; returns its depth, -1 where none is open."""
+        stack = self._stack if not self._is_compiling() else []
+        if not stack:
+            return -1
+        _close(stack.pop())
+        return len(stack)
+
+    def start(self, message: object = "", *_: object, msg: object = None, **__: object) -> int:
+        """Open a range that need not nest; returns the handle that closes it."""
+        handle = next(self._handles)
+        self._started[handle] = self._opened(msg or message) if self._recorder.is_recording else None
+        return handle
+
+    def end(self, range_id: int) -> None:
+        """Close the range of a handle; a second time is none."""
+        _close(self._started.pop(range_id, None))
+
+    def mark(self, message: object = "", *_: object, msg: object = None, **__: object) -> None:
+        """Mark a moment, as a range that ends at once."""
+        if self._recorder.is_recording:
+            _close(self._opened(msg or message))
+
+    def close_all(self) -> None:
+        """Close what is open on this thread, for the recording ends; a later ``pop`` still finds its range."""
+        stack = self._stack
+        for one in reversed(stack):
+            _close(one)
+        stack[:] = [None] * len(stack)
+        for handle, one in list(self._started.items()):  # other threads may be at it
+            _close(one)
+            self._started[handle] = None
+
+    def _opened(self, message: object) -> AbstractContextManager[Any]:
+        opened = self._record_function(str(message))
+        opened.__enter__()
+        return opened
+
+
+def _close(opened: AbstractContextManager[Any] | None) -> None:
+    if opened is not None:
+        opened.__exit__(None, None, None)
+
+
+def install(ranges: Ranges, start: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Puts these in the place of the CUDA profiler's start and stop, and ranges in that of NVTX."""
+    import torch
+
+    _replace(torch.cuda.profiler, start=start, stop=stop)
+    _replace(torch.cuda, cudart=functools.partial(_Cudart, start, stop, torch.cuda.cudart))
+    _replace(torch.cuda.nvtx, range_push=ranges.push, range_pop=ranges.pop, mark=ranges.mark)
+    _replace(torch.cuda.nvtx, range_start=ranges.start, range_end=ranges.end)
+    if find_spec("nvtx") is not None:
+        nvtx = import_module("nvtx")
+        _replace(nvtx, push_range=ranges.push, pop_range=ranges.pop, mark=ranges.mark)
+        _replace(nvtx, start_range=ranges.start, end_range=ranges.end, annotate=functools.partial(Annotation, ranges))
+
+
+def _replace(module: Any, **functions: Callable[..., Any]) -> None:
+    for name, function in functions.items():
+        setattr(module, name, function)
+
+
+class Annotation(ContextDecorator):
+    """``nvtx.annotate``: a context manager, or a decorator that names the range after the function."""
+
+    def __init__(self, ranges: Ranges, message: object = None, *_: object, **__: object) -> None:
+        self._ranges, self._message = ranges, message
+
+    def __enter__(self) -> Annotation:
+        self._ranges.push("" if self._message is None else self._message)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ranges.pop()
+
+    def __call__(self, function: Function) -> Function:
+        """The function within a range, which has its name where no message was given."""
+        message = function.__name__ if self._message is None else self._message
+        return ContextDecorator.__call__(Annotation(self._ranges, message), function)
+
+
+class _Cudart:
+    """The CUDA runtime's functions, except those that start and stop a profiler."""
+
+    def __init__(self, start: Callable[[], None], stop: Callable[[], None], cudart: Callable[[], Any]) -> None:
+        self._start, self._stop, self._cudart = start, stop, cudart
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cudart(), name)
+
+    def cudaProfilerStart(self) -> object:  # noqa: N802 - CUDA's name
+        """Starts the recording and returns CUDA's code of success."""
+        self._start()
+        return self._success()
+
+    def cudaProfilerStop(self) -> object:  # noqa: N802 - CUDA's name
+        """Stops the recording and returns CUDA's code of success."""
+        self._stop()
+        return self._success()
+
+    def _success(self) -> object:
+        import torch
+
+        return self._cudart().cudaError.success if torch.cuda.is_available() else 0
+
+
+# --- the program ---
 
 
 def record(program: list[str], recorder: Recorder, *, whole_program: bool) -> int:
@@ -238,3 +371,7 @@ def main(arguments: list[str]) -> int:
     if given.memory:  # PyTorch warns of each block that it gets back and did not see going
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return record(given.program, Recorder(output, memory=given.memory), whole_program=given.whole_program)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
