@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from nsys_analyzer.capture.annotation.environment import annotating
+from nsys_analyzer.capture.annotation import annotating
 from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
 from tests.test_annotation import ASKED, LONG, MODEL, Ran, run
@@ -31,8 +31,7 @@ torch = pytest.importorskip("torch", reason="the hooks are those of PyTorch")
 from torch import nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
-from nsys_analyzer.capture.annotation.hooks.dimensions import of_batch, of_model  # noqa: E402
-from nsys_analyzer.capture.annotation.hooks.flops import Flops  # noqa: E402
+from nsys_analyzer.capture.annotation.hooks.flops import CountedStep, of_batch, of_model  # noqa: E402
 
 TO_END = replace(ASKED, run_to_end=True)
 WITH_MODULES = replace(TO_END, modules=True)
@@ -728,14 +727,17 @@ def test_one_step_of_warmup_has_no_flops(tmp_path: Path) -> None:
 
 def counted(forward: Callable[[], Any]) -> dict[str, Any]:
     """The FLOPs of a function as a forward pass inside one module, and of its result's backward pass."""
-    phase = "forward"
-    flops = Flops(torch, lambda: (phase, "module"))
-    with flops.counting():
+    modules: Any = SimpleNamespace(active=False, current=lambda: "module")
+    step = CountedStep(torch, modules, lambda phase: phase == "forward")
+    step.open()
+    with step.counting():
         result = forward()
-        phase = "backward"
+        step.begin_backward(1, creates_graph=False)
         if result.requires_grad:
             result.sum().backward()
-    return flops.counted({})
+    step.close()
+    flops: dict[str, Any] = step.manifest["flops"]
+    return flops
 
 
 def heads(tokens: int = 16, heads: int = 3) -> Any:

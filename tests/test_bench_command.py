@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled,
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph, Section
 from nsys_analyzer.runs.rows import NAME, read_file, written
+from tests.support.sweeping import default_signals, wait_for
 
 Run = Callable[..., tuple[str, bool]]
 
@@ -200,14 +200,12 @@ def test_an_interrupt_keeps_what_was_measured(tmp_path: Path) -> None:
     lengths = ["--context-length", "16,4096", "--compile", "off", "--steps", "100000", "--warmup-steps", "0"]
     process = subprocess.Popen(
         [*command, *lengths, "--output-dir", str(tmp_path / "b")], stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, preexec_fn=default_signals,
     )  # fmt: skip
-    path, deadline = tmp_path / "b" / NAME, time.monotonic() + 60
-    while not (path.exists() and len(path.read_text().splitlines()) >= 2):  # the header, and the ceilings
-        assert time.monotonic() < deadline, "no row came"
-        time.sleep(0.1)
+    path = tmp_path / "b" / NAME
+    wait_for(lambda: path.exists() and len(path.read_text().splitlines()) >= 2)  # the header, and the ceilings
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=30)
+    _, said = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "--resume" in said.splitlines()[-1]
     assert read_file(path)[1][0].status == "ok"

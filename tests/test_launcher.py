@@ -13,7 +13,7 @@ import pytest
 
 from nsys_analyzer.capture.launcher import launched, rank_log
 from nsys_analyzer.system.process import Job, Result, run_job
-from tests.support.sweeping import default_signals, wait_for
+from tests.support.sweeping import default_signals, let_time_pass, wait_for
 from tests.test_process import gone, python
 
 #: What each rank writes of itself: its process ID into a file of its name.
@@ -80,8 +80,13 @@ def test_a_program_that_is_not_there(tmp_path: Path) -> None:
     assert ended == Result("failed", "/no/such x cannot be run (No such file or directory)")
 
 
-def test_a_time_out_ends_every_rank(tmp_path: Path) -> None:
-    assert ranks(NOTED + "time.sleep(600)", tmp_path, timeout_s=3) == Result("timeout", "stopped after 3 s")
+def test_a_time_out_ends_every_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    let_time_pass(monkeypatch, lambda: 9.0 if all(Path(rank).exists() for rank in ("0", "1")) else 0.0)
+    code = (
+        NOTED.replace("write_text(", "with_suffix('.new').write_text(")
+        + "os.rename(rank + '.new', rank); time.sleep(600)"
+    )
+    assert ranks(code, tmp_path, timeout_s=3) == Result("timeout", "stopped after 3 s")
     assert all(gone(int(Path(rank).read_text())) for rank in ("0", "1"))
 
 

@@ -16,7 +16,7 @@ from nsys_analyzer.runs.targets import Target
 from nsys_analyzer.system.nsys import Nsys
 from nsys_analyzer.system.process import Progress, Result
 from nsys_analyzer.trace.trace import Trace
-from tests.support.sweeping import make_recording_nsys
+from tests.support.sweeping import let_time_pass, make_recording_nsys
 
 OUTPUT = ["-m", "nsys_analyzer.capture.recorder", "--output", "out/capture.json.gz"]
 
@@ -126,6 +126,7 @@ def test_a_time_out_under_nsys_is_not_exported(tmp_path: Path, monkeypatch: pyte
 
 def test_an_export_that_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NSYS", str(tmp_path / "target-linux-x64/nsys"))
+    let_time_pass(monkeypatch, lambda: 0.0)  # the program has all the time that it needs
     ended = record_with_nsys(tmp_path, ("true",), 1, export="sleep 600")
     assert ended.status == "failed"
     assert ended.message

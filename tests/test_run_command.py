@@ -17,7 +17,7 @@ import pytest
 from nsys_analyzer.capture import plan as run_plan
 from nsys_analyzer.cli.main import main
 from nsys_analyzer.runs.manifest import configuration_of, read_manifest
-from tests.support.sweeping import Desk, make_recording_nsys, wait_for
+from tests.support.sweeping import Desk, let_time_pass, make_recording_nsys, wait_for
 from tests.test_nsys import make_command
 from tests.test_process import alive, gone
 
@@ -414,12 +414,21 @@ def test_out_of_memory(code: str, message: str, desk: Desk, run: Run, behave: Ca
     assert desk.ran() == ["small timed", "medium timed"]
 
 
-def test_a_time_out_of_the_timing_run(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
-    behave(small="time.sleep(60)")
-    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none", "--timeout", "0.7")
+def overdue(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a hundred seconds pass as soon as the small model hangs."""
+    log = desk.runs / f".{SMALL}.part/target.log"
+    let_time_pass(monkeypatch, lambda: 100.0 if log.is_file() and "hangs" in log.read_text() else 0.0)
+
+
+def test_a_time_out_of_the_timing_run(
+    desk: Desk, run: Run, behave: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behave(small="print('hangs', flush=True); time.sleep(600)")
+    overdue(desk, monkeypatch)
+    ended = run("--model", "small,medium", *FORWARD, "--profiler", "none", "--timeout", "70.5")
     assert ended.code == 1
     assert [desk.manifest(name)["status"] for name in (SMALL, MEDIUM)] == ["timeout", "ok"]
-    assert desk.manifest(SMALL)["message"] == "stopped after 0.7 s"
+    assert desk.manifest(SMALL)["message"] == "stopped after 70.5 s"
     assert all(gone(pid) for pid in desk.pids())
 
 
@@ -429,9 +438,12 @@ def test_a_time_out_shorter_than_the_start(desk: Desk, run: Run) -> None:
 
 
 @pytest.mark.usefixtures("nsys")
-def test_a_time_out_of_the_profiled_run(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
-    behave(small="timed or time.sleep(60)")
-    ended = run("--model", "small", *FORWARD, "--profiler", "nsys", "--timeout", "0.7")
+def test_a_time_out_of_the_profiled_run(
+    desk: Desk, run: Run, behave: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    behave(small="timed or (print('hangs', flush=True), time.sleep(600))")
+    overdue(desk, monkeypatch)
+    ended = run("--model", "small", *FORWARD, "--profiler", "nsys", "--timeout", "70.5")
     assert ended.code == 1
     said = desk.manifest(SMALL)
     assert (said["status"], said["timings"]["status"]) == ("timeout", "ok")
@@ -626,7 +638,7 @@ def test_an_output_folder_that_cannot_be_written(
 # --- interrupts, and two at once ---
 
 WORDS = ("--model", "small,medium,large", *FORWARD, "--profiler", "none")
-SLOW = json.dumps({"medium": "time.sleep(60)"})
+SLOW = json.dumps({"medium": "time.sleep(600)"})
 
 
 def at_medium(desk: Desk) -> bool:
@@ -639,7 +651,7 @@ def test_an_interrupt_in_the_middle(number: signal.Signals, desk: Desk, run: Run
     sweep = desk.start(*WORDS, BEHAVIOUR=SLOW)
     wait_for(lambda: at_medium(desk))
     sweep.send_signal(number)
-    out, err = sweep.communicate(timeout=20)
+    out, err = sweep.communicate(timeout=120)
     assert (sweep.returncode, out) == (130, ""), err
     assert err.splitlines()[-1].startswith("Interrupted")
     assert "--resume" in err.splitlines()[-1]
@@ -654,15 +666,16 @@ def test_an_interrupt_in_the_middle(number: signal.Signals, desk: Desk, run: Run
 
 
 def test_a_second_interrupt_kills_what_does_not_listen(desk: Desk) -> None:
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(60)"
-    sweep = desk.start(*WORDS, BEHAVIOUR=json.dumps({"small": deaf}))
+    said = "signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); print('deaf', flush=True)"
+    deaf = f"import signal; {said}\nwhile True: time.sleep(1)"
+    sweep = desk.start(*WORDS, BEHAVIOUR=json.dumps({"small": deaf}), GRACE_S="600")
     log = desk.runs / f".{SMALL}.part/target.log"
     wait_for(lambda: log.is_file() and "deaf" in log.read_text())
     sweep.send_signal(signal.SIGINT)
-    with pytest.raises(subprocess.TimeoutExpired):
-        sweep.wait(0.5)  # it waits for the target to end
+    wait_for(lambda: "asked" in log.read_text())
+    assert sweep.poll() is None  # it waits for the target to end, for ten minutes here
     sweep.send_signal(signal.SIGINT)
-    sweep.communicate(timeout=3)  # less than it would have waited
+    sweep.communicate(timeout=120)
     assert sweep.returncode == 130
     assert all(gone(pid) for pid in desk.pids())
     assert SMALL not in desk.left()
@@ -672,7 +685,7 @@ def test_killed_in_the_middle(desk: Desk, run: Run) -> None:
     sweep = desk.start(*WORDS, BEHAVIOUR=SLOW)
     wait_for(lambda: at_medium(desk))
     sweep.kill()
-    sweep.communicate(timeout=20)
+    sweep.communicate(timeout=120)
     assert gone(desk.pids()[-1])
     assert f".{MEDIUM}.part" in desk.left()
     assert run(*WORDS, "--resume").code == 0
@@ -683,7 +696,7 @@ def test_killed_in_the_middle(desk: Desk, run: Run) -> None:
 @pytest.mark.usefixtures("nsys")
 def test_a_killed_nsys_leaves_no_target_beside_the_next(desk: Desk, run: Run, behave: Callable[..., None]) -> None:
     """Its target has a session of its own, and would run on."""
-    behave(small="timed or (os.setsid(), os.kill(os.getppid(), 9), time.sleep(60))")
+    behave(small="timed or (os.setsid(), os.kill(os.getppid(), 9), time.sleep(600))")
     ended = run("--model", "small,medium", *FORWARD, "--profiler", "nsys")
     assert ended.code == 1
     assert [desk.manifest(name)["status"] for name in (SMALL, MEDIUM)] == ["failed", "ok"]
@@ -720,6 +733,6 @@ def test_two_sweeps_at_once(desk: Desk, run: Run) -> None:
     assert all(word in error for word in (" runs ", f"process {first.pid}", "--output-dir"))
     assert alive(desk.pids()[-1])
     first.send_signal(signal.SIGINT)
-    first.communicate(timeout=20)
+    first.communicate(timeout=120)
     assert desk.ran() == ["small timed", "medium timed"]
     assert run("--model", "small", *FORWARD, "--profiler", "none", "--resume").code == 0

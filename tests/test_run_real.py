@@ -14,10 +14,17 @@ import pytest
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.api import Trace
+from nsys_analyzer.capture.jobs import LOG, run_sweep
+from nsys_analyzer.capture.nsys import ProfileOptions
+from nsys_analyzer.capture.profilers import NsysProfiler
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.runs.machine import gpu_count
 from nsys_analyzer.runs.manifest import configuration_of, read_manifest
+from nsys_analyzer.runs.targets import Target
 from nsys_analyzer.runs.timings import read_timings
 from nsys_analyzer.system.nsys import Nsys
+from nsys_analyzer.system.process import Progress, Result
+from tests.support.sweeping import let_time_pass
 from tests.test_process import gone
 
 pytest.importorskip("torch", reason="the target needs PyTorch")
@@ -248,16 +255,16 @@ def test_without_a_gpu_the_default_is_the_torch_recorder(nsys: Nsys, tmp_path: P
 
 
 @pytest.mark.nsys
-def test_a_time_out_under_nsys_ends_its_target_too(nsys: Nsys, tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(100)")
-    ended = command(
-        tmp_path, "run", "--profiler", "nsys", "--timeout", "2", "--device", "cpu", "--", sys.executable, "slow.py",
-        NSYS=str(nsys.path),
-    )  # fmt: skip
-    assert ended.returncode == 1
-    said = read_manifest(tmp_path / "runs/slow/manifest.json")
-    assert (said.status, said.message) == ("timeout", "stopped after 2 s")
-    assert gone(int((tmp_path / "runs/slow/target.log").read_text().split()[0]))
+def test_a_time_out_under_nsys_ends_its_target_too(nsys: Nsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)")
+    log = tmp_path / ".slow.part" / LOG
+    let_time_pass(monkeypatch, lambda: 100.0 if log.exists() and "\n" in log.read_text() else 0.0)
+    profiler = NsysProfiler(nsys, ProfileOptions(capture_range=False))
+    quiet = Progress(lambda *_: None, lambda *_: None)
+    target = Target("slow", (sys.executable, str(tmp_path / "slow.py")), Run())
+    (result,) = run_sweep([target], tmp_path, profiler, 70, quiet)
+    assert result == Result("timeout", "stopped after 70 s")
+    assert gone(int((tmp_path / "slow" / LOG).read_text().split()[0]))
 
 
 # --- a GPU ---

@@ -26,7 +26,7 @@ from typing import Any
 
 import psutil
 
-from nsys_analyzer.capture.annotation.environment import annotating
+from nsys_analyzer.capture.annotation import annotating
 from nsys_analyzer.capture.launcher import rank_log, take_process_ids
 from nsys_analyzer.capture.profilers import Profiler, timed_command
 from nsys_analyzer.configuration import Run, as_json, overlaid

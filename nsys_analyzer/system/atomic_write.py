@@ -22,7 +22,7 @@ _FULL_DISK_BYTES = 1 << 20  # below it nsys, SQLite and PyTorch fail in words of
 _LONGEST_PREFIX = 40  # of a file's name in that of its folder, for a name is limited to 255 bytes
 #: In each folder of an unfinished file, so that no other of such a name is taken for one.
 UNFINISHED_MARK = ".written-by-nsys-analyze"
-_STREAM = re.compile(r"/dev/(std(in|out|err)$|fd/)|/proc/")
+_STREAM = re.compile(r"/dev/(std(in|out|err)$|fd/)|/proc/\w+(/task/\d+)?/fd/")
 
 
 @contextmanager

@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from tests.support.export import Export, training_step
 from tests.test_nsys import make_command
@@ -121,11 +124,13 @@ class Desk:
     def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """The command in a process of its own, started here."""
         code = (
-            "import sys; sys.argv[0] = 'nsys-analyze'\n"
+            "import os, sys; sys.argv[0] = 'nsys-analyze'\n"
             "from nsys_analyzer.cli.main import main\n"
             "from nsys_analyzer.capture import plan as run_plan\n"
             "run_plan.torch_version = lambda: '2.13.0'  # the fake target needs none\n"
             "run_plan.gpu_count = lambda: 0\n"
+            "from nsys_analyzer.system import process\n"
+            "process._GRACE_S = float(os.environ.get('GRACE_S', process._GRACE_S))\n"
             "main()"
         )
         return subprocess.Popen(
@@ -139,6 +144,11 @@ def default_signals() -> None:
     """Has a new process end where it is interrupted, also where the tests themselves run behind ``nohup``."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
+
+
+def let_time_pass(monkeypatch: pytest.MonkeyPatch, passed_s: Callable[[], float]) -> None:
+    """Has the time limits of jobs count these seconds alone, so that a busy machine changes nothing."""
+    monkeypatch.setattr("nsys_analyzer.system.process.time", SimpleNamespace(monotonic=passed_s))
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 120) -> None:

@@ -1,6 +1,7 @@
-"""The floating-point operations of one step, counted by PyTorch's own formulas as its operators run.
+"""What one step of a program computes: its FLOPs, by PyTorch's own formulas as its operators run, and its dimensions.
 
-A compiled function is run operator by operator meanwhile, so that its operations are among them.
+It is a step of the warm-up, without a profiler. A compiled function is run operator by operator meanwhile, so that its
+operations are among them.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .modules import Modules
+
+#: The phases that operations are counted by; what lies in none of them is ``other``.
+_PHASES = ("forward", "loss", "evaluation", "optimizer")
 #: Operations of a softmax for each of its scores: maximum, difference, exponential, sum, quotient.
 _OF_A_SCORE = 5
 _SOFTMAX = ("aten._softmax", "aten._safe_softmax")
@@ -33,17 +38,39 @@ _KNOWN = (
     "_dtensor",
 )
 _COMPUTES = re.compile(r"mm(?:_|$)|mkldnn_rnn|cudnn_rnn|miopen_rnn|trilinear|matmul|attention|conv")
+#: What configurations of models call their dimensions, by the keys of a manifest.
+_CALLED = {
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "num_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "d_model": ("hidden_size", "n_embd", "d_model", "dim"),
+    "vocab_size": ("vocab_size",),
+}
+#: The names of a batch's tokens among the arguments of a call.
+_TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "pixel_values")
+_LEAST_LAYERS = 2
 
 
-class Flops:
-    """Counts the operators of some calls, those that autograd's threads run for them included."""
+class CountedStep:
+    """The FLOPs of one step, those of what autograd's threads run for it included, and the dimensions of its models.
 
-    def __init__(self, torch: Any, place: Callable[[], tuple[str, str]]) -> None:
-        """``place`` gives the phase and the module of an operator that runs."""
-        self._torch, self._place = torch, place
-        self._formulas = _formulas(torch)
-        self._mode: Any = _mode(self, torch)
-        self._counting = False
+    Attributes:
+        is_open: whether the step goes on.
+        manifest: the keys of a manifest that were found, empty before the step has ended.
+    """
+
+    def __init__(self, torch: Any, modules: Modules, is_active: Callable[[str], bool]) -> None:
+        """``is_active`` tells whether a phase goes on."""
+        self.is_open = False
+        self.manifest: dict[str, Any] = {}
+        self._torch, self._modules, self._is_active = torch, modules, is_active
+        self._backward_passes = self._passes_with_graph = 0
+        self._batch: dict[str, int] = {}
+
+    def open(self) -> None:
+        """Begins the step; raises ImportError where PyTorch is too old to count."""
+        self._formulas, self._mode = _formulas(self._torch), _mode(self, self._torch)
+        self._is_counting = False
+        self._passes: Counter[str] = Counter()
         self._by_class: dict[tuple[str, str], int] = defaultdict(int)
         self._by_module: dict[tuple[str, str], int] = defaultdict(int)
         self._batched: dict[str, int] = defaultdict(int)
@@ -51,25 +78,69 @@ class Flops:
         self._fused = self._fused_softmax = 0
         self._with_maximum: set[str] = set()
         self._unknown: set[str] = set()
+        self.is_open = self._modules.active = True
+
+    def close(self, *, well: bool = True) -> None:
+        """Ends the step; what was counted of one that was cut short is worth nothing."""
+        if not self.is_open:
+            return
+        self.is_open = self._modules.active = False
+        if well:
+            batch = self._batch if self._passes["forward"] == 1 else {}
+            if "vocab_size" not in self.manifest:  # two dimensions of integers need not be tokens
+                batch.pop("context_length", None)
+            unfused = self._batched.keys() & self._softmax.keys()  # a softmax alone is that of a head or a router
+            flops = {
+                "passes": dict(self._passes),
+                "classes": _nested(self._by_class),
+                "modules": _nested(self._by_module),
+                "softmax": self._fused_softmax + sum(self._softmax[module] for module in unfused),
+                "attention_matmul": self._fused + sum(self._batched[module] for module in unfused),
+                "unknown": sorted(self._unknown),
+            }
+            self.manifest = {**self.manifest, **batch, "flops": flops}
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
-        """Counts until the result is left; calls inside are counted once.
+        """Counts what is called until the result is left, while the step goes on; calls inside are counted once.
 
         Raises:
             RuntimeError: PyTorch allows it nowhere but outside of compiled code.
         """
-        if self._counting:
+        if not self.is_open or self._is_counting:
             return contextlib.nullcontext()
         with contextlib.ExitStack() as stack:
             if hasattr(self._torch.compiler, "set_stance"):  # compiled code is not seen by a mode
                 stack.enter_context(self._torch.compiler.set_stance("force_eager"))
             stack.enter_context(self._mode)
-            stack.callback(self._ended)
-            self._counting = True
+            stack.callback(setattr, self, "_is_counting", False)
+            self._is_counting = True
             return stack.pop_all()
 
-    def _ended(self) -> None:
-        self._counting = False
+    def begin_phase(self, name: str) -> None:
+        """Notes that an instance of a phase begins."""
+        if self.is_open:
+            self._passes[name] += 1
+
+    def begin_backward(self, more: int, *, creates_graph: bool) -> None:
+        """Notes that so many more backward passes run; one that creates a graph computes with gradients on."""
+        self._backward_passes += more
+        self._passes_with_graph += more if creates_graph else 0
+
+    def call_model(self, module: Any, arguments: tuple[Any, ...], keywords: Mapping[str, Any]) -> None:
+        """Reads the dimensions of a model that is called, and of its batch."""
+        if not (self.is_open and self._is_active("forward")):
+            return
+        with contextlib.suppress(Exception):  # whatever a program's attributes and tensors do when they are asked
+            self._batch = of_batch(arguments, keywords)
+            self.manifest = {**of_model(module), **self.manifest}
+
+    def _place(self) -> tuple[str, str]:
+        """Returns the phase and the module of what this thread does."""
+        module = self._modules.current() or ""
+        if self._backward_passes:
+            recomputes = self._torch.is_grad_enabled() and not self._passes_with_graph
+            return "recomputed" if recomputes else "backward", module
+        return next((name for name in _PHASES if self._is_active(name)), "other"), module
 
     def count(self, function: Any, arguments: Any, keywords: Any, result: Any) -> None:
         """Counts an operator that has run."""
@@ -98,18 +169,6 @@ class Flops:
     def failed(self, function: Any, error: Exception) -> None:
         """An operator could not be counted."""
         self._unknown.add(f"{getattr(function, '_overloadpacket', function)} ({type(error).__name__})")
-
-    def counted(self, passes: Mapping[str, int]) -> dict[str, Any]:
-        """What was counted, by the keys of a manifest; ``passes`` are the instances of each phase in the step."""
-        unfused = self._batched.keys() & self._softmax.keys()  # a softmax alone is that of a head or a router
-        return {
-            "passes": dict(passes),
-            "classes": _nested(self._by_class),
-            "modules": _nested(self._by_module),
-            "softmax": self._fused_softmax + sum(self._softmax[module] for module in unfused),
-            "attention_matmul": self._fused + sum(self._batched[module] for module in unfused),
-            "unknown": sorted(self._unknown),
-        }
 
 
 def _nested(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
@@ -148,7 +207,7 @@ def _formulas(torch: Any) -> dict[Any, Any]:
     return formulas
 
 
-def _mode(flops: Flops, torch: Any) -> Any:
+def _mode(step: CountedStep, torch: Any) -> Any:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -166,9 +225,61 @@ def _mode(flops: Flops, torch: Any) -> Any:
                     return parts
             result = func(*args, **(kwargs or {}))
             try:
-                flops.count(func, args, kwargs or {}, result)
+                step.count(func, args, kwargs or {}, result)
             except Exception as error:  # noqa: BLE001 - a formula that this operator's arguments do not fit
-                flops.failed(func, error)
+                step.failed(func, error)
             return result
 
     return Counting()  # type: ignore[no-untyped-call]
+
+
+# --- dimensions ---
+
+
+def of_model(module: Any) -> dict[str, int]:
+    """What the modules of a model say, by the keys of a manifest; what they do not say is absent."""
+    return {**_of_modules(module), **_of_config(module)}
+
+
+def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
+    """What the arguments of a call say: the batch size, and of tokens the context length."""
+    given = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
+    batch = next((one for one in given if hasattr(one, "shape") and hasattr(one, "is_floating_point")), None)
+    if batch is None or not len(batch.shape) or not batch.shape[0]:
+        return {}
+    found = {"batch_size": int(batch.shape[0])}
+    if len(batch.shape) == 2 and not batch.is_floating_point():
+        found["context_length"] = int(batch.shape[1])
+    return found
+
+
+def _of_config(module: Any) -> dict[str, int]:
+    """The dimensions in the ``config`` that models of transformers, and of many others, carry."""
+    configs = (getattr(one, "config", None) for one in module.modules())
+    config = next((one for one in configs if one is not None), None)
+    found = {}
+    for key, names in _CALLED.items():
+        values = (getattr(config, name, None) for name in names)
+        value = next((one for one in values if isinstance(one, int) and one > 0), None)
+        if value is not None:
+            found[key] = value
+    return found
+
+
+def _of_modules(module: Any) -> dict[str, int]:
+    """The layers: the longest list of modules of one class; the vocabulary and width: the largest embedding."""
+    import torch
+
+    found: dict[str, int] = {}
+    lists = [one for one in module.modules() if isinstance(one, (torch.nn.ModuleList, torch.nn.Sequential))]
+    layers = max((len(one) for one in lists if len({type(layer) for layer in one}) == 1), default=0)
+    if layers >= _LEAST_LAYERS:
+        found["num_layers"] = layers
+    attention = next((one for one in module.modules() if isinstance(one, torch.nn.MultiheadAttention)), None)
+    if attention is not None:
+        found |= {"num_heads": attention.num_heads, "d_model": attention.embed_dim}
+    embeddings = [one for one in module.modules() if isinstance(one, torch.nn.Embedding)]
+    if embeddings:
+        largest = max(embeddings, key=lambda one: one.num_embeddings)
+        found |= {"vocab_size": largest.num_embeddings, "d_model": largest.embedding_dim}
+    return found

@@ -18,12 +18,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from .counted_step import CountedStep
+from .flops import CountedStep
 from .modules import Backward, Modules
 from .ranges import Ranges
-from .results import Results
-from .settings import Settings
-from .times import Clock
+from .results import Clock, Results
 
 #: What a program writes that opens the capture range by itself.
 _OWN_WINDOW = re.compile(r"cudaProfilerStart|cuda\.profiler|from torch\.cuda import .*\bprofiler\b")
@@ -93,7 +91,7 @@ class Session:
         on_settled: is called once, where these are known before the capture range opens.
     """
 
-    def __init__(self, settings: Settings, torch: Any) -> None:
+    def __init__(self, settings: Any, torch: Any) -> None:
         self.settings, self.torch = settings, torch
         self.results = Results(settings.results)
         self.thread: int | None = None
@@ -127,7 +125,8 @@ class Session:
     def is_here(self) -> bool:
         """Whether this thread is the one that makes the steps."""
         if self.thread is None:
-            self._begin()
+            self.thread = threading.get_ident()
+            self._find_own_window()
         return self.thread == threading.get_ident()
 
     @harmless
@@ -140,7 +139,7 @@ class Session:
         if begins:
             self.resume(phase)
         self._count()
-        self._counted.phase_begins(name)
+        self._counted.begin_phase(name)
         return phase
 
     @harmless
@@ -184,7 +183,7 @@ class Session:
 
     def _backward_passes(self, more: int, *, creates_graph: bool) -> None:
         self._backward += more
-        self._counted.backward_passes(more, creates_graph=creates_graph)
+        self._counted.begin_backward(more, creates_graph=creates_graph)
         self._count()
 
     def counting(self) -> contextlib.AbstractContextManager[Any]:
@@ -209,7 +208,7 @@ class Session:
     def root_called(self, module: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         """The program calls a module itself."""
         self.root_classes.add(type(module))
-        self._counted.called(module, arguments, keywords)
+        self._counted.call_model(module, arguments, keywords)
 
     @harmless
     def module_called(self, module: Any) -> bool:
@@ -281,7 +280,9 @@ class Session:
             self._recorded += 1
             if not self._own_window and self._recorded >= self.settings.steps:
                 self._close_window()
-                self._end_program()
+                # As sys.exit(0) would; on a thread that is not the main one, the program goes on.
+                if not self.settings.run_to_end and threading.current_thread() is threading.main_thread():
+                    raise SystemExit(0)
         elif self.training:
             self._between_steps()
         if self.training:
@@ -291,31 +292,34 @@ class Session:
         """A step may begin: it is one of the warm-up, or the first of the capture range."""
         if self._open or self._closed:
             return
-        known, before = len(self.root_classes), self._root_classes_before
-        self._root_classes_before = known
-        if self.on_settled and self.steps > _COUNTED and known == before and not self.settings.modules:
+        warmup, roots, roots_before = self.settings.warmup_steps, len(self.root_classes), self._root_classes_before
+        self._root_classes_before = roots
+        if self.on_settled and self.steps > _COUNTED and roots == roots_before and not self.settings.modules:
             self.on_settled()
             self.on_settled = None
-        if self.settings.results is not None and self.steps == _COUNTED and self.settings.warmup > _COUNTED:
+        if self.settings.results is not None and self.steps == _COUNTED and warmup > _COUNTED:
             self._count_flops()
-        self._open_window_if_due()
+        if self._own_window or self.steps < warmup:
+            return
+        taken = [end - before for before, end in pairwise(self._ends)]
+        is_steady = len(taken) == _ALIKE and max(taken) <= _EVEN * min(taken)
+        if is_steady or not self.settings.steady or self.steps >= 2 * warmup:
+            self._switch_profiler(self.ranges.open_window)
+            self._opened()
 
     def _count_flops(self) -> None:
         """Counts the FLOPs of the step that begins; an old PyTorch cannot, and compiled code may not fit uncompiled."""
-        if has_compiled() and self._is_full():
+        cuda, is_full = self.torch.cuda, False
+        if has_compiled() and cuda.is_available() and cuda.is_initialized():
+            total_bytes = cuda.get_device_properties(cuda.current_device()).total_memory
+            is_full = 2 * cuda.max_memory_reserved() > total_bytes
+        if is_full:
             self.results.say("FLOPs are not counted: without torch.compile a step may not fit into the GPU's memory")
             return
         try:
             self._counted.open()
         except ImportError as error:
             self.results.say(f"FLOPs are not counted: {error}")
-
-    def _is_full(self) -> bool:
-        """Whether this process has reserved half of the GPU's memory."""
-        cuda = self.torch.cuda
-        if not (cuda.is_available() and cuda.is_initialized()):
-            return False
-        return bool(2 * cuda.max_memory_reserved() > cuda.get_device_properties(cuda.current_device()).total_memory)
 
     def _begin_step(self) -> None:
         if self._open:
@@ -352,20 +356,6 @@ class Session:
         if self._own_window and self._open:
             self._shut()
 
-    def _open_window_if_due(self) -> None:
-        if not self._own_window and self.steps >= self.settings.warmup and self._is_steady():
-            self._synchronize()
-            if self.settings.results is None:
-                self._profiler(self.ranges.open_window)
-            self._opened()
-
-    def _is_steady(self) -> bool:
-        """Whether the last steps took equally long, or the warm-up has lasted long enough."""
-        if not self.settings.steady or self.steps >= 2 * self.settings.warmup:
-            return True
-        taken = [end - before for before, end in pairwise(self._ends)]
-        return len(taken) == _ALIKE and max(taken) <= _EVEN * min(taken)
-
     def _opened(self) -> None:
         self._open = True
         self.modules.active = self.modules.written = self.settings.modules and self.settings.results is None
@@ -374,22 +364,35 @@ class Session:
             self.results.is_measured = True
 
     def _close_window(self) -> None:
-        self._synchronize()
-        if self.settings.results is None:
-            self._profiler(self.ranges.close_window)
+        self._switch_profiler(self.ranges.close_window)
         self._shut()
 
     def _shut(self) -> None:
         self._open, self._closed = False, True
         self.results.is_measured = False
         self.modules.active = self.modules.written = False
-        if self._clock:
-            self._write(self._clock)
+        if self._clock is None:
+            return
+        steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
+        values = {**self._clock.machine(), **steps, **self._counted.manifest, "times_ms": self._clock.times_ms()}
+        if "flops" in values and has_compiled():
+            values["peak_memory_bytes"] = None  # it is that of the step that ran uncompiled
+        self.results.write(self._recorded, values)
 
-    def _end_program(self) -> None:
-        """Ends the program as ``sys.exit(0)`` would; on a thread that is not the main one, lets it go on."""
-        if not self.settings.run_to_end and threading.current_thread() is threading.main_thread():
-            raise SystemExit(0)
+    def _switch_profiler(self, switch: Callable[[], object]) -> None:
+        """Opens or closes the capture range, where one is wanted, once the GPU has done what came before.
+
+        Without a GPU only a recorder that replaced the function hears it.
+        """
+        on_gpu = self.torch.cuda.is_available()
+        if on_gpu and self.torch.cuda.is_initialized():
+            self.torch.cuda.synchronize()
+        if self.settings.results is None:
+            try:
+                switch()
+            except (AssertionError, RuntimeError):
+                if on_gpu:
+                    raise
 
     @harmless
     def at_exit(self) -> None:
@@ -397,38 +400,15 @@ class Session:
         if self._open and not self._own_window:
             self._close_window()
         elif self.steps and not (self._closed or self._own_window):
-            few = f"the program ended after {self.steps} steps; the first {self.settings.warmup} are not recorded"
+            few = f"the program ended after {self.steps} steps; the first {self.settings.warmup_steps} are not recorded"
             self.results.say(few)
         self.results.write_notes()
 
-    def _begin(self) -> None:
-        """On the first phase: whether the program opens the capture range itself."""
-        self.thread = threading.get_ident()
+    def _find_own_window(self) -> None:
+        """Looks on the first phase whether the program opens the capture range itself."""
         main = getattr(sys.modules.get("__main__"), "__file__", None)
         if main and self.settings.window:
-            try:
+            with contextlib.suppress(OSError):  # a program out of an archive
                 self._own_window = bool(_OWN_WINDOW.search(Path(main).read_text(encoding="utf-8", errors="replace")))
-            except OSError:  # a program out of an archive
-                self._own_window = False
         if self._own_window and self.settings.results is None:
             self._opened()  # ranges are wanted wherever the profiler records
-
-    def _profiler(self, call: Callable[[], object]) -> None:
-        """Opens or closes the capture range; without a GPU only a recorder that replaced the function hears it."""
-        try:
-            call()
-        except (AssertionError, RuntimeError):
-            if self.torch.cuda.is_available():
-                raise
-
-    def _synchronize(self) -> None:
-        if self.torch.cuda.is_available() and self.torch.cuda.is_initialized():
-            self.torch.cuda.synchronize()
-
-    def _write(self, clock: Clock) -> None:
-        """Writes what was found in the capture range."""
-        steps = {"steps": self._recorded, "warmup_steps": self.steps - self._recorded}
-        values = {**clock.machine(), **steps, **self._counted.found, "times_ms": clock.times_ms()}
-        if "flops" in values and has_compiled():
-            values["peak_memory_bytes"] = None  # it is that of the step that ran uncompiled
-        self.results.write(self._recorded, values)
