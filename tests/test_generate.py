@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from nsys_analyzer import Trace
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.share.scrub import shown_command
+from nsys_analyzer.share.names import shown_command
 from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import DATA
 from tests.support.export import Export, training_step

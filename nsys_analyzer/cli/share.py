@@ -13,7 +13,7 @@ from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
     from nsys_analyzer.share.copy import Shared
-    from nsys_analyzer.share.scrub import Renamed
+    from nsys_analyzer.share.names import Renamed
 
 _WIDTH = 100
 
@@ -24,7 +24,7 @@ _WIDTH = 100
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqlite", required=True, help="The copy to write."
 )
 @click.option("--keep", multiple=True, metavar="REGEX", help="Keep names that match this as a whole. Repeatable.")
-@click.option("--keep-all-names", is_flag=True, help="Keep all names, without values of environment variables.")
+@click.option("--keep-all-names", is_flag=True, help="Keep all names.")
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool, force: bool) -> None:
     """Write a copy of TRACE to give to others: small, without private data, with the same figures.
@@ -32,19 +32,16 @@ def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool
     An export holds the environment variables, host name, processes and paths of its machine. The copy has only the
     columns that the analysis reads.
 
-    Names of ranges, kernels, functions and threads are kept where they look like code or like this field's words:
-    C++ and mangled names, identifiers, dotted module paths, operators (aten::mm), CUDA calls, layers (/conv1/Conv),
-    "scaled dot product attention", "step 3". Any other name, and an identifier that looks like a key, becomes
-    "alias 1", with its phase or class, and is listed so that you can allow it with --keep. Messages of the profiler
-    keep only this field's words.
+    These names are kept: those of PyTorch (aten::mm, AddmmBackward0, nn.Module: Linear_3), of CUDA's and HIP's calls,
+    and of kernels that a rule of this package knows; the spellings of phases and steps ("forward_pass", "step 3"); and
+    those that --keep matches. Any other name becomes an alias, with its phase, class and precision, so that the figures
+    stay the same; so does each word of a module's path that is none of torch.nn. The list of aliases is for you.
 
-    Values of environment variables are replaced by "…" everywhere, if they have 6 characters or more (4 in variables
-    such as KEY, TOKEN or PASSWORD, 3 in variables such as USER or HOST). So are host and user names, and the paths
-    and secrets of the command line. Numbers stay, and words that name phases and kernels: MODE=forward removes no
-    phase.
+    Of the profiler's messages the sentences stay that are known, and of the machine the names of products and
+    versions. Look for names of your own kernels: a rule may know them ("falcon_softmax_kernel").
 
-    Process and thread IDs stay, identifiers that you gave a range, and the CUDA calls with their times: they explain
-    why the GPU was idle.
+    Process and thread IDs stay, the number at the end of a name, and the CUDA calls
+    with their times: they explain why the GPU was idle.
     """
     from nsys_analyzer.share.copy import share as write_copy
 
@@ -66,13 +63,12 @@ def _lines(shared: Shared) -> Iterator[str]:
     yield f"Left out: {len(shared.tables)} tables{tables}, {shared.strings:,} strings that nothing refers to now"
     if shared.rows:
         yield f"Left out of tables that are kept: rows{_listed(shared.rows)}"
-    yield f"Environment: {shared.variables:,} variables found, left out, and looked for in every text that is kept"
-    yield f"Texts changed: {shared.texts:,}"
+    yield f"Messages and properties of the machine that lost words: {shared.texts:,}"
     yield f"Names replaced by an alias: {len(shared.renamed):,}"
     yield from map(_renamed, shared.renamed)
     if shared.renamed:
         yield "The list above is for you, and not in the copy. Allow names of it with --keep REGEX, or --keep-all-names"
-    yield f"Other names of ranges and kernels are kept. See for yourself: nsys-analyze info {shared.path}"
+    yield f"Other names are kept. See for yourself: nsys-analyze info {shared.path}"
 
 
 def _renamed(one: Renamed) -> str:

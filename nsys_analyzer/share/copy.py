@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
-from nsys_analyzer.share.private import PrivateValues, find_private
-from nsys_analyzer.share.scrub import Renamed, Scrubber
+from nsys_analyzer.share.names import CALL, KERNEL, MARK, OPERATOR, RANGE, THREAD, Renamed, Scrubber, is_public
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import rows_of
@@ -61,11 +60,10 @@ _ROWS = {
     "strings": "id IN (SELECT id FROM temp.used_strings)",
 }
 
-#: The columns, by our names, that hold names; other texts are messages or properties of the machine.
-_NAMES = {("strings", "value"), ("nvtx", "text")}
 #: The tables of properties, of which the rows above are kept.
 _PROPERTIES = ("environment", "export", "capture")
-#: The columns, by our names, that hold IDs of strings.
+#: What the strings are whose IDs a table holds, in the columns that hold any.
+_ROLES = {"kernel": KERNEL, "runtime": CALL, "nvtx": RANGE, "operators": OPERATOR, "threads": THREAD}
 _STRING_IDS = ("name", "text_id", "shapes")
 
 
@@ -77,9 +75,8 @@ class Shared:
         tables: rows of each table that is not in the copy; those without rows and nsys's lists of codes not told.
         rows: rows that a table of the copy has no more, by the table's name.
         strings: rows of ``StringIds`` to which nothing refers any more.
-        texts: how many lost a private value or a word.
+        texts: how many messages and properties of the machine lost words.
         renamed: names that have an alias in the copy.
-        variables: how many environment variables the export held.
     """
 
     path: Path
@@ -90,20 +87,19 @@ class Shared:
     strings: int
     texts: int
     renamed: tuple[Renamed, ...]
-    variables: int
 
 
 def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.Pattern[str]] = ()) -> Shared:
-    """Copies what analysis needs of a trace, scrubbed, into a new export, which appears whole or not at all.
+    """Copies what analysis needs of a trace into a new export, which appears whole or not at all.
 
-    The copy gives the same figures as the trace; the program's command line and names that read as none are not in
-    its report.
+    The copy gives the same figures as the trace; the program's command line is not in its report, and names that
+    nobody allowed are aliases.
 
     Args:
         trace: a ``.sqlite`` export, or anything else that ``Trace.load`` takes.
         output: the copy, ``.sqlite``; its folder is made as needed.
         force: whether a file that is there already is replaced. The trace itself never is.
-        keep: names that match one of these as a whole stay as they are, whether they read as names or not.
+        keep: names that match one of these as a whole stay as they are.
 
     Raises:
         TraceError: the trace cannot be read, as by ``Trace.load``.
@@ -116,7 +112,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(output) as unfinished:
-            private, scrubber = _copy(reader, unfinished, keep)
+            scrubber = _copy(reader, unfinished, keep)
             sizes = reader.path.stat().st_size, unfinished.stat().st_size
             tables, rows, strings = _missing_rows(reader, SqliteReader(unfinished))
     except sqlite3.Error as error:
@@ -127,8 +123,7 @@ def share(trace: Path, output: Path, *, force: bool = False, keep: Sequence[re.P
     except OSError as error:
         reason = "Not a directory" if isinstance(error, FileExistsError) else error.strerror
         raise NsysAnalyzerError(f"{output} cannot be written ({reason})", "Name another file with -o") from error
-    texts, renamed = len(scrubber.changed), tuple(scrubber.renamed)
-    return Shared(output, *sizes, tables, rows, strings, texts, renamed, private.variables)
+    return Shared(output, *sizes, tables, rows, strings, len(scrubber.changed), tuple(scrubber.renamed))
 
 
 def _check_output(trace: Path, output: Path, *, force: bool) -> None:
@@ -140,25 +135,25 @@ def _check_output(trace: Path, output: Path, *, force: bool) -> None:
         raise NsysAnalyzerError(f"{output} is there already", "Name another file with -o, or replace it with --force")
 
 
-def _copy(reader: SqliteReader, output: Path, keep: Sequence[re.Pattern[str]]) -> tuple[PrivateValues, Scrubber]:
+def _copy(reader: SqliteReader, output: Path, keep: Sequence[re.Pattern[str]]) -> Scrubber:
     """Writes the copy: the export is only read, the output must not be there yet."""
     with closing(sqlite3.connect(reader.uri, uri=True)) as source:
-        private = find_private(source, reader.columns_of)
-        scrubber = Scrubber(private, keep)
-        source.create_function("scrub_name", 1, scrubber.name)
+        scrubber = Scrubber(keep)
+        source.create_function("scrub_name", 2, scrubber.name)
         source.create_function("scrub_message", 1, scrubber.message)
+        source.create_function("scrub_machine", 1, scrubber.machine)
         source.execute("ATTACH CAST(? AS TEXT) AS copy", (os.fsencode(output),))
         for setting in ("copy.journal_mode = OFF", "copy.synchronous = OFF", "temp_store = MEMORY"):
             source.execute(f"PRAGMA {setting}")  # a copy broken off is thrown away: nothing needs to survive it
         source.execute("CREATE TABLE temp.used_threads (id INTEGER PRIMARY KEY)")
-        source.execute("CREATE TABLE temp.used_strings (id INTEGER PRIMARY KEY)")
+        source.execute("CREATE TABLE temp.used_strings (id INTEGER, role TEXT, PRIMARY KEY (id, role)) WITHOUT ROWID")
         for table in _TABLES:
             if name := reader.name_of(table):
                 _copy_table(source, reader, table, name)
         _note_costly_tables(source, reader)
         source.commit()
     _write_found(reader, output)
-    return private, scrubber
+    return scrubber
 
 
 @dataclass(frozen=True)
@@ -170,9 +165,10 @@ class _Column:
     value: str
     is_required: bool
     used: str = ""  # the table that notes the IDs it refers to
+    role: str = ""  # what the strings are whose IDs it holds
 
 
-def _columns(table: Table, present: Sequence[str]) -> Iterator[_Column]:
+def _columns(table: Table, of_file: str, present: Sequence[str]) -> Iterator[_Column]:
     """The columns that are kept of a table; what is not a number stays behind in a column of numbers."""
     taken = []
     for column in table.columns:
@@ -182,23 +178,29 @@ def _columns(table: Table, present: Sequence[str]) -> Iterator[_Column]:
         taken.append(name)
         is_required = column.name in table.required
         if isinstance(column.default, int):
-            used = "used_strings" if column.name in _STRING_IDS else ""
+            role = _ROLES.get(table.key, "") if column.name in _STRING_IDS else ""
+            used = "used_strings" if role else ""
             if column.name == "thread" and table is not schema.THREADS:
                 used = "used_threads"
-            yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required, used)
+            yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required, used, role)
         else:
-            yield _Column(name, "TEXT", _scrubbed(table, column.name, name), is_required)
+            yield _Column(name, "TEXT", _scrubbed(table, of_file, column.name, name), is_required)
     for name in _MORE_COLUMNS.get(table.key, ()):
         if name in present and name not in taken:
             yield _Column(name, "INTEGER", f'CAST("{name}" AS INTEGER)', is_required=False)
 
 
-def _scrubbed(table: Table, column: str, name: str) -> str:
+def _scrubbed(table: Table, of_file: str, column: str, name: str) -> str:
     """The SQL of a text without what is private, by our name of its column and that in the file."""
     if column == "name" and table.key in _PROPERTIES:  # the rows are chosen by it: it holds nothing else
         return f'CAST("{name}" AS TEXT)'
-    of_what = "name" if (table.key, column) in _NAMES else "message"
-    scrubbed = f'scrub_{of_what}(CAST("{name}" AS BLOB))'
+    text = f'CAST("{name}" AS BLOB)'
+    if table is schema.NVTX:
+        return f"scrub_name({text}, '{RANGE}')"
+    if table is schema.STRINGS:
+        roles = f'SELECT group_concat(role) FROM temp.used_strings AS used WHERE used.id = main."{of_file}".id'
+        return f"scrub_name({text}, ({roles}))"
+    scrubbed = f"scrub_{'message' if table is schema.DIAGNOSTICS else 'machine'}({text})"
     if table is schema.EXPORT:
         # The times of the copy mean nothing without the shift, and tell it anyway; it would go as a long number.
         shift = f"CAST(CAST({name} AS INTEGER) AS TEXT)"
@@ -209,9 +211,11 @@ def _scrubbed(table: Table, column: str, name: str) -> str:
 def _copy_table(source: sqlite3.Connection, reader: SqliteReader, table: Table, name: str) -> None:
     """Copies the columns that hold anything in the rows to keep, and those that a reader asks for."""
     where = " AND ".join(f"({one})" for one in _conditions(reader, table, name)) or "1"
-    columns = list(_columns(table, reader.columns_of[name]))
+    columns = list(_columns(table, name, reader.columns_of[name]))
     counts = ", ".join(f'count("{column.name}")' for column in columns)
     rows, *filled = source.execute(f'SELECT count(*), {counts} FROM main."{name}" WHERE {where}').fetchone()
+    if not rows and table.key not in _ROWS:  # that it was recorded counts, and a row that nobody reads tells it
+        where = f'rowid = (SELECT min(rowid) FROM main."{name}")'
     columns = [one for one, count in zip(columns, filled, strict=True) if count or not rows or one.is_required]
     declared = ", ".join(f'"{column.name}" {column.kind}' for column in columns)
     source.execute(f'CREATE TABLE copy."{name}" ({declared})')
@@ -219,7 +223,8 @@ def _copy_table(source: sqlite3.Connection, reader: SqliteReader, table: Table, 
     source.execute(f'INSERT INTO copy."{name}" SELECT {selected} FROM main."{name}" WHERE {where} ORDER BY rowid')
     for column in columns:
         if column.used:  # a NULL would take an ID
-            ids = f'SELECT DISTINCT "{column.name}" FROM copy."{name}" WHERE "{column.name}" NOTNULL'
+            role = f", '{column.role}'" if column.role else ""
+            ids = f'SELECT DISTINCT "{column.name}"{role} FROM copy."{name}" WHERE "{column.name}" NOTNULL'
             source.execute(f"INSERT OR IGNORE INTO temp.{column.used} {ids}")
 
 
@@ -250,7 +255,9 @@ def _write_found(reader: Reader, output: Path) -> None:
     columns = (calls.start, calls.thread, calls.name, calls.communicator, calls.bytes, calls.peer, calls.ranks)
     names = ("start", "globalTid", "function", "communicator", "bytes", "peer", "ranks")
     rows = (dict(zip(names, row, strict=True)) for row in zip(*(c.tolist() for c in columns), strict=True))
-    tables["NCCL_CALLS"] = [{**row, "function": calls.names[row["function"]]} for row in rows]
+    # PyTorch calls collectives as NCCL's ranges do, without their beginning.
+    functions = [name if is_public(name, RANGE) or is_public(f"nccl:{name}", RANGE) else MARK for name in calls.names]
+    tables["NCCL_CALLS"] = [{**row, "function": functions[row["function"]]} for row in rows]
     with closing(Database(output).conn) as connection:
         for name, found in tables.items():
             if found:

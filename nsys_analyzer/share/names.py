@@ -1,88 +1,156 @@
-"""Finds texts of a trace that may leave the machine as they are: those that read as names, and nothing else.
+"""Decides which texts of a trace may leave the machine, and gives every other one an alias that keeps its role.
 
-A name is code (C++ as it is demangled or mangled, an identifier, a dotted module path, an operator, a call of CUDA),
-or a phrase of this field's words ("scaled dot product attention", "step 3"). All checks take linear time.
+A name stays by permission alone: it is PyTorch's or a kernel's that a rule knows, the spelling of a phase or a step, a
+call of a module of ``torch.nn``, or one that the caller allows. Nothing else is searched for
+secrets: it gets an alias. An alias tells what the analysis needs of its name: the phase with its number, the class and
+precision of a kernel, the place of a layer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+from pathlib import PurePath
 
-from nsys_analyzer.analysis.kernels.aliases import read_alias
-from nsys_analyzer.analysis.kernels.classes import CLASSES
-from nsys_analyzer.share.private import is_telling
-from nsys_analyzer.share.secrets import has_joined_digits, is_owned, may_be_secret, may_hide_secret, without_numbers
-from nsys_analyzer.share.vocabulary import is_field_word, is_layer_name
-from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
+from nsys_analyzer.analysis.kernels.aliases import LOADING, Alias, read_alias
+from nsys_analyzer.analysis.kernels.class_rules import RULES
+from nsys_analyzer.analysis.kernels.classes import CLASSES, LONGEST_NAME, first_rule, readable
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.trace.columns import UNNAMED
+from nsys_analyzer.trace.diagnostics import touches_no_figure
+from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name
 
 #: Stands where something was taken out.
 MARK = "…"
 
-#: A name that was cut in the middle of a letter ends with the character that stands for one that cannot be read.
-_LETTER = rf"A-Za-z_$~{MARK}\ufffd"
-_TOKEN = re.compile(
-    rf"(?P<space> +)|(?P<word>auto:\d+|[{_LETTER}][0-9{_LETTER}]*)"
-    r"|(?P<number>[0-9]+[eE][+-]?[0-9]{1,3}[fFlL]?(?![0-9A-Za-z])|[0-9][0-9A-Za-z]*)|(?P<scope>::)"
-    r"|(?P<open>[(\[{<])|(?P<close>[)\]}>])|(?P<mark>->|\.\.\.|[.,*&#!=-])"
+#: What a string of a trace is the name of; it stays where each of its roles allows it.
+KERNEL, CALL, RANGE, OPERATOR, THREAD = "kernel", "call", "range", "operator", "thread"
+
+# --- PyTorch's names
+
+#: The classes of torch.nn, those of one, two and three dimensions as one.
+_MODULE = re.compile(
+    r"(?:Lazy)?(?:Conv(?:Transpose)?|BatchNorm|InstanceNorm)[123]d|(?:Adaptive)?(?:Avg|Max)Pool[123]d|LPPool[123]d"
+    r"|MaxUnpool[123]d|FractionalMaxPool[23]d|(?:Circular|Constant|Reflection|Replication|Zero)Pad[123]d|Dropout[123]d"
+    r"|(?:Lazy)?Linear|(?:Feature)?(?:Alpha)?Dropout|(?:RNN|LSTM|GRU)(?:Cell)?|RNN(?:Cell)?Base"
+    r"|(?:Layer|RMS|Group|SyncBatch|LocalResponse|CrossMapLR)Norm|CrossMapLRN2d"
+    r"|Upsample|Upsampling(?:Bilinear|Nearest)2d|(?:Module|Parameter)(?:List|Dict)|Transformer(?:(?:En|De)coder(?:Layer)?)?"
+    r"|Pixel(?:Un)?[Ss]huffle|ChannelShuffle|AdaptiveLogSoftmaxWithLoss|(?:Log)?Softmax|Softmax2d|(?:Log)?Sigmoid"
+    r"|(?:BCE|BCEWithLogits|CTC|CosineEmbedding|(?:Linear)?CrossEntropy|GaussianNLL|HingeEmbedding|Huber|KLDiv|L1|MSE"
+    r"|MarginRanking|MultiLabel(?:Soft)?Margin|MultiMargin|NLL|PoissonNLL|Smooth(?:L1)|SoftMargin|TripletMargin"
+    r"|TripletMarginWithDistance)Loss|NLLLoss2d|C?ELU|GELU|GLU|[LPRS]?ReLU6?|LeakyReLU|RReLU|SELU|SiLU|Mish|Tanh(?:shrink)?"
+    r"|Hard(?:shrink|sigmoid|swish|tanh)|Soft(?:min|plus|shrink|sign)|Threshold|Bilinear|Container|CosineSimilarity"
+    r"|PairwiseDistance|(?:Distributed)?DataParallel|Embedding(?:Bag)?|(?:Unf|F)latten|(?:Unf|F)old|Identity|Module"
+    r"|MultiheadAttention|Sequential"
 )
-_WORD = re.compile(rf"[{_LETTER}][0-9{_LETTER}]*")
-_NUMBER = re.compile(
-    r"\d+[eE][+-]?\d{1,3}[fFlL]?|\d{1,10}(?:[uUlLfF]{0,3}|x[0-9a-fA-F]{1,8})|\d{11,20}[uU]?[lL]{1,2}|\d{1,4}[dD]"
+_OPTIMIZER = r"(?:ASGD|Ada(?:delta|factor|grad|m|mW|max)|LBFGS|Muon|NAdam|Optimizer|RAdam|RMSprop|Rprop|SGD|SparseAdam)"
+#: The parts of torch.nn's own transformer, as a path of modules holds them.
+_PART = re.compile(
+    r"(?:en|de)coder|layers?|self_attn|multihead_attn|out_proj|(?:linear|norm|dropout|conv|bn|fc|act)\d{0,2}|relu"
 )
-#: Words of C++ that stand beside another word, and how compilers call what has no name.
-_OF_CPP = """
-    void const volatile unsigned signed int long short char float double bool half operator anonymous namespace unnamed
-    instance lambda clone typename class struct enum union auto decltype static inline new delete restrict __restrict__
-"""
-_BESIDE = frozenset(_OF_CPP.split())
-#: A type as the last word: ``unary_kernel<identity bf16>``.
-_TYPE = re.compile(r"(?:bf|tf|fp|f|u?int|float)\d{1,2}|e\dm\d")
-#: What frameworks write before a name: ``autograd::engine::evaluate_function: AddBackward0``, ``nccl:all_reduce``.
-_LABEL = re.compile(r"(?:(?:autograd|torch|c10d|c10|at)(?:::\w+)+: |nn\.Module: |(?:nccl|gloo|mpi|ucc|xccl):)")
-#: JAX's annotations: ``XlaModule:#hlo_module=jit_f,program_id=9#``.
-_XLA = re.compile(r"(?P<name>\w+):#(?P<values>\w+=[\w.-]*(?:,\w+=[\w.-]*)*)#")
-#: A name that looks up an address: ``db.hyrule.org``; of the modules of Python none ends so. No such name has longer
-#: parts, or more of them.
-_DOMAIN = re.compile(
-    r"(?i)(?:^|[^\w.])[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63}){0,126}\.(?:com|org|net|edu|gov|mil|int|io|ai|dev|cloud|local|lan|internal|intranet|intra|corp"
-    r"|home|arpa|info|biz|me|co|app|xyz|site|online|tech|eu|de|uk|fr|ch|at|nl|be|it|es|pl|se|no|fi|dk|cz|ru|ua|tr|il|in|cn|jp|kr|tw|hk"
-    r"|sg|au|nz|ca|us|mx|br|ar|za)\.?(?!\w)"
+#: A node of autograd; one that PyTorch generates has a number behind it, a Function of a program has none.
+_NODE = (
+    r"(?:torch::autograd::)?(?:[A-Z]\w{0,80}Backward\d|AccumulateGrad|CopySlices|GraphRoot|Error"
+    r"|(?:Checkpoint|Compiled)Function(?:Backward)?)"
 )
-#: Where a layer's name of ONNX begins and ends.
-_LAYER = re.compile(r"(?<![\w/~.:])/[\w./-]+")
-#: Folders that a path starts with on many machines, with the number that some of them bear: ``/data2``.
-_ROOT = re.compile(
-    r"/*(?:app|bin|code|content|data|datasets?|dev|etc|export|homes?|kaggle|lib64|lib|lustre|media|mnt|net|nfs|opt"
-    r"|private|proc|projects?|root|run|sbin|scratch|shared|srv|storage|sys|tmp|usr|Users|var|Volumes|work|workspaces?)"
-    r"\d*/"
+_TORCH = re.compile(
+    r"(?:aten|prims?|_?c10d(?:_functional)?|_dtensor|symm_mem|quantized|mkldnn|onednn|inductor|torchvision|fbgemm)"
+    r"::[a-z_]\w{0,80}(?:\.\w{1,40})?"
+    rf"|(?:autograd::engine::evaluate_function: )?{_NODE}"
+    r"|torch\.(?:nn\.functional|Tensor|autograd|cuda|distributed|linalg)\.[a-z_]{1,40}"
+    rf"|torch\.optim\.(?:[a-z_]{{1,20}}\.)?{_OPTIMIZER}\.(?:step|zero_grad)"
+    rf"|torch\.nn\.modules\.(?:[a-z_]{{1,20}}\.)?(?:{_MODULE.pattern})\.(?:forward|__call__)"
+    rf"|{re.escape(MODULE_CALL)}(?:{_MODULE.pattern})_\d{{1,6}}|DistributedDataParallel\.forward"
+    rf"|Optimizer\.(?P<does>step|zero_grad)#{_OPTIMIZER}\.(?P=does)|ProfilerStep#\d{{1,7}}"
+    r"|enumerate\(DataLoader\)#_(?:SingleProcess|MultiProcessing)DataLoaderIter\.__next__"
+    r"|Torch-Compiled Region: \d{1,4}/\d{1,4}|TorchDynamo Cache Lookup|Pregraph bytecode|detach_?|record_param_comms"
+    r"|AOTDispatcher Runtime Wrapper Prologue|triton_(?:poi|red|per|tem|for)_fused_[a-z0-9_]{0,200}"
+    r"|(?:nccl|gloo|mpi|ucc|xccl):_?(?:all|reduce|gather|scatter|broadcast|send|recv|barrier|coalesced)[a-z_]{0,24}"
+    r"|nccl[A-Z][A-Za-z]{2,40}|cub::Device\w{3,30}(?:::\w{3,30})?"
+    r"|\[CUDA mem(?:set|cpy [A-Z][a-z]{3,5}-to-[A-Z][a-z]{3,5})\]"
+    r"|Mem(?:cpy \w{1,6} \((?:Pinned|Pageable|Device|Array|Unknown|Managed) -> \w{1,10}\)|set \(\w{1,10}\))"
+)
+#: The steps of engines that serve models, whole.
+_ENGINE = re.compile(
+    r"execute_(?:\d{1,5}_)?context_\d{1,5}\([\dsqk_]*\)_generation_\d{1,5}\([\dsqk_]*\)"
+    r"|step\[[A-Z]{1,12}(?: (?:bs|toks)=\d{1,7})*\]"
 )
 
-#: Four numbers with points between them.
-_ADDRESS = re.compile(r"(?<![0-9])([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})(?![0-9])")
-_SPELLINGS = frozenset(text for spellings in DEFAULT_NAMES.values() for text in spellings)
-_LONGEST_PHRASE = 200
-#: Characters of a number that stands anywhere in code, of the longest of C++, and of all longer ones in a name's <>.
-_LONGEST_ARGUMENT, _LONGEST_LONG, _MOST_DIGITS = 8, 20, 80
-#: Digits of a phrase, and of a message with its versions and counts.
-_MOST_PHRASE_DIGITS, _MOST_MESSAGE_DIGITS = 12, 32
-_MOST_NUMBERS = 6
-_JOINS = {"->", "=>", "-", "/", "+", "&", "|", "=", MARK}
-#: A size, a type, a GPU: ``ctx1024``, ``bf16``, ``A100``, ``80GB``, ``7b``.
-_CODE = re.compile(r"[A-Za-z]{1,4}\d{1,5}[A-Za-z]{0,3}|\d{1,5}[A-Za-z]{1,3}|[A-Za-z]")
-_FIGURE = re.compile(r"[0-9]{1,8}")
-_OPENING, _CLOSING = "([{\"'<`", ")]}\"'>`,.;!?:%"
-_API = re.compile(r"(?:cuda|cu|cupti|CUPTI|nvtx|nccl|hip|cublas|cudnn)[A-Z_]\w*(?:/[A-Z]\w*)?(?:\(\))?")
+# --- other names
+
+#: The functions of libraries and drivers, and the threads that they, Python and PyTorch start.
+_API = re.compile(r"(?:cuda|cu|hip|hsa|nccl|rccl|cublas|cudnn)[A-Z]\w{0,80}|runFunction")
+_THREAD = re.compile(
+    r"python[\d.]{0,6}|pt_(?:autograd|data|main|nccl|elastic|tcpstore)\w{0,12}|cuda-EvtHandlr|cuda\d{8,14}"
+    r"|\[NSys(?: Comms)?\]|CUPTI worker thread"
+)
+#: What code is written with, C++ or mangled: no path, no quote, no address of a person.
+_CODE = re.compile(r"[\w\s:<>(){}\[\],.*&~#$=+\-!|?^%]+", re.ASCII)
+#: The outermost namespaces in a readable name; of templates' arguments, too.
+_NAMESPACE = re.compile(r"(?<![\w:.-])([\w.-]+)::(?!\()")
+#: A whole name of a kernel that is no C++ with arguments: one identifier, or as Triton and rocBLAS write theirs.
+_IDENTIFIER = re.compile(r"[\w.:$-]+", re.ASCII)
+#: The libraries whose namespaces no example of a rule has.
+_LIBRARIES = re.compile(
+    r"cub|cuda|std|c10|torch|cutlass\w*|cask\w*|xmma\w*|cu(?:sparse|solver|fft|dnn|blas|blasLt|tensor|te|pti)\w*|nv\w{2,8}"
+    r"|T\d{1,2}|_INTERNAL_[0-9a-f]{8}_\d{1,3}_[A-Z][A-Za-z]{1,30}_cu_[0-9a-f]{8}|CUTENSOR_NAMESPACE|PyTorchMemEffAttention"
+    r"|layer_norm|moe|vision|genericReformat|aiter|sgl_hip|tensorrt_llm|dali|ck|hip\w*|roc\w*|rocblas|internal|epilogue|detail|native|pytorch_(?:flash|fmha)|caffe2|flash_\w*|triton|xla|jax"
+)
+#: A range of one of several layers.
+_BLOCK = re.compile(r"(?i)(?P<before>\w*?)(?P<block>(?:block|layer|stage|decoder|encoder|h)s?[\s._-]*\d{1,4})")
+_OUR_BLOCKS = ("", "transformer_", "transformer")
+
+# --- the parts of names
+
+#: The numbers behind an autograd annotation: a trace has a million of them, and they tell nothing.
+_ANNOTATION = r", *(?:seq|op_id|sizes|input_op_ids) *="
+_NUMBERS = re.compile(rf"(?:{_ANNOTATION}[\d\[\](), -]*)+")
+#: The sizes of an operator's inputs, which are such numbers, too: ``[[8192, 768], [768, 3072], []]``.
+_SIZES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
+#: No counter and no size has more digits in a row; keys and cards have.
+_LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
+#: The number at the end that tells the names of one loop or of one row of layers apart, and what stands before it. A
+#: name with a longer number is no such one: it may be an address, a telephone, a card.
+_COUNTED = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,6}(?:(?:/| of )\d{1,6})?)", re.DOTALL)
+_OTHER_NUMBER = re.compile(r"\d{7}|\d{3}\D+\d")
+_LONGEST_PHASE = 100
+_PHASE_DIGITS = 8
+#: Names that begin so have a role by that beginning, and by what follows the rest.
+_BEGINS = re.compile(
+    rf"{re.escape(MODULE_CALL)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#|torch\.(?:nn\.modules|nn|optim|autograd|Tensor)\."
+    r"|autograd::engine::evaluate_function: |torch::autograd::"
+)
+_WORD = re.compile(
+    r"(?P<stem>.*?)(?P<behind>(?:Attention|Backward)?(?:(?:[_#]|(?<=[a-z]))\d{1,6})?"
+    r"(?:\.(?:step|zero_grad|forward|__call__))?)",
+    re.DOTALL,
+)
+_WORD_OF_PATH = re.compile(r"[^/.]+")
+_OPERATORS = "aten::"
+#: The length of a number that is the place of no layer, and of one that counts no steps.
+_LEAST_NO_PLACE, _LEAST_NO_COUNTER = 5, 7
+_CONSONANTS = "bcdfghjklmnpqrstvwxz"  # no word comes of them
 
 
-def is_name(text: str) -> bool:
-    """Whether a text reads as a name of a range, a kernel, a function or a thread."""
-    if not text or _is_alias(text):
-        return True
-    if is_owned(text):
+def is_public(text: str, role: str) -> bool:
+    """Returns whether a name of a role stays as it is."""
+    if "\0" in text:
         return False
-    plain = _LAYER.sub(_layer_word, text)
-    return _is_mangled(plain) or _is_annotation(plain) or _is_code(plain) or _is_phrase(plain)
+    if not text or _is_alias(text) or _TORCH.fullmatch(text) or _is_phase(text):
+        return True
+    if role == KERNEL:
+        return _is_of_a_library(text)
+    if role == CALL:
+        return bool(_API.fullmatch(text))
+    if role == THREAD:
+        return bool(_THREAD.fullmatch(text))
+    block = _BLOCK.fullmatch(text)
+    return block is not None and block["before"].lower() in _OUR_BLOCKS
 
 
 def _is_alias(text: str) -> bool:
@@ -90,194 +158,233 @@ def _is_alias(text: str) -> bool:
     return alias is not None and (not alias.kernel_class or {alias.kernel_class, *alias.part_of} <= CLASSES.keys())
 
 
-def readable_words(text: str) -> str:
-    """A message without the words that are not of this field, each a mark instead; marks beside another are one."""
-    plain = without_numbers(text, MARK)
-    if sum(map(str.isdigit, plain)) > _MOST_MESSAGE_DIGITS:
-        plain = re.sub(r"[0-9]+", MARK, plain)
-    words = plain.split(" ")
-    shown = [word if not word or _is_message_word(word) else MARK for word in words]
-    return " ".join(word for i, word in enumerate(shown) if word != MARK or i == 0 or shown[i - 1] != MARK)
-
-
-def is_harmless_word(word: str) -> bool:
-    """Whether a word of a command line looks like an option, a number, a file or a module: ``train.py``, ``1e-4``."""
-    plain = re.fullmatch(r"[\w .,:=+%-]{0,80}", word, re.ASCII) and not re.search(r"\d{11}", word)
-    return bool(plain) and not _is_address(word) and _are_plain(re.findall(r"\w+", word))
-
-
-def _layer_word(match: re.Match[str]) -> str:
-    """``/conv1/Conv`` is a layer of ONNX, ``/data/Conv`` a file: a word that is known, or what it was."""
-    parts = [part for part in re.split(r"[/._-]", match[0]) if part]
-    is_layer = is_layer_name(match[0]) or (len(parts) < 3 and match[0].count("/") == 1)
-    known = all(part.isdigit() or is_field_word(part) or (len(part) < 2 and part.isalpha()) for part in parts)
-    return "Conv" if is_layer and known and not _ROOT.match(match[0]) else match[0]
-
-
-def _is_mangled(text: str) -> bool:
-    """Whether a name is mangled as the Itanium ABI has it: each name in it behind its length, ``_Z3addPfi``."""
-    if not text.startswith("_Z"):
+def _is_phase(text: str) -> bool:
+    """Returns whether a text is the spelling of a phase and a small number, with nothing behind them."""
+    if len(text) > _LONGEST_PHASE:
         return False
-    at, letters, names = 2, 0, list[str]()
-    while at < len(text):
-        if code := _MANGLED_CODE.match(text, at):
-            at = code.end()
-            letters = letters + 1 if len(code[0]) == 1 else 0
-            if letters > _MOST_LETTERS:
-                return False
-            continue
-        length = _LENGTH.match(text, at)
-        if not length:
-            return False
-        at = length.end() + int(length[0])
-        name = text[length.end() : at]
-        if len(name) < int(length[0]) or not _WORD.fullmatch(name) or may_be_secret(name):
-            return False
-        letters = 0
-        names.append(name)
-    return bool(names) and not may_hide_secret(text, names)
+    is_cut = "," in text or text.startswith("Optimizer.")  # what stands behind is not looked at
+    is_spelled = not is_cut and sum(map(str.isdigit, text)) <= _PHASE_DIGITS and normalized_name(text) in _spellings()
+    return is_spelled or bool(_ENGINE.fullmatch(text))
 
 
-#: Types, operators and scopes between two names; a kernel of cuDNN has 14.
-_MOST_LETTERS = 18
-_LENGTH = re.compile(r"[1-9]\d{0,3}")
-#: What stands between the names: substitutions, literals, and one or two letters for types, operators and scopes.
-_MANGLED_CODE = re.compile(
-    r"S[0-9A-Z]{0,3}_|T\d{0,3}_|L(?:[lmxy]n?\d{1,20}|[a-z]n?\d{1,10})E|U[lt]\d{0,3}_|E\d{0,3}_|0E|\d{1,2}(?=E(?:L[a-zN_]|NS|DF|E|S[0-9A-Z]?_))|D[vF]\d{1,4}[_bx]?|f[pL]\d{0,3}_|A\d{1,9}_"
-    rf"|[A-Za-z_{MARK}]|\.\w{{1,20}}$"
+@cache
+def _spellings() -> frozenset[str]:
+    return frozenset(spelling for spellings in DEFAULT_NAMES.values() for spelling in spellings)
+
+
+def _is_of_a_library(kernel: str) -> bool:
+    """Returns whether a kernel is known by a rule or PyTorch's, and all of its namespaces are those of libraries."""
+    if kernel.startswith(UNNAMED):
+        return kernel[len(UNNAMED) :].strip().isdigit()
+    if not (_IDENTIFIER if not {"(", "<"} & set(kernel) else _CODE).fullmatch(kernel):
+        return False
+    spaces = _NAMESPACE.findall(readable(kernel[:LONGEST_NAME]))
+    known = all(space in _namespaces_of_rules() or _LIBRARIES.fullmatch(space) for space in spaces)
+    return known and (first_rule(kernel) is not None or spaces[:1] in (["at"], ["c10"]))
+
+
+@cache
+def _namespaces_of_rules() -> frozenset[str]:
+    return frozenset(space for rule in RULES for space in _NAMESPACE.findall(readable(rule.example)))
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """A name, or a word of a module's path, that has an alias: the text, and the alias in its place."""
+
+    text: str
+    alias: str
+
+
+class Scrubber:
+    """Gives the names of one trace their aliases. Names that differ stay different.
+
+    Args:
+        keep: names that match one of these as a whole stay as they are.
+
+    Attributes:
+        changed: the messages and properties that lost words.
+        renamed: what has an alias, in the order of the export; of names that differ in their number the first.
+    """
+
+    def __init__(self, keep: Sequence[re.Pattern[str]] = ()) -> None:
+        self._keep = keep
+        self._shown: dict[tuple[str, str], str] = {}
+        self._codes: dict[str, str] = {}
+        self._used: dict[str, str] = {}
+        self.changed: set[str] = set()
+        self.renamed: list[Renamed] = []
+
+    def name(self, raw: bytes | None, roles: str | None) -> str | None:
+        """Returns a name, given as its bytes and its roles with commas between them, or its alias; NULL stays NULL."""
+        if raw is None:
+            return None
+        text = raw.decode("utf-8", errors="replace")
+        if _SIZES.fullmatch(text):
+            return _LONG_NUMBER.sub("0", text)
+        numbers = re.search(_ANNOTATION, text)
+        head = text[: numbers.start()] if numbers and _NUMBERS.fullmatch(text, numbers.start()) else text
+        key = (head, roles or "")
+        if key not in self._shown:
+            allowed = "\0" not in head and any(pattern.fullmatch(head) for pattern in self._keep)
+            stays = allowed or all(is_public(head, role) for role in key[1].split(","))
+            self._shown[key] = self._distinct(head, head if stays else self._alias(head))
+        return self._shown[key] + _LONG_NUMBER.sub("0", text[len(head) :])
+
+    def message(self, raw: bytes | None) -> str | None:
+        """Returns a message of the profiler, given as its bytes: those sentences that profilers are known to write."""
+        if raw is None:
+            return None
+        text = raw.decode("utf-8", errors="replace")
+        sentences = [match[0] for match in _SENTENCE.finditer(text)]
+        if sentences and not _SENTENCE.sub("", text).strip(" .\t\n"):
+            return text
+        self.changed.add(text)
+        shown = f"{'. '.join(sentences)} {MARK}{' about sampling' * touches_no_figure(text)}".strip()
+        return self._distinct(text, shown)  # the same message twice is said once
+
+    def machine(self, raw: bytes | None) -> str | None:
+        """Returns a property of the machine or the recording, given as its bytes: names of products, and versions."""
+        if raw is None:
+            return None
+        text = raw.decode("utf-8", errors="replace")
+        shown = " ".join(word if _PRODUCT.fullmatch(word) else MARK for word in text.split(" "))
+        if shown != text:
+            self.changed.add(text)
+        return re.sub(f"{MARK}(?: {MARK})+", MARK, shown)
+
+    def _distinct(self, text: str, shown: str) -> str:
+        """Returns what is shown, numbered where it already stands for another name."""
+        alias, times = shown, 1
+        while self._used.setdefault(alias, text) != text:
+            times += 1
+            alias = f"{shown} ({times})"
+        return alias
+
+    def _alias(self, name: str) -> str:
+        if module := MODULE_WITH_PATH.fullmatch(name):
+            path = _WORD_OF_PATH.sub(lambda word: self._word(word[0]), module["path"])
+            return f"{MODULE_CALL}{path}: {self._word(module['kind'])}"
+        if begins := _BEGINS.match(name):
+            return begins[0] + self._word(name[begins.end() :])
+        if block := _BLOCK.fullmatch(name):
+            loading = f"_{LOADING}" if is_loading(name) else ""
+            return f"{self._word(block['before'].rstrip('_'))}{loading}_{block['block']}"
+        rule = first_rule(name)
+        if rule is None and name.isidentifier() and name.endswith("Backward"):
+            return self._word(name)
+        told = Alias(rule.kernel_class, rule.part_of, gemm_precision(name)) if rule else Alias()
+        if before := _phase_of(name):
+            return before + told.text(self._code(name, "alias "))
+        counted = None if _OTHER_NUMBER.search(name) else _COUNTED.fullmatch(name)
+        stem, number = counted.groups() if counted else (name, "")
+        loading = f" {LOADING}" if is_loading(name) else ""
+        return f"{told.text(self._code(stem, 'alias ', name))}{loading} {number}".rstrip()
+
+    def _word(self, word: str) -> str:
+        """Returns a word of a name, or an alias in its place that keeps what the word says of its part in the model."""
+        match = _WORD.fullmatch(word)
+        assert match is not None  # its stem takes any text
+        stem, behind = match.groups()
+        if (word.isdigit() and len(word) < _LEAST_NO_PLACE) or any(map(_is_word_of_torch, (word, stem))):
+            return word
+        return f"alias_{self._code(stem, 'alias_')}{behind}"
+
+    def _code(self, text: str, before: str, name: str = "") -> str:
+        """Returns the letters that stand for a text; a new one is listed, with the name that it is of."""
+        if text not in self._codes:
+            left, code = len(self._codes), ""
+            while left or not code:
+                left, letter = divmod(left, len(_CONSONANTS))
+                code = _CONSONANTS[letter] + code
+            self._codes[text] = code
+            self.renamed.append(Renamed(name or text, before + code))
+        return self._codes[text]
+
+
+def _is_word_of_torch(word: str) -> bool:
+    return bool(_MODULE.fullmatch(word) or _PART.fullmatch(word)) or (_is_phase(word) and word.isidentifier())
+
+
+def _phase_of(name: str) -> str:
+    """Returns what stands before the alias of a phase: its spelling, and its number where the name has no other."""
+    if name.startswith((_OPERATORS, UNNAMED)):
+        return _OPERATORS if name.startswith(_OPERATORS) else f"{UNNAMED}, "
+    phase = PhaseNames().key_of(name)
+    if phase is None:
+        return ""
+    spelling = normalized_name(name)
+    numbers = re.findall(r"\d+", name)
+    number = f" {numbers[0]}" if len(numbers) == 1 and len(numbers[0]) < _LEAST_NO_COUNTER else ""
+    return f"{spelling if spelling in _spellings() else DEFAULT_NAMES[phase][0]}{number}, "
+
+
+# --- messages and properties
+
+_OF = r"(?:CUDA|NVTX|CUPTI|OpenGL|Vulkan|OS runtime libraries|cuDNN|cuBLAS|cuSPARSE|MPI|UCX|OpenMP|OpenACC|NCCL|Python)"
+#: What nsys writes of a recording, and our own converter of PyTorch's traces.
+_SENTENCE = re.compile(
+    rf"Not all {_OF} events might have been collected|No {_OF} events collected\. Does the process use {_OF}\?"
+    rf"|{_OF} profiling might have not been started correctly|{_OF} injection initialization failed"
+    rf"|Some (?:{_OF} )?events might be missing|Some events \(\s*\d{{1,12}}\) were lost"
+    r"|Installed CUDA driver version \([\d.]{1,12}\) is not supported by this build of Nsight Systems"
+    r"|CUDA trace will be collected using libraries for driver version \d{1,3}\.\d{1,3}"
+    r"|CUDA tracing is not supported|Unified Memory trace is not supported"
+    r"|[\d.]{1,6}% of the operators' own time lies between the operators that they call, outside each one's longest "
+    r"stretch, and is not counted"
+    r"|The machine has a GPU, and the trace holds nothing that ran there: the times are those of the CPU"
+)
+_OCTET = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
+#: The words of what vendors call GPUs, CPUs, systems and profilers; models, sizes and versions, but no address.
+_PRODUCT = re.compile(
+    r"NVIDIA|AMD|INTEL\(R\)|Intel\(R\)|Microsoft|Tesla|Quadro|GeForce|GRID|TITAN|RTX|GTX|SUPER|Ti|Laptop|GPU|CPU|Ada"
+    r"|Generation|PCIe|NVL|MIG|VF|Max-Q|Instinct|Radeon|Graphics|Iris\(R\)|Xe|MTIA|unnamed|unknown|Graphics|Orin|Thor"
+    r"|(?i:Xeon\(R\)|Core\(TM\)|Platinum|Gold|Silver|Bronze|Processor|Ultra|Gen|EPYC|Ryzen|Threadripper|PRO|@)|V"
+    r"|Neoverse(?:-\w\d)?|Apple|Grace|Max|Ubuntu|LTS|Debian|GNU/Linux|CentOS|Fedora|Rocky|AlmaLinux|SUSE|Red|Hat"
+    r"|Enterprise|Server|Stream|Amazon|Linux|Windows|Nsight|Systems|torch\.profiler|CUDA|HIP|XPU|Intel|GpuCtxSw"
+    r"|Cuda|NvtxEvents|CuBLAS|CuDNN|CpuCycles|OSRuntime|(?i:graph|node)|(?:\.(?:pt|trace|json|gz))+"
+    rf"|(?!{_OCTET}(?:\.{_OCTET}){{3}}$)\d{{1,8}}(?:\.\d{{1,8}}){{0,3}}(?:\+[a-z]{{2,4}}\d{{0,3}}|GHz|gb|GB|th)?"
+    r"|\d{1,3}-Core|(?:(?:[A-Zivw]|[A-Z]{2,3})\d{1,5}[A-Za-z]{0,2}|\d{1,5}[A-Za-z]{1,2})"
+    r"(?:[-.](?:[A-Z]{1,4}\d{0,4}|\d{1,5}[A-Za-z]{0,2})){0,2}"
 )
 
+# --- command lines
 
-def _is_annotation(text: str) -> bool:
-    match = _XLA.fullmatch(text)
-    if not match or _is_address(text) or has_joined_digits(text):
-        return False
-    pairs = [pair.partition("=") for pair in match["values"].split(",")]
-    return not any(is_telling(name) for name, _, _ in pairs) and _are_plain(re.findall(r"\w+", text))
-
-
-def _are_plain(identifiers: Iterable[str]) -> bool:
-    return not any(map(may_be_secret, identifiers))
-
-
-def _is_code(text: str) -> bool:
-    """Whether a text is made of identifiers as C++ and Python put them together."""
-    label = _LABEL.match(text)
-    tokens = list(_tokens(text[label.end() :] if label else text))
-    if not any(kind == "word" for kind, _ in tokens) or _DOMAIN.search(text) or _ADDRESS.search(text):
-        return False
-    opened = False
-    angles = digits = 0  # how many of < are open, and the digits of long numbers in them
-    for i, (kind, token) in enumerate(tokens):
-        opened = opened or kind == "open"
-        angles += (token == "<") - (token == ">")
-        before = tokens[i - 1][0] if i else ""
-        if kind == "word" and may_be_secret(token):
-            return False
-        if kind == "number" and not (i and (_NUMBER.fullmatch(token) or (_is_cast(tokens, i) and token.isdigit()))):
-            return False
-        if kind == "number" and len(token) > _LONGEST_ARGUMENT:
-            digits += len(token)
-            if angles < 1 or digits > _MOST_DIGITS:
-                return False
-        if token == "," and not opened:
-            return False
-        if token == "=" and not (_at(tokens, i - 1)[1] in _BESIDE and _at(tokens, i + 1)[0] == "number"):
-            return False
-        may_be_minus = before in ("open", "space") or _is_cast(tokens, i)
-        if token == "-" and not (may_be_minus and _at(tokens, i + 1)[0] == "number"):
-            return False
-        if kind == "bad" or (kind == "space" and not _may_part(tokens, i)):
-            return False
-    return not may_hide_secret(text, [token for kind, token in tokens if kind == "word"])
+#: Options that give a person, a machine or a secret, variables of the environment, and short options that may.
+_TELLING = re.compile(
+    r"(?i:--.*(?:key|token(?!s|iz)|secret|pass|cred|auth|cookie|sign|pwd|user|login|host|addr|server|mail|owner|account))"
+    r"|-[puUP]|[A-Z_][A-Z0-9_]*="
+)
+_OPTION = re.compile(r"--?[A-Za-z][A-Za-z0-9_.-]{0,40}")
+_GIVEN = re.compile(r"(--?[A-Za-z][\w-]{0,40}=|[A-Z_][A-Z0-9_]*=|-[puUP](?=.)|)(.*)", re.DOTALL)
+_NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?(?:e[+-]?\d{1,3})?")
+#: A word of letters with a short number, a file, a module: ``gpt2``, ``train.py``, ``profiling_targets.transformer``.
+_PLAIN = re.compile(r"[A-Za-z]{1,16}(?:[-_.]?(?:[A-Za-z]{1,16}|\d{1,4}[a-z]?(?![A-Za-z]))){0,6}")
 
 
-def _is_cast(tokens: list[tuple[str, str]], i: int) -> bool:
-    """Whether a type in brackets stands before an index: ``(long)1125899906909960``."""
-    return _at(tokens, i - 1)[1] == ")" and _at(tokens, i - 2)[1] in _BESIDE and len(_at(tokens, i)[1]) <= _LONGEST_LONG
+def shown_command(words: Sequence[str]) -> str:
+    """Returns a command line as one would type it, without its paths and without what a telling option is given."""
+    shown: list[str] = []
+    for option, word in pairwise(("", *words)):
+        given = _GIVEN.fullmatch(word)
+        assert given is not None  # it takes any text
+        before, value = given.groups()
+        is_number = _NUMBER.fullmatch(value) is not None
+        telling = _TELLING.match(before or ("" if "=" in option or value.endswith(".py") else option))
+        if not before and _OPTION.fullmatch(word):
+            shown.append(word)
+        elif telling and not (is_number and not telling[0].startswith("--")):
+            shown.append(before + MARK)
+        else:
+            shown.append(before + _shown_word(value if shown else PurePath(value).name))
+    return " ".join(f"'{word}'" if " " in word else word for word in shown)
 
 
-def _tokens(text: str) -> Iterator[tuple[str, str]]:
-    """The tokens of a text with their kinds; ``bad`` and nothing more where one cannot be read."""
-    at = 0
-    while at < len(text):
-        match = _TOKEN.match(text, at)
-        if not match:
-            yield "bad", text[at]
-            return
-        yield str(match.lastgroup), match[0]
-        at = match.end()
-
-
-def _at(tokens: list[tuple[str, str]], i: int) -> tuple[str, str]:
-    """The kind and the text of a token; empty before the first and behind the last."""
-    return tokens[i] if 0 <= i < len(tokens) else ("", "")
-
-
-def _may_part(tokens: list[tuple[str, str]], i: int) -> bool:
-    """Whether the blank at an index stands where code has one."""
-    if not 0 < i < len(tokens) - 1:
-        return False
-    (before, left), (after, right) = tokens[i - 1], tokens[i + 1]
-    named = ("word", "number")
-    if before in named and after in named:
-        is_result = _at(tokens, i - 2)[0] == "scope" and _at(tokens, i + 2)[0] in ("scope", "open")
-        return left in _BESIDE or right in _BESIDE or bool(_TYPE.fullmatch(right)) or is_result
-    if before == "close" and after in named:
-        return right in _BESIDE or left == ">"
-    return True
-
-
-def _is_phrase(text: str) -> bool:
-    """Whether a text is words of this field, at least one of them longer than a letter, and a few numbers."""
-    if len(text) > _LONGEST_PHRASE or text != text.strip():
-        return False
-    words = text.split(" ")
-    numbers = len(re.findall(r"\d+", text))
-    if not all(map(_is_phrase_word, words)) or numbers > _MOST_NUMBERS:
-        return False
-    if has_joined_digits(text) or sum(map(str.isdigit, text)) > _MOST_PHRASE_DIGITS:
-        return False
-    if text.isdigit() or normalized_name(text) in _SPELLINGS:
-        return True
-    return any(len(part) > 1 and is_field_word(part) and not part.isdigit() for part in re.findall(r"[A-Za-z]+", text))
-
-
-def _is_phrase_word(word: str) -> bool:
-    if word in _JOINS or not word:
-        return True
-    core = word.lstrip(_OPENING).rstrip(_CLOSING)
-    closing = word[len(word.rstrip(_CLOSING)) :]
-    if not core or (":" in closing and is_telling(core)):
-        return False
-    name, is_set, value = core.partition("=")
-    if is_set:
-        return not is_telling(name) and _are_words(name) and _is_small(value)
-    return _are_words(core)
-
-
-def _is_small(value: str) -> bool:
-    return bool(re.fullmatch(r"\d{1,7}(?:\.\d{1,6})?", value)) or is_field_word(value) or bool(_CODE.fullmatch(value))
-
-
-def _are_words(core: str) -> bool:
-    """Whether what one writes together is words, numbers and codes: ``forward/backward``, ``layer1.0``, ``bf16``."""
-    if core[:1] in ("", "/", "~") or "//" in core or _is_address(core):
-        return False
-    parts = [part for part in re.split(r"[-_/+.#&()\[\]{}…]", core) if part]
-    return all(_FIGURE.fullmatch(part) or is_field_word(part) or _CODE.fullmatch(part) for part in parts)
-
-
-def _is_address(core: str) -> bool:
-    """Whether four numbers with points between them may be an address of the network: a version has others."""
-    numbers = _ADDRESS.search(core)
-    return bool(numbers and all(int(number) < 256 for number in numbers.groups())) or bool(_DOMAIN.search(core))
-
-
-def _is_message_word(word: str) -> bool:
-    core = word.strip(f"\t\n\r{_OPENING}{_CLOSING}")
-    if not core or _API.fullmatch(core):
-        return _are_plain(re.findall(r"\w+", core))
-    if core.startswith("--"):
-        core = core[2:]
-    return bool(core) and _is_phrase_word(core) and not is_owned(core) and not has_joined_digits(core)
+def _shown_word(word: str) -> str:
+    """Returns a word of a command line; of a path its last name, which is a file's."""
+    if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]{0,20}://", word):
+        return address[0] + MARK  # with its user and its host
+    *folders, last = re.split(r"[/\\]", word)
+    is_plain = all(_NUMBER.fullmatch(part) or _PLAIN.fullmatch(part) for part in re.split("[ ,:]", last))
+    shown = last if is_plain and folders[-1:] not in (["home"], ["Users"]) else MARK
+    return f"{MARK}/{shown}" if folders and shown != MARK else shown

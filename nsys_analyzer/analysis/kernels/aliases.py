@@ -1,22 +1,27 @@
 """Aliases of names in a shared copy, with the facts that keep a kernel's figures the same.
 
-``alias 3`` stands for a name that no rule knows, ``alias 3 (matmul or convolution in bf16)`` for one whose class, the
-classes that its operator may make of it, and precision were known. ``forward, alias 3`` is a range of that phase.
+``alias b`` stands for a name that no rule knows, ``alias b (matmul or convolution in bf16)`` for one whose class, the
+classes that its operator may make of it, and precision were known. ``forward 3, alias b`` is a range of that phase, and
+``alias b 17`` one of several names that differ in the number at their end.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import chain
 
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES
 
-_BEFORE = "|".join((*(f"{spellings[0]}, " for spellings in DEFAULT_NAMES.values()), f"{UNNAMED}, ", "aten::"))
+#: Stands behind the alias of a range around the input pipeline.
+LOADING = "loading"
+_SPELLINGS = "|".join((*chain(*DEFAULT_NAMES.values()), UNNAMED))
 _WORD = "alias "
 _ALIAS = (
-    rf"(?:{_BEFORE})?{_WORD}\d{{1,6}}"
-    r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?(?: \(\d{1,6}\))*"
+    rf"(?:(?:{_SPELLINGS})(?: \d{{1,6}})?, |aten::)?{_WORD}[b-z]{{1,6}}"
+    r"(?: \((?P<classes>[a-z/ ]+?)(?: in (?P<precision>(?:bf|tf|fp|int)\d{1,2}))?\))?"
+    rf"(?: {LOADING})?(?: #?\d{{1,6}}(?:(?:/| of )\d{{1,6}})?)?(?: \(\d{{1,6}}\))*"
 )
 
 
@@ -28,15 +33,15 @@ class Alias:
     part_of: tuple[str, ...] = ()
     precision: str | None = None
 
-    def text(self, number: int) -> str:
-        """The alias as it is written, without what stands before it."""
+    def text(self, code: str) -> str:
+        """Returns the alias as it is written, without what stands before it; ``code`` is a few small letters."""
         classes = " or ".join((self.kernel_class, *self.part_of))
         facts = f"{classes} in {self.precision}" if self.precision else classes
-        return f"alias {number} ({facts})" if facts else f"alias {number}"
+        return f"{_WORD}{code} ({facts})" if facts else f"{_WORD}{code}"
 
 
 def read_alias(name: str) -> Alias | None:
-    """The facts in a name that is an alias, None for any other name."""
+    """Returns the facts in a name that is an alias, None for any other name."""
     found = re.fullmatch(_ALIAS, name) if _WORD in name else None  # compiled when first needed
     if found is None:
         return None

@@ -9,6 +9,7 @@ from nsys_analyzer.analysis.ranges.inference import FUNCTION_RANGES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence
+from nsys_analyzer.share.names import shown_command
 from nsys_analyzer.text import Words, code, joined, phrase
 from nsys_analyzer.trace.metadata import Recording
 
@@ -94,8 +95,6 @@ def _said(capture: CaptureSummary) -> Words:
 
 def _shown(program: Sequence[str]) -> str:
     """A command line without what is private in it."""
-    from nsys_analyzer.share.scrub import shown_command  # its vocabulary takes a while, and many captures tell none
-
     return shown_command(program)
 
 
