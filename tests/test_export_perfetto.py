@@ -17,8 +17,8 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.summarize import find_idle
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.export.captures import Capture, on_one_clock
 from nsys_analyzer.export.perfetto import is_ours
+from nsys_analyzer.export.writing import Capture, on_one_clock
 from nsys_analyzer.trace.trace import Trace
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, Export, global_pid, training_step

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.export.perfetto.slices import lanes
+from nsys_analyzer.export.perfetto import lanes
 
 Spans = list[tuple[int, int]]
 spans = st.lists(st.tuples(st.integers(0, 20), st.integers(0, 8)).map(lambda s: (s[0], s[0] + s[1])), max_size=12)

@@ -18,8 +18,8 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.export.captures import Capture
 from nsys_analyzer.export.tables import column_reference
+from nsys_analyzer.export.writing import Capture
 from nsys_analyzer.trace.trace import Trace
 from tests.support.export import ADD, GEMM, Export, training_step
 

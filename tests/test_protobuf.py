@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace
 
-from nsys_analyzer.export.perfetto.protobuf import encoded, fixed64, message, number, taken, text, where
+from nsys_analyzer.export.perfetto_packets import encoded, fixed64, message, number, taken, text, where
 
 times = st.integers(0, 2**63 - 1)
 values = st.integers(-(2**63), 2**63 - 1)

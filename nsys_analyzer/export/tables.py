@@ -1,22 +1,120 @@
-"""The table of GPU operations, which every format but a trace holds: its rows as Arrow, and what its columns are."""
+"""The table of GPU operations in three formats, Parquet, CSV and SQLite, and what its columns are."""
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from nsys_analyzer.analysis.kernels.frame import OPERATION_COLUMNS, operation_frame
-from nsys_analyzer.export.captures import Capture
+from nsys_analyzer.export.writing import Capture
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: What the table is called where it has a name.
-TABLE = "gpu_operations"
+_GENERATOR = {"generator": "nsys-analyze export"}
+_START_OF_PARQUET = b"PAR1"
+#: SQLite keeps it at the byte 68 of the file: "nsys" as a number.
+_APPLICATION_ID = int.from_bytes(b"nsys", "big")
+_START_OF_SQLITE, _PLACE = b"SQLite format 3\0", 68
+_TABLE = "gpu_operations"
+_ROWS = 20_000
 
 
-def operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
-    """The operations of each capture, in columns of :func:`arrow_schema`; times are on the clock of their capture.
+class Parquet:
+    """A Parquet file: the smallest, with types and units."""
+
+    @staticmethod
+    def write(captures: Sequence[Capture], path: Path) -> None:
+        """Writes the operations of the captures, a row group or more for each."""
+        from pyarrow import parquet
+
+        schema = _arrow_schema().with_metadata(_GENERATOR)
+        # Arrow takes a path for text, which not every one is.
+        with path.open("wb") as file, parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+            for table in _operation_tables(captures):
+                writer.write_table(table.replace_schema_metadata(_GENERATOR))
+
+    @staticmethod
+    def is_ours(path: Path) -> bool:
+        """Returns whether a file is a table that was written here."""
+        from pyarrow import ArrowException, parquet
+
+        with path.open("rb") as file:
+            if file.read(len(_START_OF_PARQUET)) != _START_OF_PARQUET:
+                return False
+            try:
+                metadata = parquet.read_schema(file).metadata or {}
+            except (ArrowException, OSError):  # it only begins as one does
+                return False
+        return all(metadata.get(key.encode()) == value.encode() for key, value in _GENERATOR.items())
+
+
+class Csv:
+    """CSV (RFC 4180, UTF-8): nothing between commas is a missing value, "" an empty text.
+
+    Texts are written as they are, also those that a spreadsheet would take for a formula.
+    """
+
+    @staticmethod
+    def write(captures: Sequence[Capture], path: Path) -> None:
+        """Writes the operations of the captures, below one line of names."""
+        from pyarrow import csv
+
+        options = csv.WriteOptions(include_header=False, quoting_style="needed")
+        with path.open("wb") as file:
+            file.write(_header())
+            for table in _operation_tables(captures):
+                csv.write_csv(_plain_texts(table), file, options)
+
+    @staticmethod
+    def is_ours(path: Path) -> bool:
+        """Returns whether a file has the columns of a table that was written here."""
+        with path.open("rb") as file:
+            return file.readline(2 * len(_header())) == _header()
+
+
+class Sqlite:
+    """An SQLite database with one table."""
+
+    @staticmethod
+    def write(captures: Sequence[Capture], path: Path) -> None:
+        """Writes the operations of the captures into the table."""
+        from sqlite_utils import Database
+
+        types: dict[str, Any] = {"category": str, "integer": int, "flag": int}
+        with closing(sqlite3.connect(path)) as connection:
+            # The file takes its name when it is complete: a journal would guard nothing.
+            connection.execute("PRAGMA journal_mode = OFF")
+            connection.execute("PRAGMA synchronous = OFF")
+            connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            columns = {name: types[column.type] for name, column in OPERATION_COLUMNS.items()}
+            table = Database(connection).create_table(_TABLE, columns)
+            marks = ", ".join("?" * len(OPERATION_COLUMNS))
+            with connection:
+                for operations in _operation_tables(captures):
+                    for batch in _plain_texts(operations).to_batches(_ROWS):
+                        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+                        connection.executemany(f"INSERT INTO {table.name} VALUES ({marks})", rows)
+
+    @staticmethod
+    def is_ours(path: Path) -> bool:
+        """Returns whether a file is a database that was written here."""
+        with path.open("rb") as file:
+            start = file.read(_PLACE + 4)
+        return start.startswith(_START_OF_SQLITE) and start[_PLACE:] == _APPLICATION_ID.to_bytes(4, "big")
+
+
+def column_reference() -> Iterator[tuple[str, str, str, str]]:
+    """Yields name, type, unit and meaning of each column."""
+    types = {"category": "text", "integer": "integer", "flag": "true or false"}
+    return ((name, types[column.type], column.unit, column.doc) for name, column in OPERATION_COLUMNS.items())
+
+
+def _operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
+    """Yields the operations of each capture, in columns of the schema; times are on the clock of their capture.
 
     Raises:
         MissingTableError: a capture has no GPU activity.
@@ -29,31 +127,29 @@ def operation_tables(captures: Sequence[Capture]) -> Iterator[pa.Table]:
         processes = capture.processes(attributed)
         if len(processes) == 1 and processes[0].rank is not None:
             frame["rank"] = frame["rank"].fillna(processes[0].rank)
-        yield pa.Table.from_pandas(frame, arrow_schema(), preserve_index=False)
+        yield pa.Table.from_pandas(frame, _arrow_schema(), preserve_index=False)
 
 
-def arrow_schema() -> pa.Schema:
-    """The columns, each with what it says and its unit in its metadata."""
+def _arrow_schema() -> pa.Schema:
+    """Returns the columns, each with what it says and its unit in its metadata."""
     import pyarrow as pa
 
     types = {"category": pa.dictionary(pa.int32(), pa.string()), "integer": pa.int64(), "flag": pa.bool_()}
     return pa.schema(
         [
-            pa.field(name, types[one.type], metadata={"description": one.doc, "unit": one.unit})
-            for name, one in OPERATION_COLUMNS.items()
+            pa.field(name, types[column.type], metadata={"description": column.doc, "unit": column.unit})
+            for name, column in OPERATION_COLUMNS.items()
         ]
     )
 
 
-def plain_texts(table: pa.Table) -> pa.Table:
-    """The table with texts in place of codes, for formats that know no codes."""
+def _plain_texts(table: pa.Table) -> pa.Table:
+    """Returns the table with texts in place of codes, for formats that know no codes."""
     import pyarrow as pa
 
     fields = [field.with_type(pa.string()) if pa.types.is_dictionary(field.type) else field for field in table.schema]
     return table.cast(pa.schema(fields))
 
 
-def column_reference() -> Iterator[tuple[str, str, str, str]]:
-    """Name, type, unit and meaning of each column."""
-    types = {"category": "text", "integer": "integer", "flag": "true or false"}
-    return ((name, types[one.type], one.unit, one.doc) for name, one in OPERATION_COLUMNS.items())
+def _header() -> bytes:
+    return f"{','.join(OPERATION_COLUMNS)}\n".encode()

@@ -1,19 +1,30 @@
-"""Writes captures into a file of one of the formats."""
+"""Writes captures into a file of one of the formats: read one after another, each where it lies on a common clock."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.processes import Process, processes_of
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.ranks.clocks import Clock
+from nsys_analyzer.analysis.ranks.member import Member
+from nsys_analyzer.analysis.ranks.record import record_members
+from nsys_analyzer.analysis.ranks.together import clocks_of
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.export import FORMATS, Format
-from nsys_analyzer.export.captures import Capture, on_one_clock
+from nsys_analyzer.export import FORMATS
 from nsys_analyzer.report.writing import Output, check_target
 from nsys_analyzer.runs.captures import find_traces
+from nsys_analyzer.runs.manifest import find_manifest
 from nsys_analyzer.system.atomic_write import atomic_write
+from nsys_analyzer.trace.arrays import Ints
 from nsys_analyzer.trace.sources import trace_stem
+from nsys_analyzer.trace.trace import Trace
 
 
 def default_name(path: Path, form: str) -> Path:
@@ -39,7 +50,11 @@ def export(
         NsysAnalyzerError: a capture cannot be read, or the file cannot be written.
     """
     chosen = FORMATS[form]
-    output = Output(form, f"capture{chosen.suffix}", partial(_is_ours, chosen), chosen.suffix)
+
+    def is_ours(path: Path) -> bool:
+        return path.stat().st_size == 0 or chosen.is_ours(path)
+
+    output = Output(form, f"capture{chosen.suffix}", is_ours, chosen.suffix)
     # Before the captures are read: a long wait should not end in a typing error.
     check_target(target, paths, force=force, output=output)
     captures: Sequence[Capture] = [Capture(path, names or PhaseNames()) for path in find_traces(paths)]
@@ -53,5 +68,81 @@ def export(
     return target.stat().st_size
 
 
-def _is_ours(form: Format, path: Path) -> bool:
-    return path.stat().st_size == 0 or form.is_ours(path)
+@dataclass(frozen=True)
+class Capture:
+    """A capture, to be read when its turn comes: of several long ones only one is in the memory.
+
+    Attributes:
+        clock, begun_ns: what takes its times to the clock that all captures share.
+    """
+
+    path: Path
+    names: PhaseNames
+    clock: Clock = Clock()  # noqa: RUF009 - it is frozen
+    begun_ns: int = 0
+
+    def first_ns(self, attributed: AttributedTrace) -> int:
+        """When it begins on the clock that all share: its first operation, call, range or allocation."""
+        trace = attributed.trace
+        columns = (trace.operations, trace.launches, trace.ranges, trace.operators, trace.memory)
+        starts = [int(one.start.min()) for one in columns if one is not None and len(one)]
+        return int(self.shared(np.array([min(starts, default=0)]))[0])
+
+    def read(self) -> AttributedTrace:
+        """The capture with the ranges of its operations; raises what ``Trace.load`` does."""
+        return AttributedTrace(Trace.load(self.path), self.names)
+
+    def shared(self, time: Ints) -> Ints:
+        """Times of the capture on the clock that all share."""
+        aligned = self.clock.aligned(time) if self.clock != Clock() else time
+        return aligned + self.begun_ns if self.begun_ns else aligned
+
+    def later_by(self, ns: int) -> Capture:
+        """The capture at a later time on the clock that all share."""
+        return replace(self, begun_ns=self.begun_ns + ns)
+
+    def processes(self, attributed: AttributedTrace) -> tuple[Process, ...]:
+        """The processes, a single one with the rank that the manifest beside the capture says."""
+        found = processes_of(attributed.trace)
+        manifest = find_manifest(self.path) if len(found) == 1 and found[0].rank is None else None
+        if manifest is None or manifest.rank is None:
+            return found
+        return (replace(found[0], rank=manifest.rank, label=f"rank {manifest.rank}"),)
+
+
+def on_one_clock(captures: Sequence[Capture], tell: Callable[[str], None]) -> tuple[Capture, ...]:
+    """The captures with the clock that they share: that of the first one.
+
+    Of several, each is read here, and again when it is written. Collectives align the captures of one run. Others lie
+    where the clocks of their machines put them, or, where a capture does not know when it began, each at its own 0;
+    ``tell`` gets a line on that. No time is below 0.
+    """
+    if len(captures) < 2:
+        return tuple(captures)
+    members: list[Member] = []
+    started: dict[str, int] = {}
+    first_ns: list[int] = []
+    for capture in captures:
+        attributed, key = capture.read(), str(capture.path)
+        first_ns.append(capture.first_ns(attributed))
+        metadata, manifest = attributed.trace.metadata, find_manifest(capture.path)
+        started[key] = metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0
+        for process in capture.processes(attributed):
+            steps = find_steps(attributed, process.global_pid)
+            for member in record_members(attributed, process, steps, key) if steps else ():
+                run = manifest.group if manifest and manifest.group else ""
+                members.append(replace(member, run=run))
+    clocks = clocks_of(members)
+    known = all(started.values())
+    first = min(started.values())
+    placed = []
+    for capture in captures:
+        reference, clock = clocks.get(str(capture.path), (str(capture.path), Clock()))
+        placed.append(replace(capture, clock=clock, begun_ns=started[reference] - first if known else 0))
+    begins = [int(one.shared(np.array([ns]))[0]) for one, ns in zip(placed, first_ns, strict=True)]
+    placed = [one.later_by(-min(*begins, 0)) for one in placed]
+    apart = [capture.path.name for capture in captures if str(capture.path) not in clocks]
+    if apart:
+        how = "placed by the clocks of their machines" if known else "each begins at its own 0"
+        tell(f"Not aligned by collectives, {how}: {', '.join(apart)}")
+    return tuple(placed)

@@ -1,9 +1,12 @@
-"""What a Perfetto trace shows of a capture: its threads, its GPUs' streams, idle time and memory."""
+"""Captures as one trace for ui.perfetto.dev (``.pftrace``): threads, the GPUs' streams, idle time and memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,19 +19,23 @@ from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.steps.summarize import find_idle
 from nsys_analyzer.analysis.summary.device_memory import memory_levels
-from nsys_analyzer.export.captures import Capture
-from nsys_analyzer.export.perfetto.packets import (
+from nsys_analyzer.export.perfetto_packets import (
+    MARK,
+    Arguments,
     Kind,
+    Slices,
     Strings,
     Track,
     combinations,
+    compressed,
     counter_packets,
+    first_packet,
     slice_packets,
 )
-from nsys_analyzer.export.perfetto.slices import Arguments, Slices, lanes
+from nsys_analyzer.export.writing import Capture
 from nsys_analyzer.report.sections.anatomy import CAUSES as CAUSE_WORDS
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Integers, Ints, distinct, distinct_rows
+from nsys_analyzer.trace.arrays import Integers, Ints, distinct, distinct_rows
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     BEGIN_CAPTURE,
@@ -55,6 +62,10 @@ from nsys_analyzer.trace.metadata import CPU
 if TYPE_CHECKING:
     import pandas as pd
 
+_NEAR = 256
+#: Threads that compress while numpy makes what comes next: zlib lets go of Python's lock.
+_THREADS = 2
+_PACKED_BYTES = 1 << 20
 #: The categories of API calls.
 _CALLS = {
     OTHER_CALL: "other call", LAUNCH: "launch", BEGIN_CAPTURE: "graph capture", END_CAPTURE: "graph capture",
@@ -68,6 +79,47 @@ _TEXTS = ("class", "phase", "range_path", "operator", "precision", "copy")
 _NUMBERS = ("launch_latency_ns", "thread_blocks", "bytes", "instance", "correlation_id")
 _ON_GPU = 1 << 23  # of a thread that stands for a stream
 _FIRST_SYNTHETIC = 1 << 24  # above every process ID of Linux
+#: Layers of slices inside each other that are looked at one by one.
+_LAYERS = 100
+
+
+def write(captures: Sequence[Capture], path: Path) -> None:
+    """Writes the captures, those of all ranks of a run on one clock."""
+    strings, ids = Strings(), Ids()
+    packets = (packet for capture in captures for packet in packets_of(capture, strings, ids))
+    with path.open("wb") as file:
+        file.write(first_packet())
+        file.writelines(_packed(packets))
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a file is a trace that was written here."""
+    with path.open("rb") as file:
+        return MARK in file.read(_NEAR)
+
+
+def _packed(packets: Iterable[bytes]) -> Iterator[bytes]:
+    """The packets in compressed ones, in their order."""
+    waiting: deque[Future[bytes]] = deque()
+    with ThreadPoolExecutor(_THREADS) as threads:
+        for content in _joined(packets):
+            waiting.append(threads.submit(compressed, content))
+            if len(waiting) > _THREADS:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _joined(packets: Iterable[bytes]) -> Iterator[bytes]:
+    """The packets, several small ones together."""
+    some = bytearray()
+    for packet in packets:
+        some += packet
+        if len(some) >= _PACKED_BYTES:
+            yield bytes(some)
+            some.clear()
+    if some:
+        yield bytes(some)
 
 
 class Ids:
@@ -153,7 +205,9 @@ class _View:
         """The ranges, operators and calls of each thread."""
         trace, launches = self.trace, self.trace.launches
         operators = [trace.operators] if schema.OPERATORS.key in trace.tables else []  # else they are ranges, too
-        launching = self._launching()
+        launching = np.zeros(len(launches), np.bool_)  # the calls that operations were launched by
+        launch = self.attributed.attribution.launch
+        launching[launch[launch != NONE]] = True
         long = launches.end - launches.start >= _BLOCKS_NS
         shown = launching | long | (launches.call != OTHER_CALL)
         calls, flows = launches.select(shown), np.where(launching, self.ids.flows + np.arange(len(launches)), 0)[shown]
@@ -182,13 +236,6 @@ class _View:
             named[self.attributed.roles.any_phase] = self.strings.of(Kind.CATEGORY, "phase")
         name = self.strings.by_code(Kind.NAME, ranges.name, ranges.names)
         return ranges.thread, ranges.start, ranges.end, name, named, np.zeros(len(ranges), np.int64)
-
-    def _launching(self) -> Bools:
-        """Shape (launches,): True for the calls that operations were launched by."""
-        launch = self.attributed.attribution.launch
-        launching = np.zeros(len(self.trace.launches), np.bool_)
-        launching[launch[launch != NONE]] = True
-        return launching
 
     def _thread(self, thread: int) -> dict[str, Any]:
         """What describes the track of a thread."""
@@ -298,3 +345,45 @@ class _View:
             events, level = memory_levels(uses, process)
             track = self._track(f"GPU memory {what}", parent=self._process(process)[0], counts_bytes=True)
             yield track, self._time(events.start), level[1:]
+
+
+def lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
+    """The number of the lane of each slice, from 0: in a lane none crosses another, or overlaps it if not ``nested``.
+
+    A slice comes into the first lane that can take it, those that begin first and, of these, last longest first.
+    """
+    order = np.lexsort((-end, start))
+    lane = np.zeros(len(start), np.int64)
+    first, last = start[order], end[order]
+    if (first[1:] >= last[:-1]).all() or (nested and _are_nested(first, last)):
+        return lane
+    stacks: list[list[int]] = [[]]  # of each lane, the ends of what is open
+    found = []
+    for begun, ended in zip(first.tolist(), last.tolist(), strict=True):
+        number = 0
+        while True:
+            stack = stacks[number]
+            while stack and stack[-1] <= begun:
+                stack.pop()
+            if not stack or (nested and stack[-1] >= ended):
+                break
+            number += 1
+            if number == len(stacks):
+                stacks.append([])
+        stack.append(ended)
+        found.append(number)
+    lane[order] = found
+    return lane
+
+
+def _are_nested(first: Ints, last: Ints) -> bool:
+    """Whether it is known that no slices cross, in the order of :func:`lanes`: layer by layer from outside."""
+    for _ in range(_LAYERS):
+        if not len(first):
+            return True
+        reached = np.maximum.accumulate(np.append(first[0] - 1, last))[:-1]
+        outer = last > reached  # what ends no later than one that began before it lies inside
+        if (first[outer][1:] < last[outer][:-1]).any():
+            return False
+        first, last = first[~outer], last[~outer]
+    return False
