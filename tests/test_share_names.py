@@ -21,6 +21,7 @@ from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.modules.calls import _BLOCK
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name, module_key
 from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
     CALL,
     KERNEL,
@@ -351,6 +352,11 @@ def test_messages_that_differ_stay_different() -> None:
 )
 def test_the_words_of_a_machine(text: str, readable: str | None) -> None:
     assert Scrubber().machine(text.encode()) == (readable or text)
+
+
+def test_every_gpu_whose_peaks_are_known_stays() -> None:
+    names = [f"{maker}{peaks.name}" for peaks in PEAKS for maker in ("", "NVIDIA ")]
+    assert [Scrubber().machine(name.encode()) for name in names] == names
 
 
 @pytest.mark.parametrize(

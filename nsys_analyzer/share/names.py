@@ -21,6 +21,7 @@ from nsys_analyzer.analysis.kernels.classes import CLASSES, LONGEST_NAME, first_
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.diagnostics import touches_no_figure
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name
@@ -248,6 +249,8 @@ class Scrubber:
         if raw is None:
             return None
         text = raw.decode("utf-8", errors="replace")
+        if find_peaks(text):
+            return text
         shown = " ".join(word if _PRODUCT.fullmatch(word) else MARK for word in text.split(" "))
         if shown != text:
             self.changed.add(text)
