@@ -13,7 +13,6 @@ from nsys_analyzer.cli.options import trace_argument
 
 if TYPE_CHECKING:
     from nsys_analyzer.share.copy import Shared
-    from nsys_analyzer.share.names import Renamed
 
 _WIDTH = 100
 
@@ -65,16 +64,12 @@ def _lines(shared: Shared) -> Iterator[str]:
         yield f"Left out of tables that are kept: rows{_listed(shared.rows)}"
     yield f"Messages and properties of the machine that lost words: {shared.texts:,}"
     yield f"Names replaced by an alias: {len(shared.renamed):,}"
-    yield from map(_renamed, shared.renamed)
+    for renamed in shared.renamed:  # on one line, control characters escaped
+        text = renamed.text.encode("unicode_escape").decode().replace("\\u2026", "…")
+        yield f"  {renamed.alias}: {text[:_WIDTH]}{'…' if len(text) > _WIDTH else ''}"
     if shared.renamed:
         yield "The list above is for you, and not in the copy. Allow names of it with --keep REGEX, or --keep-all-names"
     yield f"Other names are kept. See for yourself: nsys-analyze info {shared.path}"
-
-
-def _renamed(one: Renamed) -> str:
-    """An alias and what it stands for, on one line, control characters escaped."""
-    text = one.text.encode("unicode_escape").decode().replace("\\u2026", "…")
-    return f"  {one.alias}: {text[:_WIDTH]}{'…' if len(text) > _WIDTH else ''}"
 
 
 def _listed(rows: dict[str, int]) -> str:

@@ -150,7 +150,10 @@ def _copy(reader: SqliteReader, output: Path, keep: Sequence[re.Pattern[str]]) -
         for table in _TABLES:
             if name := reader.name_of(table):
                 _copy_table(source, reader, table, name)
-        _note_costly_tables(source, reader)
+        # Verdicts depend on whether these things were recorded, and on nothing that the tables hold.
+        (mark,) = schema.COSTLY_MARK
+        for name in costly_tables(reader):
+            source.execute(f'CREATE TABLE copy."{name}" ({mark} INTEGER)')
         source.commit()
     _write_found(reader, output)
     return scrubber
@@ -210,7 +213,11 @@ def _scrubbed(table: Table, of_file: str, column: str, name: str) -> str:
 
 def _copy_table(source: sqlite3.Connection, reader: SqliteReader, table: Table, name: str) -> None:
     """Copies the columns that hold anything in the rows to keep, and those that a reader asks for."""
-    where = " AND ".join(f"({one})" for one in _conditions(reader, table, name)) or "1"
+    where = _ROWS.get(table.key, "1")
+    if table is schema.DIAGNOSTICS and "severity" not in reader.columns_of[name]:
+        where = where.partition(" OR ")[0]
+    if wanted := reader.filter_of(table, name):
+        where = f'("{wanted.column}" {wanted.predicate}) AND ({where})'
     columns = list(_columns(table, name, reader.columns_of[name]))
     counts = ", ".join(f'count("{column.name}")' for column in columns)
     rows, *filled = source.execute(f'SELECT count(*), {counts} FROM main."{name}" WHERE {where}').fetchone()
@@ -226,17 +233,6 @@ def _copy_table(source: sqlite3.Connection, reader: SqliteReader, table: Table, 
             role = f", '{column.role}'" if column.role else ""
             ids = f'SELECT DISTINCT "{column.name}"{role} FROM copy."{name}" WHERE "{column.name}" NOTNULL'
             source.execute(f"INSERT OR IGNORE INTO temp.{column.used} {ids}")
-
-
-def _conditions(reader: SqliteReader, table: Table, name: str) -> Iterator[str]:
-    """The rows that the package reads, of those the ones to show."""
-    if wanted := reader.filter_of(table, name):
-        yield f'"{wanted.column}" {wanted.predicate}'
-    rows = _ROWS.get(table.key, "")
-    if table is schema.DIAGNOSTICS and "severity" not in reader.columns_of[name]:
-        rows = rows.partition(" OR ")[0]
-    if rows:
-        yield rows
 
 
 def _write_found(reader: Reader, output: Path) -> None:
@@ -262,13 +258,6 @@ def _write_found(reader: Reader, output: Path) -> None:
         for name, found in tables.items():
             if found:
                 Database(connection).table(name).insert_all(found)
-
-
-def _note_costly_tables(source: sqlite3.Connection, reader: SqliteReader) -> None:
-    """Tables without rows: verdicts depend on whether these things were recorded, and on nothing that they hold."""
-    (mark,) = schema.COSTLY_MARK
-    for name in costly_tables(reader):
-        source.execute(f'CREATE TABLE copy."{name}" ({mark} INTEGER)')
 
 
 def _missing_rows(reader: SqliteReader, copy: SqliteReader) -> tuple[dict[str, int], dict[str, int], int]:
