@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -16,7 +17,7 @@ from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.trace.sources import convert
+from nsys_analyzer.trace.sources import sqlite_of
 from tests.support.export import ADD, GEMM, PID, Export, training_step
 
 CPU = Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz"
@@ -101,7 +102,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
             if kind in BUILDERS:
                 BUILDERS[kind](Export()).write(path)
             elif kind == "on_cpu":
-                convert(CPU, path)
+                shutil.copyfile(sqlite_of(CPU), path)
             else:
                 annotated(Export()).write(path)
                 path.write_bytes(path.read_bytes()[:5000] if kind == "truncated" else b"")

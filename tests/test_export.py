@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer.errors import ExportError, NoSpaceError
-from nsys_analyzer.trace.sources import made, sqlite_of
-from nsys_analyzer.trace.sources import nsys_report as export
-from tests.support.kineto import Kineto
+from nsys_analyzer.trace import nsys_report as export
+from nsys_analyzer.trace.sources import sqlite_of
 
 # Writes a line per call, then does as told; the export holds the report's own bytes, so that a test can tell
 # which report it was made from.
@@ -147,7 +146,7 @@ def test_a_folder_that_cannot_be_written(
     nsys = fake_nsys()
     captures = report.parent
     # Root writes where the mode forbids it, so the question is answered for it.
-    monkeypatch.setattr(made, "_is_writable", lambda folder: folder != captures)
+    monkeypatch.setattr(export, "_is_writable", lambda folder: folder != captures)
     sqlite = sqlite_of(report)
     assert sqlite.name == "run.sqlite"
     assert sqlite.is_relative_to(own_cache / "nsys-analyze")
@@ -169,15 +168,15 @@ def test_reports_of_one_name_have_a_cache_each(
     other = tmp_path / "others" / "run.nsys-rep"
     other.parent.mkdir()
     other.write_bytes(b"another capture")
-    monkeypatch.setattr(made, "_is_writable", lambda _folder: False)
+    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
     assert made_from(sqlite_of(report)) == b"first capture"
     assert made_from(sqlite_of(other)) == b"another capture"
 
 
 def test_writability_is_tried(tmp_path: Path) -> None:
-    assert made._is_writable(tmp_path)
+    assert export._is_writable(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    assert not made._is_writable(tmp_path / "absent")
+    assert not export._is_writable(tmp_path / "absent")
 
 
 def test_a_cache_that_cannot_be_made(
@@ -185,7 +184,7 @@ def test_a_cache_that_cannot_be_made(
 ) -> None:
     fake_nsys()
     own_cache.write_text("a file where the folder should be")
-    monkeypatch.setattr(made, "_is_writable", lambda _folder: False)
+    monkeypatch.setattr(export, "_is_writable", lambda _folder: False)
     with pytest.raises(ExportError, match="Set XDG_CACHE_HOME to a folder that can be written"):
         sqlite_of(report)
 
@@ -281,22 +280,6 @@ def test_an_export_that_hangs_is_stopped_with_what_it_started(report: Path, fake
     assert [path.name for path in report.parent.iterdir()] == ["run.nsys-rep"]
     child = int(nsys.with_name("child").read_text())
     assert any(has_ended(child) for _ in range(100))
-
-
-def test_the_conversion_of_another_trace_is_not_taken_for_the_export(
-    report: Path, own_cache: Path, fake_nsys: Callable[..., Path]
-) -> None:
-    nsys = fake_nsys()
-    trace = Kineto().launch(1, 0).kernel("gemm", 1, 5, 1).write(report.with_name("run.json.gz"))
-    conversion = sqlite_of(trace)
-    assert conversion == report.with_name("run.sqlite")
-    kept = conversion.read_bytes()
-    for _ in range(2):
-        sqlite = sqlite_of(report)
-        assert sqlite.is_relative_to(own_cache)
-        assert made_from(sqlite) == b"first capture"
-    assert calls_of(nsys) == 1
-    assert sqlite_of(trace).read_bytes() == kept
 
 
 def test_a_report_newer_than_nsys(report: Path, fake_nsys: Callable[..., Path]) -> None:

@@ -24,9 +24,8 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces, load_captures
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.opening import open_export
-from nsys_analyzer.trace.sources import export_of, sqlite_of
-from nsys_analyzer.trace.sources.inputs import check_no_input
+from nsys_analyzer.trace.nsys_report import export_of
+from nsys_analyzer.trace.sources import check_no_input, open_capture, sqlite_of
 from tests.conftest import DATA
 from tests.support.export import Export, training_step
 from tests.support.folders import as_folder
@@ -66,7 +65,7 @@ def test_the_same_figures(tmp_path: Path, real_capture: RealCapture, name: str, 
 def test_every_table_is_read_alike(tmp_path: Path, real_capture: RealCapture, ending: str) -> None:
     """With filters by numbers, by texts and by strings, defaults of absent columns, and the limit of the grids."""
     sqlite = real_capture("mem_small256")
-    one, other = open_export(sqlite), open_export(as_folder(sqlite, tmp_path / "export", ending))
+    one, other = open_capture(sqlite), open_capture(as_folder(sqlite, tmp_path / "export", ending))
     tables = [table for table in vars(schema).values() if isinstance(table, schema.Table)]
     assert len(tables) > 20
     for table in tables:
@@ -172,7 +171,6 @@ def test_a_current_export_is_taken_whatever_it_is(report: Callable[[str], Path],
 
 def test_what_needs_sqlite_says_so(tmp_path: Path) -> None:
     folder = as_folder(training_step(Export()).write(tmp_path / "t.sqlite"), tmp_path / "t_pqtdir")
-    assert export_of(folder) == folder
     with pytest.raises(TraceError, match="--type sqlite"):
         sqlite_of(folder)
 

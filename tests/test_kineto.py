@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,10 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.runs.captures import find_traces
-from nsys_analyzer.trace.sources import convert, made, sqlite_of
-from nsys_analyzer.trace.sources.kineto.ids import folded
-from nsys_analyzer.trace.sources.kineto.operators import is_operator, stretches
-from nsys_analyzer.trace.sources.made import CONVERTER
+from nsys_analyzer.trace import sources
+from nsys_analyzer.trace.columns import COPIES, Columns, process_of
+from nsys_analyzer.trace.kineto.operators import is_operator, stretches
+from nsys_analyzer.trace.sources import open_capture, sqlite_of
 from tests.conftest import DATA
 from tests.support.export import Export
 from tests.support.kineto import AUTOGRAD, MAIN, PID, Kineto
@@ -43,14 +41,8 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache"
 
 
-def rows(sqlite: Path, query: str) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(sqlite)) as connection:
-        return connection.execute(query).fetchall()
-
-
-def converted(trace: Kineto, tmp_path: Path) -> Path:
-    convert(trace.write(tmp_path / "t.json"), tmp_path / "t.sqlite")
-    return tmp_path / "t.sqlite"
+def loaded(trace: Kineto, tmp_path: Path) -> Trace:
+    return Trace.load(trace.write(tmp_path / "t.json"))
 
 
 def gpu_step() -> Kineto:
@@ -71,7 +63,7 @@ def gpu_step() -> Kineto:
 
 
 def test_every_gpu_operation_has_its_times_place_and_launch(tmp_path: Path) -> None:
-    trace = Trace.load(converted(gpu_step(), tmp_path))
+    trace = loaded(gpu_step(), tmp_path)
     operations = trace.operations
     # Times from the first event, forward at 100 us: the GEMM at 120 us starts at 20 us = 20,000 ns.
     assert operations.start.tolist() == [20_000, 160_000, 240_000]
@@ -86,7 +78,7 @@ def test_every_gpu_operation_has_its_times_place_and_launch(tmp_path: Path) -> N
 
 
 def test_only_annotations_of_threads_are_ranges(tmp_path: Path) -> None:
-    trace = Trace.load(converted(gpu_step().add("python_function", "train.py(3): step", 90, 400), tmp_path))
+    trace = loaded(gpu_step().add("python_function", "train.py(3): step", 90, 400), tmp_path)
     assert [trace.ranges.names[code] for code in trace.ranges.name] == ["forward", "backward"]
     assert trace.ranges.end.tolist() == [100_000, 300_000]
 
@@ -98,7 +90,7 @@ def with_modules(trace: Kineto) -> Kineto:
 
 
 def test_calls_of_modules_are_ranges_of_their_thread(tmp_path: Path) -> None:
-    ranges = Trace.load(converted(with_modules(gpu_step()), tmp_path)).ranges
+    ranges = loaded(with_modules(gpu_step()), tmp_path).ranges
     columns = (ranges.name.tolist(), ranges.start.tolist(), ranges.end.tolist())
     # Times from the first event that is kept, forward at 100 us.
     assert [(ranges.names[code], start, end) for code, start, end in zip(*columns, strict=True)] == [
@@ -111,11 +103,11 @@ def test_calls_of_modules_are_ranges_of_their_thread(tmp_path: Path) -> None:
 
 
 def test_calls_of_modules_lie_on_the_path_of_a_kernel_and_root_calls_are_passes(tmp_path: Path) -> None:
-    frame = kernel_frame(Trace.load(converted(with_modules(gpu_step()), tmp_path)))
+    frame = kernel_frame(loaded(with_modules(gpu_step()), tmp_path))
     assert frame["range_path"].tolist() == ["forward / nn.Module: Step_0 / nn.Module: Loss_1", "backward"]
     trace = Kineto().gpu().module("Step_0", 0, 100).operator("aten::mm", 5, 20).launch(1, 10).kernel(GEMM, 1, 15, 4)
     trace.module("Warmup_0", 200, 90).launch(2, 210).kernel(GEMM, 2, 220, 4).launch(3, 300).kernel(GEMM, 3, 310, 4)
-    (summary,) = summarize(Trace.load(converted(trace, tmp_path)), "t")
+    (summary,) = summarize(loaded(trace, tmp_path), "t")
     assert summary.coverage is not None
     # Two of three kernels are launched in calls of models, whatever these are called, one pass; none is in warm-up.
     assert (summary.coverage.attributed, summary.coverage.in_phases, summary.coverage.in_warmup) == (2, 2, 0)
@@ -123,14 +115,12 @@ def test_calls_of_modules_lie_on_the_path_of_a_kernel_and_root_calls_are_passes(
 
 
 def test_calls_of_modules_change_no_figure_of_a_phase(tmp_path: Path) -> None:
-    plain, modules = (
-        summarize(Trace.load(converted(trace, tmp_path)), "t")[0] for trace in (gpu_step(), with_modules(gpu_step()))
-    )
+    plain, modules = (summarize(loaded(trace, tmp_path), "t")[0] for trace in (gpu_step(), with_modules(gpu_step())))
     assert modules.phases == plain.phases  # the events whose recording costs time among them
 
 
 def test_backward_is_what_autograds_thread_launched(tmp_path: Path) -> None:
-    (summary,) = summarize(Trace.load(converted(gpu_step(), tmp_path)), "t")
+    (summary,) = summarize(loaded(gpu_step(), tmp_path), "t")
     backward = summary.phase("backward")
     assert backward
     assert backward.kernel_time_ms.mean == pytest.approx(60e-3)  # [260, 320) us
@@ -138,25 +128,22 @@ def test_backward_is_what_autograds_thread_launched(tmp_path: Path) -> None:
 
 
 def test_the_conditions_are_those_that_the_trace_tells(tmp_path: Path) -> None:
-    metadata = Trace.load(converted(gpu_step(), tmp_path)).metadata
+    metadata = loaded(gpu_step(), tmp_path).metadata
+    assert (metadata.profiler, metadata.profiler_version) == ("torch", "2.9.0")
     assert (metadata.runtime, metadata.driver) == ("13.0", "580.1")
     gpu = metadata.gpu(PID, 0)
     assert gpu
     assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("NVIDIA H100", 80 << 30, 132)
     assert set(metadata.thread_names.values()) == {"python", "pt_autograd_0"}
-    assert rows(tmp_path / "t.sqlite", "SELECT value FROM META_DATA_EXPORT ORDER BY name")[1:3] == [
-        ("torch.profiler",),
-        ("2.9.0",),
-    ]
 
 
 def test_copies_and_fills_keep_their_size_and_kind(tmp_path: Path) -> None:
     trace = Kineto().launch(1, 0).copy("Memcpy HtoD (Pageable -> Device)", 1, 5, 1, size=4096)
     trace.launch(2, 10).copy("Memset (Device)", 2, 15, 1, size=512).copy("Memcpy PtoP (Device -> Device)", 3, 20, 1, 8)
-    sqlite = converted(trace, tmp_path)
-    # ENUM_CUDA_MEMCPY_OPER: 1 host to device, 10 peer to peer.
-    assert rows(sqlite, "SELECT bytes, copyKind FROM CUPTI_ACTIVITY_KIND_MEMCPY") == [(4096, 1), (8, 10)]
-    assert rows(sqlite, "SELECT bytes FROM CUPTI_ACTIVITY_KIND_MEMSET") == [(512,)]
+    operations = loaded(trace, tmp_path).operations
+    assert [operations.called(index) for index in range(3)] == ["memcpy", "memcpy", "memset"]
+    assert operations.size.tolist() == [4096, 8, 512]
+    assert [COPIES[kind] for kind in operations.copy] == ["pageable to device", "other", "other"]
 
 
 #: Of a collective: its name, elements that a rank puts in and gets out, their type, ranks, and the message in bytes.
@@ -182,24 +169,10 @@ def noted(collective: tuple[str, int, int, str, int, int]) -> dict[str, Any]:
 def test_a_collective_keeps_its_message(collective: tuple[str, int, int, str, int, int], tmp_path: Path) -> None:
     trace = gpu_step().launch(7, 390, api="cudaLaunchKernelExC")
     trace.kernel("ncclDevKernel_Any()", 7, 392, 5, stream=20, **noted(collective))
-    calls = Trace.load(converted(trace, tmp_path)).nccl_calls
+    calls = loaded(trace, tmp_path).nccl_calls
     name, *_, ranks, size = collective
     assert (calls.names, calls.bytes.tolist(), calls.ranks.tolist()) == ((name,), [size], [ranks])
-    (launch,) = rows(tmp_path / "t.sqlite", "SELECT start FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId = 7")
-    assert calls.start.tolist() == list(launch)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"In msg nelems": -1}, {"dtype": 5.5}, {"Group size": "two"}, {"Collective name": ["allreduce"]}]
-)
-def test_what_cannot_be_read_of_a_collective_is_left_out(wrong: dict[str, Any], tmp_path: Path) -> None:
-    trace = gpu_step().launch(7, 390)
-    trace.kernel("ncclDevKernel_Any()", 7, 392, 5, stream=20, **{**noted(COLLECTIVES[0]), **wrong})
-    path, (key,) = converted(trace, tmp_path), wrong
-    assert "ncclDevKernel_Any()" in Trace.load(path).operations.names
-    assert rows(path, "SELECT text FROM DIAGNOSTIC_EVENT") == [
-        (f"1 events of the kind kernel have a `{key}` that cannot be read",)
-    ]
+    assert calls.start.tolist() == [290_000]  # its launch at 390 us, 290 after the first event
 
 
 def test_a_graph_says_nothing_of_each_of_its_collectives(tmp_path: Path) -> None:
@@ -207,7 +180,7 @@ def test_a_graph_says_nothing_of_each_of_its_collectives(tmp_path: Path) -> None
     trace = gpu_step().launch(7, 390, api="cudaGraphLaunch")
     for start in (392, 394):
         trace.kernel("ncclDevKernel_Any()", 7, start, 1, stream=20, **noted(COLLECTIVES[0]))
-    assert not len(Trace.load(converted(trace, tmp_path)).nccl_calls)
+    assert not len(loaded(trace, tmp_path).nccl_calls)
 
 
 def test_two_ranks_of_the_profiler_have_sizes_and_bandwidth(tmp_path: Path) -> None:
@@ -236,7 +209,7 @@ def test_kernels_of_a_graph_share_the_launch_of_its_replay(tmp_path: Path) -> No
     trace = Kineto().launch(9, 0, api="cudaGraphLaunch")
     for node in (1, 2):
         trace.kernel(GEMM, 9, 10 * node, 5, **{"graph id": 4, "graph node id": (4 << 32) + node})
-    operations = Trace.load(converted(trace, tmp_path)).operations
+    operations = loaded(trace, tmp_path).operations
     assert operations.correlation.tolist() == [9, 9]
     assert operations.graph_node.tolist() == [(4 << 32) + 1, (4 << 32) + 2]
 
@@ -257,11 +230,12 @@ def test_processes_with_the_same_correlation_ids_stay_apart(tmp_path: Path) -> N
     for correlation, shift in ((1, 0), (2, 20)):
         trace.launch(correlation, 100 + shift, pid="rank 0", tid=1).kernel("a", correlation, 101 + shift, 1, device=0)
         trace.launch(correlation, 105 + shift, pid="rank 1", tid=1).kernel("b", correlation, 109 + shift, 1, device=1)
-    operations = Trace.load(converted(trace, tmp_path)).operations
+    found = loaded(trace, tmp_path)
+    operations = found.operations
     processes = dict(zip(operations.device.tolist(), operations.process.tolist(), strict=False))
-    launching = rows(tmp_path / "t.sqlite", "SELECT globalTid FROM CUPTI_ACTIVITY_KIND_RUNTIME ORDER BY start LIMIT 2")
     assert len(set(processes.values())) == 2
-    assert [tid & ~0xFFFFFF for (tid,) in launching] == [processes[0], processes[1]]
+    launching = dict(zip(found.launches.start.tolist(), process_of(found.launches.thread).tolist(), strict=True))
+    assert (launching[0], launching[5000]) == (processes[0], processes[1])
 
 
 def merged(*gpus: int) -> Kineto:
@@ -277,30 +251,53 @@ def merged(*gpus: int) -> Kineto:
 
 def test_ranks_under_one_gpu_number_are_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"t\.json holds several ranks under one GPU number \(0\)") as caught:
-        converted(merged(0, 0), tmp_path)
+        loaded(merged(0, 0), tmp_path)
     assert caught.value.hint == "Give the trace of each rank alone"
-    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
 def test_graphs_of_ranks_with_a_gpu_each_are_no_reason_to_refuse(tmp_path: Path) -> None:
-    operations = Trace.load(converted(merged(0, 1), tmp_path)).operations
+    operations = loaded(merged(0, 1), tmp_path).operations
     assert len(operations.start) == 6  # two GPUs with a kernel and a graph of two
     assert len(set(zip(operations.device.tolist(), operations.process.tolist(), strict=True))) == 2
 
 
-def test_ids_that_do_not_fit_are_folded_and_never_collide() -> None:
+def test_ids_that_do_not_fit_are_folded_and_never_collide(tmp_path: Path) -> None:
     ids = [5, 1, (1 << 24) + 5, 1 << 31, "Trace 1", -3]
-    numbers = folded(ids)
-    assert (numbers[5], numbers[1]) == (5, 1)
-    assert len(set(numbers.values())) == len(ids)
-    assert all(0 <= number < 1 << 24 for number in numbers.values())
+    trace = Kineto()
+    for pid in ids:
+        for tid in ids:
+            trace.operator("aten::mm", 0, 1, pid, tid)
+    threads = loaded(trace, tmp_path).operators.thread.tolist()
+    assert len(set(threads)) == len(ids) ** 2
+    assert threads[:2] == [VM | 5 << 24 | 5, VM | 5 << 24 | 1]
+    assert all(0 <= thread - VM < 1 << 48 for thread in threads)
 
 
 def test_memory_events_tell_allocations_from_releases(tmp_path: Path) -> None:
     trace = gpu_step().memory(512, 130, device=0, allocated=512).memory(-512, 140, device=0, allocated=0)
     trace.memory(99, 150, device=-1, allocated=99)  # the host's: no memory of a GPU
-    query = "SELECT bytes, memoryOperationType, memKind, localMemoryPoolUtilizedSize FROM CUDA_GPU_MEMORY_USAGE_EVENTS"
-    assert rows(converted(trace, tmp_path), query) == [(512, 0, 2, 512), (512, 1, 2, 0)]
+    memory = loaded(trace, tmp_path).memory
+    assert memory
+    assert (memory.bytes.tolist(), memory.alive.tolist()) == ([512, -512], [512, 0])
+
+
+@pytest.mark.parametrize("thread", [MAIN, str(MAIN)])
+def test_categories_in_capitals_are_read(thread: Any, tmp_path: Path) -> None:
+    """As PyTorch up to 1.12 wrote them: ranges are operators there, a stream's thread and other threads are texts."""
+    trace = Kineto().add("Operator", "ProfilerStep#5", 90, 100, tid=thread)
+    trace.add("Operator", "aten::detach_", 100, 9, tid=thread).add("Operator", "detach_", 101, 2, tid=thread)
+    trace.add("Operator", "AddmmBackward", 120, 9, tid=thread)
+    trace.add("Runtime", "cudaLaunchKernel", 121, 1, tid=thread, correlation=1)
+    trace.add("Kernel", GEMM, 130, 5, 0, "stream 7", device=0, stream=7, correlation=1)
+    trace.add("Memcpy", "Memcpy HtoD (Pageable -> Device)", 140, 5, 0, "stream 7", stream=7, bytes=64)
+    trace.add("Memset", "Memset (Device)", 150, 5, 0, "stream 7", stream=7, bytes=8)
+    found = loaded(trace, tmp_path)
+    assert found.operations.kind.tolist() == [0, 1, 2]
+    assert found.operations.stream.tolist() == [7, 7, 7]
+    assert [found.ranges.names[name] for name in found.ranges.name] == ["ProfilerStep#5"]
+    operators = found.operators
+    assert [operators.names[name] for name in operators.name] == ["aten::detach_", "detach_", "AddmmBackward"]
+    assert {*operators.thread.tolist(), *found.launches.thread.tolist()} == {VM | PID << 24 | MAIN}
 
 
 # --- a trace without a GPU ---------------------------------------------------------------------------------------
@@ -310,13 +307,13 @@ def test_an_operator_is_a_kernel_by_its_own_time(tmp_path: Path) -> None:
     trace = Kineto().range("forward", 0, 100)
     # linear [10, 90) calls mm [20, 70): its own time is 10 + 20 = 30 us, and its row the longer stretch [70, 90).
     trace.operator("aten::linear", 10, 80).operator("MmBackward0", 15, 60).operator("aten::mm", 20, 50)
-    loaded = Trace.load(converted(trace, tmp_path))
-    operations = loaded.operations
+    found = loaded(trace, tmp_path)
+    operations = found.operations
     named = [operations.names[code] for code in operations.name]
     spans = list(zip(named, operations.start.tolist(), operations.end.tolist(), strict=True))
     assert spans == [("aten::linear", 70_000, 90_000), ("aten::mm", 20_000, 70_000)]
-    assert loaded.launches.start.tolist() == [10_000, 20_000]
-    gpu = loaded.metadata.gpu(PID, 0)
+    assert found.launches.start.tolist() == [10_000, 20_000]
+    gpu = found.metadata.gpu(PID, 0)
     assert gpu
     assert (gpu.name, gpu.memory_bytes, gpu.sm_count) == ("CPU", 0, 0)
 
@@ -325,19 +322,19 @@ def test_compiled_code_is_a_row_for_each_of_its_stretches(tmp_path: Path) -> Non
     # The graph [0, 100) calls matmuls at [20, 50) and [60, 80): 20 + 10 + 20 us are its own, and none is lost.
     trace = Kineto().operator("## Call CompiledFxGraph fknygjiei2yah ##", 0, 100)
     trace.operator("extern_kernels::mm", 20, 30).operator("aten::mm", 60, 20)
-    loaded = Trace.load(converted(trace, tmp_path))
-    operations = loaded.operations
+    found = loaded(trace, tmp_path)
+    operations = found.operations
     of_graph = [operations.names[code] == "CompiledFxGraph" for code in operations.name]
     assert operations.start[of_graph].tolist() == [0, 50_000, 80_000]
     assert operations.end[of_graph].tolist() == [20_000, 60_000, 100_000]
-    assert sorted(loaded.launches.start.tolist()) == [0, 20_000, 50_000, 60_000, 80_000]
-    assert loaded.metadata.diagnostics == ()
+    assert sorted(found.launches.start.tolist()) == [0, 20_000, 50_000, 60_000, 80_000]
+    assert found.metadata.diagnostics == ()
 
 
 def test_own_time_outside_the_longest_stretches_is_told(tmp_path: Path) -> None:
     # linear's own time is 10 + 20 of 80, and 10 are lost: 10 of 80 us of all own time is 12.5 %.
     trace = Kineto().operator("aten::linear", 10, 80).operator("aten::mm", 20, 50)
-    (diagnostic,) = Trace.load(converted(trace, tmp_path)).metadata.diagnostics
+    (diagnostic,) = loaded(trace, tmp_path).metadata.diagnostics
     assert diagnostic.severity == 2
     assert diagnostic.text.startswith("12.5% of the operators' own time")
 
@@ -345,11 +342,11 @@ def test_own_time_outside_the_longest_stretches_is_told(tmp_path: Path) -> None:
 def test_little_that_is_lost_is_not_told(tmp_path: Path) -> None:
     # 1 of 201 us, 0.5 %.
     trace = Kineto().operator("aten::linear", 0, 201).operator("aten::mm", 1, 100)
-    assert Trace.load(converted(trace, tmp_path)).metadata.diagnostics == ()
+    assert loaded(trace, tmp_path).metadata.diagnostics == ()
 
 
 def test_a_gpu_that_left_no_kernel_is_told(tmp_path: Path) -> None:
-    (diagnostic,) = Trace.load(converted(Kineto().gpu().operator("aten::mm", 0, 1), tmp_path)).metadata.diagnostics
+    (diagnostic,) = loaded(Kineto().gpu().operator("aten::mm", 0, 1), tmp_path).metadata.diagnostics
     assert "the times are those of the CPU" in diagnostic.text
 
 
@@ -461,12 +458,14 @@ def test_a_real_step_adds_up(cpu_train: Path) -> None:
         (Kineto().operator("aten::mm", 0, 1).text().encode()[:-30], "is not JSON, or only a part of it"),
         (gzip.compress(gpu_step().text().encode())[:-50], "is damaged or truncated"),
         (b"\x1f\x8bgarbage", "is damaged or truncated"),
-        (b"[1, 2]", "it has no traceEvents"),
+        (b"[1, 2]", "no events of PyTorch's profiler: "),
         (Kineto().operator("aten::mm", 0, 1).array().encode()[:-9], "is not JSON, or only a part of it"),
         (b'{"captures": []}', "it has no traceEvents"),
         (b'{"traceEvents": {}}', "it has no traceEvents"),
         (b'{"traceEvents": [{"ph": "X", "cat": "toplevel", "name": "a", "ts": 1}]}', "no events of PyTorch's profiler"),
         (b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "a"}]}', "no events of PyTorch's profiler: "),
+        (Kineto().add("xpu_runtime", "enqueue", 0, 1).text().encode(), r"of a device that is not read \(xpu_runtime\)"),
+        (Kineto().add("mtia_ccp_events", "fc", 0, 1).text().encode(), r"not read \(mtia_ccp_events\)"),
         (Kineto().range("forward", 0, 1).text().encode(), "neither operators nor kernels"),
     ],
 )
@@ -474,7 +473,7 @@ def test_bad_input_is_one_clear_line(content: bytes, message: str, tmp_path: Pat
     path = tmp_path / "t.json.gz"
     path.write_bytes(content)
     with pytest.raises(TraceError, match=message) as caught:
-        sqlite_of(path)
+        open_capture(path)
     assert caught.value.hint
     assert "\n" not in str(caught.value)
     assert sorted(tmp_path.iterdir()) == [path]
@@ -485,82 +484,56 @@ def test_no_such_file(tmp_path: Path) -> None:
         Trace.load(tmp_path / "absent.json.gz")
 
 
-# --- made once and kept --------------------------------------------------------------------------------------------
+# --- kept in the cache -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["a.b.json", "a.b.json.gz", "a.b.pt.trace.json", "a.b.pt.trace.json.gz"])
-def test_the_converted_file_lies_beside_the_trace_and_is_kept(name: str, tmp_path: Path) -> None:
-    trace = gpu_step().write(tmp_path / name)
-    sqlite = sqlite_of(trace)
-    assert sqlite == tmp_path / "a.b.sqlite"
-    made = sqlite.stat().st_ino
-    assert sqlite_of(trace).stat().st_ino == made
+@pytest.fixture
+def all_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "_WORTH_KEEPING", 0)
 
 
-def replaced(trace: Path, other: Kineto, mtime_ns: int) -> Path:
-    """The trace after another one was moved to its place, that was written at a time."""
-    made = other.write(trace.with_name(f"other{trace.suffix}"))
-    os.utime(made, ns=(0, mtime_ns))
-    return made.replace(trace)
+def test_a_small_trace_leaves_no_file(tmp_path: Path) -> None:
+    loaded(gpu_step(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
 
 
+@pytest.mark.usefixtures("all_kept")
+def test_the_tables_of_a_large_trace_are_kept_and_read_again(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = gpu_step().write(tmp_path / "t.json")
+    trace.chmod(0o600)
+    first = Trace.load(trace)
+    (kept,) = own_cache.glob("*/*/*_arwdir")
+    assert kept.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr("nsys_analyzer.trace.kineto.tables.read_kineto", lambda _path: pytest.fail("it was read again"))
+    again = Trace.load(trace)
+    assert again.metadata == first.metadata
+    for columns, same in ((again.operations, first.operations), (again.operators, first.operators)):
+        assert all((column == other).all() for column, other in zip(_columns(columns), _columns(same), strict=True))
+
+
+def _columns(columns: Columns) -> list[Any]:
+    return list(columns.columns().values())
+
+
+@pytest.mark.usefixtures("all_kept")
 @pytest.mark.parametrize("shift_ns", [-3600 * 10**9, 3600 * 10**9])
-def test_a_trace_that_was_replaced_is_converted_again(shift_ns: int, tmp_path: Path) -> None:
+def test_a_trace_that_was_replaced_is_read_again(shift_ns: int, tmp_path: Path, own_cache: Path) -> None:
     trace = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.json.gz")
     assert Trace.load(trace).operations.names == ("aten::mm",)
-    replaced(trace, Kineto().operator("aten::bm", 0, 1), trace.stat().st_mtime_ns + shift_ns)
-    assert [path.name for path in find_traces([tmp_path])] == ["a.json.gz"]
+    written_ns = trace.stat().st_mtime_ns
+    Kineto().operator("aten::bm", 0, 1).write(trace)
+    os.utime(trace, ns=(0, written_ns + shift_ns))
     assert Trace.load(trace).operations.names == ("aten::bm",)
+    assert len(list(own_cache.glob("*/*/*"))) == 1
 
 
-def test_a_file_of_another_converter_is_made_again(tmp_path: Path) -> None:
-    trace = gpu_step().write(tmp_path / "a.json")
-    sqlite = sqlite_of(trace)
-    with closing(sqlite3.connect(sqlite)) as connection:
-        connection.execute("UPDATE META_DATA_EXPORT SET value = '0' WHERE name = 'EXPORT_CONVERTER_VERSION'")
-        connection.commit()
-    sqlite_of(trace)
-    assert (CONVERTER,) in rows(sqlite, "SELECT value FROM META_DATA_EXPORT")
-
-
-def test_an_export_of_nsys_of_that_name_is_not_written_over(tmp_path: Path, own_cache: Path) -> None:
-    export = Export().kernel(GEMM, 1, 2, 3).write(tmp_path / "a.sqlite")
-    before = export.read_bytes()
-    sqlite = sqlite_of(gpu_step().write(tmp_path / "a.json.gz"))
-    assert sqlite.is_relative_to(own_cache)
-    assert export.read_bytes() == before
-
-
-def test_traces_of_one_name_have_a_file_each(tmp_path: Path) -> None:
-    first = gpu_step().write(tmp_path / "a.json.gz")
-    second = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.pt.trace.json")
-    for _ in range(2):
-        assert Trace.load(first).operations.names == (GEMM,)
-        assert Trace.load(second).operations.names == ("aten::mm",)
-    assert {sqlite_of(first).parent, sqlite_of(second).parent} > {tmp_path}
-
-
-def test_a_renamed_trace_keeps_its_file(tmp_path: Path) -> None:
-    sqlite = sqlite_of(gpu_step().write(tmp_path / "a.json.gz"))
-    trace = (tmp_path / "a.json.gz").rename(tmp_path / "b.json.gz")
-    assert sqlite_of(trace) != sqlite.rename(tmp_path / "c.sqlite")
-    (tmp_path / "c.sqlite").rename(tmp_path / "b.sqlite")
-    assert [path.name for path in find_traces([tmp_path])] == ["b.sqlite"]
-
-
-def test_a_folder_that_cannot_be_written(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(made, "_is_writable", lambda folder: folder != tmp_path)
-    trace = gpu_step().write(tmp_path / "a.json.gz")
-    assert sqlite_of(trace).is_relative_to(own_cache)
-    assert sqlite_of(trace) == sqlite_of(trace)
-
-
-def test_what_fails_half_way_leaves_nothing(tmp_path: Path) -> None:
-    output = tmp_path / "folder"
-    (output / "t.sqlite").mkdir(parents=True)
-    with pytest.raises(NsysAnalyzerError, match=r"t\.sqlite is a folder, not a file"):
-        convert(gpu_step().write(tmp_path / "t.json"), output / "t.sqlite")
-    assert [path.name for path in output.iterdir()] == ["t.sqlite"]
+@pytest.mark.usefixtures("all_kept")
+def test_a_cache_that_cannot_be_written_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert len(loaded(gpu_step(), tmp_path).operations) == 3
 
 
 # --- in the commands -----------------------------------------------------------------------------------------------
@@ -577,34 +550,24 @@ def test_a_folder_holds_each_trace_once_and_no_other_json(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "g.json")
     found = [path.name for path in find_traces([tmp_path])]
     assert found == ["a.json.gz", "b.pt.trace.json", "c.pt.trace.json.gz", "d2.json", "d10.json", "e.json"]
-    sqlite_of(tmp_path / "a.json.gz")
-    assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite", *found[1:]]
 
 
-def test_a_file_stands_for_the_trace_that_it_was_made_from(tmp_path: Path) -> None:
+def test_a_trace_stands_for_what_an_earlier_version_made_of_it(tmp_path: Path) -> None:
+    trace = gpu_step().write(tmp_path / "run.json.gz")
+    sqlite_of(trace).rename(tmp_path / "run.sqlite")
+    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz"]
+    trace.unlink()
+    assert [path.name for path in find_traces([tmp_path])] == ["run.sqlite"]
+    assert Trace.load(tmp_path / "run.sqlite").operations.names == (GEMM,)
+
+
+def test_an_export_of_nsys_of_that_name_is_another_capture(tmp_path: Path) -> None:
+    gpu_step().write(tmp_path / "run.json.gz")
     (tmp_path / "run.nsys-rep").write_bytes(b"report")
-    second = Kineto().operator("aten::mm", 0, 1).write(tmp_path / "run.pt.trace.json")
-    made = sqlite_of(gpu_step().write(tmp_path / "run.json.gz"))
-    assert [path.name for path in find_traces([tmp_path])] == ["run.nsys-rep", "run.pt.trace.json", "run.sqlite"]
-    made.unlink()
-    sqlite_of(second)
-    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.nsys-rep", "run.sqlite"]
-    made.unlink()
-    Export().kernel(GEMM, 1, 2, 3).write(made)  # an export of nsys, newer than its report
-    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.pt.trace.json", "run.sqlite"]
-    os.utime(made, (0, 0))
-    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.nsys-rep", "run.pt.trace.json"]
-
-
-def test_a_trace_stands_for_the_file_of_an_older_converter(tmp_path: Path) -> None:
-    made = sqlite_of(gpu_step().write(tmp_path / "a.json.gz"))
-    with closing(sqlite3.connect(made)) as connection:  # the first converter did not say from what it converted
-        connection.execute("DELETE FROM META_DATA_EXPORT WHERE name = 'EXPORT_SOURCE_SUFFIX'")
-        connection.execute("UPDATE META_DATA_EXPORT SET value = '1' WHERE name = 'EXPORT_CONVERTER_VERSION'")
-        connection.commit()
-    assert [path.name for path in find_traces([tmp_path])] == ["a.json.gz"]
-    assert sqlite_of(tmp_path / "a.json.gz") == made
-    assert [path.name for path in find_traces([tmp_path])] == ["a.sqlite"]
+    export = Export().kernel(GEMM, 1, 2, 3).write(tmp_path / "run.sqlite")
+    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.sqlite"]
+    os.utime(export, (0, 0))
+    assert [path.name for path in find_traces([tmp_path])] == ["run.json.gz", "run.nsys-rep"]
 
 
 @pytest.mark.parametrize("command", ["report", "kernels", "info"])
@@ -632,8 +595,8 @@ def test_a_report_may_be_json(tmp_path: Path) -> None:
 
 
 def test_operators_are_kept_beside_the_ranges(tmp_path: Path) -> None:
-    loaded = Trace.load(converted(gpu_step().operator("MmBackward0", 240, 30, tid=AUTOGRAD), tmp_path))
-    operators = loaded.operators
+    trace = loaded(gpu_step().operator("MmBackward0", 240, 30, tid=AUTOGRAD), tmp_path)
+    operators = trace.operators
     assert [operators.names[name] for name in operators.name] == ["aten::mm", "aten::mm", "MmBackward0"]
     assert (operators.end - operators.start).tolist() == [20_000, 20_000, 30_000]
-    assert not set(loaded.ranges.names) & set(operators.names)
+    assert not set(trace.ranges.names) & set(operators.names)

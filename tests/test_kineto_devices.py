@@ -32,56 +32,6 @@ def summary_of(path: Path) -> CaptureSummary:
     return summary
 
 
-# --- MTIA ----------------------------------------------------------------------------------------------------------
-
-
-def mtia(**properties: object) -> Kineto:
-    """Forward [100, 300): a function launched at 110 runs [120, 150) on MTIA 9, data moves [150, 155); the queue
-    records an event [155, 160) and waits [160, 290).
-    """
-    trace = Kineto(**properties).range("forward", 100, 200).operator("aten::linear", 105, 20)
-    launch = "runFunction - job_prep_and_submit_for_execution"
-    trace.add("mtia_runtime", launch, 110, 5, correlation=77)
-
-    def ran(name: str, ts: int, dur: int, **args: object) -> None:
-        trace.add("mtia_ccp_events", name, ts, dur, pid=9, tid=4, stream=1, **args)
-
-    ran("fc-dtype_Float", 120, 30, correlation=77, row="0", column="0")
-    ran("dma_request", 150, 5, direction="HOST_TO_DEVICE", size=2048)
-    ran("event_record", 155, 5, seq_num=1)
-    ran("event_wait", 160, 130, seq_num=1)
-    return trace
-
-
-def test_functions_of_an_mtia_are_kernels_and_its_waits_are_none(tmp_path: Path) -> None:
-    summary = summary_of(mtia().write(tmp_path / "t.json"))
-    forward = summary.phase("forward")
-    assert summary.gpu
-    assert summary.gpu.name == "MTIA"
-    assert not summary.on_cpu
-    assert forward
-    assert [(row.name, row.ms_per_instance) for row in forward.kernels] == [("fc-dtype_Float", pytest.approx(0.030))]
-    assert summary.whole
-    assert summary.whole.gpu_busy_ms.mean == pytest.approx(0.035)  # the function and the data: [120, 155)
-    # 30 of 35 us: the data lies outside
-    assert [warning.split(":")[0] for warning in summary.warnings] == [
-        "The phases found (forward) hold 85.7 % of the GPU time (kernels, copies and fills)"
-    ]
-
-
-def test_an_mtia_keeps_the_name_it_has(tmp_path: Path) -> None:
-    trace = mtia(deviceProperties=[{"id": 9, "name": "ARTEMIS", "runtimeMajorVersion": 1}])
-    gpu = summary_of(trace.write(tmp_path / "t.json")).gpu
-    assert gpu
-    assert gpu.name == "MTIA ARTEMIS"
-
-
-def test_a_function_of_an_mtia_that_left_no_kernel_is_told(tmp_path: Path) -> None:
-    trace = mtia().add("mtia_runtime", "runFunction - job_prep_and_submit_for_execution", 200, 5, correlation=78)
-    warnings = summary_of(trace.write(tmp_path / "t.json")).warnings
-    assert any(warning.startswith("Of 1 kernel launch there is no kernel") for warning in warnings)
-
-
 # --- AMD -----------------------------------------------------------------------------------------------------------
 
 
@@ -160,20 +110,12 @@ def test_a_launch_of_hip_that_left_no_kernel_is_told(tmp_path: Path) -> None:
     assert any(warning.startswith("Of 1 kernel launch there is no kernel") for warning in warnings)
 
 
-# --- others --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("category", ["xpu_runtime", "xpu_driver", "privateuse1_runtime", "privateuse1_driver"])
+@pytest.mark.parametrize("category", ["privateuse1_runtime", "privateuse1_driver"])
 def test_calls_of_other_devices_are_launches(category: str, tmp_path: Path) -> None:
     trace = Kineto().range("forward", 100, 100).add(category, "enqueue", 110, 1, PID, MAIN, correlation=1)
     forward = summary_of(trace.kernel("gemm_kernel", 1, 250, 30).write(tmp_path / "t.json")).phase("forward")
     assert forward
     assert forward.kernels_per_instance == 1
-
-
-def test_intels_gpu_is_no_cuda_device(tmp_path: Path) -> None:
-    trace = Kineto().gpu("Intel(R) Data Center GPU Max 1550").launch(1, 110, api="enqueue").kernel("a", 1, 120, 30)
-    assert Trace.load(trace.write(tmp_path / "t.json")).metadata.platform == "XPU"
 
 
 # --- the words -----------------------------------------------------------------------------------------------------

@@ -34,10 +34,9 @@ def step() -> Kineto:
 # --- a bare array --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ending", ["]", "", ",", ",\n", " ]\n"])
-def test_a_bare_array_of_events_is_a_trace(ending: str, tmp_path: Path) -> None:
+def test_a_bare_array_of_events_is_a_trace(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
-    path.write_text(step().array().removesuffix("]") + ending, encoding="utf-8")
+    path.write_text(step().array(), encoding="utf-8")
     (summary,) = summarize(Trace.load(path), "t")
     forward = summary.phase("forward")
     assert forward

@@ -1,4 +1,4 @@
-"""A database beside a trace: to look at one changes nothing, and one that was made of a private trace is private."""
+"""A database beside a trace: to look at one changes nothing."""
 
 from __future__ import annotations
 
@@ -12,9 +12,7 @@ from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import NsysAnalyzerError
-from nsys_analyzer.trace.sources import sqlite_of
-from nsys_analyzer.trace.sources.inputs import check_no_input
-from nsys_analyzer.trace.sources.made import SQLITE_SIDECARS
+from nsys_analyzer.trace.sources import check_no_input
 from tests.support.export import Export
 from tests.support.kineto import Kineto
 
@@ -37,12 +35,6 @@ def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_what_is_made_of_a_private_trace_is_private(tmp_path: Path) -> None:
-    trace = Kineto().operator("aten::mm", 10, 20).write(tmp_path / "t.json")
-    trace.chmod(0o600)
-    assert sqlite_of(trace).stat().st_mode & 0o777 == 0o600
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
@@ -58,7 +50,7 @@ def test_a_report_leaves_the_log_of_a_database(captures: Path, tmp_path: Path) -
 
 
 def test_what_sqlite_keeps_beside_an_input_is_not_written_over(captures: Path) -> None:
-    for ending in SQLITE_SIDECARS:
+    for ending in ("-wal", "-shm", "-journal"):
         beside = captures / f"step.sqlite{ending}"
         beside.touch()
         for source in (captures, captures / "step.sqlite", captures / "step.pt.trace.json"):

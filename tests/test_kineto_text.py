@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.sources import sqlite_of
-from nsys_analyzer.trace.sources.kineto import json_text
-from nsys_analyzer.trace.sources.kineto.read import read_kineto
-from tests.support.kineto import Kineto, events_of
+from nsys_analyzer.trace.kineto import json_text
+from nsys_analyzer.trace.kineto.read import read_kineto
+from nsys_analyzer.trace.sources import open_capture
+from tests.support.kineto import Kineto, tables_of
 
 MIB = 1 << 20
 
@@ -52,7 +52,7 @@ def spread(text: str, space: str) -> str:
 def test_white_space_takes_no_memory(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     path.write_bytes(gzip.compress(spread(step().text(), " \n\t\r" * (MIB // 2)).encode(), 1))  # 2 MiB at 9 places
-    assert events_of(read_kineto(path)) == events_of(read_kineto(step().write(tmp_path / "u.json")))
+    assert tables_of(path) == tables_of(step().write(tmp_path / "u.json"))
     assert peak_of(read_kineto, path) < 30
 
 
@@ -142,13 +142,7 @@ def test_deep_nesting_is_one_line(before: str, depth: int, tmp_path: Path) -> No
 def test_what_is_no_file_is_not_opened(make: Any, tmp_path: Path) -> None:
     make(tmp_path / "t.json.gz")
     with pytest.raises(TraceError, match=r"t\.json\.gz is no file that can be read to its end"):
-        sqlite_of(tmp_path / "t.json.gz")
-
-
-def test_a_fifo_in_the_place_of_the_converted_file_is_not_opened(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    os.mkfifo(tmp_path / "t.sqlite")
-    assert sqlite_of(step().write(tmp_path / "t.json")).is_relative_to(tmp_path / "cache")
+        open_capture(tmp_path / "t.json.gz")
 
 
 def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
@@ -157,12 +151,13 @@ def test_too_little_memory_is_one_line(tmp_path: Path) -> None:
     path.write_text('{"traceEvents": [' + ", ".join(event % (n, n) for n in range(200_000)) + "]}")
     program = (
         "import resource, sys; from pathlib import Path\n"
-        "import nsys_analyzer.trace.sources.kineto.tables  # before the memory is scarce\n"
-        "from nsys_analyzer.trace.sources import sqlite_of\n"
+        "import pyarrow\n"
+        "import nsys_analyzer.trace.arrow_reader, nsys_analyzer.trace.kineto.tables  # before the memory is scarce\n"
+        "from nsys_analyzer.trace.sources import open_capture\n"
         "from nsys_analyzer.errors import TraceError\n"
         "used = int(Path('/proc/self/statm').read_text().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (used + 40 * 2**20,) * 2)\n"
-        "try: sqlite_of(Path(sys.argv[1]))\n"
+        "try: open_capture(Path(sys.argv[1]))\n"
         "except TraceError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
@@ -194,8 +189,7 @@ def test_the_same_is_read_wherever_the_pieces_end(values: list[Any], piece: int,
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patched:
         path = Path(folder) / "t.json"
         path.write_text(text, encoding="utf-8")
-        whole = read_kineto(path)
+        whole = tables_of(path)
         patched.setattr(json_text, "_PIECE", piece)
-        cut = read_kineto(path)
-        assert (events_of(cut), cut.remarks) == (events_of(whole), whole.remarks)
-    assert len(whole.of("operator")) == 3
+        assert tables_of(path) == whole
+    assert len(whole["TORCH_OPERATOR_EVENTS"]["start"]) == 3

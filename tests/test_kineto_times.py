@@ -8,21 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.trace.sources.kineto.times import all_nanoseconds, nanoseconds
+from nsys_analyzer.trace.kineto.events import nanoseconds
 
 NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,21})(\.[0-9]{1,20})?", fullmatch=True)
-PLAIN = st.from_regex(r"-?(0|[1-9][0-9]{0,12})(\.[0-9]{1,5})?", fullmatch=True)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=6))
-def test_all_at_once_are_those_of_each(texts: list[str]) -> None:
-    found = all_nanoseconds([text.encode() for text in texts])
-    assert found is None or found.tolist() == [nanoseconds(Decimal(text)) for text in texts]
-
-
-@given(st.lists(PLAIN, min_size=1, max_size=6))
-def test_plain_numbers_are_read_at_once(texts: list[str]) -> None:
-    assert all_nanoseconds([text.encode() for text in texts]) is not None
+def test_times_are_those_of_exact_decimals(texts: list[str]) -> None:
+    times, are_possible = nanoseconds([text.encode() for text in texts])
+    exact = [Decimal(text) * 1000 for text in texts]
+    assert are_possible.tolist() == [abs(number) < 2**61 // 1000 * 1000 for number in exact]
+    assert times.tolist() == [round(n) if fine else 0 for n, fine in zip(exact, are_possible, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -34,21 +30,17 @@ def test_plain_numbers_are_read_at_once(texts: list[str]) -> None:
         ("0.0015", 2),
         ("-0.0015", -2),
         ("0.00050001", 1),
-        ("2305843009213693.951", 2**61 - 1),
+        ("1.5E+2", 150_000),
+        ('"1"', 1000),
+        ("2305843009213693.952", None),  # 2⁶¹
+        ("-9223372036854775808", None),
+        ("1e400", None),
+        ("1" * 400, None),
+        ("null", None),
+        ("", None),
     ],
 )
-def test_microseconds_become_nanoseconds(text: str, ns: int) -> None:
-    assert nanoseconds(Decimal(text)) == ns
-    found = all_nanoseconds([text.encode()])
-    assert found is None or found.tolist() == [ns]
-
-
-@pytest.mark.parametrize("text", ["2305843009213693.952", "-9223372036854775808", "1e400", "1" * 400])
-def test_what_no_trace_can_hold_is_no_time(text: str) -> None:
-    assert nanoseconds(Decimal(text)) is None
-    assert all_nanoseconds([b"1", text.encode()]) is None
-
-
-@pytest.mark.parametrize("texts", [[b""], [b"1", b""], [b"", b"1"], [b'"1"'], [b"null"], [b"1e3"], [b"1.5E+2"]])
-def test_what_is_not_plain_is_left_to_be_read_alone(texts: list[bytes]) -> None:
-    assert all_nanoseconds(texts) is None
+def test_microseconds_become_nanoseconds(text: str, ns: int | None) -> None:
+    for others in ([], [b"1"], [b'"1"']):
+        times, are_possible = nanoseconds([*others, text.encode()])
+        assert (times[-1], are_possible[-1]) == (ns or 0, ns is not None)

@@ -132,10 +132,11 @@ def test_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
     assert len(Trace.load(trace).operations) > 0
-    (tmp_path / "t.sqlite").unlink()
-    monkeypatch.setattr("nsys_analyzer.trace.sources.made._is_writable", lambda _: False)
+    monkeypatch.setattr("nsys_analyzer.trace.nsys_report._is_writable", lambda _: False)
+    monkeypatch.setattr("nsys_analyzer.trace.nsys_report.find_nsys", lambda: Path("nsys"))
+    (tmp_path / "t.nsys-rep").write_bytes(b"report")
     with pytest.raises(ExportError, match=r"no home folder.*XDG_CACHE_HOME"):
-        Trace.load(trace)
+        Trace.load(tmp_path / "t.nsys-rep")
 
 
 def test_a_closed_standard_output_is_one_line(tmp_path: Path) -> None:

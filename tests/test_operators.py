@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import shutil
-import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +16,6 @@ from torch.profiler import ProfilerActivity, profile
 
 from nsys_analyzer import Trace
 from nsys_analyzer.trace.columns import Operators
-from nsys_analyzer.trace.sources import convert
 from tests.conftest import DATA
 from tests.support.export import Export
 from tests.support.kineto import AUTOGRAD, Kineto
@@ -230,22 +227,6 @@ def test_a_node_is_traced_to_the_call_of_its_module(tmp_path: Path) -> None:
         ("nn.Module: Linear_1", "[[4], [2, 16], [16, 4], [], []]"),
         ("nn.Module: Linear_0", "[[16], [2, 8], [8, 16], [], []]"),
     ]
-
-
-def test_a_file_that_was_made_before_has_no_numbers(tmp_path: Path) -> None:
-    convert(Kineto().operator("aten::mm", 0, 1).write(tmp_path / "a.json"), tmp_path / "b.sqlite")
-    with closing(sqlite3.connect(tmp_path / "b.sqlite")) as connection:
-        for column in ("sequenceNumber", "forwardThreadId", "shapesId"):
-            connection.execute(f"ALTER TABLE TORCH_OPERATOR_EVENTS DROP COLUMN {column}")
-        connection.commit()
-    operators = Trace.load(tmp_path / "b.sqlite").operators
-    assert operators.names == ("aten::mm",)
-    assert (operators.sequence.tolist(), operators.forward_thread.tolist(), operators.shapes.tolist()) == (
-        [-1],
-        [0],
-        [-1],
-    )
-    assert operators.shape_texts == ()
 
 
 def test_a_capture_without_operators(tmp_path: Path) -> None:

@@ -84,18 +84,18 @@ EVENTS = {"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid"
         ("sys.exit('it broke')", Result("failed", "exit code 1: it broke"), False),
     ],
 )
-def test_what_was_recorded_is_converted(
+def test_what_was_recorded_is_kept(
     code: str, ended: Result, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = recorder(tmp_path / "code", code)
     monkeypatch.chdir(tmp_path / "code")
     assert record(TorchProfiler(), program, tmp_path) == ended
-    assert (tmp_path / "out/capture.sqlite").is_file() == kept
+    assert (tmp_path / "out/capture.json.gz").is_file() == kept
     if kept:
-        assert Trace.load(tmp_path / "out/capture.sqlite").operations.names == ("aten::mm",)
+        assert Trace.load(tmp_path / "out/capture.json.gz").operations.names == ("aten::mm",)
 
 
-def test_a_trace_that_cannot_be_converted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = recorder(tmp_path / "code", "output.write_bytes(gzip.compress(b'{'))")
     monkeypatch.chdir(tmp_path / "code")
     ended = record(TorchProfiler(), program, tmp_path)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +14,7 @@ import pytest
 
 from nsys_analyzer import Trace
 from nsys_analyzer.capture.recorder import NOTHING_RECORDED, Annotation, Ranges, Recorder, main
+from tests.support.kineto import tables_of
 
 pytestmark = pytest.mark.slow  # each program imports torch
 
@@ -149,9 +148,8 @@ def test_a_whole_module_with_its_memory(record: Record) -> None:
     outcome = record(program, "--whole-program", "--memory", module=True)
     assert (outcome.code, outcome.err) == (0, "")
     assert "aten::ones" in kernels(Trace.load(outcome.trace))
-    with closing(sqlite3.connect(outcome.trace.with_name("trace.sqlite"))) as connection:
-        query = "SELECT bytes, memoryOperationType FROM CUDA_GPU_MEMORY_USAGE_EVENTS ORDER BY start"
-        assert connection.execute(query).fetchall() == [(256 * 256 * 4, 0), (256 * 256 * 4, 1)]
+    memory = tables_of(outcome.trace)["CUDA_GPU_MEMORY_USAGE_EVENTS"]
+    assert (memory["bytes"], memory["memoryOperationType"]) == ([256 * 256 * 4] * 2, [0, 1])
 
 
 THREADS = """

@@ -18,6 +18,7 @@ from nsys_analyzer.capture.jobs import LOG, run_sweep
 from nsys_analyzer.capture.nsys import ProfileOptions
 from nsys_analyzer.capture.profilers import NsysProfiler
 from nsys_analyzer.configuration import Run
+from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.machine import gpu_count
 from nsys_analyzer.runs.manifest import configuration_of, read_manifest
 from nsys_analyzer.runs.targets import Target
@@ -76,7 +77,7 @@ def test_the_whole_way(on_cpu: Sweep) -> None:
     assert ended.stdout.splitlines()[-1] == "runs/report.md"
     place = folder / "runs" / NAME
     assert {path.name for path in place.iterdir()} == {
-        "capture.json.gz", "capture.sqlite", "manifest.json", "target.log",
+        "capture.json.gz", "manifest.json", "target.log",
     }  # fmt: skip
     report = (folder / "runs/report.md").read_text()
     assert NAME in report
@@ -96,7 +97,7 @@ def test_the_manifest_says_what_flops_need(on_cpu: Sweep) -> None:
 
 
 def test_the_forward_pass_has_nine_products_a_layer_and_one(on_cpu: Sweep) -> None:
-    trace = Trace.load(on_cpu[0] / "runs" / NAME / "capture.sqlite")
+    trace = Trace.load(on_cpu[0] / "runs" / NAME / "capture.json.gz")
     assert forward_products(trace) == [PRODUCTS] * 3
 
 
@@ -104,7 +105,7 @@ def test_python_and_the_profiler_see_the_same_steps(on_cpu: Sweep) -> None:
     folder = on_cpu[0] / "runs"
     with (folder / "timings.csv").open() as file:
         timings = {row["phase"]: row for row in csv.DictReader(file)}
-    (summary,) = summarize(Trace.load(folder / NAME / "capture.sqlite"), NAME)
+    (summary,) = summarize(Trace.load(folder / NAME / "capture.json.gz"), NAME)
     walls = {phase.phase: phase for phase in summary.phases}
     assert {"forward", "loss", "backward", "optimizer"} <= set(walls)
     for name in ("forward", "backward", "optimizer"):
@@ -174,7 +175,7 @@ def test_a_program_of_the_users(crash: bool, tmp_path: Path) -> None:
         assert "a NaN in the loss" in (tmp_path / "runs/report.md").read_text()
     else:
         assert (ended.returncode, said.status) == (0, "ok"), ended.stderr
-        assert forward_products(Trace.load(place / "capture.sqlite")) == [1, 1]
+        assert forward_products(Trace.load(place / "capture.json.gz")) == [1, 1]
 
 
 DDP = """
@@ -199,7 +200,7 @@ def test_a_program_of_the_users_as_two_ranks(tmp_path: Path) -> None:
     said = [read_manifest(place / f"capture_rank{rank}.manifest.json") for rank in (0, 1)]
     assert [(one.rank, one.world_size, one.steps, one.warmup_steps) for one in said] == [(0, 2, 3, 2), (1, 2, 3, 2)]
     for rank in (0, 1):
-        (summary,) = summarize(Trace.load(place / f"capture_rank{rank}.sqlite"), "train")
+        (summary,) = summarize(Trace.load(place / f"capture_rank{rank}.json.gz"), "train")
         assert summary.rank == rank  # PyTorch's trace says it, too
         (backward,) = (phase for phase in summary.phases if phase.phase == "backward")
         assert backward.instances + backward.warmup_instances == 3  # a first step that takes long is left out
@@ -282,7 +283,7 @@ def on_gpu(nsys: Nsys, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ca
         ended = command(folder, "run", *words, NSYS=str(nsys.path))
         assert ended.returncode == 0, ended.stderr
         name = "small_ctx128_train_fp32"
-        (summaries[profiler],) = summarize(Trace.load(folder / profiler / name / "capture.sqlite"), name)
+        (summaries[profiler],) = load_captures([folder / profiler / name]).captures
     return summaries
 
 

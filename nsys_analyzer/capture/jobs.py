@@ -265,7 +265,7 @@ def _run_target(
             made = overlaid(made, replace(target.run, steps=None, warmup_steps=None))
         made = replace(made, status=result.status, message=result.message)
         if profiler:
-            made = replace(made, capture=f"{stem}.sqlite")
+            made = replace(made, capture=f"{stem}{profiler.suffix}")
         manifest: dict[str, Any] = {"timings": timings}
         if ranks:
             made = replace(made, rank=None if ranks.one_report else number, world_size=ranks.count, group=group)

@@ -12,7 +12,7 @@ from nsys_analyzer.capture.nsys import ProfileOptions, finished_report, profile_
 from nsys_analyzer.errors import CaptureError, ConfigurationError
 from nsys_analyzer.runs.targets import OF_RANK, Ranks, Target
 from nsys_analyzer.system.nsys import Nsys
-from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.sources import open_capture, sqlite_of
 
 _FLAGS_WITH_A_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # of the Python interpreter
 
@@ -24,6 +24,7 @@ class NsysProfiler:
     nsys: Nsys
     options: ProfileOptions
     name: str = "nsys"
+    suffix: str = ".sqlite"
 
     def described(self) -> dict[str, str]:
         """Its keys in a manifest: the version of nsys."""
@@ -53,11 +54,12 @@ class NsysProfiler:
 
 @dataclass(frozen=True)
 class TorchProfiler:
-    """``torch.profiler`` in the program's own process, its trace converted to the tables of an nsys export."""
+    """``torch.profiler`` in the program's own process."""
 
     memory: bool = False
     whole_program: bool = False
     name: str = "torch"
+    suffix: str = ".json.gz"
 
     def described(self) -> dict[str, str]:
         """Its keys in a manifest: none, the target states the version of PyTorch."""
@@ -84,12 +86,12 @@ class TorchProfiler:
         return launched(command, ranks.count, folder) if ranks else command
 
     def export(self, folder: Path, stem: str, log: Path, timeout_s: float | None) -> None:
-        """Leaves ``STEM.sqlite`` of what a program left that has ended; raises NsysAnalyzerError where that is none."""
+        """Checks ``STEM.json.gz``, which a program left that has ended; raises NsysAnalyzerError where it is none."""
         del log, timeout_s
         trace = folder / f"{stem}.json.gz"
         if not trace.is_file():
             raise CaptureError(f"it ended well and left no {trace.name}, as a program does that ends with os._exit()")
-        sqlite_of(trace)
+        open_capture(trace)
 
 
 Profiler: TypeAlias = NsysProfiler | TorchProfiler

@@ -24,11 +24,10 @@ def info(trace: Path) -> None:
     """Print what TRACE holds: versions, tables, processes, threads, ranges, the profiler's messages, warnings."""
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.text import plain, visible
-    from nsys_analyzer.trace.opening import open_export
-    from nsys_analyzer.trace.sources import export_of
+    from nsys_analyzer.trace.sources import open_capture
     from nsys_analyzer.trace.trace import Trace
 
-    reader = open_export(export_of(trace))
+    reader = open_capture(trace)
     loaded = Trace.read(reader, trace)
     for title, lines in (
         ("Capture", _versions(loaded)),

@@ -15,7 +15,7 @@ from nsys_analyzer.report.model import Report, Timeline
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.json_data import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular, link_target, write_text
-from nsys_analyzer.trace.sources.inputs import check_no_input
+from nsys_analyzer.trace.sources import check_no_input
 
 #: What tells our files from others: the mark of a report, the generator of its data, the software of a figure; within
 #: so many bytes of the start or the end.

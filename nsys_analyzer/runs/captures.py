@@ -29,8 +29,8 @@ from nsys_analyzer.runs.manifest import (
     stem_of_manifest,
 )
 from nsys_analyzer.system.cluster import IN_TURN, Workers
+from nsys_analyzer.trace.nsys_report import is_export_folder, written_ns
 from nsys_analyzer.trace.sources import is_capture, is_current, is_made_from, trace_stem
-from nsys_analyzer.trace.sources.folder import is_export_folder, written_ns
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from nsys_analyzer.trace.nccl import noted_calls, read_nccl_calls
 from nsys_analyzer.trace.ranks import read_ranks
 from nsys_analyzer.trace.reader import Reader, column_in
 from nsys_analyzer.trace.schema import Table
-from nsys_analyzer.trace.sources import sqlite_of
-from nsys_analyzer.trace.sources.inputs import check_no_input
+from nsys_analyzer.trace.sources import check_no_input, sqlite_of
 from nsys_analyzer.trace.sqlite_reader import SqliteReader
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 

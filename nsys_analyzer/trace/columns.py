@@ -35,7 +35,6 @@ CALLS = {
         "cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchCooperativeKernel",
         "hipLaunchKernel", "hipLaunchCooperativeKernel", "hipModuleLaunchKernel", "hipModuleLaunchCooperative",
         "hipExtLaunchKernel", "hipExtModuleLaunchKernel", "hipHccModuleLaunchKernel", "hipDrvLaunchKernelEx",
-        "runFunction",  # of an MTIA
     ),
     BEGIN_CAPTURE: ("cudaStreamBeginCapture", "cuStreamBeginCapture", "hipStreamBeginCapture"),
     END_CAPTURE: ("cudaStreamEndCapture", "cuStreamEndCapture", "hipStreamEndCapture"),
@@ -102,7 +101,9 @@ class Columns:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED}
 
     def select(self, mask: Any) -> Self:
-        """The rows that a boolean mask, a slice or an index array picks."""
+        """Returns the rows that a boolean mask, a slice or an index array picks; itself, without a copy, for all."""
+        if getattr(mask, "dtype", None) == np.bool_ and mask.all():
+            return self
         return replace(self, **{key: array[mask] for key, array in self.columns().items()})
 
 

@@ -17,8 +17,8 @@ _ARGUMENT = re.compile(r":ARGUMENT_([0-9]{1,6})$")
 #: A version as an integer; without a driver nsys writes 0.
 _NUMBER = re.compile(r"(?!0$)[0-9]{1,18}")
 
-CUDA, HIP, XPU, MTIA = "CUDA", "HIP", "XPU", "MTIA"
-"""How devices are programmed: NVIDIA's, AMD's, Intel's and Meta's."""
+CUDA, HIP = "CUDA", "HIP"
+"""How devices are programmed: NVIDIA's and AMD's."""
 
 _UNITS = {CUDA: "SMs", HIP: "CUs"}
 
@@ -61,7 +61,7 @@ class Metadata:
 
     Attributes:
         profiler: "nsys" or "torch".
-        platform: how the devices are programmed: "CUDA", "HIP", "XPU" or "MTIA".
+        platform: how the devices are programmed: "CUDA" or "HIP".
         runtime: the version of CUDA or HIP.
         gpus: by GPU ID.
         gpu_of: (pid, CUDA device ordinal) to GPU ID.

@@ -55,7 +55,6 @@ from nsys_analyzer.trace.columns import (
 from nsys_analyzer.trace.diagnostics import explained
 from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
 from nsys_analyzer.trace.nccl import NcclCalls, noted_calls, read_nccl_calls
-from nsys_analyzer.trace.opening import open_export
 from nsys_analyzer.trace.operators import (
     annotated_operators,
     are_named_operators,
@@ -67,7 +66,7 @@ from nsys_analyzer.trace.operators import (
 )
 from nsys_analyzer.trace.ranks import Rank, read_ranks
 from nsys_analyzer.trace.reader import Reader
-from nsys_analyzer.trace.sources import export_of
+from nsys_analyzer.trace.sources import open_capture
 from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
 
 if TYPE_CHECKING:
@@ -125,7 +124,7 @@ class Trace:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads a ``.sqlite`` export; a ``.nsys-rep`` or a PyTorch profiler trace is made into one first.
+        """Reads a ``.sqlite`` export; a folder of Parquet or Arrow files, a ``.nsys-rep``, or a PyTorch trace.
 
         Raises:
             TraceError: the file is absent, damaged, not an nsys export, or too large for the memory.
@@ -134,7 +133,7 @@ class Trace:
         """
         path = Path(path)
         try:
-            return cls.read(open_export(export_of(path)), path)
+            return cls.read(open_capture(path), path)
         except MemoryError as error:
             remedy = "Capture fewer steps, or read it on a machine with more"
             raise TraceError(f"{path} needs more memory than there is", remedy) from error
@@ -159,8 +158,8 @@ class Trace:
         nodes = frames["graph_nodes"]
         return cls(
             path,
-            operations if (timed & once).all() else operations.select(timed & once),
-            launches if called.all() else launches.select(called),
+            operations.select(timed & once),
+            launches.select(called),
             launches.select(called & out_of_memory),
             ranges.select(valid & ended),
             ranges.select(valid & ~ended),

@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.trace.sources import convert
+from nsys_analyzer.trace.sources import sqlite_of
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
@@ -65,7 +65,7 @@ def inputs(folder: Path) -> Inputs:
         _without_constraints(folder / packed.stem)
     recorded = folder / "cpu_train.pt.trace.json.gz"
     shutil.copyfile(_ROOT / "tests/data" / recorded.name, recorded)
-    convert(recorded, folder / "cpu_train.sqlite")
+    shutil.copyfile(sqlite_of(recorded), folder / "cpu_train.sqlite")
     found = [
         path for path in sorted(folder.glob("*.sqlite")) for _ in range(1 if path.stat().st_size > _LARGE else _OFTEN)
     ]

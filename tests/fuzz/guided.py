@@ -17,7 +17,7 @@ import atheris
 
 with atheris.instrument_imports(include=["nsys_analyzer"]):
     from nsys_analyzer.analysis.summary.summarize import summarize
-    from nsys_analyzer.trace.sources.kineto.tables import read_tables
+    from nsys_analyzer.trace.kineto.tables import read_tables
     from nsys_analyzer.trace.trace import Trace
 
 from nsys_analyzer.errors import NsysAnalyzerError
@@ -39,13 +39,12 @@ def _loader(folder: Path) -> tuple[Callable[[bytes], None], bytes]:
 
 
 def _converter(folder: Path) -> tuple[Callable[[bytes], None], bytes]:
-    """Converts a trace of PyTorch's profiler; the input to start from."""
-    path, made = folder / "t.json", folder / "made.sqlite"
+    """Reads a trace of PyTorch's profiler; the input to start from."""
+    path = folder / "t.json"
 
     def read(content: bytes) -> None:
         path.write_bytes(content)
-        made.unlink(missing_ok=True)
-        read_tables(path, ".json")(made)
+        read_tables(path)
 
     recorded = Kineto().gpu().range("forward", 0, 100).operator("aten::mm", 5, 20).thread(500, "thread 500 (python3)")
     recorded.launch(1, 10).kernel("ampere_sgemm_128x64_tn", 1, 20, 30).launch(2, 40).copy("Memcpy HtoD", 2, 60, 5, 64)

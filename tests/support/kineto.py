@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.trace.sources.kineto.events import NULL, KinetoTrace
+from nsys_analyzer.trace.kineto.tables import read_tables
 
 PID = 500
 MAIN = 500
@@ -90,21 +90,6 @@ class Kineto:
         self.events += [event, event]
         return self
 
-    def legacy(
-        self, number: int, name: str, ts: float, dur: float, gpu: tuple[float, float] | None = None, tid: int = 1
-    ) -> Kineto:
-        """An operator as the autograd profiler before PyTorch 1.8 wrote it, with its start and length on the GPU."""
-        on_cpu, on_gpu = ({"pid": f"{kind} functions", "args": {}} for kind in ("CPU", "CUDA"))
-        arrow = {"name": name, "id": number, "cat": "cpu_to_cuda"}
-        self.events.append({"name": name, "ph": "X", "ts": ts, "dur": dur, "tid": tid, **on_cpu})
-        if gpu:
-            self.events += [
-                {**arrow, "ph": "s", "ts": ts, "tid": tid, **on_cpu},
-                {**arrow, "ph": "f", "ts": gpu[0], "tid": 0, **on_gpu},
-                {"name": name, "ph": "X", "ts": gpu[0], "dur": gpu[1], "tid": 0, **on_gpu},
-            ]
-        return self
-
     def array(self) -> str:
         """The events as a bare array."""
         return json.dumps(self.events)
@@ -120,14 +105,12 @@ class Kineto:
         return path
 
 
-def events_of(trace: KinetoTrace) -> dict[str, list[dict[str, Any]]]:
-    """The events by kind, each with its texts and its place instead of their numbers."""
-    return {
-        kind: [_event(trace, dict(zip(rows.dtype.names or (), row, strict=True))) for row in rows.tolist()]
-        for kind, rows in trace.events.items()
-    }
-
-
-def _event(trace: KinetoTrace, row: dict[str, int]) -> dict[str, Any]:
-    texts = {key: None if row[key] == NULL else trace.texts[row[key]] for key in ("name", "shapes") if key in row}
-    return {**row, **texts, "place": trace.places[row["place"]]}
+def tables_of(path: Path) -> dict[str, dict[str, list[Any]]]:
+    """Returns what a trace is read as: the columns of each table, by their names; texts for their IDs."""
+    tables = {name: table.to_pydict() for name, table in read_tables(path).items()}
+    strings = tables.pop("StringIds")
+    text_of = dict(zip(strings["id"], strings["value"], strict=True))
+    for columns in tables.values():
+        for name in {"demangledName", "nameId", "textId", "shapesId"} & set(columns):
+            columns[name] = [text_of.get(number) for number in columns[name]]
+    return tables

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from nsys_analyzer.trace.sources.kineto.events import CALL, GPU_OPERATION, OPERATOR, Numbered, Rows
+from nsys_analyzer.trace.kineto.events import COLUMNS, Rows
 
 #: Autograd's own bookkeeping, which runs operators: ``autograd::engine::evaluate_function: MmBackward0``,
 #: ``torch::autograd::AccumulateGrad``, ``MmBackward0``, ``torch::jit::…Backward``, a function's ``MyBackward``.
@@ -28,27 +28,30 @@ _TOLERATED = 0.01
 Stretch = tuple[int, int]
 """Where an operator runs and none that it calls: start and end in ns."""
 
-Span = tuple[int, int, int, int]
-"""The columns that every event has: the numbers of its name and place, start and end in ns."""
 
-
-def make_kernels(events: dict[str, Rows], texts: Numbered[str]) -> Iterator[str]:
+def make_kernels(events: dict[str, Rows], texts: dict[str, int]) -> Iterator[str]:
     """Makes a kernel and its launch of each call of an operator, in place; a thread is a stream. Yields warnings."""
+    operators, names = events["operator"], list(texts)
+    working = [number for number in np.unique(operators["name"]) if is_operator(names[number])]
+    threads: dict[int, list[tuple[int, int, int, int]]] = defaultdict(list)
+    for span in operators[np.isin(operators["name"], working)][["name", "place", "start", "end"]].tolist():
+        threads[span[1]].append(span)
     calls, kernels = list[tuple[int, ...]](), list[tuple[int, ...]]()
-    operators = events.get("operator", np.empty(0, OPERATOR))
-    names = list(texts)
     own_ns = 0
-    for stream, found in enumerate(own_stretches(operators, names)):
-        for (name, place, start, end), free in found:
+    for stream, spans in enumerate(threads.values()):
+        spans.sort(key=lambda span: (span[2], -span[3]))
+        for (name, place, start, end), free in zip(spans, stretches(span[2:] for span in spans), strict=True):
             own_ns += sum(end - start for start, end in free)
-            is_compiled = names[name].startswith(_COMPILED)
-            if is_compiled:
+            if names[name].startswith(_COMPILED):
                 name = texts[COMPILED_GRAPH]  # without the hash, which would part equals
-            for run in free if is_compiled else [longest(start, free)]:
-                launch = run if is_compiled else (start, end)
-                calls.append((name, place, *launch, len(calls) + 1))
+                launched = [(run, run) for run in free]
+            else:
+                longest = max(free, key=lambda run: run[1] - run[0], default=(start, start))
+                launched = [((start, end), longest)]
+            for call, run in launched:
+                calls.append((name, place, *call, len(calls) + 1))
                 kernels.append((name, place, *run, len(calls), 0, stream, 0, 0))
-    events |= {"runtime": np.array(calls, CALL), "kernel": np.array(kernels, GPU_OPERATION)}
+    events |= {"runtime": np.array(calls, COLUMNS["runtime"]), "kernel": np.array(kernels, COLUMNS["kernel"])}
     lost_ns = own_ns - int((events["kernel"]["end"] - events["kernel"]["start"]).sum())
     if lost_ns > _TOLERATED * own_ns:
         yield (
@@ -57,24 +60,8 @@ def make_kernels(events: dict[str, Rows], texts: Numbered[str]) -> Iterator[str]
         )
 
 
-def own_stretches(events: Rows, texts: list[str]) -> Iterator[list[tuple[Span, list[Stretch]]]]:
-    """The operators of each thread, each with the stretches in which it calls no other."""
-    names = [number for number in np.unique(events["name"]) if is_operator(texts[number])]
-    threads: dict[int, list[Span]] = defaultdict(list)
-    for span in events[np.isin(events["name"], names)][["name", "place", "start", "end"]].tolist():
-        threads[span[1]].append(span)
-    for found in threads.values():
-        found.sort(key=lambda span: (span[2], -span[3]))
-        yield list(zip(found, stretches((start, end) for _, _, start, end in found), strict=True))
-
-
-def longest(start: int, free: list[Stretch]) -> Stretch:
-    """The longest stretch of an operator; empty, at its start, where it has none."""
-    return max(free, key=lambda one: one[1] - one[0], default=(start, start))
-
-
 def is_operator(name: str) -> bool:
-    """Whether a ``cpu_op`` does work: it has a namespace (``aten::mm``), and is not autograd's bookkeeping.
+    """Returns whether a ``cpu_op`` does work: it has a namespace (``aten::mm``), and is not autograd's bookkeeping.
 
     What has none is a label somebody put around operators: ``MmBackward0``, ``enumerate(DataLoader)#…``,
     ``Optimizer.step#AdamW.step``, ``DistributedDataParallel.forward``; but for what torch.compile made.
@@ -83,7 +70,7 @@ def is_operator(name: str) -> bool:
 
 
 def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
-    """The stretches of each interval of one thread that no interval nested in it covers; none empty, no two overlap.
+    """Returns the stretches of each interval of one thread that no interval nested in it covers; none empty.
 
     Args:
         intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends

@@ -1,0 +1,365 @@
+"""Events as Kineto writes them: their fields, the kinds that are kept, and the row of integers that is kept of each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from decimal import Decimal, DecimalException
+from typing import Annotated, Any, TypeAlias, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from nsys_analyzer.trace.arrays import Bools, Ints
+from nsys_analyzer.trace.phase_names import MODULE_CALL
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
+"""An ordinal: of a device, a rank; a version."""
+Int64 = Annotated[int, msgspec.Meta(ge=-(2**63) + 1, le=2**63 - 1)]
+"""The range of a column of integers."""
+Size = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""A number of bytes or of processors."""
+
+Name: TypeAlias = int | str | None
+"""The ID of a process or a thread in a trace: any number, or any text."""
+Place: TypeAlias = tuple[Name, Name]
+"""A process and a thread of it; a device and a stream on a GPU."""
+Rows: TypeAlias = npt.NDArray[np.void]
+"""The events of one kind: a structured array of integers, in the file's order, with the columns of ``COLUMNS``."""
+
+GPU_RANGE = "gpu range"
+"""The kind of a range that Kineto draws on the GPU's timeline."""
+OLD_OPERATOR = "old operator"
+"""The kind of an operator or a range as PyTorch up to 1.12 wrote them, in one category."""
+OTHER_DEVICE = "other device"
+"""The kind of what only devices do that are not read."""
+
+#: What Kineto calls the kinds of event that are kept (``libkineto::ActivityType``), in small letters; the names of
+#: PyTorch up to 1.12 last. Waits (``cuda_sync``), the profiler's own work (``overhead``), counters and Python functions
+#: are not kept, but for calls of modules.
+_CATEGORIES = {
+    "kernel": "kernel",
+    "memcpy": "gpu_memcpy memcpy",
+    "memset": "gpu_memset memset",
+    "runtime": "cuda_runtime cuda_driver privateuse1_runtime privateuse1_driver runtime",
+    "range": "user_annotation",
+    GPU_RANGE: "gpu_user_annotation",
+    "operator": "cpu_op",
+    OLD_OPERATOR: "operator",
+    OTHER_DEVICE: "xpu_runtime xpu_driver mtia_runtime mtia_ccp_events hpu_op glow_runtime",
+}
+_KINDS = {category: kind for kind, categories in _CATEGORIES.items() for category in categories.split()}
+
+_EVENT = ("name", "place", "start", "end")
+_CALL = (*_EVENT, "correlation")
+
+
+def _columns(*names: str) -> np.dtype[np.void]:
+    return np.dtype([(name, np.int64) for name in names])
+
+
+#: Of every event: the numbers of its name and of its place (process and thread; device and stream on a GPU) among
+#: those of the trace, its start and end in ns. A thread's name is an event of that name, without a time.
+EVENT = _columns(*_EVENT)
+_OPERATION = _columns(*_CALL, "device", "stream", "graph_node", "bytes")  # the graph's node is 0 where there is none
+_OPERATOR = _columns(*_EVENT, "sequence", "forward_thread", "shapes")  # shapes: the number of a text, or -1
+COLUMNS = {
+    **dict.fromkeys(("kernel", "memcpy", "memset"), _OPERATION),
+    **dict.fromkeys(("operator", OLD_OPERATOR), _OPERATOR),
+    "runtime": _columns(*_CALL),  # the correlation ID is 0 where the trace has none
+    # What a kernel says of its collective: its name, the message of one rank in bytes or -1, ranks of its group or 0.
+    "collective": _columns("name", "correlation", "bytes", "ranks"),
+    # Bytes that PyTorch's allocator allocated, or freed (negative); of the host where the device is -1.
+    "memory": _columns(*_EVENT, "bytes", "device", "allocated"),
+}
+"""The columns of the kinds that have more than ``EVENT``."""
+
+
+class Arguments(
+    msgspec.Struct,
+    gc=False,
+    rename={
+        "in_device": "inDevice",
+        "graph_node": "graph node id",
+        "device_type": "Device Type",
+        "memory_device": "Device Id",
+        "size": "Bytes",
+        "allocated": "Total Allocated",
+        "sequence": "Sequence number",
+        "forward_thread": "Fwd thread id",
+        "shapes": "Input Dims",
+        "collective": "Collective name",
+        "in_elements": "In msg nelems",
+        "out_elements": "Out msg nelems",
+        "group_size": "Group size",
+    },
+):
+    """The arguments that are of use: of GPU operations and API calls, memory (capital letters), threads, operators."""
+
+    correlation: Int64 | None = None
+    device: Int32 | None = None
+    in_device: Int32 | None = None  # of a copy between GPUs
+    stream: Int64 | str | None = None  # AMD's calls have an address
+    graph_node: Int64 | None = None
+    bytes: Size | None = None
+    device_type: Int64 = 0  # c10::DeviceType: 0 is the CPU
+    memory_device: Int32 = 0
+    size: Int64 = 0
+    allocated: Int64 = -1
+    name: str = ""
+    sequence: Int64 = -1
+    forward_thread: Int32 = 0
+    collective: str | None = None  # of a kernel that carries one out
+    in_elements: Size = 0
+    out_elements: Size = 0
+    dtype: str = ""
+    group_size: Size = 0
+    shapes: msgspec.Raw = msgspec.Raw()  # as it is written: a few hundred texts serve all operators
+
+
+class Event(msgspec.Struct, gc=False):
+    """An event of any kind, its times as they are written: those of many are read at once."""
+
+    ph: str | None = None
+    cat: str | None = None
+    name: str | None = None
+    pid: Name = None
+    tid: Name = None
+    args: Arguments | None = None
+    ts: msgspec.Raw = msgspec.Raw()
+    dur: msgspec.Raw = msgspec.Raw()
+
+
+_NO_ARGUMENTS = Arguments()
+#: Not strict: a number may be a text ("1") or have a point (1.0).
+_one = msgspec.json.Decoder(Event, strict=False)
+_many = msgspec.json.Decoder(list[Event], strict=False)
+encode = msgspec.json.Encoder(decimal_format="number").encode
+
+UNREADABLE = (msgspec.MsgspecError, UnicodeEncodeError, RecursionError)
+"""What is raised where a value is not of its type."""
+
+
+def decode_many(text: str) -> list[Event]:
+    """Reads the events of a text ``{…}, {…}``; raises one of ``UNREADABLE`` where any of them cannot be read."""
+    return _many.decode(f"[{text}]")
+
+
+def decode_one(values: dict[str, Any]) -> Event:
+    """Reads an event from the values of its JSON; raises one of ``UNREADABLE``."""
+    return _one.decode(encode({key: values[key] for key in Event.__struct_encode_fields__ if key in values}))
+
+
+def kind_of(phase: object, category: object, name: object) -> str | None:
+    """Returns the kind of an event, None where it is not used, as flow arrows and counters are not."""
+    if phase == "X":
+        if category == "python_function":  # as the profiler's tracer of Python saw it
+            return "range" if str(name).startswith(MODULE_CALL) else None
+        return _KINDS.get(str(category).lower())
+    if phase == "i" and name == "[memory]":
+        return "memory"
+    return "thread" if phase == "M" and name == "thread_name" else None
+
+
+_Value = TypeVar("_Value")
+
+
+class _Numbered(dict[_Value, int]):
+    """A number for each value, from 0 on, in the order in which they were first asked for."""
+
+    def __missing__(self, value: _Value) -> int:
+        self[value] = number = len(self)
+        return number
+
+
+#: The sizes of tensors, or of lists of tensors; anything else is none.
+_SHAPES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
+
+
+class Numbers(dict[bytes, int]):
+    """The texts and places of a trace, by whose numbers its rows name them; by itself, of the sizes of inputs.
+
+    Sizes are looked up as they are written, which gives the number of a text, or -1 for what says no sizes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts = _Numbered[str]()
+        self.places = _Numbered[Place]()
+
+    def __missing__(self, written: bytes) -> int:
+        line = "".join(written.decode().split()).replace(",", ", ")
+        self[written] = number = self.texts[line] if _SHAPES.fullmatch(line) else -1
+        return number
+
+
+def times_of(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
+    """Returns when some events of a kind start and end, ns, and of which of them a trace can say so."""
+    if kind == "thread":  # its name has no time
+        none = np.zeros(len(events), np.int64)
+        return none, none, np.ones(len(events), np.bool_)
+    starts, are_timed = nanoseconds([bytes(event.ts) for event in events])
+    if kind == "memory":
+        return starts, starts, are_timed
+    durations, have_lengths = nanoseconds([bytes(event.dur) for event in events])
+    return starts, starts + durations, are_timed & have_lengths & (durations >= 0)
+
+
+def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
+    """Returns the rows of some events of a kind, all but their times."""
+    rows = np.zeros(len(events), COLUMNS.get(kind, EVENT))
+    arguments = [event.args or _NO_ARGUMENTS for event in events]
+    rows["place"] = [numbers.places[event.pid, event.tid] for event in events]
+    if kind == "thread":
+        rows["name"] = [numbers.texts[each.name] for each in arguments]
+        return rows
+    rows["name"] = [numbers.texts[event.name or ""] for event in events]
+    if kind == "memory":
+        rows["bytes"] = [each.size for each in arguments]
+        rows["device"] = [each.memory_device if each.device_type else -1 for each in arguments]
+        rows["allocated"] = [each.allocated for each in arguments]
+    elif kind in ("operator", OLD_OPERATOR):
+        rows["sequence"] = [each.sequence for each in arguments]
+        rows["forward_thread"] = [each.forward_thread for each in arguments]
+        rows["shapes"] = [numbers[bytes(each.shapes)] for each in arguments]
+    elif kind == "runtime":
+        rows["correlation"] = [each.correlation or 0 for each in arguments]
+    elif COLUMNS.get(kind) is _OPERATION:
+        pairs = list(zip(arguments, events, strict=True))
+        rows["correlation"] = [each.correlation or 0 for each in arguments]
+        rows["device"] = [
+            each.device if each.device is not None else _ordinal(each.in_device, event.pid) for each, event in pairs
+        ]
+        rows["stream"] = [_ordinal(each.stream, event.tid) for each, event in pairs]
+        rows["graph_node"] = [each.graph_node or 0 for each in arguments]
+        rows["bytes"] = [each.bytes or 0 for each in arguments]
+    return rows
+
+
+def collectives_of(rows: Rows, events: Sequence[Event], numbers: Numbers) -> Rows:
+    """Returns what some kernels say of the collectives that they carry out."""
+    carrying = [index for index, event in enumerate(events) if event.args and event.args.collective]
+    found = np.zeros(len(carrying), COLUMNS["collective"])
+    arguments = [events[index].args or _NO_ARGUMENTS for index in carrying]
+    found["correlation"] = rows["correlation"][carrying]
+    found["name"] = [numbers.texts[each.collective or ""] for each in arguments]
+    found["bytes"] = [_message_bytes(each) for each in arguments]
+    found["ranks"] = [each.group_size for each in arguments]
+    return found
+
+
+#: Bytes of an element, by what PyTorch calls its type.
+_ELEMENT = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+
+
+def _message_bytes(arguments: Arguments) -> int:
+    """Returns the message of a collective as NCCL counts it, -1 where it is not known.
+
+    PyTorch counts the elements that a rank puts in and gets out. NCCL counts what one rank has of a gathered or
+    scattered tensor, and what passes between two of an all-to-all.
+    """
+    name = (arguments.collective or "").lower()
+    element = _ELEMENT.get(arguments.dtype, 0)
+    sizes = [elements * element for elements in (arguments.in_elements, arguments.out_elements) if elements]
+    if not element or not sizes or max(sizes) >= 2**63:
+        return -1
+    if "all_to_all" in name or "alltoall" in name:
+        return max(sizes) // arguments.group_size if arguments.group_size else -1
+    return min(sizes) if "gather" in name or "scatter" in name else max(sizes)
+
+
+def as_number(name: Name) -> Name:
+    """Returns an ID as a number where it is written as the text of one, as PyTorch up to 1.12 wrote threads."""
+    return int(name) if isinstance(name, str) and name.isdecimal() and len(name) < 20 else name
+
+
+def _ordinal(*places: Name) -> int:
+    """Returns the first of some IDs that is the number of a device or a stream, 0 without any."""
+    for place in places:
+        number = as_number(place)
+        if isinstance(number, int) and -(2**31) <= number < 2**31:
+            return number
+    return 0
+
+
+_LIMIT_NS = 2**61  # the difference of two such times, and a duration more, fit into 64 bits
+_LARGEST = 10**18  # what has more digits may not fit into 64 bits
+_MOST_DIGITS = 18
+_PLAIN = b"0123456789.-,"
+
+
+def nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
+    """Returns times in ns from numbers of a JSON in us, half to even, and which of them a trace can have.
+
+    A double cannot hold the nanoseconds of a time since 1970, so they are read as integers, all at once where they are
+    written as Kineto does.
+    """
+    text = b",".join(microseconds) + b","
+    if not text.translate(None, _PLAIN) and b",," not in text and not text.startswith(b","):
+        numbers = np.fromstring(text.replace(b".", b""), np.int64, sep=",")
+        decimals = _decimals(text)
+        if numbers.max() < _LARGEST and numbers.min() > -_LARGEST and decimals.max() <= _MOST_DIGITS:
+            scale = 10 ** np.abs(3 - decimals)
+            if (np.abs(numbers) < np.where(decimals < 3, _LIMIT_NS // scale, _LARGEST)).all():
+                rounded, rest = np.divmod(numbers, scale)
+                rounded += (2 * rest > scale) | ((2 * rest == scale) & (rounded % 2 == 1))
+                return np.where(decimals <= 3, numbers * scale, rounded), np.ones(len(numbers), np.bool_)
+    found = [_one_time(each) for each in microseconds]
+    return np.array([ns or 0 for ns in found], np.int64), np.array([ns is not None for ns in found], np.bool_)
+
+
+def _decimals(text: bytes) -> Ints:
+    """Returns how many digits follow the point of each number, 0 without one; a comma ends each."""
+    characters = np.frombuffer(text, np.uint8)
+    ends, points = np.flatnonzero(characters == ord(",")), np.flatnonzero(characters == ord("."))
+    decimals = np.zeros(len(ends), np.int64)
+    which = slice(None) if len(points) == len(ends) else np.searchsorted(ends, points)
+    decimals[which] = ends[which] - points - 1
+    return decimals
+
+
+def _one_time(written: bytes) -> int | None:
+    try:
+        microseconds = Decimal(written.decode().strip('"'))
+    except DecimalException:  # absent, or no number
+        return None
+    possible = microseconds.is_finite() and -_LIMIT_NS // 1000 < microseconds < _LIMIT_NS // 1000
+    return round(microseconds * 1000) if possible else None
+
+
+class Device(msgspec.Struct, rename={"memory": "totalGlobalMem", "sms": "numSms"}):
+    """A GPU of the machine, as Kineto lists it."""
+
+    id: Int32
+    name: str | None = None
+    memory: Size | None = None
+    sms: Size | None = None
+
+
+class Distributed(msgspec.Struct):
+    """The rank of the process in its group."""
+
+    rank: Int32 | None = None
+    world_size: Int32 | None = None
+
+
+class Properties(msgspec.Struct):
+    """The properties of a trace that are read, those of our recorder last; None where the trace does not have one."""
+
+    device_properties: tuple[Device, ...] = msgspec.field(name="deviceProperties", default=())
+    distributed: Distributed | None = msgspec.field(name="distributedInfo", default=None)
+    torch_version: str | int | float | None = None
+    cuda_driver_version: Int32 | None = None
+    hip_driver_version: Int32 | None = None
+    hip_runtime_version: Int32 | None = None
+    roctracer_version: str | int | float | None = None
+    driver_version: str | int | float | None = None
+    cpu: str | int | float | None = None
+    os: str | int | float | None = None

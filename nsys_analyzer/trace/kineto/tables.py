@@ -1,0 +1,337 @@
+"""From the events of a PyTorch profiler's trace to the tables of an nsys export, as far as they are read."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nsys_analyzer.errors import TraceError
+from nsys_analyzer.trace.arrays import Ints, arrow_integers, arrow_texts
+from nsys_analyzer.trace.columns import pid_of, stream_thread
+from nsys_analyzer.trace.kineto.events import GPU_RANGE, Name, Rows
+from nsys_analyzer.trace.kineto.read import KinetoTrace, read_kineto
+from nsys_analyzer.trace.metadata import CPU, CUDA, HIP, RANGES_ON
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_PUSH_POP = 59
+_WARNING = 2
+_HOST, _DEVICE = 0, 2  # nsys's ENUM_CUDA_MEM_KIND: pageable memory, device memory
+_COPY_KINDS = ("HtoD", "DtoH", "HtoA", "AtoH", "AtoA", "AtoD", "DtoA", "DtoD", "HtoH", "PtoP")
+#: ENUM_CUDA_MEM_KIND by the words of the same names.
+_MEMORY_KINDS, _UNKNOWN_MEMORY = {"Pageable": 0, "Pinned": 1, "Device": 2, "Array": 3, "Managed": 4}, 7
+#: Kineto's "thread 28683 (pt_autograd_0)".
+_THREAD_NAME = re.compile(r"^thread \d+ \((.+)\)$")
+#: What a device is called that the trace gives no name.
+_UNNAMED = {CUDA: "unnamed NVIDIA GPU", HIP: "unnamed AMD GPU"}
+
+_VM = 1 << 48
+_LIMIT = 1 << 24  # a global ID has 24 bits for the process and 24 for the thread
+#: Kinds of event that happen on a thread of a process; the others name a GPU and a stream there.
+_ON_A_THREAD = ("runtime", "range", "operator", "memory")
+
+
+def read_tables(path: Path) -> dict[str, pa.RecordBatch]:
+    """Reads a trace of PyTorch's profiler as the tables of an nsys export, by their names there; none is empty.
+
+    Raises:
+        TraceError: what :func:`read_kineto` raises, or several ranks call their GPU by one number.
+    """
+    import pyarrow as pa
+
+    trace = read_kineto(path)
+    tables = {}
+    for name, columns in _tables(trace, _Threads(trace)).items():
+        arrays = {key: arrow_integers(c) if isinstance(c, np.ndarray) else arrow_texts(c) for key, c in columns.items()}
+        if len(next(iter(arrays.values()))):
+            tables[name] = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+    return tables
+
+
+class _Threads:
+    """The global IDs of the processes and threads of a trace, by the numbers of their places.
+
+    Attributes:
+        processes: the global process IDs; one that stands for the GPU's own where the trace holds no thread.
+        thread: shape (places,): the global thread ID, 0 for a place where nothing of a CPU happened.
+        of_gpu: shape (places,): the global process ID behind each GPU's place, that of the process which launched
+            what ran there.
+    """
+
+    def __init__(self, trace: KinetoTrace) -> None:
+        self._trace = trace
+        numbers = np.unique(np.concatenate([trace.of(kind)["place"] for kind in _ON_A_THREAD])).tolist()
+        threads: dict[Name, dict[Name, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for number in numbers:
+            pid, tid = trace.places[number]
+            threads[pid][tid].append(number)
+        self.thread = np.zeros(len(trace.places), np.int64)
+        for pid, global_pid in _folded(threads).items():
+            for tid, number in _folded(threads[pid]).items():
+                self.thread[threads[pid][tid]] = _VM | global_pid << 24 | number
+        self.processes = np.unique(self.process[numbers]).tolist() or [_VM]
+        self.of_gpu = np.full(len(trace.places), self.processes[0])
+        if len(self.processes) > 1:
+            self._find_processes_of_gpus()
+
+    @property
+    def process(self) -> Ints:
+        """Shape (places,): the global process ID, 0 for a place where nothing of a CPU happened."""
+        return self.thread & ~(_LIMIT - 1)
+
+    def _find_processes_of_gpus(self) -> None:
+        """Finds the process that launched what ran on each GPU, of the traces of several ranks, put together.
+
+        Kineto writes a GPU's number where the process belongs, and a correlation ID alone says little, for each
+        process counts its own from 1.
+
+        Raises:
+            TraceError: several ranks call their GPU by one number.
+        """
+        trace = self._trace
+        calls, operations = trace.of("runtime"), trace.operations
+        launched: dict[int, dict[int, int]] = {process: {} for process in self.processes}
+        for process, correlation, start in zip(
+            self.process[calls["place"]].tolist(), calls["correlation"].tolist(), calls["start"].tolist(), strict=True
+        ):
+            launched[process].setdefault(correlation, start)
+        # A replay of a graph is one launch of many operations.
+        graphs = [number for number in np.unique(calls["name"]) if "Graph" in trace.texts[number]]
+        replays = {*calls["correlation"][np.isin(calls["name"], graphs)].tolist(), 0}
+        gpus: dict[Name, list[int]] = defaultdict(list)
+        for place in np.unique(operations["place"]).tolist():
+            gpus[trace.places[place][0]].append(place)
+        for gpu, places in gpus.items():
+            ran = operations[np.isin(operations["place"], places)][["correlation", "start"]].tolist()
+            for correlation, times in Counter(correlation for correlation, _ in ran).items():
+                ranks = sum(correlation in launches for launches in launched.values())
+                if correlation not in replays and min(times, ranks) > 1:
+                    what = f"holds several ranks under one GPU number ({gpu}): their kernels cannot be told apart"
+                    raise TraceError(f"{trace.path} {what}", "Give the trace of each rank alone")
+            self.of_gpu[places] = max(launched, key=lambda process: _fit(ran, launched[process]))
+
+
+def _fit(ran: list[tuple[int, int]], launched: dict[int, int]) -> tuple[int, float]:
+    """Returns how many operations of a GPU these launches explain; of equals, the shorter wait between is better."""
+    waits = [start - launched[correlation] for correlation, start in ran if correlation in launched]
+    possible = [wait for wait in waits if wait >= 0]
+    return len(possible), -float(np.median(possible)) if possible else 0.0
+
+
+def _folded(ids: Iterable[Name]) -> dict[Name, int]:
+    """Returns a number below 2^24 for each ID: itself where it is one, else the next that is free."""
+    known = set(ids)
+    fitting = {name for name in known if isinstance(name, int) and 0 <= name < _LIMIT}
+    free = (number for number in count(1) if number not in fitting)
+    in_order = sorted(known, key=lambda name: (str(type(name)), name))
+    return {name: name if isinstance(name, int) and name in fitting else next(free) for name in in_order}
+
+
+_Columns = dict[str, Any]
+"""The columns of a table: arrays of integers, or lists of texts."""
+
+
+def _tables(trace: KinetoTrace, threads: _Threads) -> dict[str, _Columns]:
+    """Returns all tables by their names in an export, also those without a row."""
+    calls, operators, memory = trace.of("runtime"), trace.of("operator"), trace.of("memory")
+    copies = trace.of("memcpy")
+    if not trace.on_cpu:
+        memory = memory[memory["device"] >= 0]  # the host's is of interest where there is no GPU
+    names, inverse = np.unique(copies["name"], return_inverse=True)
+    kinds = np.array([_copy_kinds(trace.texts[name]) for name in names], np.int64).reshape(-1, 3)[inverse]
+    used = np.unique(np.stack([trace.operations["device"], threads.of_gpu[trace.operations["place"]]]), axis=1)
+    named = {number: name for number, name in trace.of("thread")[["place", "name"]].tolist() if threads.thread[number]}
+    texts = [*trace.texts, *(_THREAD_NAME.sub(r"\1", trace.texts[name]) for name in named.values())]
+    group = trace.properties.distributed
+    # Of several processes the trace does not say whose rank it is.
+    ranks = [group] if group and group.rank is not None and len(threads.processes) == 1 else []
+    devices = list(_devices(trace))
+    return {
+        "CUPTI_ACTIVITY_KIND_KERNEL": {
+            **_on_gpu(trace.of("kernel"), threads),
+            "demangledName": trace.of("kernel")["name"],
+        },
+        "CUPTI_ACTIVITY_KIND_MEMCPY": {
+            **_on_gpu(copies, threads),
+            "bytes": copies["bytes"],
+            **dict(zip(("copyKind", "srcKind", "dstKind"), kinds.T, strict=True)),
+        },
+        "CUPTI_ACTIVITY_KIND_MEMSET": {
+            **_on_gpu(trace.of("memset"), threads),
+            "bytes": trace.of("memset")["bytes"],
+        },
+        "CUPTI_ACTIVITY_KIND_RUNTIME": {
+            **_spans(calls, threads.thread[calls["place"]]),
+            "correlationId": calls["correlation"],
+            "nameId": calls["name"],
+        },
+        "NCCL_CALLS": _nccl_calls(trace, threads),
+        "TARGET_INFO_GPU": dict(zip(("id", "name", "totalMemory", "smCount"), _transposed(devices, 4), strict=True)),
+        "TARGET_INFO_CUDA_DEVICE": {"gpuId": used[0], "cudaId": used[0], "pid": pid_of(used[1])},
+        "DIAGNOSTIC_EVENT": {
+            "severity": np.full(len(trace.remarks), _WARNING),
+            "text": trace.remarks,
+            "globalPid": np.full(len(trace.remarks), threads.processes[0]),
+        },
+        "NVTX_EVENTS": _ranges(trace, threads),
+        "TORCH_OPERATOR_EVENTS": {
+            **_spans(operators, threads.thread[operators["place"]]),
+            "nameId": operators["name"],
+            "sequenceNumber": operators["sequence"],
+            "forwardThreadId": operators["forward_thread"],
+            "shapesId": operators["shapes"],
+        },
+        "CUDA_GPU_MEMORY_USAGE_EVENTS": {
+            "start": memory["start"],
+            "globalPid": threads.process[memory["place"]],
+            "bytes": np.abs(memory["bytes"]),
+            "memKind": np.where(memory["device"] < 0, _HOST, _DEVICE),
+            "memoryOperationType": (memory["bytes"] < 0).astype(np.int64),
+            "localMemoryPoolUtilizedSize": memory["allocated"],
+        },
+        "ThreadNames": {
+            "nameId": np.arange(len(trace.texts), len(texts)),
+            "globalTid": threads.thread[list(named)],
+        },
+        "TARGET_INFO_SYSTEM_ENV": _properties(_environment(trace)),
+        "PROCESS_RANKS": {
+            "globalPid": np.array(threads.processes[: len(ranks)], np.int64),
+            "rank": np.array([each.rank for each in ranks], np.int64),
+            "worldSize": np.array([each.world_size or 0 for each in ranks], np.int64),
+        },
+        "META_DATA_EXPORT": _properties(_export(trace)),
+        "StringIds": {"id": np.arange(len(texts)), "value": texts},
+    }
+
+
+def _spans(events: Rows, thread: Ints) -> _Columns:
+    return {"start": events["start"], "end": events["end"], "globalTid": thread}
+
+
+def _on_gpu(events: Rows, threads: _Threads) -> _Columns:
+    return {
+        "start": events["start"],
+        "end": events["end"],
+        "deviceId": events["device"],
+        "streamId": events["stream"],
+        "correlationId": events["correlation"],
+        "globalPid": threads.of_gpu[events["place"]],
+        "graphNodeId": events["graph_node"],
+    }
+
+
+def _copy_kinds(name: str) -> tuple[int, int, int]:
+    """Returns the ENUM_CUDA_MEMCPY_OPER of a copy and the ENUM_CUDA_MEM_KIND of its ends, by its name.
+
+    "Memcpy HtoD (Pageable -> Device)"; 0 for an unknown kind of copy, 7 for an unknown kind of memory.
+    """
+    direction = next((kind for kind, word in enumerate(_COPY_KINDS, 1) if f"Memcpy {word}" in name), 0)
+    ends = re.search(r"\((\w+) -> (\w+)\)", name)
+    source, target = (_MEMORY_KINDS.get(end, _UNKNOWN_MEMORY) for end in (ends.groups() if ends else ("", "")))
+    return direction, source, target
+
+
+def _nccl_calls(trace: KinetoTrace, threads: _Threads) -> _Columns:
+    """Returns the collectives that kernels say they carry out, where they are launched one by one.
+
+    The groups of PyTorch have names within a run, and no IDs that tell runs apart.
+    """
+    calls, collectives = trace.of("runtime"), trace.of("collective")
+    calls, collectives = (_of_one_correlation(rows) for rows in (calls, collectives[collectives["correlation"] != 0]))
+    _, launch, carried = np.intersect1d(
+        calls["correlation"], collectives["correlation"], assume_unique=True, return_indices=True
+    )
+    calls, collectives = calls[launch], collectives[carried]
+    return {
+        "start": calls["start"],
+        "globalTid": threads.thread[calls["place"]],
+        "function": [trace.texts[name] for name in collectives["name"].tolist()],
+        "bytes": collectives["bytes"],
+        "ranks": collectives["ranks"],
+    }
+
+
+def _of_one_correlation(rows: Rows) -> Rows:
+    """Returns the rows whose correlation ID no other has, in its order."""
+    _, first, times = np.unique(rows["correlation"], return_index=True, return_counts=True)
+    found: Rows = rows[first[times == 1]]
+    return found
+
+
+def _ranges(trace: KinetoTrace, threads: _Threads) -> _Columns:
+    """Returns the ranges of ``record_function``, as push/pop ranges of its thread, or of its stream on the GPU."""
+    on_cpu, on_gpu = trace.of("range"), trace.of(GPU_RANGE)
+    of_stream = np.zeros(len(trace.places), np.int64)
+    for number in np.unique(on_gpu["place"]).tolist():
+        device, stream = (name if isinstance(name, int) else 0 for name in trace.places[number])
+        of_stream[number] = stream_thread(int(threads.of_gpu[number]), device, stream)
+    events = np.concatenate([on_cpu, on_gpu])
+    return {
+        **_spans(events, np.concatenate([threads.thread[on_cpu["place"]], of_stream[on_gpu["place"]]])),
+        "eventType": np.full(len(events), _PUSH_POP),
+        "textId": events["name"],
+    }
+
+
+def _platform(trace: KinetoTrace) -> str:
+    """Returns the platform of the trace's device: "CUDA" or "HIP"."""
+    properties = trace.properties
+    versions = (properties.hip_runtime_version, properties.hip_driver_version, properties.roctracer_version)
+    calls = (trace.texts[name] for name in np.unique(trace.of("runtime")["name"]))
+    is_amd = any(version is not None for version in versions) or any(name.startswith("hip") for name in calls)
+    return HIP if is_amd or any((gpu.name or "").startswith("AMD") for gpu in properties.device_properties) else CUDA
+
+
+def _devices(trace: KinetoTrace) -> Iterator[tuple[int, str, int, int]]:
+    """Yields the devices that the trace lists; where it lists none, those used, if they are AMD's; or the CPU."""
+    if trace.on_cpu:
+        yield 0, CPU, 0, 0
+        return
+    platform, listed = _platform(trace), trace.properties.device_properties
+    if not listed and platform == HIP:
+        yield from ((device, _UNNAMED[platform], 0, 0) for device in np.unique(trace.operations["device"]).tolist())
+    for gpu in listed:
+        yield gpu.id, (gpu.name or "").strip() or _UNNAMED[platform], gpu.memory or 0, gpu.sms or 0
+
+
+def _environment(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
+    """Yields the platform, versions, CPU and system, from Kineto's properties and those that our recorder adds."""
+    platform, properties = _platform(trace), trace.properties
+    if not trace.on_cpu and platform == HIP:
+        yield "DevicePlatform", platform
+    for name, value in (
+        ("CudaDriverVersion", properties.cuda_driver_version),
+        ("HipDriverVersion", properties.hip_driver_version),
+        ("HipRuntimeVersion", properties.hip_runtime_version),
+        ("NvDriverVersion", properties.driver_version),
+        ("CpuDescription", properties.cpu),
+        ("OsDescription", properties.os),
+    ):
+        if value:
+            yield name, str(value)
+
+
+def _export(trace: KinetoTrace) -> Iterator[tuple[str, str]]:
+    yield "EXPORT_PRODUCT_NAME", "torch.profiler"
+    yield "EXPORT_PRODUCT_VERSION", str(trace.properties.torch_version or "unknown")
+    yield "EXPORT_SCHEMA_VERSION", "3.20.3"
+    if len(trace.of(GPU_RANGE)):
+        yield RANGES_ON, "GPU"
+
+
+def _properties(pairs: Iterable[tuple[str, str]]) -> _Columns:
+    names, values = _transposed(list(pairs), 2)
+    return {"name": names, "value": values}
+
+
+def _transposed(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
+    """Returns the columns of some rows: arrays of integers, lists of texts."""
+    found = zip(*rows, strict=True) if rows else ((),) * columns
+    return [np.array(column, np.int64) if column and isinstance(column[0], int) else list(column) for column in found]

@@ -1,0 +1,240 @@
+"""The export of an Nsight Systems report (``.nsys-rep``): where it is kept, whether it is current, how it is made."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+from pathlib import Path
+
+from nsys_analyzer.errors import ExportError
+from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
+from nsys_analyzer.system.nsys import find_nsys, nsys_version, numbers_in
+from nsys_analyzer.system.process import run_captured
+from nsys_analyzer.trace.schema import EXPORT, SIGNATURE_TABLES
+
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+"""Of reports: ``.qdrep`` until Nsight Systems 2021.3, ``.nsys-rep`` since."""
+
+PARQUET_FOLDER, ARROW_FOLDER = FOLDER_ENDINGS = ("_pqtdir", "_arwdir")
+"""How nsys calls an export that is a folder of Parquet or Arrow files, behind the report's name."""
+
+TABLE_ENDINGS = (".parquet", ".arrow")
+"""Of the files of its tables."""
+
+_CACHE = "~/.cache"
+_CACHE_HINT = "Set XDG_CACHE_HOME to a folder that can be written"
+_SQLITE_MAGIC = b"SQLite format 3\x00"
+#: Keeps what NCCL notes of its calls: ranks, communicators, message sizes.
+_BLOBS = "--include-blobs"
+_ANSWER_TIMEOUT_S = 60
+#: From this version on a folder is known to hold all that a SQLite export does; 2023.4 leaves META_DATA_CAPTURE out.
+_WHOLE_FOLDERS = (2025, 3)
+_PROGRESS = re.compile(r"(Exporting|Processing) \d+ events:")
+_REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profiler Report 2023@4@4@54-..."
+_NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
+
+
+def export_of(report: Path) -> Path:
+    """Returns what is read of a report: a folder of Parquet or Arrow files, or a SQLite file, made only where none is.
+
+    A folder of Parquet files is written and read in less time: it is what nsys is asked for where it can.
+
+    Raises:
+        ExportError: as of :func:`sqlite_export_of`.
+    """
+    if not report.is_file() or not report.stat().st_size:
+        raise _unreadable(report)
+    stem, cache = report_stem(report), cache_of(report)
+    for place in (report.parent, cache):
+        for ending in (*FOLDER_ENDINGS, ".sqlite"):
+            if is_export_of(place / f"{stem}{ending}", report):
+                return place / f"{stem}{ending}"
+    nsys = find_nsys()
+    try:
+        writes_folders = nsys is not None and numbers_in(nsys_version(nsys))[: len(_WHOLE_FOLDERS)] >= _WHOLE_FOLDERS
+    except ExportError:  # it does not run: whoever exports to SQLite says so
+        writes_folders = False
+    if nsys is None or not writes_folders:
+        return sqlite_export_of(report)
+    output = _writable_place(report, f"{stem}{PARQUET_FOLDER}")
+    try:
+        with atomic_folder(output, report) as unfinished:
+            _export(nsys, report, unfinished, "parquetdir", None)
+    except OSError as error:
+        raise _unwritten(report, error) from error
+    return output
+
+
+def sqlite_export_of(report: Path, timeout_s: float | None = None) -> Path:
+    """Returns the SQLite export of a report, made only where no current one is there.
+
+    It is ``X.sqlite`` beside the report ``X``; in ``~/.cache/nsys-analyze`` (or below ``$XDG_CACHE_HOME``) where that
+    folder cannot be written.
+
+    Raises:
+        ExportError: there is no such report, no place for the export, or nsys is missing, fails, or takes longer than
+            ``timeout_s``.
+    """
+    if not report.is_file() or not report.stat().st_size:
+        raise _unreadable(report)
+    name = f"{report_stem(report)}.sqlite"
+    places = (report.with_name(name), cache_of(report) / name)
+    for export in places:
+        if is_export_of(export, report):
+            return export
+    nsys = find_nsys()
+    how = _export_command(report.name)
+    if nsys is None:
+        what = f"{report} must be exported to SQLite first, and there is no nsys here"
+        if older := next(filter(is_sqlite, places), None):
+            what = f"{older} is older than {report.name}, and there is no nsys here to export it again"
+        raise ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
+    output = _writable_place(report, name)
+    try:
+        with atomic_write(output, source=report) as unfinished:
+            _export(nsys, report, unfinished, "sqlite", timeout_s)
+    except OSError as error:
+        raise _unwritten(report, error) from error
+    return output
+
+
+def report_stem(report: Path) -> str:
+    """Returns the name of a report without its suffix."""
+    return next((report.name.removesuffix(end) for end in REPORT_SUFFIXES if report.name.endswith(end)), report.name)
+
+
+def cache_of(capture: Path) -> Path:
+    """Returns the cache's folder for what is made of a capture; of a user without a home it begins with a tilde."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser(_CACHE))  # noqa: PTH111  # pathlib's raises
+    return cache / "nsys-analyze" / hashlib.sha256(os.fsencode(os.path.realpath(capture))).hexdigest()[:16]
+
+
+def is_export_of(export: Path, report: Path) -> bool:
+    """Returns whether an export is there that is no older than the report of its name."""
+    return (is_sqlite(export) or is_export_folder(export)) and written_ns(export) >= report.stat().st_mtime_ns
+
+
+def is_export_folder(path: Path) -> bool:
+    """Returns whether a folder is an export of nsys, and none of captures: by the files that each version writes."""
+    tables = (path / f"{name}{ending}" for name in SIGNATURE_TABLES for ending in TABLE_ENDINGS)
+    return any(os.path.isfile(table) for table in tables)  # noqa: PTH113 - pathlib raises where one may not look
+
+
+def is_sqlite(path: Path) -> bool:
+    """Returns whether a file is there and starts as a SQLite database does."""
+    try:
+        if not path.is_file():  # to open a FIFO waits for its writer
+            return False
+        with path.open("rb") as file:
+            return file.read(len(_SQLITE_MAGIC)) == _SQLITE_MAGIC
+    except OSError:
+        return False
+
+
+def written_ns(export: Path) -> int:
+    """Returns when an export was written, of a folder the table about it; 0 for a link that leads nowhere."""
+    tables = (export / f"{name}{ending}" for name in EXPORT.aliases for ending in TABLE_ENDINGS)
+    files = [export] if export.is_file() else [table for table in tables if table.is_file()]
+    return max((file.stat().st_mtime_ns for file in files), default=0)
+
+
+def _writable_place(report: Path, name: str) -> Path:
+    """Returns where an export of this name can be made: beside the report, or in the cache, whose folder is made."""
+    beside, cached = report.with_name(name), cache_of(report) / name
+    if _is_writable(beside.parent):
+        return beside
+    if cached.parts[0] == "~":
+        problem = f"The folder of {beside} cannot be written, and there is no home folder for a cache"
+        raise ExportError(problem, _CACHE_HINT)
+    try:
+        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExportError(f"The export has nowhere to go: {error}", _CACHE_HINT) from error
+    return cached
+
+
+def _is_writable(folder: Path) -> bool:
+    """Returns whether a file can be made in a folder, tried by making one: modes and mounts both have a say."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+def _unreadable(report: Path) -> ExportError:
+    if report.is_file():
+        return ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
+    return ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
+
+
+def _unwritten(report: Path, error: Exception) -> ExportError:
+    hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+    return ExportError(f"The export of {report} cannot be written: {error}", hint)
+
+
+def _export(nsys: Path, report: Path, output: Path, kind: str, timeout_s: float | None) -> None:
+    options = ["--type", kind, "--force-overwrite", "true", "--output", str(output.absolute())]
+    if _BLOBS in _known_options(nsys):
+        options.append(f"{_BLOBS}=true")
+    try:  # an absolute path is never taken for an option
+        finished = run_captured([str(nsys), "export", *options, str(report.absolute())], timeout_s)
+    except OSError as error:
+        raise ExportError(f"{nsys} cannot be run: {error}", "Set NSYS to an nsys that runs here") from error
+    except subprocess.TimeoutExpired as error:
+        raise ExportError(
+            f"nsys export of {report} was stopped after {timeout_s:g} s",
+            f"Give it more time by hand: {_export_command(str(report))}",
+        ) from error
+    if finished.returncode != 0 or not (is_sqlite(output) or is_export_folder(output)):
+        raise _failed_export(nsys, report, finished)
+
+
+@functools.cache
+def _known_options(nsys: Path) -> str:
+    """Returns what ``nsys export --help`` says; nothing where it does not answer."""
+    try:
+        answer = run_captured([str(nsys), "export", "--help"], _ANSWER_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""  # the export itself will say what is wrong
+    return answer.stdout + answer.stderr
+
+
+def _failed_export(nsys: Path, report: Path, finished: subprocess.CompletedProcess[str]) -> ExportError:
+    message = last_words(finished.stderr) or last_words(finished.stdout)
+    if any(phrase in message for phrase in _NOT_A_REPORT):
+        return ExportError(
+            f"{report} is not an Nsight Systems report, or only a part of one: {message}",
+            "Copy it again, or capture again with nsys profile",
+        )
+    taken_by = _report_version(report)
+    if taken_by and numbers_in(taken_by) > numbers_in(version := nsys_version(nsys)):
+        return ExportError(
+            f"{report} was taken by Nsight Systems {taken_by}, and {nsys} is {version}: too old to read it",
+            f"Install a newer one, or export on the machine that took it: {_export_command(report.name)}",
+        )
+    reason = message or f"exit status {finished.returncode}"
+    return ExportError(f"nsys export failed: {reason}", f"Try it by hand: {_export_command(str(report))}")
+
+
+def last_words(output: str) -> str:
+    """Returns the last two lines of the output of ``nsys``, as one, without the progress bars between them."""
+    lines = (line.strip() for line in re.split(r"[\r\n]", output))
+    return " ".join([line for line in lines if line and not _PROGRESS.match(line)][-2:]).rstrip(".")
+
+
+def _report_version(report: Path) -> str | None:
+    """Returns the version in the report's first bytes, ``2023.4.4.54``; reports of 2022 and before hold none."""
+    with report.open("rb") as file:
+        match = _REPORT_VERSION.search(file.read(128))
+    return match[1].decode().replace("@", ".") if match else None
+
+
+def _export_command(report: str) -> str:
+    path = f"./{report}" if report.startswith("-") else report  # not to be taken for an option
+    return f"nsys export --type sqlite {shlex.quote(path)}"
