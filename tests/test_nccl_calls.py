@@ -13,7 +13,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.ranks.member import Collectives
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.share.copy import share
-from nsys_analyzer.trace.nccl import NcclCalls
+from nsys_analyzer.trace.ranks import NcclCalls
 from tests.support.export import GEMM, Export, global_tid
 from tests.support.ranks import (
     COLLECTIVE,

@@ -16,7 +16,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError, TraceError
-from nsys_analyzer.trace.sqlite_reader import SqliteReader
+from nsys_analyzer.trace.reader import SqliteReader
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_pid, global_tid, training_step
 
 RealCapture = Callable[[str], Path]

@@ -33,7 +33,7 @@ from nsys_analyzer.share.names import (
     is_public,
     shown_command,
 )
-from nsys_analyzer.trace.diagnostics import _NO_CUDA, touches_no_figure
+from nsys_analyzer.trace.metadata import _NO_CUDA, touches_no_figure
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, normalized_name
 from tests.conftest import DATA
 

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
-from nsys_analyzer.trace.diagnostics import touches_no_figure
+from nsys_analyzer.trace.metadata import touches_no_figure
 from tests.support.export import PID, Export, global_pid, training_step
 
 WORKER = PID + 1

@@ -91,7 +91,7 @@ def _threads(trace: Trace) -> Iterator[str]:
 
 
 def _messages(trace: Trace) -> Iterator[str]:
-    from nsys_analyzer.trace.diagnostics import SEVERITIES
+    from nsys_analyzer.trace.metadata import SEVERITIES
 
     counts = Counter((one.severity, " ".join(one.text.split())) for one in trace.metadata.diagnostics)
     for (severity, text), count in counts.items():

@@ -51,7 +51,7 @@ def kernels(
     from nsys_analyzer.analysis.summary.summarize import summarize
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.text import plain
-    from nsys_analyzer.trace.diagnostics import explained
+    from nsys_analyzer.trace.metadata import explained
     from nsys_analyzer.trace.trace import Trace
 
     loaded = Trace.load(trace)

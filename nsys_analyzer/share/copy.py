@@ -16,12 +16,10 @@ from nsys_analyzer.share.names import CALL, KERNEL, MARK, OPERATOR, RANGE, THREA
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import rows_of
-from nsys_analyzer.trace.nccl import noted_calls, read_nccl_calls
-from nsys_analyzer.trace.ranks import read_ranks
-from nsys_analyzer.trace.reader import Reader, column_in
+from nsys_analyzer.trace.ranks import noted_calls, read_nccl_calls, read_ranks
+from nsys_analyzer.trace.reader import Reader, SqliteReader, column_in
 from nsys_analyzer.trace.schema import Table
 from nsys_analyzer.trace.sources import check_no_input, sqlite_of
-from nsys_analyzer.trace.sqlite_reader import SqliteReader
 from nsys_analyzer.trace.trace import check_recorded, costly_tables
 
 #: The tables that a copy has, those of threads and strings last, for others refer to them. Payloads and the time of

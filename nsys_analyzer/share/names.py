@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.steps.host import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
-from nsys_analyzer.trace.diagnostics import touches_no_figure
+from nsys_analyzer.trace.metadata import touches_no_figure
 from nsys_analyzer.trace.phase_names import DEFAULT_NAMES, MODULE_CALL, MODULE_WITH_PATH, normalized_name
 
 #: Stands where something was taken out.

@@ -1,12 +1,14 @@
-"""The array types of the columns, and what is done with any column."""
+"""Columns of tables: the types of their arrays, what is done with any of them, and how Arrow's batches become some."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from nsys_analyzer.trace.schema import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +26,7 @@ _BLOCK = 1 << 15
 
 
 def values_of(array: pa.Array, default: int = 0) -> Any:
-    """The numbers of an Arrow array, the default in place of nulls; without nulls, without a copy.
+    """Returns the numbers of an Arrow array, the default in place of nulls; without nulls, without a copy.
 
     Straight from its buffers: Arrow's own conversions to numpy import pandas, a sixth of a second.
     """
@@ -40,14 +42,14 @@ def values_of(array: pa.Array, default: int = 0) -> Any:
 
 
 def arrow_integers(values: Ints) -> pa.Array:
-    """Integers as an Arrow array: from their memory, since Arrow's own conversions import pandas."""
+    """Returns integers as an Arrow array: from their memory, since Arrow's own conversions import pandas."""
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(np.ascontiguousarray(values))])
 
 
 def arrow_texts(texts: Sequence[str]) -> pa.Array:
-    """Texts as an Arrow array, likewise."""
+    """Returns texts as an Arrow array, likewise."""
     import pyarrow as pa
 
     encoded = [text.encode() for text in texts]
@@ -56,7 +58,7 @@ def arrow_texts(texts: Sequence[str]) -> pa.Array:
 
 
 def grown(first: Any, *others: Any) -> Any:
-    """An array of its own memory with others behind it; without a copy of what may be millions of entries."""
+    """Returns an array of its own memory with others behind it; without a copy of what may be millions of entries."""
     length = len(first)
     first.resize(length + sum(map(len, others)), refcheck=False)
     np.concatenate(others, out=first[length:], casting="unsafe")
@@ -64,7 +66,7 @@ def grown(first: Any, *others: Any) -> Any:
 
 
 def taken(column: Any, index: Any, absent: int) -> Any:
-    """The column's entries at some positions, ``absent`` where the position is -1."""
+    """Returns the column's entries at some positions, ``absent`` where the position is -1."""
     found = np.full(len(index), absent, column.dtype)
     for block in blocks(len(index) if len(column) else 0):
         known = index[block] >= 0
@@ -73,7 +75,7 @@ def taken(column: Any, index: Any, absent: int) -> Any:
 
 
 def compact(column: Any) -> Any:
-    """The column; one that holds a single value, as most of processes and devices do, as that value over and over.
+    """Returns the column; one that holds a single value, as most of processes and devices do, as that value repeated.
 
     Such a one takes no memory, and cannot be written to.
     """
@@ -82,7 +84,7 @@ def compact(column: Any) -> Any:
 
 
 def blocks(length: int, least: int = 0) -> Iterator[slice]:
-    """The positions of a long column in blocks, of at least so many.
+    """Returns the positions of a long column in blocks, of at least so many.
 
     What is computed from one block stays in the processor's cache, where temporaries as long as the column would take
     pages from the system and give them back, each of them set to zero in between: half of the time of a long capture.
@@ -92,13 +94,13 @@ def blocks(length: int, least: int = 0) -> Iterator[slice]:
 
 
 def rows_of(frame: Frame) -> Iterator[tuple[Any, ...]]:
-    """The rows of a small table, its columns in the order of the schema."""
+    """Returns the rows of a small table, its columns in the order of the schema."""
     columns = (column.tolist() for column in frame.values())
     return zip(*columns, strict=True)
 
 
 def distinct(values: Any) -> Any:
-    """The distinct values, sorted; fast where equal values come in runs, as the IDs of threads do.
+    """Returns the distinct values, sorted; fast where equal values come in runs, as the IDs of threads do.
 
     ``np.unique`` puts them into a hash table first, which takes far longer where a million times are all different.
     """
@@ -110,19 +112,19 @@ def distinct(values: Any) -> Any:
 
 
 def _without_repeats(values: Any) -> Any:
-    """A copy of the values without those that are equal to the one before."""
+    """Returns a copy of the values without those that are equal to the one before."""
     return values[np.append(True, values[1:] != values[:-1])]
 
 
 def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
-    """The distinct texts and the empty one, sorted, and the position of each text among them."""
+    """Returns the distinct texts and the empty one, sorted, and the position of each text among them."""
     found = tuple(sorted({*texts, ""}))
     position = {text: i for i, text in enumerate(found)}
     return found, np.fromiter((position[text] for text in texts), np.int64, len(texts))
 
 
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
-    """Where each distinct row of some columns is first, in sorted order, and the position of each row among these.
+    """Returns where each distinct row of some columns is first, in sorted order, and each row's position among these.
 
     Each row is made one number: ``np.unique`` along an axis compares rows, which takes many times as long.
     """
@@ -136,7 +138,7 @@ def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
 
 
 def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
-    """The distinct values, sorted, and the position of each value among them: ``np.unique`` without its sort."""
+    """Returns the distinct values, sorted, and each value's position among them: ``np.unique`` without its sort."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     if high - low > _SPARSE * len(values) + 1_000_000:
         ids, inverse = np.unique(values, return_inverse=True)
@@ -150,3 +152,94 @@ def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
         codes[block] = code_of[values[block] - low]
     found: Ints = np.flatnonzero(present)[: len(values)] + low
     return found, codes
+
+
+def frame_of(
+    batches: Iterable[pa.RecordBatch],
+    columns: Sequence[Column],
+    rows: int = 0,
+    chosen: Callable[[pa.RecordBatch], Bools] | None = None,
+) -> Frame:
+    """Returns the columns of a table.
+
+    Args:
+        batches: the table in parts, their first columns in the order of ``columns``.
+        columns: what is to become of each.
+        rows: how many there are, about: room for them is taken at once, and used as far as they come.
+        chosen: tells which rows of a part are kept.
+
+    Raises:
+        pyarrow.ArrowException: a column holds what it should not.
+    """
+    numbers = {one.name: np.empty(rows, np.int32 if one.narrow else np.int64) for one in columns if not one.is_text}
+    texts: dict[str, list[pa.Array]] = {one.name: [] for one in columns if one.is_text}
+    length = 0
+    for batch in batches:
+        kept = np.flatnonzero(chosen(batch)) if chosen else None
+        kept = None if kept is None or len(kept) == batch.num_rows else kept
+        until = length + (batch.num_rows if kept is None else len(kept))
+        for column, values in zip(columns, batch.columns, strict=False):
+            if column.is_text:
+                texts[column.name].append(values if kept is None else values.take(arrow_integers(kept)))
+                continue
+            array = numbers[column.name]
+            if until > len(array):
+                array.resize(max(until, 2 * len(array)), refcheck=False)
+            integers = integers_of(values, column.default)
+            array[length:until] = integers if kept is None else integers[kept]
+        length = until
+    for array in numbers.values():
+        array.resize(length, refcheck=False)
+    return {
+        one.name: _texts(texts[one.name], one.default == b"") if one.is_text else numbers[one.name] for one in columns
+    }
+
+
+def empty_frame(columns: Sequence[Column]) -> Frame:
+    """Returns the columns of a table without rows."""
+    return frame_of((), columns)
+
+
+def integers_of(values: pa.Array, default: Any) -> Any:
+    """Returns the integers of an Arrow array of any width, the default in place of nulls."""
+    import pyarrow as pa
+
+    return values_of(values if pa.types.is_integer(values.type) else values.cast(pa.int64()), int(default))
+
+
+def _texts(parts: Sequence[pa.Array], are_bytes: bool) -> pa.Array:
+    """Returns the texts of several arrays in one, or the bytes; what is absent is empty."""
+    import pyarrow as pa
+
+    blobs = pa.concat_arrays([_blobs(part) for part in parts]) if parts else pa.nulls(0, pa.binary())
+    blobs.validate(full=True)
+    if are_bytes:
+        return blobs
+    texts = blobs.view(pa.string())
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:  # not UTF-8: a character cut in two, or another encoding
+        return pa.array([blob.decode("utf-8", errors="replace") for blob in blobs.to_pylist()], pa.string())
+    return texts
+
+
+def _blobs(values: pa.Array) -> pa.Array:
+    """Returns texts or bytes with offsets of any width as bytes, in place: casts take a tenth of a second to import.
+
+    Raises ArrowInvalid for what is neither.
+    """
+    import pyarrow as pa
+
+    width = {pa.string(): 4, pa.binary(): 4, pa.large_string(): 8, pa.large_binary(): 8}.get(values.type)
+    if width is None:
+        return _blobs(values.cast(pa.string()))
+    _, offsets, letters = values.buffers()
+    bounds = np.zeros(len(values) + 1, np.int64)
+    if len(values) and offsets is not None:
+        bounds = np.frombuffer(offsets, f"i{width}", len(values) + 1, values.offset * width)
+    first, last = int(bounds[0]), int(bounds[-1])
+    letters = letters if letters is not None else pa.py_buffer(b"")
+    if not 0 <= first <= last <= letters.size or last - first > np.iinfo(np.int32).max:
+        raise pa.ArrowInvalid(f"texts from {first:,} to {last:,} in {letters.size:,} bytes")
+    letters, narrow = letters.slice(first, last - first), pa.py_buffer((bounds - first).astype(np.int32))
+    return pa.Array.from_buffers(pa.binary(), len(values), [None, narrow, letters])

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.errors import TraceError
-from nsys_analyzer.trace.arrays import Bools, Frame
-from nsys_analyzer.trace.batches import frame_of, integers_of
+from nsys_analyzer.trace.arrays import Bools, Frame, frame_of, integers_of
 from nsys_analyzer.trace.nsys_report import TABLE_ENDINGS
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.schema import STRINGS, Column, Filter, Table
@@ -76,7 +75,7 @@ class ArrowReader(Reader):
         return self._read(lambda: frame_of(batches, table.columns, rows, chosen))  # type: ignore[no-any-return]
 
     def _chosen(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
-        """What tells which rows of a batch are wanted: by its last column, which is that of the filter."""
+        """Returns what tells which rows of a batch are wanted: by its last column, which is that of the filter."""
         matches = (
             re.compile("|".join(translate(glob) for glob in wanted.globs)).match if wanted.globs else lambda _: None
         )
@@ -98,7 +97,7 @@ class ArrowReader(Reader):
         return chosen
 
     def _ids_of(self, matches: Callable[[str], object]) -> list[int]:
-        """The IDs of the strings that match."""
+        """Returns the IDs of the strings that match."""
         strings = self.read(STRINGS)
         texts = strings["value"].to_pylist()
         return [number for number, text in zip(strings["id"].tolist(), texts, strict=True) if matches(text)]
@@ -163,7 +162,7 @@ def _batches_of(table: _TableFile | pa.RecordBatch, names: Sequence[str | None])
 
 
 def _first(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches up to so many rows."""
+    """Returns the batches up to so many rows."""
     for batch in batches:
         if rows <= 0:
             return

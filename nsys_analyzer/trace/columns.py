@@ -68,22 +68,22 @@ PROCESS_MASK = ~0xFFFFFF
 
 
 def process_of(thread: Ints) -> Ints:
-    """The global process ID of global thread IDs: the low 24 bits are the thread's."""
+    """Returns the global process ID of global thread IDs: the low 24 bits are the thread's."""
     return thread & PROCESS_MASK
 
 
 def pid_of(process: Any) -> Any:
-    """The operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
+    """Returns the operating system's process ID inside global process IDs (bits 24 to 47), of an int or an array."""
     return (process >> 24) & 0xFFFFFF
 
 
 def stream_thread(process: Any, device: Any, stream: Any) -> Any:
-    """The global thread ID that stands for a stream of a device: bit 23, 7 bits of the device, 16 of the stream."""
+    """Returns the global thread ID for a stream of a device: bit 23, 7 bits of the device, 16 of the stream."""
     return process | 1 << 23 | (device & 0x7F) << 16 | stream & 0xFFFF
 
 
 def named(name: str) -> Words:
-    """The name of a kernel or a range in a sentence, the start of a long one."""
+    """Returns the name of a kernel or a range in a sentence, the start of a long one."""
     return code(name if len(name) <= _LONGEST else f"{name[:_LONGEST]}…")
 
 
@@ -97,7 +97,7 @@ class Columns:
         return len(self.start)
 
     def columns(self) -> dict[str, Any]:
-        """The arrays, by the names of the fields."""
+        """Returns the arrays, by the names of the fields."""
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name not in _SHARED}
 
     def select(self, mask: Any) -> Self:
@@ -141,13 +141,13 @@ class Operations(Columns):
         return self.of_kind(KERNEL)
 
     def of_kind(self, kind: int) -> slice:
-        """The operations of a kind: the kinds lie one behind the other."""
+        """Returns the operations of a kind: the kinds lie one behind the other."""
         bounds = np.array([kind, kind + 1], self.kind.dtype)  # of another type numpy copies all kinds
         first, last = np.searchsorted(self.kind, bounds).tolist()
         return slice(first, last)
 
     def called(self, index: int) -> Words:
-        """An operation in words: the kernel's name, or its kind."""
+        """Returns an operation in words: the kernel's name, or its kind."""
         return named(self.names[self.name[index]]) if self.name[index] >= 0 else KINDS[self.kind[index]]
 
 

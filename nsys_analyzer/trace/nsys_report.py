@@ -39,68 +39,49 @@ _REPORT_VERSION = re.compile(rb"Report (\d{4}(?:@\d+)+)")  # "NVIDIA Tegra Profi
 _NOT_A_REPORT = ("Version tag is not found", "Cannot read from stream", "magic number mismatch")
 
 
-def export_of(report: Path) -> Path:
+def export_of(report: Path, timeout_s: float | None = None, *, as_sqlite: bool = False) -> Path:
     """Returns what is read of a report: a folder of Parquet or Arrow files, or a SQLite file, made only where none is.
 
-    A folder of Parquet files is written and read in less time: it is what nsys is asked for where it can.
-
-    Raises:
-        ExportError: as of :func:`sqlite_export_of`.
-    """
-    if not report.is_file() or not report.stat().st_size:
-        raise _unreadable(report)
-    stem, cache = report_stem(report), cache_of(report)
-    for place in (report.parent, cache):
-        for ending in (*FOLDER_ENDINGS, ".sqlite"):
-            if is_export_of(place / f"{stem}{ending}", report):
-                return place / f"{stem}{ending}"
-    nsys = find_nsys()
-    try:
-        writes_folders = nsys is not None and numbers_in(nsys_version(nsys))[: len(_WHOLE_FOLDERS)] >= _WHOLE_FOLDERS
-    except ExportError:  # it does not run: whoever exports to SQLite says so
-        writes_folders = False
-    if nsys is None or not writes_folders:
-        return sqlite_export_of(report)
-    output = _writable_place(report, f"{stem}{PARQUET_FOLDER}")
-    try:
-        with atomic_folder(output, report) as unfinished:
-            _export(nsys, report, unfinished, "parquetdir", None)
-    except OSError as error:
-        raise _unwritten(report, error) from error
-    return output
-
-
-def sqlite_export_of(report: Path, timeout_s: float | None = None) -> Path:
-    """Returns the SQLite export of a report, made only where no current one is there.
-
-    It is ``X.sqlite`` beside the report ``X``; in ``~/.cache/nsys-analyze`` (or below ``$XDG_CACHE_HOME``) where that
-    folder cannot be written.
+    It is ``X.sqlite`` or ``X_pqtdir`` beside the report ``X``; in ``~/.cache/nsys-analyze`` (or below
+    ``$XDG_CACHE_HOME``) where that folder cannot be written. A folder of Parquet files is written and read in less
+    time: it is what nsys is asked for where it can, unless the export must be a SQLite file.
 
     Raises:
         ExportError: there is no such report, no place for the export, or nsys is missing, fails, or takes longer than
             ``timeout_s``.
     """
-    if not report.is_file() or not report.stat().st_size:
-        raise _unreadable(report)
-    name = f"{report_stem(report)}.sqlite"
-    places = (report.with_name(name), cache_of(report) / name)
-    for export in places:
-        if is_export_of(export, report):
-            return export
+    if not report.is_file():
+        raise ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
+    if not report.stat().st_size:
+        raise ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
+    stem, places = report_stem(report), (report.parent, cache_of(report))
+    for place in places:
+        for ending in (".sqlite",) if as_sqlite else (*FOLDER_ENDINGS, ".sqlite"):
+            if is_export_of(place / f"{stem}{ending}", report):
+                return place / f"{stem}{ending}"
     nsys = find_nsys()
-    how = _export_command(report.name)
     if nsys is None:
         what = f"{report} must be exported to SQLite first, and there is no nsys here"
-        if older := next(filter(is_sqlite, places), None):
+        if older := next(filter(is_sqlite, (place / f"{stem}.sqlite" for place in places)), None):
             what = f"{older} is older than {report.name}, and there is no nsys here to export it again"
+        how = _export_command(report.name)
         raise ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
-    output = _writable_place(report, name)
+    to_folder = not as_sqlite and _version_of(nsys) >= _WHOLE_FOLDERS
+    output = _writable_place(report, f"{stem}{PARQUET_FOLDER if to_folder else '.sqlite'}")
     try:
-        with atomic_write(output, source=report) as unfinished:
-            _export(nsys, report, unfinished, "sqlite", timeout_s)
+        with atomic_folder(output, report) if to_folder else atomic_write(output, source=report) as unfinished:
+            _export(nsys, report, unfinished, "parquetdir" if to_folder else "sqlite", timeout_s)
     except OSError as error:
-        raise _unwritten(report, error) from error
+        hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
+        raise ExportError(f"The export of {report} cannot be written: {error}", hint) from error
     return output
+
+
+def _version_of(nsys: Path) -> tuple[int, ...]:
+    try:
+        return tuple(numbers_in(nsys_version(nsys)))
+    except ExportError:  # it does not run: the export says so
+        return ()
 
 
 def report_stem(report: Path) -> str:
@@ -165,17 +146,6 @@ def _is_writable(folder: Path) -> bool:
             return True
     except OSError:
         return False
-
-
-def _unreadable(report: Path) -> ExportError:
-    if report.is_file():
-        return ExportError(f"{report} is empty", "Capture again: the run ended before nsys wrote its report")
-    return ExportError(f"{report} does not exist or is not a file", f"Look for it: ls {report.parent}")
-
-
-def _unwritten(report: Path, error: Exception) -> ExportError:
-    hint = "Make room, or set XDG_CACHE_HOME to a folder that has it"
-    return ExportError(f"The export of {report} cannot be written: {error}", hint)
 
 
 def _export(nsys: Path, report: Path, output: Path, kind: str, timeout_s: float | None) -> None:

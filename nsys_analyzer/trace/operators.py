@@ -7,12 +7,16 @@ an operator, ``aten::mm, seq = 9157, op_id = 91984``, and with shapes also the s
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, values_of
-from nsys_analyzer.trace.columns import Operators, Ranges
+from nsys_analyzer.trace import schema
+from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, rows_of, values_of
+from nsys_analyzer.trace.columns import PROCESS_MASK, Operators, Ranges
+from nsys_analyzer.trace.reader import Reader, column_in
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,26 +28,26 @@ _SIZES = r",\s*sizes\s*=\s*(?P<found>\[[\d\[\], ]*\])\s*(?:,\s*input_op_ids|$)"
 
 
 def may_be_annotated(texts: pa.Array) -> bool:
-    """Whether any of the texts has an annotation, which has an equals sign: most captures have none."""
+    """Returns whether any of the texts has an annotation, which has an equals sign: most captures have none."""
     letters = texts.buffers()[2]
     return letters is not None and bool((np.frombuffer(letters, np.uint8) == ord("=")).any())
 
 
 def without_annotations(texts: pa.Array) -> pa.Array:
-    """The names of ranges without what is written behind an operator's."""
+    """Returns the names of ranges without what is written behind an operator's."""
     import pyarrow.compute as pc
 
     return pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
 
 
 def are_named_operators(ranges: Ranges) -> Bools:
-    """Which ranges are operators by their names, ATen's."""
+    """Returns which ranges are operators by their names, ATen's."""
     found: Bools = np.array([name.startswith(_ATEN) for name in ranges.names], np.bool_)[ranges.name]
     return found
 
 
 def plain_operators(ranges: Ranges) -> Operators:
-    """The operators of some ranges without any annotation."""
+    """Returns the operators of some ranges without any annotation."""
     none = np.full(len(ranges), -1, np.int32)
     return Operators(
         **ranges.columns(),
@@ -56,7 +60,7 @@ def plain_operators(ranges: Ranges) -> Operators:
 
 
 def are_operators(ranges: Ranges, texts: pa.Array, names: pa.Array) -> Bools:
-    """Which ranges are operators: those of ATen's names, and of names with an annotation behind them anywhere.
+    """Returns which ranges are operators: those of ATen's names, and of names with an annotation behind them anywhere.
 
     Args:
         texts: the distinct texts of the ranges, or more of them.
@@ -70,7 +74,7 @@ def are_operators(ranges: Ranges, texts: pa.Array, names: pa.Array) -> Bools:
 
 
 def annotated_operators(ranges: Ranges, texts: pa.Array) -> Operators:
-    """The operators of some ranges, with what their whole texts say of them."""
+    """Returns the operators of some ranges, with what their whole texts say of them."""
     import pyarrow as pa
 
     sizes = _found(texts, _SIZES).dictionary_encode()
@@ -94,7 +98,7 @@ def _found(texts: pa.Array, pattern: str) -> pa.Array:
 
 
 def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
-    """The operators of the profiler's own table."""
+    """Returns the operators of the profiler's own table."""
     names, name = dense_codes(frame["name"])
     shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
     known = shape_ids[shape_ids >= 0]
@@ -113,3 +117,41 @@ def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
 
 def _texts(ids: Ints, strings: dict[int, str]) -> tuple[str, ...]:
     return tuple(strings.get(i, "") for i in ids.tolist())
+
+
+#: A function of PyTorch that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
+_CALLED = re.compile(r"\bTHC?P\w+?_(?P<function>\w+)\(|^at::_ops::(?P<operator>\w+)::call\b")
+
+
+def read_callers(reader: Reader, strings: Mapping[int, str]) -> Mapping[tuple[int, int], str]:
+    """Returns the outermost operator or function of PyTorch around each API call, by process and correlation ID.
+
+    A call without a backtrace, or with none of PyTorch's functions in it, has no entry. ``strings`` are those of the
+    export, by their IDs.
+    """
+    if not all(_has_all(reader, table) for table in (schema.CALLCHAINS, schema.CHAINED_CALLS)):
+        return {}
+    outermost = {chain: symbol for chain, symbol, _ in sorted(rows_of(reader.read(schema.CALLCHAINS)), key=_depth)}
+    called = {chain: found for chain, symbol in outermost.items() if (found := _called(strings.get(symbol, "")))}
+    calls = reader.read(schema.CHAINED_CALLS)
+    chained = np.flatnonzero(np.isin(calls["chain"], list(called)))
+    thread, correlation, chain = (calls[column][chained].tolist() for column in ("thread", "correlation", "chain"))
+    return {(t & PROCESS_MASK, c): called[one] for t, c, one in zip(thread, correlation, chain, strict=True)}
+
+
+def _has_all(reader: Reader, table: schema.Table) -> bool:
+    """Returns whether the export has a table with all its columns, and what its filter needs."""
+    name = reader.name_of(table)
+    if not name or (table.filter and not reader.filter_of(table, name)):
+        return False
+    return all(column_in(column, reader.columns_of[name]) for column in table.columns)
+
+
+def _depth(row: tuple[int, int, int]) -> int:
+    return row[2]
+
+
+def _called(symbol: str) -> str:
+    """Returns the function or operator that a frame's symbol names, empty for any other symbol."""
+    found = _CALLED.search(symbol)
+    return found["function"] or found["operator"] if found else ""

@@ -58,7 +58,7 @@ _COUNTER = re.compile(r"\d+(\s*(/|of)\s*\d+)?\W*$")
 
 
 def normalized_name(name: str) -> str:
-    """A range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
+    """Returns a range's name without case, punctuation and counters: ``Forward_Pass #3`` is ``forward pass``.
 
     PyTorch's own ``Optimizer.step#AdamW.step`` becomes ``optimizer step``. Of an endless name the start counts.
     """

@@ -25,7 +25,6 @@ from nsys_analyzer.trace.nsys_report import (
     is_export_folder,
     is_export_of,
     is_sqlite,
-    sqlite_export_of,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ class Source:
 
 
 def _open_sqlite(path: Path) -> Reader:
-    from nsys_analyzer.trace.sqlite_reader import SqliteReader
+    from nsys_analyzer.trace.reader import SqliteReader
 
     return SqliteReader(path)
 
@@ -202,7 +201,7 @@ def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
     if source is EXPORT:
         return path
     if source is NSYS_REPORT:
-        return sqlite_export_of(path, timeout_s)
+        return export_of(path, timeout_s, as_sqlite=True)
     from nsys_analyzer.trace.arrow_reader import write_sqlite
     from nsys_analyzer.trace.kineto.tables import read_tables
 
@@ -231,8 +230,8 @@ def is_current(export: Path, capture: Path) -> bool:
 
 
 def _is_of_torch(export: Path) -> bool:
+    from nsys_analyzer.trace.reader import SqliteReader
     from nsys_analyzer.trace.schema import EXPORT as PROPERTIES
-    from nsys_analyzer.trace.sqlite_reader import SqliteReader
 
     try:
         properties = SqliteReader(export).read(PROPERTIES)

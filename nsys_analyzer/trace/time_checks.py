@@ -10,7 +10,8 @@ import numpy as np
 
 from nsys_analyzer.text import Words, phrase
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct
-from nsys_analyzer.trace.schema import NO_TIME, Table
+from nsys_analyzer.trace.columns import Launches, MemoryUses, Operations, Ranges, named, process_of
+from nsys_analyzer.trace.schema import KERNEL, MEMORY, NO_TIME, OPERATIONS_BY_KIND, RUNTIME, Table
 
 #: Nothing that one trace holds lies a year from the start of its session, where times count from.
 FAR = 365 * 24 * 3600 * 10**9
@@ -65,29 +66,70 @@ class TimeCheck:
         self._opened, self._first, self._last = _bounds(duration, moments, start)
         self.left_out: list[LeftOut] = []
 
-    def valid(self, rows: TimedRows, *, of_cuda: bool = False, lasting: bool = False) -> Bools:
-        """Shape (rows,): True for the rows to keep.
-
-        Args:
-            of_cuda: whether they are operations or API calls, which nothing records before the session.
-            lasting: whether they are operations or ranges, of which none ends as it starts.
-        """
-        kept = np.ones(len(rows.start), np.bool_)
-        for why, wrong in self._faults(rows, of_cuda=of_cuda, lasting=lasting and self._by_cupti):
-            kept &= ~wrong
-            self.left_out += left_out_rows(rows, why, wrong)
+    def operations(self, operations: Operations) -> Bools:
+        """Returns which operations have times that can be true."""
+        kept = np.ones(len(operations), np.bool_)
+        for kind, table in enumerate(OPERATIONS_BY_KIND):
+            of_kind = operations.of_kind(kind)
+            rows = _rows_of(table, operations.select(of_kind))
+            kept[of_kind] = self._valid(rows, of_cuda=True, lasting=self._by_cupti)
         return kept
 
-    def _faults(self, rows: TimedRows, *, of_cuda: bool, lasting: bool) -> Iterator[tuple[str, Bools]]:
-        """The faults of rows, in words, and the mask of the rows that have each: a row has one at most."""
+    def not_repeated(self, operations: Operations) -> Bools:
+        """Returns which operations are no second row of the same kernel, with all its values."""
+        kernels = operations.select(operations.kernels)
+        start, order = kernels.start, None
+        if (start[1:] < start[:-1]).any():  # nsys writes them in order
+            order = np.argsort(start, kind="stable")
+            start = start[order]
+        same = np.flatnonzero(start[1:] == start[:-1])
+        alike = np.union1d(same, same + 1)  # a pair on two GPUs, as a rule
+        alike = alike if order is None else np.sort(order[alike])
+        values = np.stack([np.asarray(column, np.int64)[alike] for column in kernels.columns().values()])
+        sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
+        repeated = np.zeros(len(kernels), np.bool_)
+        repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
+        self.left_out += left_out_rows(_rows_of(KERNEL, kernels), "all values of another row", repeated)
+        once = np.ones(len(operations), np.bool_)
+        once[operations.kernels] = ~repeated
+        return once
+
+    def calls(self, launches: Launches) -> Bools:
+        """Returns which API calls have starts that can be true; their ends may be none."""
+        start, process = launches.start, process_of(launches.thread)
+        rows = TimedRows(RUNTIME, start, start, process, lambda i: f"correlation ID {launches.correlation[i]}")
+        return self._valid(rows, of_cuda=True)
+
+    def ranges(self, table: Table, ranges: Ranges) -> Bools:
+        """Returns which ranges have times that can be true; one without an end has none that is wrong."""
+        later = np.maximum(ranges.start, ranges.start + 1)  # the last moment that there is wraps around
+        end = np.where(ranges.end == NO_TIME, later, ranges.end)
+        process = process_of(ranges.thread)
+        rows = TimedRows(table, ranges.start, end, process, lambda i: named(ranges.names[ranges.name[i]]))
+        return self._valid(rows, lasting=self._by_cupti)
+
+    def memory(self, uses: MemoryUses) -> Bools:
+        """Returns which allocations and releases have times that can be true."""
+        rows = TimedRows(MEMORY, uses.start, uses.start, uses.process, lambda i: f"{abs(uses.bytes[i]):,} bytes")
+        return self._valid(rows)
+
+    def _valid(self, rows: TimedRows, *, of_cuda: bool = False, lasting: bool = False) -> Bools:
+        """Returns the mask of the rows to keep, shape (rows,), and notes the others with their fault, one at most.
+
+        Args:
+            rows: the rows.
+            of_cuda: whether they are operations or API calls, which nothing records before the session.
+            lasting: whether none ends as it starts.
+        """
         start, end, last = rows.start, rows.end, self._last
+        kept = np.ones(len(start), np.bool_)
         first = self._first if of_cuda else self._opened
         zero_is_unknown = of_cuda and self._by_cupti  # CUPTI writes 0 for times that it could not collect
         least = max(first, 1 if zero_is_unknown else NO_TIME + 1)
         if not len(start) or (
             start.min() >= least and end.max() <= last and not (end <= start if lasting else end < start).any()
         ):
-            return  # as of nearly all tables
+            return kept  # as of nearly all tables
         unknown = (start == NO_TIME) | (end == NO_TIME)
         if zero_is_unknown:
             unknown |= (start == 0) & (end == 0)
@@ -101,11 +143,17 @@ class TimeCheck:
             ("a time outside the capture", outside),
         ):
             if wrong.any():
-                yield why, wrong
+                kept &= ~wrong
+                self.left_out += left_out_rows(rows, why, wrong)
+        return kept
+
+
+def _rows_of(table: Table, operations: Operations) -> TimedRows:
+    return TimedRows(table, operations.start, operations.end, operations.process, operations.called)
 
 
 def _bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[int, int, int]:
-    """The earliest start of a range, which may be open long before the session; of anything else; the latest end."""
+    """Returns the earliest start of a range, which may be open before the session; of anything else; the last end."""
     if duration is not None:
         first = max(start - FAR, NO_TIME)
         inside = sum(np.count_nonzero((some > first) & (some <= start + duration)) for some in moments)
@@ -124,7 +172,7 @@ def _bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[
 
 
 def left_out_rows(rows: TimedRows, why: str, wrong: Bools) -> Iterator[LeftOut]:
-    """The rows with one fault (``wrong``, shape (rows,)), for each process."""
+    """Returns the rows with one fault (``wrong``, shape (rows,)), for each process."""
     index = np.flatnonzero(wrong)
     for process in distinct(rows.process[index]).tolist():
         indices = index[rows.process[index] == process]

@@ -28,7 +28,6 @@ from nsys_analyzer.trace.arrays import (
     rows_of,
     values_of,
 )
-from nsys_analyzer.trace.backtraces import read_callers
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
     CALLS,
@@ -49,25 +48,23 @@ from nsys_analyzer.trace.columns import (
     Operations,
     Operators,
     Ranges,
-    named,
     process_of,
 )
-from nsys_analyzer.trace.diagnostics import explained
-from nsys_analyzer.trace.metadata import Metadata, read_diagnostics, read_metadata
-from nsys_analyzer.trace.nccl import NcclCalls, noted_calls, read_nccl_calls
+from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, read_metadata
 from nsys_analyzer.trace.operators import (
     annotated_operators,
     are_named_operators,
     are_operators,
     may_be_annotated,
     plain_operators,
+    read_callers,
     recorded_operators,
     without_annotations,
 )
-from nsys_analyzer.trace.ranks import Rank, read_ranks
+from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import open_capture
-from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck, TimedRows, left_out_rows
+from nsys_analyzer.trace.time_checks import FAR, LeftOut, TimeCheck
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -152,9 +149,17 @@ class Trace:
         moments = (operations.start, launches.start, ranges.start)
         by_nsys = metadata.profiler == "nsys"
         check = TimeCheck(duration, *moments, start=metadata.time_shift_ns, by_cupti=by_nsys)
-        timed, called = _timed(check, operations), _called(check, launches)
-        once = _once(check, operations) if by_nsys else timed
-        valid, ended = _valid(check, schema.NVTX, ranges), ranges.end != schema.NO_TIME
+        timed, called = check.operations(operations), check.calls(launches)
+        once = check.not_repeated(operations) if by_nsys else timed
+        valid, ended = check.ranges(schema.NVTX, ranges), ranges.end != schema.NO_TIME
+        memory = None
+        if reader.name_of(schema.MEMORY):
+            start, process, size, operation, alive = frames["memory"].values()
+            memory = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
+            memory = memory.select(check.memory(memory))
+        first = launches.select(slice(_FIRST_CALLS))
+        lasted = (first.end - first.start)[first.call == LAUNCH]
+        lasted = lasted[lasted > 0]
         nodes = frames["graph_nodes"]
         return cls(
             path,
@@ -163,7 +168,7 @@ class Trace:
             launches.select(called & out_of_memory),
             ranges.select(valid & ended),
             ranges.select(valid & ~ended),
-            recorded.select(_valid(check, schema.OPERATORS, recorded))
+            recorded.select(check.ranges(schema.OPERATORS, recorded))
             if reader.name_of(schema.OPERATORS)
             else operators.select((valid & ended)[annotated]),
             GraphNodes(*(nodes[column] for column in ("start", "thread", "graph_node", "original"))),
@@ -171,10 +176,10 @@ class Trace:
             frozenset(table.key for table in (*_LARGE_TABLES, *_SMALL_TABLES) if reader.name_of(table)),
             tuple(check.left_out),
             operations.select(~timed),
-            _memory(check, frames["memory"]) if reader.name_of(schema.MEMORY) else None,
+            memory,
             costly_tables(reader),
             read_ranks(reader, strings.values(), noted),
-            _launch_ns(launches),
+            float(np.median(lasted)) if len(lasted) else None,
             read_callers(reader, strings),
             read_nccl_calls(reader, noted),
         )
@@ -193,18 +198,13 @@ def check_recorded(reader: Reader, path: Path) -> None:
 
 
 def costly_tables(reader: Reader) -> tuple[str, ...]:
-    """Those of ``schema.COSTLY_TABLES`` that were recorded: with rows, or with the mark of a copy to share."""
+    """Returns those of ``schema.COSTLY_TABLES`` that were recorded: with rows, or with the mark of a copy to share."""
     present = [name for name in schema.COSTLY_TABLES if name in reader.columns_of]
     return tuple(n for n in present if reader.columns_of[n] == schema.COSTLY_MARK or reader.has_rows(n))
 
 
-def _name(name: str, code: int) -> str:
-    """The name of a kernel; one of blanks, or that ends where it begins, is none."""
-    return name if name.partition("\0")[0].strip() else f"{UNNAMED} {code}"
-
-
 def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations:
-    """The GPU operations; takes the columns of the frames, which are too long to be there twice."""
+    """Returns the GPU operations; takes the columns of the frames, which are too long to be there twice."""
     parts = [frames[kind] for kind in KINDS]
     lengths = [len(part["start"]) for part in parts]
     size, copy = _sizes(parts, frames["grids"]), _copies(parts[MEMCPY], lengths)
@@ -213,6 +213,11 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
     def column(key: str) -> Any:
         return grown(*(part.pop(key) for part in parts))
 
+    process = column("process")
+    if not process.any():  # exports before globalPid leave it out: with one launching process it is that one
+        launching = distinct(process_of(distinct(frames["runtime"]["thread"])))
+        process = np.full_like(process, launching[0]) if len(launching) == 1 else process
+    texts = [strings.get(i, "") for i in ids.tolist()]
     return Operations(
         kind=np.repeat(np.arange(len(KINDS), dtype=np.int8), lengths),
         start=column("start"),
@@ -220,18 +225,22 @@ def _operations(frames: dict[str, Frame], strings: dict[int, str]) -> Operations
         device=compact(column("device")),
         stream=compact(column("stream")),
         correlation=column("correlation"),
-        process=compact(_known_process(column("process"), frames["runtime"])),
+        process=compact(process),
         name=grown(codes, np.full(sum(lengths[KERNEL + 1 :]), -1, np.int32)),
         graph_node=compact(column("graph_node")),
         size=size,
         copy=copy,
-        names=tuple(_name(strings.get(i, ""), i) for i in ids.tolist()),
+        # A name of blanks, or that ends where it begins, is none.
+        names=tuple(
+            text if text.partition("\0")[0].strip() else f"{UNNAMED} {i}"
+            for i, text in zip(ids.tolist(), texts, strict=True)
+        ),
     )
 
 
 def _sizes(parts: list[Frame], grids: Frame) -> Ints:
     """Shape (operations,): thread blocks of the first kernels, or bytes."""
-    x, y, z = (_dimension(grids[f"grid_{axis}"]) for axis in "xyz")
+    x, y, z = (grids[f"grid_{axis}"].clip(0, _LARGEST_GRID) for axis in "xyz")  # none overflows a product of three
     sizes = np.zeros(sum(len(part["start"]) for part in parts), np.int64)
     sizes[: len(x)] = x * y * z
     first = 0
@@ -240,12 +249,6 @@ def _sizes(parts: list[Frame], grids: Frame) -> Ints:
             sizes[first : first + len(part["bytes"])] = part["bytes"]
         first += len(part["start"])
     return sizes
-
-
-def _dimension(blocks: Ints) -> Ints:
-    """The blocks along one axis, none that overflows a product of three."""
-    within = not len(blocks) or (blocks.min() >= 0 and blocks.max() <= _LARGEST_GRID)
-    return blocks if within else blocks.clip(0, _LARGEST_GRID)
 
 
 def _copies(frame: Frame, lengths: list[int]) -> SmallInts:
@@ -263,16 +266,8 @@ def _copies(frame: Frame, lengths: list[int]) -> SmallInts:
     return copies
 
 
-def _known_process(process: Ints, runtime: Frame) -> Ints:
-    """Exports before globalPid leave it out: with one launching process it is that one."""
-    if process.any() or not len(process):
-        return process
-    launching = distinct(process_of(distinct(runtime["thread"])))
-    return np.full_like(process, launching[0]) if len(launching) == 1 else process
-
-
 def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
-    """The API calls, and which of them are allocations for which there was no memory."""
+    """Returns the API calls, and which of them are allocations for which there was no memory."""
     ids, codes = dense_codes(frame.pop("name"))
     names = tuple(strings.get(i, "") for i in ids.tolist())
     kinds = [next((kind for kind, starts in CALLS.items() if name.startswith(starts)), OTHER_CALL) for name in names]
@@ -289,22 +284,8 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
     return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
 
 
-def _launch_ns(launches: Launches) -> float | None:
-    """The median duration of the kernel launches among the first API calls, ns; None without any."""
-    first = launches.select(slice(_FIRST_CALLS))
-    durations = (first.end - first.start)[first.call == LAUNCH]
-    durations = durations[durations > 0]
-    return float(np.median(durations)) if len(durations) else None
-
-
-def _memory(check: TimeCheck, frame: Frame) -> MemoryUses:
-    start, process, size, operation, alive = frame.values()
-    uses = MemoryUses(start, process, np.where(operation == 0, size, -size), alive)
-    return uses.select(check.valid(TimedRows(schema.MEMORY, start, start, process, lambda i: f"{size[i]:,} bytes")))
-
-
 def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operators]:
-    """The ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these."""
+    """Returns the ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these."""
     import pyarrow as pa
 
     by_id = frame["text_id"]
@@ -323,50 +304,3 @@ def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operat
     ranges = Ranges(start, end, thread, codes[values_of(encoded.indices)][text], names)
     index = np.flatnonzero(are_operators(ranges, texts, named))
     return ranges, index, annotated_operators(ranges.select(index), texts.take(arrow_integers(text[index])))
-
-
-def _timed(check: TimeCheck, operations: Operations) -> Bools:
-    kept = np.ones(len(operations), np.bool_)
-    for kind, table in enumerate(schema.OPERATIONS_BY_KIND):
-        of_kind = operations.of_kind(kind)
-        kept[of_kind] = check.valid(_rows(table, operations.select(of_kind)), of_cuda=True, lasting=True)
-    return kept
-
-
-def _rows(table: schema.Table, operations: Operations) -> TimedRows:
-    return TimedRows(table, operations.start, operations.end, operations.process, operations.called)
-
-
-def _once(check: TimeCheck, operations: Operations) -> Bools:
-    """Which operations are no second row of the same kernel, with all its values."""
-    kernels = operations.select(operations.kernels)
-    start, order = kernels.start, None
-    if (start[1:] < start[:-1]).any():  # nsys writes them in order
-        order = np.argsort(start, kind="stable")
-        start = start[order]
-    same = np.flatnonzero(start[1:] == start[:-1])
-    alike = np.union1d(same, same + 1)  # a pair on two GPUs, as a rule
-    alike = alike if order is None else np.sort(order[alike])
-    values = np.stack([np.asarray(column, np.int64)[alike] for column in kernels.columns().values()])
-    sorted_ = np.lexsort(values)  # stable: of equal rows the first is kept
-    repeated = np.zeros(len(kernels), np.bool_)
-    repeated[alike[sorted_[1:]]] = (values[:, sorted_[1:]] == values[:, sorted_[:-1]]).all(axis=0)
-    check.left_out += left_out_rows(_rows(schema.KERNEL, kernels), "all values of another row", repeated)
-    once = np.ones(len(operations), np.bool_)
-    once[operations.kernels] = ~repeated
-    return once
-
-
-def _called(check: TimeCheck, launches: Launches) -> Bools:
-    start, process = launches.start, process_of(launches.thread)
-    rows = TimedRows(schema.RUNTIME, start, start, process, lambda i: f"correlation ID {launches.correlation[i]}")
-    return check.valid(rows, of_cuda=True)
-
-
-def _valid(check: TimeCheck, table: schema.Table, ranges: Ranges) -> Bools:
-    """Which ranges have times that can be true; one without an end has none that is wrong."""
-    later = np.maximum(ranges.start, ranges.start + 1)  # the last moment that there is wraps around
-    end = np.where(ranges.end == schema.NO_TIME, later, ranges.end)
-    process = process_of(ranges.thread)
-    rows = TimedRows(table, ranges.start, end, process, lambda i: named(ranges.names[ranges.name[i]]))
-    return check.valid(rows, lasting=True)

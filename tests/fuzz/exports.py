@@ -8,7 +8,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 from random import Random
 
-from nsys_analyzer.trace.sqlite_reader import quoted
+from nsys_analyzer.trace.reader import quoted
 from tests.fuzz.texts import sqlite_number, text, value
 
 _KERNEL, _CALL, _RANGE = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS"

@@ -20,7 +20,7 @@ from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import COPIES, GRAPH, KERNEL, KINDS, MEMCPY, pid_of
-from nsys_analyzer.trace.diagnostics import explained
+from nsys_analyzer.trace.metadata import explained
 from nsys_analyzer.trace.trace import Trace
 
 if TYPE_CHECKING:

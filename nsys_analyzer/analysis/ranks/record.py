@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.groups import Steps
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, process_of
-from nsys_analyzer.trace.nccl import UNKNOWN
+from nsys_analyzer.trace.ranks import UNKNOWN
 
 #: The kind of a collective by its kernel's name, or by the function of NCCL that it carries out.
 _KINDS = tuple(

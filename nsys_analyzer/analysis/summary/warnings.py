@@ -14,8 +14,8 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
 from nsys_analyzer.text import Words, code, joined, phrase, plural
 from nsys_analyzer.trace.arrays import distinct
 from nsys_analyzer.trace.columns import UNNAMED, pid_of, process_of
-from nsys_analyzer.trace.diagnostics import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
-from nsys_analyzer.trace.nccl import INIT_COMMUNICATOR
+from nsys_analyzer.trace.metadata import Diagnostic, first_sentence, meaning, touches_no_figure, why_no_cuda
+from nsys_analyzer.trace.ranks import INIT_COMMUNICATOR
 from nsys_analyzer.trace.trace import Trace
 
 _HOW_TO = "Wrap the parts of the step, as in `with {}: ...`, or name the ranges there are with `--phase forward=NAME`."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.evidence import Evidence, shortened
 from nsys_analyzer.text import Words, phrase
-from nsys_analyzer.trace.diagnostics import first_sentence, touches_no_figure
+from nsys_analyzer.trace.metadata import first_sentence, touches_no_figure
 
 
 def answer(evidence: Evidence) -> Section:

@@ -47,12 +47,12 @@ _NEAR_THE_END = 1 << 16
 
 
 def _integer(text: str) -> int | Decimal:
-    """An integer; a decimal where no column can hold it, because converting a million digits takes minutes."""
+    """Returns an integer; a decimal where no column can hold it, because converting a million digits takes minutes."""
     return int(text) if len(text) < 20 else Decimal(text)
 
 
 def _fraction(text: str) -> Decimal | str:
-    """A decimal; the text where the exponent is too large for one."""
+    """Returns a decimal; the text where the exponent is too large for one."""
     try:
         return Decimal(text)
     except InvalidOperation:
@@ -83,7 +83,7 @@ class JsonText:
         return self._dropped + self.at
 
     def next(self) -> str:
-        """The character that follows white space, not yet taken; empty at the end of the file."""
+        """Returns the character that follows white space, not yet taken; empty at the end of the file."""
         while True:
             if space := _WHITE_SPACE.match(self.buffer, self.at):
                 self.at = space.end()
@@ -97,7 +97,7 @@ class JsonText:
         return found
 
     def objects(self) -> str:
-        """Several objects of an array, up to the last end of one that is in memory; not yet taken.
+        """Returns several objects of an array, up to the last end of one that is in memory; not yet taken.
 
         The end may lie inside a text or a nested object: then a decoder refuses the result.
         """
@@ -143,7 +143,7 @@ class JsonText:
         return True
 
     def broken(self, what: str, position: int | None = None) -> TraceError:
-        """The error for what is not JSON, at a position in the file's text, or at the present one."""
+        """Returns the error for what is not JSON, at a position in the file's text, or at the present one."""
         where = f"character {self.position if position is None else position:,}"
         limit = f"a value of more than {_LONGEST_VALUE >> 20} MiB"
         return TraceError(f"{self.path} is not JSON, or only a part of it, or has {limit} ({what} at {where})", AGAIN)
@@ -164,7 +164,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _pieces(path: Path, file: IO[bytes]) -> Iterator[str]:
-    """The text of a file, plain or compressed with gzip, a piece at a time."""
+    """Returns the text of a file, plain or compressed with gzip, a piece at a time."""
     is_packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
     file.seek(0)
     most = max(_ALWAYS_READ, MOST_EXPANDED * os.fstat(file.fileno()).st_size)
