@@ -25,7 +25,7 @@ def open_lines(path: Path) -> ArrowReader:
     number = list(range(len(lines)))
     ranges = {"start": [*map(int, starts)], "end": [*map(int, ends)], "globalTid": [VM | MAIN] * len(lines)}
     tables = {"NVTX_EVENTS": {**ranges, "textId": number}, "StringIds": {"id": number, "value": list(names)}}
-    return ArrowReader(path, {name: pa.RecordBatch.from_pydict(columns) for name, columns in tables.items()})
+    return ArrowReader(path, {name: pa.table(columns) for name, columns in tables.items()})
 
 
 LINES = Source((".lines",), open_lines)

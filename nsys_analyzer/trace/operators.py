@@ -1,4 +1,4 @@
-"""PyTorch's operators as columns: those of its profiler, or those that NVTX ranges name.
+"""The ranges of a trace as columns, and PyTorch's operators: those of its profiler, or those that ranges name.
 
 ``nsys --pytorch=autograd-nvtx`` and PyTorch's own ``emit_nvtx`` write the number of autograd's node behind the name of
 an operator, ``aten::mm, seq = 9157, op_id = 91984``, and with shapes also the sizes of its inputs: ``sizes = [[8192,
@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nsys_analyzer.trace import schema
-from nsys_analyzer.trace.arrays import Bools, Frame, Ints, dense_codes, rows_of, values_of
+from nsys_analyzer.trace.arrays import (
+    Frame,
+    Ints,
+    arrow_integers,
+    arrow_texts,
+    dense_codes,
+    distinct_texts,
+    rows_of,
+    values_of,
+)
 from nsys_analyzer.trace.columns import PROCESS_MASK, Operators, Ranges
 from nsys_analyzer.trace.reader import Reader, column_in
 
@@ -27,77 +36,62 @@ _SEQUENCE = r",\s*seq\s*=\s*(?P<found>\d{1,18})(?:\D|$)"
 _SIZES = r",\s*sizes\s*=\s*(?P<found>\[[\d\[\], ]*\])\s*(?:,\s*input_op_ids|$)"
 
 
-def may_be_annotated(texts: pa.Array) -> bool:
-    """Returns whether any of the texts has an annotation, which has an equals sign: most captures have none."""
-    letters = texts.buffers()[2]
-    return letters is not None and bool((np.frombuffer(letters, np.uint8) == ord("=")).any())
+def read_ranges(frame: Frame, strings: Mapping[int, str]) -> tuple[Ranges, Ints, Operators]:
+    """Returns the ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these.
 
-
-def without_annotations(texts: pa.Array) -> pa.Array:
-    """Returns the names of ranges without what is written behind an operator's."""
-    import pyarrow.compute as pc
-
-    return pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
-
-
-def are_named_operators(ranges: Ranges) -> Bools:
-    """Returns which ranges are operators by their names, ATen's."""
-    found: Bools = np.array([name.startswith(_ATEN) for name in ranges.names], np.bool_)[ranges.name]
-    return found
-
-
-def plain_operators(ranges: Ranges) -> Operators:
-    """Returns the operators of some ranges without any annotation."""
-    none = np.full(len(ranges), -1, np.int32)
-    return Operators(
-        **ranges.columns(),
-        names=ranges.names,
-        sequence=none.astype(np.int64),
-        forward_thread=np.zeros(len(ranges), np.int32),
-        shapes=none,
-        shape_texts=(),
-    )
-
-
-def are_operators(ranges: Ranges, texts: pa.Array, names: pa.Array) -> Bools:
-    """Returns which ranges are operators: those of ATen's names, and of names with an annotation behind them anywhere.
-
-    Args:
-        texts: the distinct texts of the ranges, or more of them.
-        names: the same without annotations.
+    Operators are the ranges with one of ATen's names, and those of names that have an annotation behind them anywhere.
     """
-    import pyarrow.compute as pc
-
-    annotated = set(pc.unique(names.filter(pc.not_equal(names, texts))).to_pylist())
-    found = np.array([name in annotated or name.startswith(_ATEN) for name in ranges.names], np.bool_)
-    return found[ranges.name]
-
-
-def annotated_operators(ranges: Ranges, texts: pa.Array) -> Operators:
-    """Returns the operators of some ranges, with what their whole texts say of them."""
     import pyarrow as pa
 
-    sizes = _found(texts, _SIZES).dictionary_encode()
-    shapes, shape_texts = values_of(sizes.indices, default=-1).astype(np.int32), sizes.dictionary.to_pylist()
-    # A profiler cuts a text that is too long for it.
-    is_whole = np.array([*(text.count("[") == text.count("]") for text in shape_texts), False], np.bool_)
-    return Operators(
-        **ranges.columns(),
-        names=ranges.names,
-        sequence=values_of(_found(texts, _SEQUENCE).cast(pa.int64()), default=-1),
-        forward_thread=np.zeros(len(ranges), np.int32),
-        shapes=np.where(is_whole[shapes], shapes, np.int32(-1)),
-        shape_texts=tuple(shape_texts),
+    by_id = frame["text_id"]
+    used, id_codes = dense_codes(by_id)
+    texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
+    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
+    text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
+    shape_texts: tuple[str, ...] = ()
+    letters = texts.buffers()[2]
+    if letters is None or not (np.frombuffer(letters, np.uint8) == ord("=")).any():  # as of most captures
+        names, codes = distinct_texts(texts.to_pylist())
+        ranges = Ranges(start, end, thread, codes[text], names)
+        index = np.flatnonzero(np.array([name.startswith(_ATEN) for name in names], np.bool_)[ranges.name])
+        none = np.full(len(index), -1, np.int32)
+        sequence, shapes = none.astype(np.int64), none
+    else:
+        import pyarrow.compute as pc
+
+        def found(pattern: str) -> pa.Array:
+            return pc.struct_field(pc.extract_regex(of_operators, pattern=pattern), "found")
+
+        named = pc.replace_substring_regex(texts, pattern=_ANNOTATION, replacement="")
+        encoded = named.dictionary_encode()
+        names, codes = distinct_texts(encoded.dictionary.to_pylist())
+        codes = codes[values_of(encoded.indices)][text]
+        ranges = Ranges(start, end, thread, codes, names)
+        annotated = set(pc.unique(named.filter(pc.not_equal(named, texts))).to_pylist())
+        are_operators = np.array([name in annotated or name.startswith(_ATEN) for name in names], np.bool_)
+        index = np.flatnonzero(are_operators[ranges.name])
+        of_operators = texts.take(arrow_integers(text[index]))
+        sequence = values_of(found(_SEQUENCE).cast(pa.int64()), default=-1)
+        inputs = found(_SIZES).dictionary_encode()
+        shapes, shape_texts = (
+            values_of(inputs.indices, default=-1).astype(np.int32),
+            tuple(inputs.dictionary.to_pylist()),
+        )
+        # A profiler cuts a text that is too long for it.
+        is_whole = np.array([*(each.count("[") == each.count("]") for each in shape_texts), False], np.bool_)
+        shapes = np.where(is_whole[shapes], shapes, np.int32(-1))
+    operators = Operators(
+        **ranges.select(index).columns(),
+        names=names,
+        sequence=sequence,
+        forward_thread=np.zeros(len(index), np.int32),
+        shapes=shapes,
+        shape_texts=shape_texts,
     )
+    return ranges, index, operators
 
 
-def _found(texts: pa.Array, pattern: str) -> pa.Array:
-    import pyarrow.compute as pc
-
-    return pc.struct_field(pc.extract_regex(texts, pattern=pattern), "found")
-
-
-def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
+def recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     """Returns the operators of the profiler's own table."""
     names, name = dense_codes(frame["name"])
     shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
@@ -107,16 +101,12 @@ def recorded_operators(frame: Frame, strings: dict[int, str]) -> Operators:
         end=frame["end"],
         thread=frame["thread"],
         name=name.astype(np.int64),
-        names=_texts(names, strings),
+        names=tuple(strings.get(i, "") for i in names.tolist()),
         sequence=np.maximum(frame["sequence"], -1),
         forward_thread=frame["forward_thread"],
         shapes=shapes - np.int32(len(shape_ids) - len(known)),  # the ID -1 becomes the code -1
-        shape_texts=_texts(known, strings),
+        shape_texts=tuple(strings.get(i, "") for i in known.tolist()),
     )
-
-
-def _texts(ids: Ints, strings: dict[int, str]) -> tuple[str, ...]:
-    return tuple(strings.get(i, "") for i in ids.tolist())
 
 
 #: A function of PyTorch that Python calls (``THPVariable_item``, ``THCPModule_emptyCache``), or an operator.
@@ -129,29 +119,16 @@ def read_callers(reader: Reader, strings: Mapping[int, str]) -> Mapping[tuple[in
     A call without a backtrace, or with none of PyTorch's functions in it, has no entry. ``strings`` are those of the
     export, by their IDs.
     """
-    if not all(_has_all(reader, table) for table in (schema.CALLCHAINS, schema.CHAINED_CALLS)):
-        return {}
-    outermost = {chain: symbol for chain, symbol, _ in sorted(rows_of(reader.read(schema.CALLCHAINS)), key=_depth)}
-    called = {chain: found for chain, symbol in outermost.items() if (found := _called(strings.get(symbol, "")))}
+    for table in (schema.CALLCHAINS, schema.CHAINED_CALLS):
+        name = reader.name_of(table)
+        if not name or (table.filter and not reader.filter_of(table, name)):
+            return {}
+        if not all(column_in(column, reader.columns_of[name]) for column in table.columns):
+            return {}
+    chains = sorted(rows_of(reader.read(schema.CALLCHAINS)), key=lambda row: row[2])  # by depth
+    outermost = {chain: _CALLED.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
+    called = {chain: found["function"] or found["operator"] for chain, found in outermost.items() if found}
     calls = reader.read(schema.CHAINED_CALLS)
     chained = np.flatnonzero(np.isin(calls["chain"], list(called)))
     thread, correlation, chain = (calls[column][chained].tolist() for column in ("thread", "correlation", "chain"))
-    return {(t & PROCESS_MASK, c): called[one] for t, c, one in zip(thread, correlation, chain, strict=True)}
-
-
-def _has_all(reader: Reader, table: schema.Table) -> bool:
-    """Returns whether the export has a table with all its columns, and what its filter needs."""
-    name = reader.name_of(table)
-    if not name or (table.filter and not reader.filter_of(table, name)):
-        return False
-    return all(column_in(column, reader.columns_of[name]) for column in table.columns)
-
-
-def _depth(row: tuple[int, int, int]) -> int:
-    return row[2]
-
-
-def _called(symbol: str) -> str:
-    """Returns the function or operator that a frame's symbol names, empty for any other symbol."""
-    found = _CALLED.search(symbol)
-    return found["function"] or found["operator"] if found else ""
+    return {(t & PROCESS_MASK, c): called[number] for t, c, number in zip(thread, correlation, chain, strict=True)}

@@ -115,7 +115,7 @@ def _kept_tables(path: Path) -> Path | None:
     return cache_of(path) / f"{_CONVERTER}-{status.st_size}-{status.st_mtime_ns}{ARROW_FOLDER}"
 
 
-def _keep(tables: Mapping[str, pa.RecordBatch], path: Path, kept: Path) -> None:
+def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:
     """Writes the tables of a trace to the cache, in place of those of what the file was before."""
     import pyarrow as pa
 
@@ -127,7 +127,7 @@ def _keep(tables: Mapping[str, pa.RecordBatch], path: Path, kept: Path) -> None:
             unfinished.mkdir()
             for name, table in tables.items():
                 with pa.ipc.new_stream(str(unfinished / f"{name}.arrow"), table.schema) as stream:
-                    stream.write_batch(table)
+                    stream.write_table(table)
     except (OSError, NoSpaceError):
         return  # without a cache the trace is read again the next time
 

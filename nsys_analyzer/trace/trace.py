@@ -17,16 +17,12 @@ from nsys_analyzer.trace.arrays import (
     Frame,
     Ints,
     SmallInts,
-    arrow_integers,
-    arrow_texts,
     blocks,
     compact,
     dense_codes,
     distinct,
-    distinct_texts,
     grown,
     rows_of,
-    values_of,
 )
 from nsys_analyzer.trace.columns import (
     ALLOCATE,
@@ -51,16 +47,7 @@ from nsys_analyzer.trace.columns import (
     process_of,
 )
 from nsys_analyzer.trace.metadata import Metadata, explained, read_diagnostics, read_metadata
-from nsys_analyzer.trace.operators import (
-    annotated_operators,
-    are_named_operators,
-    are_operators,
-    may_be_annotated,
-    plain_operators,
-    read_callers,
-    recorded_operators,
-    without_annotations,
-)
+from nsys_analyzer.trace.operators import read_callers, read_ranges, recorded_operators
 from nsys_analyzer.trace.ranks import NcclCalls, Rank, noted_calls, read_nccl_calls, read_ranks
 from nsys_analyzer.trace.reader import Reader
 from nsys_analyzer.trace.sources import open_capture
@@ -142,7 +129,7 @@ class Trace:
         frames = reader.read_all((*_LARGE_TABLES, *_SMALL_TABLES, schema.GRIDS))
         strings = dict(rows_of(frames["strings"]))
         operations, (launches, out_of_memory) = _operations(frames, strings), _launches(frames["runtime"], strings)
-        ranges, annotated, operators = _ranges(frames["nvtx"], strings)
+        ranges, annotated, operators = read_ranges(frames["nvtx"], strings)
         recorded = recorded_operators(frames["operators"], strings)
         metadata, noted = read_metadata(frames, strings), noted_calls(reader, strings)
         duration = int(frames["session"]["duration"].max(initial=0)) or None
@@ -282,25 +269,3 @@ def _launches(frame: Frame, strings: dict[int, str]) -> tuple[Launches, Bools]:
             end[block] = np.where(possible, last, first)
     launches = Launches(start, end, frame["thread"], frame["correlation"], call, codes, names)
     return launches, (call == ALLOCATE) & (result == _OUT_OF_MEMORY)
-
-
-def _ranges(frame: Frame, strings: dict[int, str]) -> tuple[Ranges, Ints, Operators]:
-    """Returns the ranges, named by text ID or by text; which of them are PyTorch's operators, as indices; and these."""
-    import pyarrow as pa
-
-    by_id = frame["text_id"]
-    used, id_codes = dense_codes(by_id)
-    texts = pa.concat_arrays([arrow_texts([strings.get(i, "") for i in used.tolist()]), frame["text"]])
-    text = np.where(by_id >= 0, id_codes, len(used) + np.arange(len(by_id)))
-    start, end, thread = (frame[column] for column in ("start", "end", "thread"))
-    if not may_be_annotated(texts):
-        names, codes = distinct_texts(texts.to_pylist())
-        ranges = Ranges(start, end, thread, codes[text], names)
-        index = np.flatnonzero(are_named_operators(ranges))
-        return ranges, index, plain_operators(ranges.select(index))
-    named = without_annotations(texts)
-    encoded = named.dictionary_encode()
-    names, codes = distinct_texts(encoded.dictionary.to_pylist())
-    ranges = Ranges(start, end, thread, codes[values_of(encoded.indices)][text], names)
-    index = np.flatnonzero(are_operators(ranges, texts, named))
-    return ranges, index, annotated_operators(ranges.select(index), texts.take(arrow_integers(text[index])))

@@ -38,7 +38,7 @@ _LIMIT = 1 << 24  # a global ID has 24 bits for the process and 24 for the threa
 _ON_A_THREAD = ("runtime", "range", "operator", "memory")
 
 
-def read_tables(path: Path) -> dict[str, pa.RecordBatch]:
+def read_tables(path: Path) -> dict[str, pa.Table]:
     """Reads a trace of PyTorch's profiler as the tables of an nsys export, by their names there; none is empty.
 
     Raises:
@@ -51,7 +51,7 @@ def read_tables(path: Path) -> dict[str, pa.RecordBatch]:
     for name, columns in _tables(trace, _Threads(trace)).items():
         arrays = {key: arrow_integers(c) if isinstance(c, np.ndarray) else arrow_texts(c) for key, c in columns.items()}
         if len(next(iter(arrays.values()))):
-            tables[name] = pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
+            tables[name] = pa.Table.from_arrays(list(arrays.values()), names=list(arrays))
     return tables
 
 
