@@ -172,7 +172,7 @@ ROOMS = (
     "report/sections",
     "experiments",
     "analysis/summary",
-    "trace/diagnostics.py",
+    "trace/metadata.py",
     "cli",
     "report/renderers/terminal.py",
     "report/renderers/step_bar.py",
