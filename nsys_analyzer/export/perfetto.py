@@ -93,13 +93,13 @@ def write(captures: Sequence[Capture], path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a file is a trace that was written here."""
+    """Returns whether a file is a trace that was written here."""
     with path.open("rb") as file:
         return MARK in file.read(_NEAR)
 
 
 def _packed(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """The packets in compressed ones, in their order."""
+    """Yields the packets in compressed ones, in their order."""
     waiting: deque[Future[bytes]] = deque()
     with ThreadPoolExecutor(_THREADS) as threads:
         for content in _joined(packets):
@@ -111,7 +111,7 @@ def _packed(packets: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _joined(packets: Iterable[bytes]) -> Iterator[bytes]:
-    """The packets, several small ones together."""
+    """Yields the packets, several small ones together."""
     some = bytearray()
     for packet in packets:
         some += packet
@@ -135,14 +135,14 @@ class Ids:
         self._free = count(_FIRST_SYNTHETIC)
 
     def system(self, wanted: int) -> int:
-        """The process or thread ID that is wanted, or another one where it is taken."""
+        """Returns the process or thread ID that is wanted, or another one where it is taken."""
         chosen = next(self._free) if wanted in self._used else wanted
         self._used.add(chosen)
         return chosen
 
 
 def packets_of(capture: Capture, strings: Strings, ids: Ids) -> Iterator[bytes]:
-    """The packets of a capture; the first ones describe its tracks.
+    """Yields the packets of a capture; the first ones describe its tracks.
 
     Args:
         capture: the capture, which is read here.
@@ -182,7 +182,7 @@ class _View:
         return track.id
 
     def _process(self, process: int) -> tuple[int, int]:
-        """The track of a process, and its ID in the file."""
+        """Returns the track of a process, and its ID in the file."""
         if process not in self._process_tracks:
             pid = pid_of(process)
             number = self.ids.system(pid)
@@ -193,7 +193,7 @@ class _View:
         return self._process_tracks[process]
 
     def _gpu(self, process: int, device: int) -> int:
-        """The track that those of a device are below."""
+        """Returns the track that those of a device are below."""
         key = process, device
         if key not in self._gpu_tracks:
             gpu = self.trace.metadata.gpu(pid_of(process), device)
@@ -202,7 +202,7 @@ class _View:
         return self._gpu_tracks[key]
 
     def threads(self) -> Iterator[Slices]:
-        """The ranges, operators and calls of each thread."""
+        """Yields the ranges, operators and calls of each thread."""
         trace, launches = self.trace, self.trace.launches
         operators = [trace.operators] if schema.OPERATORS.key in trace.tables else []  # else they are ranges, too
         launching = np.zeros(len(launches), np.bool_)  # the calls that operations were launched by
@@ -230,7 +230,7 @@ class _View:
             yield Slices(self._time(start), self._time(end), track, name, category, flow)
 
     def _ranges(self, ranges: Ranges, category: str) -> tuple[Ints, ...]:
-        """The columns of ranges; what is a phase is of the category of phases."""
+        """Returns the columns of ranges; what is a phase is of the category of phases."""
         named = np.full(len(ranges), self.strings.of(Kind.CATEGORY, category))
         if ranges is self.trace.ranges:
             named[self.attributed.roles.any_phase] = self.strings.of(Kind.CATEGORY, "phase")
@@ -238,7 +238,7 @@ class _View:
         return ranges.thread, ranges.start, ranges.end, name, named, np.zeros(len(ranges), np.int64)
 
     def _thread(self, thread: int) -> dict[str, Any]:
-        """What describes the track of a thread."""
+        """Returns what describes the track of a thread."""
         process, number = process_of(np.array([thread])).tolist()[0], thread & ~PROCESS_MASK
         track, pid = self._process(process)
         if self.trace.metadata.ranges_on_gpu and number & _ON_GPU:
@@ -249,7 +249,7 @@ class _View:
         return {"name": name, "thread": (pid, pid if is_main else self.ids.system(number))}
 
     def _laid_out(self, group: Integers, start: Ints, end: Ints, described: Any, *, nested: bool = True) -> Ints:
-        """Shape (slices,): the track of each, one for every lane of every group, which ``described`` describes."""
+        """Returns the track of each slice, one for every lane of every group, which ``described`` describes."""
         track = np.zeros(len(group), np.int64)
         order = np.argsort(group, kind="stable")
         keys, first = np.unique(group[order], return_index=True)
@@ -265,7 +265,7 @@ class _View:
         return track
 
     def streams(self) -> Iterator[Slices]:
-        """The operations of each stream, and what leads to them from their launches."""
+        """Yields the operations of each stream, and what leads to them from their launches."""
         operations, launch = self.trace.operations, self.attributed.attribution.launch
         if not len(operations):
             return
@@ -292,7 +292,7 @@ class _View:
         )
 
     def _names(self, operations: Operations) -> Ints:
-        """What operations are called: kernels by their short labels."""
+        """Returns what operations are called: kernels by their short labels."""
         labels = [self.labels[name] for name in operations.names]
         names = self.strings.by_code(Kind.NAME, operations.name, labels)
         others = np.flatnonzero(operations.kind != KERNEL)
@@ -316,13 +316,13 @@ class _View:
         return Arguments(*combinations(self.strings, texts), numbers)
 
     def _by_category(self, column: pd.Series[Any], kind: Kind) -> Ints:
-        """The IDs of the texts of a categorical column; an empty text is none."""
+        """Returns the IDs of the texts of a categorical column; an empty text is none."""
         codes, categories = column.cat.codes.to_numpy(np.int64), list(column.cat.categories)
         empty = categories.index("") if "" in categories else NONE
         return self.strings.by_code(kind, np.where(codes == empty, NONE, codes), categories)
 
     def idle(self) -> Iterator[Slices]:
-        """The idle time of each device in the steps, by cause."""
+        """Yields the idle time of each device in the steps, by cause."""
         words: Sequence[str] = [CAUSE_WORDS[cause] for cause in CAUSES]
         for process in self.processes:
             if is_on_cpu(self.trace, process):  # where operators stand for kernels, nothing idles
@@ -336,7 +336,7 @@ class _View:
                     yield Slices(*times, np.full(len(name), track), name, idle, np.zeros(len(name), np.int64))
 
     def memory(self) -> Iterator[tuple[int, Ints, Ints]]:
-        """The device memory in use of each process for which it was recorded: track, times, bytes."""
+        """Yields the device memory in use of each process for which it was recorded: track, times, bytes."""
         uses = self.trace.memory
         if uses is None:
             return
@@ -348,7 +348,7 @@ class _View:
 
 
 def lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
-    """The number of the lane of each slice, from 0: in a lane none crosses another, or overlaps it if not ``nested``.
+    """Finds the lane of each slice, from 0: in a lane none crosses another, or overlaps it if not ``nested``.
 
     A slice comes into the first lane that can take it, those that begin first and, of these, last longest first.
     """
@@ -377,7 +377,7 @@ def lanes(start: Ints, end: Ints, *, nested: bool) -> Ints:
 
 
 def _are_nested(first: Ints, last: Ints) -> bool:
-    """Whether it is known that no slices cross, in the order of :func:`lanes`: layer by layer from outside."""
+    """Returns whether it is known that no slices cross, in the order of :func:`lanes`: layer by layer from outside."""
     for _ in range(_LAYERS):
         if not len(first):
             return True

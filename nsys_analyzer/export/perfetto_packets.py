@@ -39,50 +39,50 @@ Parts: TypeAlias = "tuple[Part, ...]"
 
 
 def number(field: int, values: Ints | int) -> Parts:
-    """An integer, an enumeration's value or a bool: one for each message, or one for all."""
+    """Encodes an integer, an enumeration's value or a bool: one for each message, or one for all."""
     if isinstance(values, int):
         return (_constant(_varint(field << 3 | _VARINT) + _varint(values)),)
     return (_constant(_varint(field << 3 | _VARINT)), _varints(values))
 
 
 def fixed64(field: int, values: Ints) -> Parts:
-    """A fixed64 for each message."""
+    """Encodes a fixed64 for each message."""
     data = values.astype("<i8").view(np.uint8).reshape(len(values), 8)
     return _constant(_varint(field << 3 | _FIXED64)), Part(data, np.ones(data.shape, np.bool_), np.full(len(data), 8))
 
 
 def text(field: int, content: str | bytes) -> Parts:
-    """A string or bytes, the same in all messages."""
+    """Encodes a string or bytes, the same in all messages."""
     encoded = content.encode("utf-8", "replace") if isinstance(content, str) else content
     return (_constant(_varint(field << 3 | _BYTES) + _varint(len(encoded)) + encoded),)
 
 
 def message(field: int, *fields: Parts) -> Parts:
-    """A message inside each message."""
+    """Encodes a message inside each message."""
     inside = tuple(part for parts in fields for part in parts)
     length = np.sum(np.broadcast_arrays(np.zeros(1, np.int64), *(part.length for part in inside)), axis=0)
     return (_constant(_varint(field << 3 | _BYTES)), _varints(length), *inside)
 
 
 def where(present: Bools, parts: Parts) -> Parts:
-    """The parts, left out of the messages in which they are not present."""
+    """Leaves the parts out of the messages in which they are not present."""
     return tuple(Part(one.data, one.kept & present[:, None], one.length * present) for one in parts)
 
 
 def taken(parts: Parts, index: Integers) -> Parts:
-    """The parts of some messages, by their positions: what is the same in many of them is encoded once."""
+    """Takes the parts of some messages, by their positions: what is the same in many of them is encoded once."""
     data, kept = _matrix(parts)
     return (Part(data[index], kept[index], kept.sum(axis=1)[index]),)
 
 
 def encoded(*fields: Parts) -> bytes:
-    """The bytes of all messages, one behind the other."""
+    """Returns the bytes of all messages, one behind the other."""
     data, kept = _matrix(tuple(part for parts in fields for part in parts))
     return data[kept].tobytes()
 
 
 def _matrix(parts: Parts) -> tuple[npt.NDArray[np.uint8], Bools]:
-    """The parts side by side."""
+    """Lays the parts side by side."""
     shape = max(len(part.data) for part in parts), sum(part.data.shape[1] for part in parts)
     data, kept = np.empty(shape, np.uint8), np.empty(shape, np.bool_)
     first = 0
@@ -94,7 +94,7 @@ def _matrix(parts: Parts) -> tuple[npt.NDArray[np.uint8], Bools]:
 
 
 def _varints(values: Ints) -> Part:
-    """Each number in groups of 7 bits, the lowest first; one below 0 as 64 bits of two's complement."""
+    """Encodes each number in groups of 7 bits, the lowest first; one below 0 as 64 bits of two's complement."""
     numbers = values.astype(np.int64).view(np.uint64)
     width = max(1, -(-int(numbers.max(initial=0)).bit_length() // _GROUP_BITS))
     data, kept = np.empty((len(numbers), width), np.uint8), np.ones((len(numbers), width), np.bool_)
@@ -150,7 +150,7 @@ class Strings:
         self._new: list[Parts] = []
 
     def of(self, kind: Kind, one: str) -> int:
-        """The ID of a string."""
+        """Returns the ID of a string."""
         ids = self._ids[kind]
         if one not in ids:
             ids[one] = len(ids) + 1
@@ -158,7 +158,7 @@ class Strings:
         return ids[one]
 
     def by_code(self, kind: Kind, codes: Integers, texts: Sequence[str]) -> Ints:
-        """The ID of each code's text, 0 for the code -1; a text that no code stands for needs none."""
+        """Returns the ID of each code's text, 0 for the code -1; a text that no code stands for needs none."""
         used = np.bincount(codes.astype(np.int64) + 1, minlength=len(texts) + 1)[1:]
         ids = np.zeros(len(texts) + 1, np.int64)  # the last one is that of -1
         for code in np.flatnonzero(used).tolist():
@@ -166,13 +166,13 @@ class Strings:
         return ids[codes]
 
     def packet(self) -> bytes:
-        """A packet with the strings that are new since the last one."""
+        """Returns a packet with the strings that are new since the last one."""
         new, self._new = self._new, []
         return encoded(message(1, _SEQUENCE, message(12, *new), _USES_STRINGS)) if new else b""
 
 
 def first_packet() -> bytes:
-    """The packet that begins the sequence, with our mark among its strings."""
+    """Returns the packet that begins the sequence, with our mark among its strings."""
     mark = message(12, message(Kind.VALUE, number(1, 2**31), text(2, MARK)))
     return encoded(message(1, _SEQUENCE, mark, number(13, _CLEARED | _NEEDED)))
 
@@ -194,7 +194,7 @@ class Track:
     place: int | None = None
 
     def packet(self) -> bytes:
-        """The packet that describes it."""
+        """Returns the packet that describes it."""
         fields = [number(1, self.id)]
         if self.parent:
             fields.append(number(5, self.parent))
@@ -251,7 +251,7 @@ class Slices:
 
 
 def combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Parts, SmallInts]:
-    """The text arguments of slices, by name the IDs of their values: each combination once, and that of each slice."""
+    """Encodes the text arguments of slices, by name the IDs of their values, and returns which each slice has."""
     first, combination = distinct_rows(*texts.values())
     parts: list[Part] = []
     for name, values in texts.items():
@@ -261,7 +261,7 @@ def combinations(strings: Strings, texts: dict[str, Ints]) -> tuple[Parts, Small
 
 
 def slice_packets(slices: Slices) -> Iterator[bytes]:
-    """The packets of slices, in some blocks.
+    """Yields the packets of slices, in some blocks.
 
     The end of a slice is that of the innermost open one. So all ends stand before all beginnings: of those of one
     moment, Perfetto takes first what stands first. What takes no time comes last, end behind beginning.
@@ -296,12 +296,12 @@ def _end(slices: Slices, index: Ints) -> Parts:
 
 
 def counter_packets(track: int, time: Ints, value: Ints) -> Iterable[bytes]:
-    """The packets of a counter: its value from each moment on."""
+    """Yields the packets of a counter: its value from each moment on."""
     for block in blocks(len(time)):
         event = message(11, number(9, _COUNTER), number(11, track), number(30, value[block]))
         yield encoded(message(1, number(8, time[block]), _SEQUENCE, event))
 
 
 def compressed(content: bytes) -> bytes:
-    """A packet that holds others, compressed."""
+    """Compresses packets into one that holds them."""
     return encoded(message(1, text(50, zlib.compress(content, 1))))

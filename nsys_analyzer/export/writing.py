@@ -28,7 +28,7 @@ from nsys_analyzer.trace.trace import Trace
 
 
 def default_name(path: Path, form: str) -> Path:
-    """The file in the working folder that a capture, or a folder of captures, is exported to."""
+    """Returns the file in the working folder that a capture, or a folder of captures, is exported to."""
     return Path(f"{trace_stem(Path(path.resolve().name))}{FORMATS[form].suffix}")
 
 
@@ -82,14 +82,14 @@ class Capture:
     begun_ns: int = 0
 
     def first_ns(self, attributed: AttributedTrace) -> int:
-        """When it begins on the clock that all share: its first operation, call, range or allocation."""
+        """Returns when it begins on the clock that all share: its first operation, call, range or allocation."""
         trace = attributed.trace
         columns = (trace.operations, trace.launches, trace.ranges, trace.operators, trace.memory)
         starts = [int(one.start.min()) for one in columns if one is not None and len(one)]
         return int(self.shared(np.array([min(starts, default=0)]))[0])
 
     def read(self) -> AttributedTrace:
-        """The capture with the ranges of its operations; raises what ``Trace.load`` does."""
+        """Reads the capture, with the ranges of its operations; raises what ``Trace.load`` does."""
         return AttributedTrace(Trace.load(self.path), self.names)
 
     def shared(self, time: Ints) -> Ints:
@@ -98,11 +98,11 @@ class Capture:
         return aligned + self.begun_ns if self.begun_ns else aligned
 
     def later_by(self, ns: int) -> Capture:
-        """The capture at a later time on the clock that all share."""
+        """Returns the capture at a later time on the clock that all share."""
         return replace(self, begun_ns=self.begun_ns + ns)
 
     def processes(self, attributed: AttributedTrace) -> tuple[Process, ...]:
-        """The processes, a single one with the rank that the manifest beside the capture says."""
+        """Returns the processes, a single one with the rank that the manifest beside the capture says."""
         found = processes_of(attributed.trace)
         manifest = find_manifest(self.path) if len(found) == 1 and found[0].rank is None else None
         if manifest is None or manifest.rank is None:
@@ -111,7 +111,7 @@ class Capture:
 
 
 def on_one_clock(captures: Sequence[Capture], tell: Callable[[str], None]) -> tuple[Capture, ...]:
-    """The captures with the clock that they share: that of the first one.
+    """Puts captures on the clock that they share: that of the first one.
 
     Of several, each is read here, and again when it is written. Collectives align the captures of one run. Others lie
     where the clocks of their machines put them, or, where a capture does not know when it began, each at its own 0;

@@ -169,7 +169,7 @@ class _Column:
 
 
 def _columns(table: Table, of_file: str, present: Sequence[str]) -> Iterator[_Column]:
-    """The columns that are kept of a table; what is not a number stays behind in a column of numbers."""
+    """Yields the columns that are kept of a table; what is not a number stays behind in a column of numbers."""
     taken = []
     for column in table.columns:
         name = column_in(column, present)
@@ -191,7 +191,7 @@ def _columns(table: Table, of_file: str, present: Sequence[str]) -> Iterator[_Co
 
 
 def _scrubbed(table: Table, of_file: str, column: str, name: str) -> str:
-    """The SQL of a text without what is private, by our name of its column and that in the file."""
+    """Returns the SQL of a text without what is private, by our name of its column and that in the file."""
     if column == "name" and table.key in _PROPERTIES:  # the rows are chosen by it: it holds nothing else
         return f'CAST("{name}" AS TEXT)'
     text = f'CAST("{name}" AS BLOB)'
@@ -258,7 +258,7 @@ def _write_found(reader: Reader, output: Path) -> None:
 
 
 def _missing_rows(reader: SqliteReader, copy: SqliteReader) -> tuple[dict[str, int], dict[str, int], int]:
-    """The rows that are not in the copy: of other tables, of its own, and of the table of strings."""
+    """Returns the rows that are not in the copy: of other tables, of its own, and of the table of strings."""
     before = reader.counts([name for name in reader.columns_of if not name.startswith("ENUM_")])
     after = copy.counts(list(copy.columns_of))
     others = {name: count for name, count in before.items() if count and not after.get(name)}
