@@ -181,7 +181,7 @@ PLACES = (
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_nothing_of_the_owner_is_left_in_a_name(family: str) -> None:
-    """20 of each family, in each place and role; the number at the end of a name may stay, six digits at most."""
+    """20 of each family, in each place and role; the number at the end of a name may stay, five digits at most."""
     numbers = random.Random(f"2025 {family}")
     left = []
     for _ in range(20):
@@ -220,6 +220,8 @@ def test_nothing_of_the_owner_is_left_in_a_message(family: str) -> None:
         ("of ann 3/10", "alias b 3/10"),
         ("ann #3", "alias b #3"),
         ("192.168.17.4", "alias b"),
+        ("pin 123456", "alias b"),
+        ("step 1234567", "step, alias b"),
         ("call 555-936-0087", "alias b"),
         ("ann_block 3", "alias_b_block 3"),
         ("prefetch_ann_stage_4", "alias_b_loading_stage_4"),

@@ -39,7 +39,7 @@ def share(trace: Path, output: Path, keep: tuple[str, ...], keep_all_names: bool
     Of the profiler's messages the sentences stay that are known, and of the machine the names of products and
     versions. Look for names of your own kernels: a rule may know them ("falcon_softmax_kernel").
 
-    Process and thread IDs stay, the number at the end of a name, and the CUDA calls
+    Process and thread IDs stay, a short number at the end of a name, and the CUDA calls
     with their times: they explain why the GPU was idle.
     """
     from nsys_analyzer.share.copy import share as write_copy

@@ -117,10 +117,9 @@ _SIZES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
 _LONG_NUMBER = re.compile(r"\d(?:[ -]*\d){12,}")
 #: The number at the end that tells the names of one loop or of one row of layers apart, and what stands before it. A
 #: name with a longer number is no such one: it may be an address, a telephone, a card.
-_COUNTED = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,6}(?:(?:/| of )\d{1,6})?)", re.DOTALL)
-_OTHER_NUMBER = re.compile(r"\d{7}|\d{3}\D+\d")
+_COUNTED = re.compile(r"(?P<stem>.*?[\s_\-\[a-z])(?P<number>#?\d{1,5}(?:(?:/| of )\d{1,5})?)", re.DOTALL)
+_OTHER_NUMBER = re.compile(r"\d{6}|\d{3}\D+\d")
 _LONGEST_PHASE = 100
-_PHASE_DIGITS = 8
 #: Names that begin so have a role by that beginning, and by what follows the rest.
 _BEGINS = re.compile(
     rf"{re.escape(MODULE_CALL)}|Optimizer\.(?:step|zero_grad)#|ProfilerStep#|torch\.(?:nn\.modules|nn|optim|autograd|Tensor)\."
@@ -164,7 +163,8 @@ def _is_phase(text: str) -> bool:
     if len(text) > _LONGEST_PHASE:
         return False
     is_cut = "," in text or text.startswith("Optimizer.")  # what stands behind is not looked at
-    is_spelled = not is_cut and sum(map(str.isdigit, text)) <= _PHASE_DIGITS and normalized_name(text) in _spellings()
+    is_counted = all(len(number) < _LEAST_NO_COUNTER for number in re.findall(r"\d+", text))
+    is_spelled = not is_cut and is_counted and normalized_name(text) in _spellings()
     return is_spelled or bool(_ENGINE.fullmatch(text))
 
 
