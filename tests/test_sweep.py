@@ -46,6 +46,7 @@ class FakeProfiler:
 
     name: str = "nsys"
     code: int = 0
+    suffix: str = ".sqlite"
 
     def described(self) -> dict[str, str]:
         return {"nsys": "2025.3.2"}

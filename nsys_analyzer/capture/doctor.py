@@ -49,34 +49,23 @@ def checks(output: Path) -> Iterator[Check]:
 
 
 def _nsys() -> Iterator[Check]:
+    paths: tuple[Path, ...] = ()
     try:
-        found = find_every_nsys()
-    except NsysAnalyzerError as error:  # NSYS names no command
-        yield Check("nsys", "broken", error.message, error.hint)
-        return
-    if not found:
-        yield Check("nsys", "missing", "not on the PATH, nor where installers put it", INSTALL_NSYS)
-        return
-    used, *others = found
-    try:
-        yield from _used_nsys(Nsys(used, nsys_version(used)))
+        paths = find_every_nsys()  # it raises where NSYS names no command
+        if not paths:
+            yield Check("nsys", "missing", "not on the PATH, nor where installers put it", INSTALL_NSYS)
+            return
+        nsys = Nsys(paths[0], nsys_version(paths[0]))
+        profile_command(nsys, Path("capture.nsys-rep"), ["true"], ProfileOptions())  # it raises where one is too old
+        yield Check("nsys", "ok", f"{nsys.version} at {nsys.path} (the one used)")
+        yield importer_check(nsys)
     except NsysAnalyzerError as error:
         yield Check("nsys", "broken", error.message, error.hint)
-    for path in others:
-        yield _other_nsys(path)
-
-
-def _used_nsys(nsys: Nsys) -> Iterator[Check]:
-    profile_command(nsys, Path("capture.nsys-rep"), ["true"], ProfileOptions())  # it raises where one is too old
-    yield Check("nsys", "ok", f"{nsys.version} at {nsys.path} (the one used)")
-    yield importer_check(nsys)
-
-
-def _other_nsys(path: Path) -> Check:
-    try:
-        return Check("other nsys", "ok", f"{nsys_version(path)} at {path}, with NSYS={path}")
-    except NsysAnalyzerError as error:
-        return Check("other nsys", "broken", error.message)
+    for path in paths[1:]:
+        try:
+            yield Check("other nsys", "ok", f"{nsys_version(path)} at {path}, with NSYS={path}")
+        except NsysAnalyzerError as error:
+            yield Check("other nsys", "broken", error.message)
 
 
 def _driver() -> Check:

@@ -231,8 +231,12 @@ def run_sweep(
         part.mkdir()
         try:
             result = _run_target(target, place, part, profiler, timeout_s, progress, run)
-            _put_in_place(part, place)
+            _restore(place)
+            if place.exists():  # what stands there goes only after the new result has its name
+                place.rename(_hidden(place, "old"))
+            part.rename(place)
         finally:
+            _restore(place)
             shutil.rmtree(part, ignore_errors=True)
         write_timings(folder)
         progress.ended(target.name, result, time.monotonic() - before)
@@ -332,17 +336,6 @@ def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
 
 def _typed(command: Sequence[str]) -> str:
     return shlex.join("python" if word == sys.executable else word for word in command)
-
-
-def _put_in_place(part: Path, place: Path) -> None:
-    """Gives a complete folder its name; what stood there goes only after that, and comes back if that fails."""
-    _restore(place)
-    if place.exists():
-        place.rename(_hidden(place, "old"))
-    try:
-        part.rename(place)
-    finally:
-        _restore(place)
 
 
 def _restore(place: Path) -> None:

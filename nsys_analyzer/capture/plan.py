@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -113,7 +113,12 @@ def make_plan(
     if device == "cpu":
         chosen = {**_LIGHTER, **chosen}
         if not _LIGHTER.keys() <= options.keys():
-            notices = (*notices, _lighter_notice(chosen))
+            context, warmup, steps = (OPTIONS[name].default for name in ("context_length", "warmup_steps", "steps"))
+            lighter = f"context {', '.join(map(str, chosen['context_length']))}"
+            lighter += f", {chosen['warmup_steps'][0]} + {chosen['steps'][0]} steps"
+            usual = f"context {context}, {warmup} + {steps} steps (warm-up + measured)"
+            change = "--context-length, --warmup and --steps change it"
+            notices = (*notices, f"On the CPU: {lighter}, where a GPU takes {usual}; {change}.")
     words = _words("--target-option", target_option)
     return Plan(transformer_targets(models or ("small",), chosen, words), profiler, notices)
 
@@ -129,14 +134,6 @@ def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
     if device == "cuda" and not gpus:
         raise ConfigurationError("--device cuda: CUDA sees no GPU here", "nsys-analyze doctor says what is missing")
     return device
-
-
-def _lighter_notice(options: Choices) -> str:
-    context, warmup, steps = (OPTIONS[name].default for name in ("context_length", "warmup_steps", "steps"))
-    chosen = f"context {', '.join(map(str, options['context_length']))}"
-    chosen += f", {options['warmup_steps'][0]} + {options['steps'][0]} steps"
-    usual = f"context {context}, {warmup} + {steps} steps (warm-up + measured)"
-    return f"On the CPU: {chosen}, where a GPU takes {usual}; --context-length, --warmup and --steps change it."
 
 
 def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
@@ -168,19 +165,13 @@ def _program(
         if len(values) > 1:
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
     described: dict[str, Any] = {name: values[0] for name, values in given.items() if values and name != "device"}
-    return program_target(program, Run(**described), _annotation(described, recording), recording.ranks)
-
-
-def _annotation(described: Mapping[str, Any], asked: Recording) -> Annotation | None:
-    """How a program is annotated; None where that is not wanted."""
-    if not asked.annotate:
-        return None
-    steps, warmup = (described.get(name, OPTIONS[name].default) for name in ("steps", "warmup_steps"))
-    return Annotation(
-        int(warmup), int(steps), window=not asked.whole_program, run_to_end=asked.run_to_end,
+    counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
+    annotation = Annotation(
+        counts["warmup_steps"], counts["steps"], window=not recording.whole_program, run_to_end=recording.run_to_end,
         # Ranks that end at different steps would wait for each other for ever.
-        steady="warmup_steps" not in described and not asked.ranks, modules=asked.modules,
+        steady="warmup_steps" not in described and not recording.ranks, modules=recording.modules,
     )  # fmt: skip
+    return program_target(program, Run(**described), annotation if recording.annotate else None, recording.ranks)
 
 
 def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tuple[str, ...]]:

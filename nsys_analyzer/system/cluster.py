@@ -63,10 +63,6 @@ Done = Callable[[], None]
 """Is told that one more task is done."""
 
 
-def _unseen(_total: int) -> AbstractContextManager[Done]:
-    return nullcontext(lambda: None)
-
-
 @dataclass(frozen=True)
 class Workers:
     """Where tasks are done.
@@ -80,7 +76,7 @@ class Workers:
     """
 
     scheduler: str | None = None
-    shown: Callable[[int], AbstractContextManager[Done]] = _unseen
+    shown: Callable[[int], AbstractContextManager[Done]] = lambda _: nullcontext(lambda: None)
     tell: Callable[[str], None] = lambda _: None
 
     def map(
@@ -97,26 +93,23 @@ class Workers:
             ClusterError: there is no such scheduler, or its workers cannot do this.
             Exception: what the function raises, as if it were called here.
         """
-        if self.scheduler is not None and self.scheduler != NO_SCHEDULER:
-            return self._on(_remote(self.scheduler), function, tasks, lost)
-        if self.scheduler is None and len(tasks) > 1 and sum(task.seconds for task in tasks) >= WORTH_A_CLUSTER_S:
+        cluster: AbstractContextManager[Client] | None = None
+        if self.scheduler not in (None, NO_SCHEDULER):
+            cluster = _remote(str(self.scheduler))
+        elif self.scheduler is None and len(tasks) > 1 and sum(task.seconds for task in tasks) >= WORTH_A_CLUSTER_S:
             if not _is_installed():
                 self.tell(f"{len(tasks)} files are read one after another. On all cores: {_INSTALL}")
             elif (count := _local_workers(tasks)) > 1:
-                return self._on(_local(count), function, tasks, lost)
-        results = []
+                cluster = _local(count)
         with self.shown(len(tasks)) as done:
+            if cluster is not None:
+                with cluster as client:
+                    return _map_on(client, function, tasks, lost, done)
+            results = []
             for task in tasks:
                 results.append(function(task))
                 done()
-        return results
-
-    def _on(
-        self, cluster: AbstractContextManager[Client], function: Callable[[_Task], _Result], tasks: Sequence[_Task],
-        lost: Callable[[_Task], _Result],
-    ) -> list[_Result]:  # fmt: skip
-        with self.shown(len(tasks)) as done, cluster as client:
-            return _map_on(client, function, tasks, lost, done)
+            return results
 
 
 IN_TURN = Workers(NO_SCHEDULER)
