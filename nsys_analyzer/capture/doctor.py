@@ -69,8 +69,8 @@ def _nsys() -> Iterator[Check]:
 
 
 def _driver() -> Check:
-    if found := driver_version() or driver_module():
-        return Check("driver", "ok", found)
+    if version := driver_version() or driver_module():
+        return Check("driver", "ok", version)
     remedy = "On a machine with a GPU install NVIDIA's driver; start a container with --gpus all"
     return Check("driver", "missing", "neither nvidia-smi nor the driver's module answers", remedy)
 
@@ -121,31 +121,31 @@ def _torch(gpus: int) -> Check:
         return Check("torch", "broken", f"does not import: {message}", "pip install --force-reinstall torch")
     torch = json.loads(done.stdout.splitlines()[-1])
     build = f"CUDA {torch['cuda']}" if torch["cuda"] else "no CUDA"
-    found = f"{torch['version']} (built with {build}), sees {torch['gpus']} GPUs"
+    description = f"{torch['version']} (built with {build}), sees {torch['gpus']} GPUs"
     if not gpus or torch["gpus"]:
-        return Check("torch", "ok", found)
+        return Check("torch", "ok", description)
     remedy = "Choose a build at https://pytorch.org/get-started/locally"
     if torch["cuda"]:
-        return Check("torch", "broken", f"{found}: the driver may be older than this CUDA", remedy)
-    return Check("torch", "ok", f"{found}: its targets run on the CPU", remedy)
+        return Check("torch", "broken", f"{description}: the driver may be older than this CUDA", remedy)
+    return Check("torch", "ok", f"{description}: its targets run on the CPU", remedy)
 
 
 def _folder(name: str, folder: Path, setting: str) -> Check:
     """Whether files can be made in a folder, or where it would be made, and how much space is left."""
-    place = next(one for one in (folder.absolute(), *folder.absolute().parents) if one.exists())
+    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
             free = shutil.disk_usage(place).free
     except OSError as error:
         remedy = f'Choose another with {setting}, or make it yours: chown "$USER" {place}'
         return Check(name, "broken", f"{place} cannot be written: {error.strerror}", remedy)
-    found = f"{place} can be written, {free / 2**30:.1f} GiB free"
+    description = f"{place} can be written, {free / 2**30:.1f} GiB free"
     if free >= _NEEDED_BYTES:
-        return Check(name, "ok", found)
-    return Check(name, "broken", found, f"Free some space, or choose another place with {setting}: df -h {place}")
+        return Check(name, "ok", description)
+    return Check(name, "broken", description, f"Free some space, or choose another place with {setting}: df -h {place}")
 
 
-def run_check(seen: Collection[Check]) -> Check:
+def run_check(checks: Collection[Check]) -> Check:
     """Says how ``nsys-analyze run`` records here, and which of the checks keep it from running."""
     try:
         plan = make_plan()
@@ -153,7 +153,7 @@ def run_check(seen: Collection[Check]) -> Check:
         return Check("run", "broken", error.message, error.hint)
     profiler = plan.profiler
     needed = (*_NEEDED, *_NEEDED_OF_NSYS) if isinstance(profiler, NsysProfiler) else _NEEDED
-    faults = [check.name for check in seen if check.name in needed and check.status in ("missing", "broken")]
+    faults = [check.name for check in checks if check.name in needed and check.status in ("missing", "broken")]
     if faults:
         return Check("run", "broken", f"would fail: {', '.join(faults)}", "Fix the lines above")
     with_nsys = f"profiles with nsys {profiler.nsys.version}" if isinstance(profiler, NsysProfiler) else ""

@@ -291,11 +291,11 @@ def _time(target: Target, part: Path, timeout_s: float | None) -> tuple[Result, 
     for file in (folder / name for name in names):
         values.append(decode_json(file.read_bytes()) if file.is_file() else {})
         file.unlink(missing_ok=True)
-    runs = [run_from(one, path) for one in values]
+    runs = [run_from(results, path) for results in values]
     if target.annotation and result.status == "ok":
         silent = Run(not_annotated=_NOTHING_FOUND)
-        runs = [run if found else silent for run, found in zip(runs, values, strict=True)]
-    times = [found.get("times_ms") or {} for found in values]
+        runs = [run if results else silent for run, results in zip(runs, values, strict=True)]
+    times = [results.get("times_ms") or {} for results in values]
     if result.status == "ok" and target.timed and not all(times):
         result = Result("failed", f"it ended well and wrote no times: {last_lines(part / LOG)}")
     elif full := next((run for run in runs if run.status == "oom"), None):
@@ -326,12 +326,12 @@ def _record(target: Target, part: Path, profiler: Profiler, timeout_s: float | N
 
 def _commands(target: Target, profiler: Profiler | None) -> dict[str, Any]:
     """Returns the manifest's entries on the profiler, and the command lines as typed beside the capture."""
-    known = {"command": _typed(timed_command(target, Path())), "profiler": profiler.name if profiler else "none"}
+    entries = {"command": _typed(timed_command(target, Path())), "profiler": profiler.name if profiler else "none"}
     if profiler is None:
-        return known
+        return entries
     first, *rest = profiler.command(target.program, Path(), target.ranks)
     typed = _typed([first if first == sys.executable else Path(first).name, *rest])
-    return {**known, **profiler.described(), "profile_command": typed}
+    return {**entries, **profiler.described(), "profile_command": typed}
 
 
 def _typed(command: Sequence[str]) -> str:

@@ -66,18 +66,18 @@ def profile_command(
     Raises:
         CaptureError: this nsys lacks an option that was asked for, or does not list its options.
     """
-    known = known_options(nsys.path)
+    supported = known_options(nsys.path)
     extra = {_LONG_NAMES.get(name, name) for name in (word.partition("=")[0] for word in options.extra)}
     if "--output" in extra:
         raise CaptureError("nsys profile --output is set already", f"Leave it out: the report is {report}")
-    chosen = [argument for argument in _arguments(options) if argument.partition("=")[0] not in extra]
-    for name in (argument.partition("=")[0] for argument in chosen):
-        if name not in known and name != "--cuda-graph-trace":
+    arguments = [argument for argument in _arguments(options) if argument.partition("=")[0] not in extra]
+    for name in (argument.partition("=")[0] for argument in arguments):
+        if name not in supported and name != "--cuda-graph-trace":
             raise CaptureError(f"{nsys.path} is nsys {nsys.version} and knows no {name}", _WITHOUT.get(name, _NEWER))
-    chosen = [argument for argument in chosen if argument.partition("=")[0] in known]
+    arguments = [argument for argument in arguments if argument.partition("=")[0] in supported]
     output = str(report.with_suffix("")).replace("%", "%%")  # nsys replaces %h, %p and %q{...}
     output += OF_RANK if by_rank else ""
-    return [str(nsys.path), "profile", *chosen, f"--output={output}", *options.extra, *program]
+    return [str(nsys.path), "profile", *arguments, f"--output={output}", *options.extra, *program]
 
 
 @functools.cache
@@ -93,10 +93,10 @@ def known_options(nsys: Path) -> frozenset[str]:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CaptureError(f"{nsys} profile --help failed: {error}", "Set NSYS to an nsys that runs here") from error
-    known = frozenset(_OPTION.findall(done.stdout + done.stderr))
-    if not known:
+    options = frozenset(_OPTION.findall(done.stdout + done.stderr))
+    if not options:
         raise CaptureError(f"{nsys} profile --help lists no options", "Set NSYS to an nsys that can profile")
-    return known
+    return options
 
 
 def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None = None) -> Path:
@@ -111,9 +111,9 @@ def finished_report(nsys: Nsys, report: Path, log: Path, timeout_s: float | None
     if stream.is_file():  # nsys removes it once it has imported: what lies beside it is half a report
         _import(nsys, stream, report, timeout_s)
         return report
-    for found in (report, report.with_suffix(".qdrep")):
-        if found.is_file() and found.stat().st_size:
-            return found
+    for path in (report, report.with_suffix(".qdrep")):
+        if path.is_file() and path.stat().st_size:
+            return path
     raise _no_report(report, log)
 
 
@@ -195,7 +195,7 @@ def find_importer(nsys: Path, root: Path = Path("/")) -> Path | None:
     real = nsys.resolve()
     if len(real.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
         folders.append(real.parents[3] / real.parents[1].name)
-    beside = (found for folder in folders for found in sorted(folder.resolve().glob("*/QdstrmImporter")))
+    beside = (importer for folder in folders for importer in sorted(folder.resolve().glob("*/QdstrmImporter")))
     return next(beside, None) or _importer_of_version(nsys, root)
 
 
@@ -242,8 +242,8 @@ def start_fault(binary: Path) -> str | None:
 def library_remedy(libraries: tuple[str, ...]) -> str:
     """Returns the commands that install missing libraries on Debian and Ubuntu."""
     packages = {library: _PACKAGE_OF.get(library.partition(".so")[0] + ".so") for library in libraries}
-    known = list(dict.fromkeys(package for package in packages.values() if package))
-    commands = [f"apt-get install {' '.join(known)}"] if known else []
+    installable = list(dict.fromkeys(package for package in packages.values() if package))
+    commands = [f"apt-get install {' '.join(installable)}"] if installable else []
     unknown = [library for library, package in packages.items() if package is None]
     return ", then ".join([*commands, *(f"find the package: apt-file search {shlex.quote(name)}" for name in unknown)])
 

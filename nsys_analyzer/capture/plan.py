@@ -22,7 +22,7 @@ _OF_ANY_PROGRAM = (
     "context_length", "mode", "precision", "batch_size", "attention", "device", "steps", "warmup_steps",
 )  # fmt: skip
 #: The defaults of a CPU where a GPU has others: a step that takes a GPU 0.04 s takes a CPU 8.
-_LIGHTER = {name: [one.default_on_cpu] for name, one in OPTIONS.items() if one.default_on_cpu is not None}
+_LIGHTER = {name: [entry.default_on_cpu] for name, entry in OPTIONS.items() if entry.default_on_cpu is not None}
 #: What only the annotation of a program does.
 _OF_ANNOTATION = ("run_to_end", "modules")
 #: What says how many processes a program has, and the words behind which our own has several.
@@ -109,18 +109,18 @@ def make_plan(
     _refuse([*of_programs, *_given(recording, _OF_ANNOTATION)], "for a program of yours")
     if torch_version() is None:
         raise CaptureError("The targets need PyTorch, which is not installed", INSTALL_TORCH)
-    chosen: dict[str, Sequence[Value]] = {"device": [device], **options}
+    choices: dict[str, Sequence[Value]] = {"device": [device], **options}
     if device == "cpu":
-        chosen = {**_LIGHTER, **chosen}
+        choices = {**_LIGHTER, **choices}
         if not _LIGHTER.keys() <= options.keys():
             context, warmup, steps = (OPTIONS[name].default for name in ("context_length", "warmup_steps", "steps"))
-            lighter = f"context {', '.join(map(str, chosen['context_length']))}"
-            lighter += f", {chosen['warmup_steps'][0]} + {chosen['steps'][0]} steps"
+            lighter = f"context {', '.join(map(str, choices['context_length']))}"
+            lighter += f", {choices['warmup_steps'][0]} + {choices['steps'][0]} steps"
             usual = f"context {context}, {warmup} + {steps} steps (warm-up + measured)"
             change = "--context-length, --warmup and --steps change it"
             notices = (*notices, f"On the CPU: {lighter}, where a GPU takes {usual}; {change}.")
     words = _words("--target-option", target_option)
-    return Plan(transformer_targets(models or ("small",), chosen, words), profiler, notices)
+    return Plan(transformer_targets(models or ("small",), choices, words), profiler, notices)
 
 
 def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
@@ -136,10 +136,10 @@ def choose_device(asked: str | None, *, with_torch: bool = True) -> str:
     return device
 
 
-def _words(option: str, given: Sequence[str]) -> tuple[str, ...]:
+def _words(option: str, texts: Sequence[str]) -> tuple[str, ...]:
     """The words of an option that is passed on, as a shell splits them."""
     try:
-        return tuple(word for text in given for word in shlex.split(text))
+        return tuple(word for text in texts for word in shlex.split(text))
     except ValueError as error:
         raise ConfigurationError(f"{option}: {error}", "Close the quotation mark") from error
 
@@ -160,11 +160,11 @@ def _program(
         of_steps = [OPTIONS[name].flag for name in ("steps", "warmup_steps") if name in options]
         flags = [*of_steps, *_given(recording, _OF_ANNOTATION)]
         _refuse(flags, "for annotated programs, and --no-annotate asks for none")
-    given: Choices = {"model": [find_model(name).name for name in models], **options}
-    for name, values in given.items():
+    choices: Choices = {"model": [find_model(name).name for name in models], **options}
+    for name, values in choices.items():
         if len(values) > 1:
             raise ConfigurationError(f"{_flag(name)} has several values for one program", "Give one")
-    described: dict[str, Any] = {name: values[0] for name, values in given.items() if values and name != "device"}
+    described: dict[str, Any] = {name: values[0] for name, values in choices.items() if values and name != "device"}
     counts: dict[str, Any] = {name: OPTIONS[name].default for name in ("warmup_steps", "steps")} | described
     annotation = Annotation(
         counts["warmup_steps"], counts["steps"], window=not recording.whole_program, run_to_end=recording.run_to_end,
@@ -182,7 +182,7 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
     """
     if asked.profiler == "none":
         of_all = ("profiler", "annotate", "run_to_end", "nproc")
-        names = [one.name for one in fields(Recording) if one.name not in of_all]
+        names = [option.name for option in fields(Recording) if option.name not in of_all]
         _refuse(_given(asked, names), "for a profiler, and --profiler none uses none")
         return None, ()
     on_gpu = device == "cuda"
@@ -199,9 +199,9 @@ def choose_profiler(asked: Recording, device: str) -> tuple[Profiler | None, tup
         return recorder, ()
     if on_gpu:
         return recorder, (f"{lack} (nsys-analyze doctor says how to fix it): torch.profiler records.",)
-    seen = " nsys would see NVTX ranges alone;" if nsys else ""
+    limits = " nsys would see NVTX ranges alone;" if nsys else ""
     lead = "On the CPU:" if gpu_count() else "No GPU:"
-    return recorder, (f"{lead}{seen} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
+    return recorder, (f"{lead}{limits} torch.profiler records, and PyTorch's operators on the CPU are the kernels.",)
 
 
 def _usable_nsys() -> tuple[Nsys | None, str]:

@@ -130,7 +130,7 @@ def _conditions() -> dict[str, str]:
         os_name = None
     # 580.159.04 in "NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build"
     driver = next((word for word in (driver_module() or "").split() if word[0].isdigit() and "." in word), None)
-    known = {
+    conditions = {
         "torch_version": torch.__version__,
         "python_version": platform.python_version(),
         "cuda_version": torch.version.cuda,
@@ -138,7 +138,7 @@ def _conditions() -> dict[str, str]:
         "cpu": cpu_model(),
         "os": os_name,
     }
-    return {key: str(value) for key, value in known.items() if value}
+    return {key: str(value) for key, value in conditions.items() if value}
 
 
 # --- ranges ---
@@ -202,11 +202,11 @@ class Ranges:
     def close_all(self) -> None:
         """Close what is open on this thread, for the recording ends; a later ``pop`` still finds its range."""
         stack = self._stack
-        for one in reversed(stack):
-            _close(one)
+        for opened in reversed(stack):
+            _close(opened)
         stack[:] = [None] * len(stack)
-        for handle, one in list(self._started.items()):  # other threads may be at it
-            _close(one)
+        for handle, opened in list(self._started.items()):  # other threads may be at it
+            _close(opened)
             self._started[handle] = None
 
     def _opened(self, message: object) -> AbstractContextManager[Any]:
@@ -361,16 +361,16 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--memory", action="store_true", help="record what the allocator gives out and takes back")
     parser.add_argument("--whole-program", action="store_true", help="record all, not from cudaProfilerStart to Stop")
     parser.add_argument("program", nargs="+", metavar="-- (-m MODULE | SCRIPT) ARGS", help="the Python program to run")
-    given = parser.parse_args(arguments)
-    if given.program == ["-m"]:
+    options = parser.parse_args(arguments)
+    if options.program == ["-m"]:
         parser.error("-m needs the name of a module")
-    if not given.output.parent.is_dir():
-        parser.error(f"{given.output.parent} is no folder")
-    output = given.output.with_name(_VARIABLE.sub(lambda found: os.environ.get(found[1], ""), given.output.name))
+    if not options.output.parent.is_dir():
+        parser.error(f"{options.output.parent} is no folder")
+    output = options.output.with_name(_VARIABLE.sub(lambda found: os.environ.get(found[1], ""), options.output.name))
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # before PyTorch is imported: Kineto reads it once
-    if given.memory:  # PyTorch warns of each block that it gets back and did not see going
+    if options.memory:  # PyTorch warns of each block that it gets back and did not see going
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return record(given.program, Recorder(output, memory=given.memory), whole_program=given.whole_program)
+    return record(options.program, Recorder(output, memory=options.memory), whole_program=options.whole_program)
 
 
 if __name__ == "__main__":

@@ -172,10 +172,10 @@ class CountedStep:
 
 
 def _nested(flat: Mapping[tuple[str, str], int]) -> dict[str, dict[str, int]]:
-    found: dict[str, dict[str, int]] = {}
+    nested: dict[str, dict[str, int]] = {}
     for (outer, inner), value in flat.items():
-        found.setdefault(outer, {})[inner] = value
-    return found
+        nested.setdefault(outer, {})[inner] = value
+    return nested
 
 
 def _class_of(name: str) -> str:
@@ -197,10 +197,10 @@ def _formulas(torch: Any) -> dict[Any, Any]:
 
     formulas, aten = dict(flop_registry), torch.ops.aten
     for behind in ("", "_backward"):
-        known = formulas.get(getattr(aten, f"_scaled_dot_product_flash_attention{behind}"))
+        formula = formulas.get(getattr(aten, f"_scaled_dot_product_flash_attention{behind}"))
         of_cpu = getattr(aten, f"_scaled_dot_product_flash_attention_for_cpu{behind}", None)
-        if known is not None and of_cpu is not None:
-            formulas.setdefault(of_cpu, known)
+        if formula is not None and of_cpu is not None:
+            formulas.setdefault(of_cpu, formula)
     formulas.setdefault(aten.mv, lambda matrix, _, **__: 2 * matrix.numel())
     formulas.setdefault(aten.addmv, lambda _, matrix, *__, **___: 2 * matrix.numel())
     formulas.setdefault(aten.dot, lambda vector, _, **__: 2 * vector.numel())
@@ -215,7 +215,7 @@ def _mode(step: CountedStep, torch: Any) -> Any:
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             distributed = sys.modules.get("torch.distributed.tensor")
-            if distributed is not None and any(issubclass(one, distributed.DTensor) for one in types):
+            if distributed is not None and any(issubclass(kind, distributed.DTensor) for kind in types):
                 return NotImplemented  # the operators on this rank's part follow
             # In inference mode composite operators arrive undecomposed.
             if torch.is_inference_mode_enabled() and hasattr(func, "decompose"):
@@ -243,43 +243,43 @@ def of_model(module: Any) -> dict[str, int]:
 
 def of_batch(arguments: Iterable[Any], keywords: Mapping[str, Any]) -> dict[str, int]:
     """What the arguments of a call say: the batch size, and of tokens the context length."""
-    given = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
-    batch = next((one for one in given if hasattr(one, "shape") and hasattr(one, "is_floating_point")), None)
+    values = [*(keywords[name] for name in _TOKENS if name in keywords), *arguments, *keywords.values()]
+    batch = next((value for value in values if hasattr(value, "shape") and hasattr(value, "is_floating_point")), None)
     if batch is None or not len(batch.shape) or not batch.shape[0]:
         return {}
-    found = {"batch_size": int(batch.shape[0])}
+    dimensions = {"batch_size": int(batch.shape[0])}
     if len(batch.shape) == 2 and not batch.is_floating_point():
-        found["context_length"] = int(batch.shape[1])
-    return found
+        dimensions["context_length"] = int(batch.shape[1])
+    return dimensions
 
 
 def _of_config(module: Any) -> dict[str, int]:
     """The dimensions in the ``config`` that models of transformers, and of many others, carry."""
-    configs = (getattr(one, "config", None) for one in module.modules())
-    config = next((one for one in configs if one is not None), None)
-    found = {}
+    configs = (getattr(candidate, "config", None) for candidate in module.modules())
+    config = next((candidate for candidate in configs if candidate is not None), None)
+    dimensions = {}
     for key, names in _CALLED.items():
         values = (getattr(config, name, None) for name in names)
-        value = next((one for one in values if isinstance(one, int) and one > 0), None)
+        value = next((candidate for candidate in values if isinstance(candidate, int) and candidate > 0), None)
         if value is not None:
-            found[key] = value
-    return found
+            dimensions[key] = value
+    return dimensions
 
 
 def _of_modules(module: Any) -> dict[str, int]:
     """The layers: the longest list of modules of one class; the vocabulary and width: the largest embedding."""
     import torch
 
-    found: dict[str, int] = {}
-    lists = [one for one in module.modules() if isinstance(one, (torch.nn.ModuleList, torch.nn.Sequential))]
-    layers = max((len(one) for one in lists if len({type(layer) for layer in one}) == 1), default=0)
+    dimensions: dict[str, int] = {}
+    lists = [child for child in module.modules() if isinstance(child, (torch.nn.ModuleList, torch.nn.Sequential))]
+    layers = max((len(child) for child in lists if len({type(layer) for layer in child}) == 1), default=0)
     if layers >= _LEAST_LAYERS:
-        found["num_layers"] = layers
-    attention = next((one for one in module.modules() if isinstance(one, torch.nn.MultiheadAttention)), None)
+        dimensions["num_layers"] = layers
+    attention = next((child for child in module.modules() if isinstance(child, torch.nn.MultiheadAttention)), None)
     if attention is not None:
-        found |= {"num_heads": attention.num_heads, "d_model": attention.embed_dim}
-    embeddings = [one for one in module.modules() if isinstance(one, torch.nn.Embedding)]
+        dimensions |= {"num_heads": attention.num_heads, "d_model": attention.embed_dim}
+    embeddings = [child for child in module.modules() if isinstance(child, torch.nn.Embedding)]
     if embeddings:
-        largest = max(embeddings, key=lambda one: one.num_embeddings)
-        found |= {"vocab_size": largest.num_embeddings, "d_model": largest.embedding_dim}
-    return found
+        largest = max(embeddings, key=lambda child: child.num_embeddings)
+        dimensions |= {"vocab_size": largest.num_embeddings, "d_model": largest.embedding_dim}
+    return dimensions

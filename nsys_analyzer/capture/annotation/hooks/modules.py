@@ -91,8 +91,8 @@ class Modules:
 
     def forget(self) -> None:
         """A step ends: its graph is no longer needed."""
-        for one in list(self._threads.values()):
-            one.numbers, one.labels = one.numbers[-1:], one.labels[-1:]
+        for thread in list(self._threads.values()):
+            thread.numbers, thread.labels = thread.numbers[-1:], thread.labels[-1:]
 
     def backward_begins(self, roots: Iterable[Any], *, some: bool) -> Backward:
         """Hooks the graph behind some tensors; of a pass that only runs ``some`` of its nodes every node.
@@ -118,16 +118,16 @@ class Modules:
             handle.remove()
         if not outermost:  # that of a checkpoint, inside a node that goes on
             self._move(backward.around)
-        for one in list(self._threads.values()) if outermost else ():
-            self._ranges.end(one.range)
-            one.backward = one.range = None
+        for thread in list(self._threads.values()) if outermost else ():
+            self._ranges.end(thread.range)
+            thread.backward = thread.range = None
 
     def _here(self) -> _Thread:
         ident = threading.get_ident()
-        found = self._threads.get(ident)
-        if found is None:
-            found = self._threads[ident] = _Thread()
-        return found
+        thread = self._threads.get(ident)
+        if thread is None:
+            thread = self._threads[ident] = _Thread()
+        return thread
 
     def _mark(self, here: _Thread, label: str | None) -> None:
         number = self._next_number()
@@ -185,11 +185,11 @@ class Modules:
         while root in self._roots:
             root = f"{kind}#{int(root.partition('#')[2] or 1) + 1}"
         self._roots[root] = inner
-        for path, one in inner.named_modules():
-            if "/" not in self._names.get(one, ""):  # one that was called alone before has its place now
-                self._names[one] = _name(root, path, one)
-        for one in wrappers:
-            self._names[one] = self._names[inner]
+        for path, child in inner.named_modules():
+            if "/" not in self._names.get(child, ""):  # one that was called alone before has its place now
+                self._names[child] = _name(root, path, child)
+        for child in wrappers:
+            self._names[child] = self._names[inner]
         return self._names[module]
 
 

@@ -89,10 +89,10 @@ def _patch_calls(session: Session, module: Any) -> None:
 
     def narrow() -> None:
         classes = session.root_classes
-        overridden = any(one.__call__ is not patched for one in classes)
+        overridden = any(root.__call__ is not patched for root in classes)
         if not overridden and not has_compiled():  # compiled code may rest on what a call is
-            for one in classes:
-                setattr(one, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
+            for root in classes:
+                setattr(root, "__call__", patched)  # noqa: B010 - a class has no such attribute for a type checker
             setattr(module, "__call__", original)  # noqa: B010
 
     session.on_settled = narrow
@@ -144,24 +144,21 @@ def _backward(session: Session, function: Function) -> Function:
     def backward(*arguments: Any, **keywords: Any) -> Any:
         if is_compiling():
             return function(*arguments, **keywords)
-        given = signature.bind_partial(*arguments, **keywords).arguments
-        creates_graph = bool(given.get("create_graph"))
-        if not session.backward_begins(creates_graph=creates_graph):
+        options = signature.bind_partial(*arguments, **keywords).arguments
+        roots = options.get("tensors", options.get("outputs"))
+        end = session.backward_begins(
+            list(roots) if isinstance(roots, (tuple, list)) else [roots],
+            some=options.get("inputs") is not None,
+            creates_graph=bool(options.get("create_graph")),
+        )
+        if end is None:
             return function(*arguments, **keywords)
-        some = given.get("inputs") is not None
-        hooks = session.graph_begins(_tensors(given.get("tensors", given.get("outputs"))), some=some)
         try:
             return in_a_phase(*arguments, **keywords)
         finally:
-            session.backward_ends(creates_graph=creates_graph)
-            session.graph_ended(hooks)
+            end()
 
     return backward
-
-
-def _tensors(given: Any) -> list[Any]:
-    """What is differentiated: a tensor, or a sequence of them."""
-    return list(given) if isinstance(given, (tuple, list)) else [given]
 
 
 def _patch_optimizers(session: Session, optimizer: Any) -> None:

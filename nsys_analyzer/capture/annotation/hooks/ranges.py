@@ -112,13 +112,13 @@ class _Cudart:
         self._opens, self._closes = opens, closes
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._cudart, name)
+        function = getattr(self._cudart, name)
         if name == "cudaProfilerStart":
-            return _followed(found, self._opens)
-        return _preceded(found, self._closes) if name == "cudaProfilerStop" else found
+            return _followed(function, self._opens)
+        return _preceded(function, self._closes) if name == "cudaProfilerStop" else function
 
 
-def _followed(function: Function, said: Callable[[], None]) -> Function:
+def _followed(function: Function, tell: Callable[[], None]) -> Function:
     """The function, with a word behind it, also where it fails: a PyTorch without CUDA cannot open the range.
 
     What is said of an open capture range lies inside.
@@ -129,18 +129,18 @@ def _followed(function: Function, said: Callable[[], None]) -> Function:
         try:
             return function(*arguments, **keywords)
         finally:
-            said()
+            tell()
 
     setattr(saying, _OURS, True)
     return saying
 
 
-def _preceded(function: Function, said: Callable[[], None]) -> Function:
+def _preceded(function: Function, tell: Callable[[], None]) -> Function:
     """The function, with a word before it."""
 
     @functools.wraps(function)
     def saying(*arguments: Any, **keywords: Any) -> Any:
-        said()
+        tell()
         return function(*arguments, **keywords)
 
     return saying

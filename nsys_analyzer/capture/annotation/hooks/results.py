@@ -54,11 +54,11 @@ class Results:
         self._is_written = True
         if self._path is None:
             return
-        told: dict[str, Any] = {"not_annotated": "; ".join(self._notes)} if self._notes else {}
+        notes: dict[str, Any] = {"not_annotated": "; ".join(self._notes)} if self._notes else {}
         if steps:
-            told["hooks_ms"] = self._cost_ns / steps / 1e6
+            notes["hooks_ms"] = self._cost_ns / steps / 1e6
         unfinished = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        unfinished.write_text(json.dumps({"timed_by": "hooks", **values, **told}), encoding="utf-8")
+        unfinished.write_text(json.dumps({"timed_by": "hooks", **values, **notes}), encoding="utf-8")
         unfinished.replace(self._path)
 
     def write_notes(self) -> None:
@@ -92,10 +92,10 @@ class Clock:
 
     def _stream(self) -> Any:
         """The stream that the program uses now; PyTorch takes longer to make an object for it than to record on it."""
-        known = self._torch._C._cuda_getCurrentStream(self._torch._C._cuda_getDevice())
-        stream = self._streams.get(known)
+        current = self._torch._C._cuda_getCurrentStream(self._torch._C._cuda_getDevice())
+        stream = self._streams.get(current)
         if stream is None:
-            stream = self._streams[known] = self._torch.cuda.current_stream()
+            stream = self._streams[current] = self._torch.cuda.current_stream()
         return stream
 
     def end(self, name: str, begun: Any) -> None:
@@ -115,8 +115,8 @@ class Clock:
         """Milliseconds by phase, a value for each instance; the GPU has done all of it."""
         if self._on_gpu:
             self._torch.cuda.synchronize()
-            return {name: [one.elapsed_time(two) for one, two in spans] for name, spans in self._spans.items()}
-        return {name: [(two - one) / 1e6 for one, two in spans] for name, spans in self._spans.items()}
+            return {name: [begin.elapsed_time(end) for begin, end in spans] for name, spans in self._spans.items()}
+        return {name: [(end - begin) / 1e6 for begin, end in spans] for name, spans in self._spans.items()}
 
     def machine(self) -> dict[str, Any]:
         """The device and the versions, by the keys of a manifest; what is not known is None."""

@@ -62,7 +62,8 @@ def has_compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     utils = sys.modules.get("torch._dynamo.utils")
     counted = utils.counters if utils is not None else {}
-    return any(counted[one][many] for one, many in (("frames", "total"), ("stats", "unique_graphs")) if one in counted)
+    kinds = (("frames", "total"), ("stats", "unique_graphs"))
+    return any(counted[kind][name] for kind, name in kinds if kind in counted)
 
 
 class Phase:
@@ -166,20 +167,27 @@ class Session:
         phase.begun, phase.pushed = None, False
 
     @harmless
-    def backward_begins(self, *, creates_graph: bool) -> bool:
+    def backward_begins(self, roots: list[Any], *, some: bool, creates_graph: bool) -> Callable[[], None] | None:
         """A backward pass begins, or one inside another: calls of modules inside are recomputations.
 
-        False for one that another thread of the program's runs by itself; else ``backward_ends`` follows.
+        None for one that another thread of the program's runs by itself; else the result is called when it ends.
+
+        Args:
+            roots: the tensors behind which the graph lies.
+            some: whether the pass runs some of the graph's nodes alone.
+            creates_graph: whether it computes with gradients on.
         """
         if not (self._backward or self.is_here()):
-            return False
+            return None
+        hooks = self.modules.backward_begins(roots, some=some) if self.modules.active else None
         self._backward_passes(+1, creates_graph=creates_graph)
-        return True
+        return functools.partial(self._backward_ended, hooks, creates_graph=creates_graph)
 
     @harmless
-    def backward_ends(self, *, creates_graph: bool) -> None:
-        """It ends."""
+    def _backward_ended(self, hooks: Backward | None, *, creates_graph: bool) -> None:
         self._backward_passes(-1, creates_graph=creates_graph)
+        if hooks is not None:
+            self.modules.backward_ended(hooks, outermost=not self._backward)
 
     def _backward_passes(self, more: int, *, creates_graph: bool) -> None:
         self._backward += more
@@ -220,17 +228,6 @@ class Session:
     def module_returned(self) -> None:
         """That call ends."""
         self.modules.leave()
-
-    @harmless
-    def graph_begins(self, roots: list[Any], *, some: bool) -> Backward | None:
-        """A backward pass over (some of) the graph behind some tensors begins; the result is for ``graph_ended``."""
-        return self.modules.backward_begins(roots, some=some) if self.modules.active else None
-
-    @harmless
-    def graph_ended(self, backward: Backward | None) -> None:
-        """It has ended."""
-        if backward is not None:
-            self.modules.backward_ended(backward, outermost=not self._backward)
 
     # --- steps
 

@@ -82,12 +82,12 @@ def _load() -> None:
 
 def _run_the_programs_own() -> None:
     """Imports the ``sitecustomize`` that this one stands before, in its own name."""
-    found = PathFinder.find_spec("sitecustomize", sys.path)
-    if found is None or found.loader is None or found.origin == __file__:
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None or spec.origin == __file__:
         return
-    module = importlib.util.module_from_spec(found)
+    module = importlib.util.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
-    found.loader.exec_module(module)
+    spec.loader.exec_module(module)
 
 
 sys.path[:] = [one for one in sys.path if os.path.abspath(one or ".") != _HERE]  # noqa: PTH100
