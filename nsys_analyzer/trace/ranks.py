@@ -7,7 +7,7 @@ import struct
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,7 +80,7 @@ class NotedCall(NamedTuple):
 
 def read_nccl_calls(reader: Reader, noted: Sequence[NotedCall]) -> NcclCalls:
     """Returns the calls of NCCL's functions that send messages. Raises TraceError for a damaged file."""
-    rows = sorted(_kept(reader) if reader.name_of(schema.NCCL_CALLS) else _sent(noted))
+    rows = sorted(rows_of(reader.read(schema.NCCL_CALLS)) if reader.name_of(schema.NCCL_CALLS) else _sent(noted))
     if not rows:
         return NcclCalls.none()
     start, thread, functions, *numbers = zip(*rows, strict=True)
@@ -99,17 +99,8 @@ def read_nccl_calls(reader: Reader, noted: Sequence[NotedCall]) -> NcclCalls:
     )
 
 
-#: Start, thread, function, communicator, bytes, peer and ranks of a call.
-_Row = tuple[int, int, str, int, int, int, int]
-
-
-def _kept(reader: Reader) -> Iterator[_Row]:
-    """Returns the calls that a table of ours holds."""
-    return rows_of(reader.read(schema.NCCL_CALLS))
-
-
-def _sent(noted: Sequence[NotedCall]) -> Iterator[_Row]:
-    """Returns the calls that send messages, by what stands beside their ranges."""
+def _sent(noted: Sequence[NotedCall]) -> Iterator[tuple[Any, ...]]:
+    """Yields start, thread, function and numbers of the calls that send messages, by what is noted of each."""
 
     def number(call: NotedCall, default: int, *fields: str) -> int:
         found = next((call.numbers[field] for field in fields if field in call.numbers), default)

@@ -8,6 +8,7 @@ import shlex
 import sqlite3
 import sys
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -108,7 +109,6 @@ def column_in(column: Column, columns: Sequence[str]) -> str | None:
 
 
 _BATCH_ROWS = 16_384  # the driver's 1,024 costs three times as long on a million rows
-_COUNTED_AT_ONCE = 500
 _NO_TEXT = "\N{REPLACEMENT CHARACTER}"
 _HOT_JOURNAL = bytes.fromhex("d9d505f920a163d7")
 _NOT_SQLITE = "export it with: nsys export --type sqlite FILE.nsys-rep"
@@ -122,25 +122,16 @@ class SqliteReader(Reader):
         _check_header(path)
         self.uri = immutable_uri(path)
         self._filled: dict[str, bool] = {}
-        self.columns_of = self._catalog()
-        self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
-
-    def _catalog(self) -> dict[str, tuple[str, ...]]:
-        """Returns the columns of every table of the file whose name is text."""
         query = "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p WHERE m.type = 'table'"
-        columns: dict[str, list[str]] = {}
+        columns: dict[str, list[str]] = defaultdict(list)
         for table, column in self.rows(query):
-            columns.setdefault(table, []).append(column)
-        return {table: tuple(names) for table, names in columns.items() if _NO_TEXT not in table}
+            columns[table].append(column)
+        self.columns_of = {table: tuple(names) for table, names in columns.items() if _NO_TEXT not in table}
+        self._check_signature("a SQLite file", f"To make one, {_NOT_SQLITE}")
 
     def counts(self, tables: Sequence[str]) -> dict[str, int]:
         """Returns rows of some tables, by their names in the file."""
-        found: dict[str, int] = {}
-        for first in range(0, len(tables), _COUNTED_AT_ONCE):
-            some = tables[first : first + _COUNTED_AT_ONCE]
-            (counted,) = self.rows("SELECT " + ", ".join(f"(SELECT count(*) FROM {quoted(name)})" for name in some))
-            found |= dict(zip(some, counted, strict=True))
-        return found
+        return {name: self.rows(f"SELECT count(*) FROM {quoted(name)}")[0][0] for name in tables}
 
     def rows(self, query: str, *parameters: str) -> list[tuple[Any, ...]]:
         """Returns the few rows that a query finds, for no large table; raises TraceError for a damaged file."""
@@ -160,26 +151,21 @@ class SqliteReader(Reader):
         return self._filled[name]
 
     def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
-        where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
-        selected = ", ".join(_expression(column, alias) for column, alias in present.items())
-        limit = f" LIMIT {table.limit}" if table.limit else ""
-        rows = min(self._most_rows(name), table.limit or sys.maxsize)
-        return self._query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}", table.columns, rows)
-
-    def _most_rows(self, name: str) -> int:
-        """Returns how many rows a table has at the most: its last row's number, where the file has room for them."""
-        try:
-            ((last,),) = self.rows(f"SELECT max(rowid) FROM {quoted(name)}")
-        except TraceError:  # its rows have no numbers, or whoever reads them sees the damage
-            return 0
-        most = self.path.stat().st_size // (2 + len(self.columns_of[name]))  # a row's own size, and one of each value
-        return min(last, most) if isinstance(last, int) and last > 0 else 0
-
-    def _query(self, sql: str, columns: tuple[Column, ...], rows: int) -> Frame:
         import adbc_driver_sqlite
         import pyarrow as pa
         from adbc_driver_manager import AdbcConnection, AdbcStatement, Error
 
+        where = f" WHERE {wanted.column} {wanted.predicate}" if wanted else ""
+        selected = ", ".join(_expression(column, alias) for column, alias in present.items())
+        limit = f" LIMIT {table.limit}" if table.limit else ""
+        try:
+            ((last,),) = self.rows(f"SELECT max(rowid) FROM {quoted(name)}")
+        except TraceError:  # its rows have no numbers, or whoever reads them sees the damage
+            last = 0
+        # Room for as many rows as the last one's number says, where the file can hold them: each takes a byte for its
+        # own size and one for each value.
+        most = self.path.stat().st_size // (2 + len(self.columns_of[name]))
+        rows = min(last if isinstance(last, int) and last > 0 else 0, most, table.limit or sys.maxsize)
         try:
             with (
                 adbc_driver_sqlite.connect(self.uri) as database,
@@ -187,9 +173,9 @@ class SqliteReader(Reader):
                 AdbcStatement(connection) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                statement.set_sql_query(sql)
+                statement.set_sql_query(f"SELECT {selected} FROM {quoted(name)}{where}{limit}")
                 stream, _ = statement.execute_query()
-                return frame_of(pa.RecordBatchReader.from_stream(stream), columns, rows)
+                return frame_of(pa.RecordBatchReader.from_stream(stream), table.columns, rows)
         except MemoryError:
             raise  # Arrow's is an ArrowException, too, and says nothing of the file
         except (Error, pa.ArrowException, OSError) as error:
@@ -214,7 +200,10 @@ def _check_header(path: Path) -> None:
         raise TraceError(f"{path} is empty", "Export the report again")
     if header[:16] != b"SQLite format 3\x00":
         raise TraceError(f"{path} is not a SQLite file", f"To make one, {_NOT_SQLITE}")
-    if size < _size_in_header(header):  # SQLite reads what a half-written last page lacks as zeros
+    page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
+    says_its_size = header[24:28] == header[92:96]  # the change counter, as it was when the count was written
+    # SQLite reads what a half-written last page lacks as zeros.
+    if size < 100 or (says_its_size and size < (65_536 if page == 1 else page) * pages):
         raise TraceError(f"{path} is damaged or truncated ({size:,} bytes are left of it)", "Export the report again")
     _check_journals(path, in_wal_mode=2 in header[18:20])
 
@@ -231,13 +220,6 @@ def _check_journals(path: Path, *, in_wal_mode: bool) -> None:
             "Once whatever writes it has ended, open it once to take them in: "
             f"sqlite3 {shlex.quote(str(path))} 'PRAGMA wal_checkpoint(TRUNCATE)'",
         )
-
-
-def _size_in_header(header: bytes) -> int:
-    """Returns the size in bytes that a database says it has; 100, its header's, where it does not say."""
-    page, pages = int.from_bytes(header[16:18], "big"), int.from_bytes(header[28:32], "big")
-    known = header[24:28] == header[92:96]  # the change counter, as it was when the count was written
-    return max(100, (65_536 if page == 1 else page) * pages) if known else 100
 
 
 def _expression(column: Column, alias: str | None) -> str:

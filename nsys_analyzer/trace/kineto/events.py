@@ -177,21 +177,20 @@ class _Numbered(dict[_Value, int]):
 _SHAPES = re.compile(r"\[(?:\[[\d\[\], ]*\])?\]")
 
 
-class Numbers(dict[bytes, int]):
-    """The texts and places of a trace, by whose numbers its rows name them; by itself, of the sizes of inputs.
-
-    Sizes are looked up as they are written, which gives the number of a text, or -1 for what says no sizes.
-    """
+class Numbers:
+    """The texts and places of a trace, by whose numbers its rows name them."""
 
     def __init__(self) -> None:
-        super().__init__()
         self.texts = _Numbered[str]()
         self.places = _Numbered[Place]()
+        self._shapes: dict[bytes, int] = {}
 
-    def __missing__(self, written: bytes) -> int:
-        line = "".join(written.decode().split()).replace(",", ", ")
-        self[written] = number = self.texts[line] if _SHAPES.fullmatch(line) else -1
-        return number
+    def of_shapes(self, written: bytes) -> int:
+        """Returns the number of the text for the sizes of an operator's inputs, -1 for what says no sizes."""
+        if written not in self._shapes:
+            line = "".join(written.decode().split()).replace(",", ", ")
+            self._shapes[written] = self.texts[line] if _SHAPES.fullmatch(line) else -1
+        return self._shapes[written]
 
 
 def times_of(kind: str, events: Sequence[Event]) -> tuple[Ints, Ints, Bools]:
@@ -222,7 +221,7 @@ def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
     elif kind in ("operator", OLD_OPERATOR):
         rows["sequence"] = [each.sequence for each in arguments]
         rows["forward_thread"] = [each.forward_thread for each in arguments]
-        rows["shapes"] = [numbers[bytes(each.shapes)] for each in arguments]
+        rows["shapes"] = [numbers.of_shapes(bytes(each.shapes)) for each in arguments]
     elif kind == "runtime":
         rows["correlation"] = [each.correlation or 0 for each in arguments]
     elif COLUMNS.get(kind) is _OPERATION:

@@ -91,9 +91,13 @@ def read_kineto(path: Path) -> KinetoTrace:
     """
     read = _Events(path)
     with opened(path) as file:
-        properties, remarks = _properties(_read(JsonText(path, file), read))
+        written = _read(JsonText(path, file), read)
     events, left_out = read.finished()
-    remarks += left_out
+    properties, remarks = Properties(), left_out.copy()
+    try:
+        properties = msgspec.json.decode(encode(written), type=Properties)
+    except UNREADABLE as error:
+        remarks.append(f"The trace's properties are ignored: {error}")
     if "range" in events or "operator" in events:
         events.pop(GPU_RANGE, None)  # it repeats the CPU's
     because = f": {left_out[0]}" if left_out else ""
@@ -117,14 +121,6 @@ def read_kineto(path: Path) -> KinetoTrace:
     texts = list(read.numbers.texts)
     places = [(as_number(pid), as_number(tid)) for pid, tid in read.numbers.places]
     return KinetoTrace(path, properties, events, texts, places, remarks, on_cpu)
-
-
-def _properties(written: dict[str, Any]) -> tuple[Properties, list[str]]:
-    """Returns the properties of a trace, and a warning where they cannot be what they should."""
-    try:
-        return msgspec.json.decode(encode(written), type=Properties), []
-    except UNREADABLE as error:
-        return Properties(), [f"The trace's properties are ignored: {error}"]
 
 
 def _read(text: JsonText, events: _Events) -> dict[str, Any]:
