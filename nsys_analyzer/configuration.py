@@ -29,11 +29,12 @@ Unknown = TypeVar("Unknown")
 
 @dataclass(frozen=True)
 class Option:
-    """How command lines ask for an option of the transformer target, and where it is shown.
+    """How command lines ask for an option of a target or an experiment, and where it is shown.
 
     Attributes:
-        default: None where the program decides; its type is that of the option.
-        default_on_cpu: a smaller default of ``nsys-analyze run`` on a CPU.
+        default: None where the program decides; its type is that of the option. A tuple where an experiment takes
+            several values.
+        default_on_cpu: a smaller default of ``nsys-analyze run`` and of experiments on a CPU.
         unit: what help calls a value.
         spelling: its name on a command line, without the dashes; empty where that is the field's name.
         several: whether a sweep takes several values of it.
@@ -42,10 +43,10 @@ class Option:
         column: its column in the report, empty where another table says it.
     """
 
-    default: Value | None
+    default: Any
     help: str
     choices: tuple[str, ...] = ()
-    default_on_cpu: int | None = None
+    default_on_cpu: Any = None
     least: int = 1
     unit: str = "N"
     spelling: str = ""
@@ -63,7 +64,12 @@ class Option:
     @property
     def kind(self) -> type:
         """The type of a value."""
-        return str if self.default is None else type(self.default)
+        first = self.default[0] if isinstance(self.default, tuple) else self.default
+        return str if first is None else type(first)
+
+    def default_on(self, device: str) -> Any:
+        """Returns the default on ``cuda`` or ``cpu``."""
+        return self.default_on_cpu if device == "cpu" and self.default_on_cpu is not None else self.default
 
     def words(self, value: Value) -> list[str]:
         """The words of a command line that ask for a value, none where it is what every machine does by default."""
@@ -116,7 +122,7 @@ class Options(Generic[Unknown]):
         "torch", "AdamW of torch.optim, or one parameter at a time.", ("torch", "plain"), in_name="{}-optimizer"
     )
     block_ranges: bool | Unknown = option(False, "A range around each block.", in_run=False, column="")
-    seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False)
+    seed: Seed | Unknown = option(0, "Seed of weights and data.", in_run=False, least=-LARGEST)
     device: str | Unknown = option(
         None, "Where to run. Default: cuda where there is a GPU.", ("cuda", "cpu"), in_name="", column=""
     )

@@ -17,10 +17,7 @@ from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, Att
 from nsys_analyzer.runs.rows import Times
 from profiling_targets.attention_passes import Passes
 from profiling_targets.attention_variants import later_keys
-from profiling_targets.cases import main
-from profiling_targets.harness import step_ns, synchronize
-from profiling_targets.products import kept_bits, set_precision
-from profiling_targets.timer import allocations, times_ms
+from profiling_targets.harness import allocations, kept_bits, main, set_precision, step_ns, synchronize, times_ms
 from profiling_targets.transformer import unfused_attention
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import cpp_extension
 
-from profiling_targets.cases import NotHereError
+from profiling_targets.harness import NotHereError
 
 _NAME = "nsys_analyze_attention"
 _SOURCE = Path(__file__).with_name("attention_cpu.cpp")

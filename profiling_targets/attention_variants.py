@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from profiling_targets.cases import NotHereError
+from profiling_targets.harness import NotHereError
 from profiling_targets.tiled_attention import tiled_attention
 
 Attention = Callable[..., Tensor]

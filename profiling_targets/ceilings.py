@@ -11,9 +11,7 @@ from functools import partial
 import torch
 
 from nsys_analyzer.experiments.ceilings import TARGET, CeilingsCase, CeilingsFigures
-from profiling_targets.cases import main
-from profiling_targets.products import kept_bits, set_precision
-from profiling_targets.timer import times_ms
+from profiling_targets.harness import kept_bits, main, set_precision, times_ms
 
 _WARMUP, _STEPS = 3, 10
 _SIDE = {"cuda": 8192, "cpu": 1024}

@@ -8,14 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import torch
-
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model, model_names
 from nsys_analyzer.configuration import ATTENTIONS as ATTENTIONS
 from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Options, Run
 from nsys_analyzer.configuration import MODES as MODES
 from nsys_analyzer.configuration import PRECISIONS as PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
+from profiling_targets.harness import add_option, default_device
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,10 @@ def command_line(target: str, description: str, options: Iterable[str] = OPTIONS
     for dimension in DIMENSIONS:
         parser.add_argument(f"--{dimension.replace('_', '-')}", type=int, help="in place of the model's")
     for name in options:
-        one = OPTIONS[name]
-        if one.kind is bool:
-            parser.add_argument(one.flag, dest=name, action="store_true", help=one.help)
-        else:
-            choices = one.choices or None
-            parser.add_argument(one.flag, dest=name, type=one.kind, default=one.default, choices=choices, help=one.help)
+        add_option(parser, OPTIONS[name])
     parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges: the difference is what they cost")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write times and status there, as JSON")
-    parser.set_defaults(device="cuda" if torch.cuda.is_available() else "cpu")
+    parser.set_defaults(device=default_device())
     return parser
 
 
@@ -79,8 +73,6 @@ def read(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[Config,
         ConfigurationError: an unknown model, impossible dimensions or a combination that cannot run.
     """
     given = parser.parse_args(arguments)
-    if given.steps < 1 or given.warmup_steps < 0:
-        parser.error("--steps must be at least 1, and --warmup at least 0")
     asked: dict[str, Any] = {name: getattr(given, name) for name in OPTIONS if hasattr(given, name)}
     return Config(_size(given), **asked), given
 

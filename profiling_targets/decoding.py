@@ -22,11 +22,8 @@ from torch import Tensor
 
 from nsys_analyzer.experiments.decode.work import TARGET, DecodeCase, DecodeFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.cases import NotHereError, main
 from profiling_targets.config import Config
-from profiling_targets.harness import annotate
-from profiling_targets.products import kept_bits, set_precision
-from profiling_targets.timer import allocations, times_ms
+from profiling_targets.harness import NotHereError, allocations, annotate, kept_bits, main, set_precision, times_ms
 from profiling_targets.transformer import SelfAttention, Transformer, unfused_attention
 
 #: How far logits with and without the cache may differ, as a share of the largest: matmuls of other shapes are summed

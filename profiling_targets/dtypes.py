@@ -20,9 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments.precision.dtypes import TARGET, TERM, DtypesCase, DtypesFigures
-from profiling_targets.cases import NotHereError, main
 from profiling_targets.config import Config
-from profiling_targets.products import kept_bits, set_precision
+from profiling_targets.harness import NotHereError, kept_bits, main, set_precision
 from profiling_targets.transformer import Transformer
 
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

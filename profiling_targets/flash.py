@@ -16,10 +16,8 @@ from torch import Tensor
 from nsys_analyzer.experiments.flash.cases import TARGET, FlashCase, FlashFigures, FlashTimes
 from profiling_targets.attention_passes import Attend, Passes, check_error, max_error
 from profiling_targets.attention_variants import later_keys, naive, sdpa, sdpa_flash, triton_attention
-from profiling_targets.cases import NotHereError, main
-from profiling_targets.products import set_precision
+from profiling_targets.harness import NotHereError, allocations, main, set_precision, times_ms
 from profiling_targets.tiled_attention import tiled_attention
-from profiling_targets.timer import allocations, times_ms
 
 #: Of the largest number of the fp32 reference, for the output and each gradient.
 TOLERANCES = {"fp32": 1e-4, "bf16": 3e-2}

@@ -1,4 +1,9 @@
-"""How a target is run: ranges, warm-up, synchronised phases, the capture range, timings, and how it ended.
+"""What the targets share: ranges, synchronized steps and their times, the memory that work takes, and rows of results.
+
+A target that trains is run by ``run``: warm-up, the capture range, the times of its phases, and how it ended. A target
+that measures cases of an experiment is a function ``measure(case, figures)``, which ``main`` makes a program: alone it
+prints the figures of one case; with ``--cases FILE --rows FILE`` it measures each case of a JSON list and appends a
+line of JSON for it, so that whoever started it can go on where it ended.
 
 Every phase is timed with ``time.perf_counter_ns()`` around work that is synchronised at its end, so the wall time
 of its range is the phase's time. Measured steps lie between cudaProfilerStart and cudaProfilerStop; the warm-up
@@ -7,22 +12,34 @@ before them lies inside a range ``warmup``.
 
 from __future__ import annotations
 
+import argparse
+import gc
 import json
+import math
 import platform
 import statistics
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 
-from nsys_analyzer.configuration import Options, Run, as_json
+from nsys_analyzer.configuration import Option, Options, Run, as_json
+from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments.model import options_of
+from nsys_analyzer.runs.rows import CaseTarget, written
 from nsys_analyzer.system.atomic_write import write_text
+
+C = TypeVar("C")
+F = TypeVar("F")
 
 Phases = Mapping[str, Callable[[], None]]
 Times = dict[str, list[float]]
@@ -131,7 +148,9 @@ def run_measured(
     ended = replace(described, **machine(device), status=status, message=message)
     if results:
         write_text(results, json.dumps({**as_json(ended), **more, "times_ms": times}, indent=1) + "\n")
-    _print(times)
+    for phase, values in times.items():
+        spread = statistics.stdev(values) if len(values) > 1 else 0.0
+        print(f"{phase:10} {statistics.mean(values):10.3f} ms ± {spread:.3f} over {len(values)} steps")
     return 3 if status == "oom" else 0
 
 
@@ -205,7 +224,7 @@ def profiler(call: str, device: str) -> None:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """Versions, the device's name, and the most memory that tensors took on it."""
+    """Returns the versions, the device's name, and the most memory that tensors took on it."""
     on_gpu = device == "cuda"
     return {
         "device": device,
@@ -217,7 +236,205 @@ def machine(device: str) -> dict[str, Any]:
     }
 
 
-def _print(times: Times) -> None:
-    for phase, values in times.items():
-        spread = statistics.stdev(values) if len(values) > 1 else 0.0
-        print(f"{phase:10} {statistics.mean(values):10.3f} ms ± {spread:.3f} over {len(values)} steps")
+def times_ms(work: Callable[[], object], device: str, warmup: int, steps: int) -> list[float]:
+    """Returns the milliseconds of each measured call, synchronised at its end."""
+    for _ in range(warmup):
+        work()
+    synchronize(device)
+    times = []
+    for _ in range(steps):
+        before = time.perf_counter_ns()
+        work()
+        synchronize(device)
+        times.append((time.perf_counter_ns() - before) / 1e6)
+    return times
+
+
+@dataclass
+class Allocations:
+    """Memory that tensors took inside a block.
+
+    Attributes:
+        peak_bytes: the most at once, above what was allocated when the block began.
+        alive_bytes: what was still there at the end of the block.
+        total_bytes: the sum of all allocations, however short they lived.
+    """
+
+    peak_bytes: int = 0
+    alive_bytes: int = 0
+    total_bytes: int = 0
+
+
+@contextmanager
+def allocations(device: str) -> Iterator[Allocations]:
+    """Counts the tensor memory allocated inside the block; the figures are there after it.
+
+    On a GPU the statistics of PyTorch's allocator say it, on the CPU the memory events of ``torch.profiler``, which
+    slow the work down: nothing should be timed inside. Memory that does not come from PyTorch's allocator is not seen.
+    """
+    counted = Allocations()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_stats()
+        alive, ever = (before.get(f"allocated_bytes.all.{key}", 0) for key in ("current", "allocated"))
+        yield counted
+        torch.cuda.synchronize()
+        after = torch.cuda.memory_stats()
+        counted.peak_bytes = after["allocated_bytes.all.peak"] - alive
+        counted.alive_bytes = after["allocated_bytes.all.current"] - alive
+        counted.total_bytes = after["allocated_bytes.all.allocated"] - ever
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        yield counted
+    sizes = [event["args"]["Bytes"] for event in trace_events(profiler) if event["name"] == "[memory]"]
+    counted.peak_bytes, counted.alive_bytes = max(accumulate(sizes, initial=0)), sum(sizes)
+    counted.total_bytes = sum(size for size in sizes if size > 0)
+
+
+def trace_events(profiler: Any) -> list[dict[str, Any]]:
+    """Returns the events of a recording by ``torch.profiler`` that have a time, in order."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return sorted((event for event in events if "ts" in event), key=lambda event: event["ts"])
+
+
+def set_precision(precision: str) -> None:
+    """Lets matmuls of fp32 tensors run as TF32 for ``tf32``, and keeps them in fp32 for others."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+
+
+def kept_bits(device: str, dtype: torch.dtype = torch.float32) -> int:
+    """Returns the bits of the mantissa that a matmul keeps of its operands: 23 for fp32, 10 for TF32, 7 for bf16.
+
+    Found by multiplying 1 + 2⁻ᵏ with one, for each k: what the settings say is not what ran, since an environment
+    variable such as ``NVIDIA_TF32_OVERRIDE`` outranks them.
+    """
+    side = 256  # a size that tensor cores take
+    bits = torch.arange(1, 24, device=device, dtype=torch.float64)
+    values = torch.zeros(side, side, device=device, dtype=dtype)
+    values[0, :23] = (1 + 2.0**-bits).to(dtype)  # the k-th column of the first row
+    identity = torch.eye(side, device=device, dtype=dtype)
+    came_through = (values @ identity)[0, :23].double() == 1 + 2.0**-bits
+    return int(came_through.long().cumprod(0).sum().item())
+
+
+class NotHereError(ConfigurationError):
+    """A case that this device or installation cannot run."""
+
+
+#: Exit codes by status; after any other than 0 the process has ended before its last case.
+EXIT_CODES = {"ok": 0, "unsupported": 0, "failed": 1, "oom": 3}
+
+
+def main(target: CaseTarget[C, F], measure: Callable[[C, F], None], arguments: list[str] | None = None) -> int:
+    """Runs the command line of a target and returns its exit code.
+
+    Args:
+        target: its types; each field of a case is an option, and has a default, but for ``device``.
+        measure: fills the figures as it goes: what was there when memory ran out is kept.
+        arguments: the command line without the program, of this process where there is none.
+    """
+    description = (measure.__doc__ or "").partition("\n")[0]
+    parser = argparse.ArgumentParser(f"python -m {target.module}", description=description)
+    parser.add_argument("--device", default=default_device(), help=f"(default {default_device()})")
+    for option in options_of(target.case).values():
+        add_option(parser, option)
+    parser.add_argument("--cases", type=Path, metavar="FILE", help="measure the cases of a JSON list instead")
+    parser.add_argument("--rows", type=Path, metavar="FILE", help="append a line of JSON for each of them there")
+    given = vars(parser.parse_args(arguments))
+    cases, rows = given.pop("cases"), given.pop("rows")
+    if bool(cases) != bool(rows):
+        parser.error("--cases and --rows go together")
+    try:
+        if cases:
+            return _measure_all(target, json.loads(cases.read_text(encoding="utf-8")), rows, measure)
+        row = measured(target, target.case(**given), measure)
+    except ConfigurationError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 2
+    for key, value in row["figures"].items():
+        print(f"{key:32} {value:.6g}" if isinstance(value, float) else f"{key:32} {value}")
+    if row["message"]:
+        print(f"{row['status']}: {row['message']}", file=sys.stderr)
+    return EXIT_CODES[row["status"]]
+
+
+def default_device() -> str:
+    """Returns ``cuda`` where there is a GPU, else ``cpu``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def add_option(parser: argparse.ArgumentParser, option: Option) -> None:
+    """Adds an option to a target's command line."""
+    says = option.help if option.default is None else f"{option.help} (default {option.default})"
+    known: dict[str, Any] = {"dest": option.name, "default": option.default, "help": says}
+
+    def read(text: str) -> Any:
+        if option.kind is int and not text.lstrip("-").isdecimal():
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number")
+        if option.kind is int and int(text) < option.least:
+            raise argparse.ArgumentTypeError(f"{text} is below {option.least}")
+        return option.kind(text)
+
+    if option.kind is bool:
+        parser.add_argument(option.flag, action=argparse.BooleanOptionalAction, **known)
+    else:
+        parser.add_argument(option.flag, type=read, choices=option.choices or None, **known)
+
+
+def _measure_all(
+    target: CaseTarget[C, F], cases: list[Mapping[str, Any]], rows: Path, measure: Callable[[C, F], None]
+) -> int:
+    """Measures the cases in order; ends after the first that leaves the process in doubt.
+
+    Running out of memory does: the memory of the next case should be that of a fresh process.
+    """
+    for values in cases:
+        row = measured(target, target.case(**values), measure)
+        with rows.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+        if code := EXIT_CODES[row["status"]]:
+            return code
+    return 0
+
+
+def measured(target: CaseTarget[C, F], case: C, measure: Callable[[C, F], None]) -> dict[str, Any]:
+    """Returns one row in JSON's types: the case, how it ended, its figures, and the machine."""
+    device = written(case)["device"]
+    # A case's memory and compiled code are its own: what earlier cases left is freed.
+    torch.compiler.reset()
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    figures = target.figures()
+    status, message = "ok", None
+    try:
+        measure(case, figures)
+    except NotHereError as error:
+        status, message = "unsupported", str(error)
+    except Exception as error:  # noqa: BLE001  it is this case's result, and its row says so
+        message = " ".join(str(error).split()) or type(error).__name__
+        if is_out_of_memory(error):
+            status = "oom"
+        else:
+            traceback.print_exc()
+            status, message = "failed", f"{type(error).__name__}: {message}"
+    # JSON has neither an infinity nor a NaN.
+    finite = {
+        key: value if not isinstance(value, float) or math.isfinite(value) else None
+        for key, value in written(figures).items()
+    }
+    known = machine(device)
+    del known["peak_memory_bytes"]  # what a case says of that stands in its figures
+    return {
+        "case": written(case),
+        "status": status,
+        "message": message,
+        "figures": finite,
+        "machine": {**known, "threads": torch.get_num_threads()},
+    }

@@ -22,9 +22,8 @@ from nsys_analyzer.capture.jobs import FOLDER
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
 from profiling_targets import memory_of_cpu, memory_of_gpu
-from profiling_targets.cases import NotHereError, main
 from profiling_targets.config import Config
-from profiling_targets.harness import Phases, step_ns, synchronize
+from profiling_targets.harness import NotHereError, Phases, main, step_ns, synchronize
 from profiling_targets.memory_figures import add_figures
 from profiling_targets.memory_recording import Recording
 from profiling_targets.transformer import Training

@@ -18,10 +18,8 @@ from torch import Tensor
 from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.cases import NotHereError, main
 from profiling_targets.config import Config
-from profiling_targets.harness import step_ns, synchronize
-from profiling_targets.products import kept_bits
+from profiling_targets.harness import NotHereError, kept_bits, main, step_ns, synchronize
 from profiling_targets.transformer import Training
 
 

@@ -24,9 +24,7 @@ from nsys_analyzer.runs.rows import Times
 from profiling_targets import attention_cpu
 from profiling_targets.attention_passes import Attend, Passes, check_error, max_error, relative_error
 from profiling_targets.attention_variants import IMPLEMENTATIONS, sdpa
-from profiling_targets.cases import NotHereError, main
-from profiling_targets.products import set_precision
-from profiling_targets.timer import allocations, times_ms
+from profiling_targets.harness import NotHereError, allocations, main, set_precision, times_ms
 
 #: The largest difference from attention in fp64 that output or gradients may show, ÷ the largest value of these: twelve
 #: roundings of bf16 (2⁻⁸), since some variants keep scores, weights and partial sums of gradients in it.

@@ -17,8 +17,11 @@ from torch.utils import cpp_extension  # noqa: E402
 from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS  # noqa: E402
 from profiling_targets import attention_cpu  # noqa: E402
 from profiling_targets.attention_cpu import attention  # noqa: E402
-from profiling_targets.cases import NotHereError  # noqa: E402
-from profiling_targets.timer import Allocations, allocations  # noqa: E402
+from profiling_targets.harness import (  # noqa: E402
+    Allocations,
+    NotHereError,
+    allocations,
+)
 
 TILE = 64
 

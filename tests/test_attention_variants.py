@@ -8,7 +8,7 @@ from torch import Tensor  # noqa: E402
 
 from profiling_targets.attention_passes import max_error  # noqa: E402
 from profiling_targets.attention_variants import IMPLEMENTATIONS  # noqa: E402
-from profiling_targets.timer import allocations  # noqa: E402
+from profiling_targets.harness import allocations  # noqa: E402
 from profiling_targets.variants import TOLERANCES  # noqa: E402
 
 OPERATORS = [name for name in IMPLEMENTATIONS if name != "flash"]  # which needs a GPU, and has tests of its own

@@ -19,7 +19,7 @@ from nsys_analyzer.runs.rows import NAME, read_file, typed
 from profiling_targets.attention import saved_tensors
 from profiling_targets.attention_passes import Passes
 from profiling_targets.attention_variants import later_keys
-from profiling_targets.timer import allocations
+from profiling_targets.harness import allocations
 from profiling_targets.transformer import unfused_attention
 from tests.support.rows import unpadded
 
@@ -56,14 +56,12 @@ def plain(*rows: Row) -> str:
 
 
 def test_cases() -> None:
-    settings = Settings(
-        "cuda", {option.name: option.cuda if option.several else option.cuda[0] for option in BENCH.options}
-    )
+    settings = Settings("cuda", {option.name: option.default_on("cuda") for option in BENCH.options})
     cases = all_cases(BENCH, settings)
     assert len(cases) == 1 + 2 * 4 * 5  # the ceilings; eager and compiled, four widths, five lengths
     assert cases[1].case == AttentionCase(**CASE, d=16, context_length=256, compile=False)
     assert [case.environment for case in (cases[1], cases[-1])] == [{}, COLD]  # eager first, compiled last
-    on_cpu = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
+    on_cpu = {option.name: option.default_on("cpu") for option in BENCH.options}
     assert not any(case.environment for case in all_cases(BENCH, Settings("cpu", on_cpu)))
 
 

@@ -16,10 +16,11 @@ from nsys_analyzer.cli.main import cli
 from nsys_analyzer.cli.run_progress import shown
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import registry as benches
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled, Results, Settings, Task
+from nsys_analyzer.experiments.model import Bench, CaseTarget, Option, Profiled, Results, Task
 from nsys_analyzer.experiments.running import BenchPlan, run_bench
 from nsys_analyzer.report.model import Bars, Paragraph, Section
 from nsys_analyzer.runs.rows import NAME, read_file, written
+from tests.support.rows import default_settings
 from tests.support.sweeping import default_signals, wait_for
 
 Run = Callable[..., tuple[str, bool]]
@@ -43,7 +44,7 @@ def case(ends: str, number: int = 0) -> Task[Any]:
 
 
 def fake(name: str, *cases: Task[Any]) -> Bench:
-    return Bench(name, "A test.", (Option("number", int, (1,), (1,), "A number."),), lambda _: cases, section)
+    return Bench(name, "A test.", (Option((1,), "a number", several=True, name="number"),), lambda _: cases, section)
 
 
 @pytest.fixture
@@ -177,8 +178,7 @@ def test_every_bench_lists_its_cases(bench: Bench) -> None:
 @pytest.mark.parametrize("bench", benches.BENCHES, ids=lambda bench: str(bench.name))
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
 def test_every_case_is_its_own(bench: Bench, device: str) -> None:
-    values: dict[str, Any] = {o.name: getattr(o, device) if o.several else getattr(o, device)[0] for o in bench.options}
-    cases = benches.all_cases(bench, Settings(device, values))
+    cases = benches.all_cases(bench, default_settings(bench, device))
     assert len({one.key for one in cases}) == len(cases)
     assert len({one.label for one in cases}) == len(cases)
     assert {written(one.case)["device"] for one in cases} == {device}

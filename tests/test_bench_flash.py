@@ -28,7 +28,7 @@ from nsys_analyzer.report.renderers.markdown import render  # noqa: E402
 from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
 from profiling_targets import flash  # noqa: E402
 from profiling_targets.attention_passes import Attend  # noqa: E402
-from profiling_targets.cases import NotHereError, measured  # noqa: E402
+from profiling_targets.harness import NotHereError, measured  # noqa: E402
 from tests.support.rows import unpadded  # noqa: E402
 
 SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
@@ -114,13 +114,13 @@ def text(*rows: FlashRow) -> str:
 
 
 def test_cases() -> None:
-    values = {option.name: option.cuda if option.several else option.cuda[0] for option in BENCH.options}
+    values = {option.name: option.default_on("cuda") for option in BENCH.options}
     cases = all_cases(BENCH, Settings("cuda", values))
     # ceilings in both precisions; three implementations in both, SDPA's FlashAttention in bf16; 4 widths, 10 lengths
     assert len(cases) == 2 + (3 * 2 + 1) * 4 * 10
     shape = {"precision": "bf16", "d_head": 16, "context_length": 128}
     assert cases[2].case == FlashCase(**{**CASE, **shape, "implementation": "flash"})
-    on_cpu = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
+    on_cpu = {option.name: option.default_on("cpu") for option in BENCH.options}
     assert len(all_cases(BENCH, Settings("cpu", on_cpu))) == 1 + 3 * 3
 
 

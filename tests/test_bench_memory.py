@@ -262,7 +262,7 @@ def test_tables_in_sight_fit_a_page() -> None:
 
 def test_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    from profiling_targets.cases import measured
+    from profiling_targets.harness import measured
 
     tiny = ModelSize("small", d_model=32, d_ff=64, num_layers=2, num_heads=2, vocab_size=100)
     monkeypatch.setattr(memory_case, "find_model", lambda _: tiny)

@@ -162,7 +162,7 @@ def test_real_rows() -> None:
     pytest.importorskip("torch", reason="the targets need PyTorch")
     from profiling_targets import dtypes as looks
     from profiling_targets import training_steps
-    from profiling_targets.cases import measured
+    from profiling_targets.harness import measured
 
     tiny = {"d_model": 32, "d_ff": 64, "num_heads": 4, "vocab_size": 50, "context_length": 16, "length": 256}
     rows = []

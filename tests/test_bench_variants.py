@@ -26,7 +26,7 @@ INPUTS = 3 * 4 * 1024 * 32 * 4
 
 
 def settings(**values: Any) -> Settings:
-    defaults = {option.name: option.cpu if option.several else option.cpu[0] for option in BENCH.options}
+    defaults = {option.name: option.default_on("cpu") for option in BENCH.options}
     return Settings("cpu", {**defaults, **values})
 
 
@@ -205,10 +205,10 @@ def test_a_section_without_any_figure() -> None:
 
 def measured(**changes: Any) -> dict[str, Any]:
     pytest.importorskip("torch", reason="the targets need PyTorch")
-    from profiling_targets import cases, variants
+    from profiling_targets import harness, variants
 
     small = {"device": "cpu", "context_length": 48, "d_head": 8, "warmup_steps": 0, "steps": 2}
-    return cases.measured(TARGET, VariantsCase(**{**small, **changes}), variants.measure)
+    return harness.measured(TARGET, VariantsCase(**{**small, **changes}), variants.measure)
 
 
 def test_a_wrong_variant_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

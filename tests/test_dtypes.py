@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from profiling_targets import dtypes  # noqa: E402
-from profiling_targets.cases import NotHereError, measured  # noqa: E402
 from profiling_targets.dtypes import TARGET, DtypesCase, measure  # noqa: E402
+from profiling_targets.harness import NotHereError, measured  # noqa: E402
 
 
 def row(**values: Any) -> dict[str, Any]:

@@ -19,10 +19,9 @@ from nsys_analyzer.experiments.memory import case as memory_case
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
 from nsys_analyzer.runs.rows import written
 from profiling_targets import memory_history, memory_of_gpu, transformer
-from profiling_targets.cases import measured
+from profiling_targets.harness import allocations, measured
 from profiling_targets.memory_history import measure
 from profiling_targets.memory_recording import code_of, source_of
-from profiling_targets.timer import allocations
 from profiling_targets.transformer import Block, Training
 
 TINY = ModelSize("tiny", d_model=32, d_ff=64, num_layers=3, num_heads=2, vocab_size=100)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nsys_analyzer.runs.rows import CaseTarget, option
-from profiling_targets.cases import NotHereError, main, measured
+from nsys_analyzer.experiments.model import CaseTarget, option
+from profiling_targets.harness import NotHereError, main, measured
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,7 @@ import torch
 
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.products import kept_bits, set_precision
-from profiling_targets.timer import allocations, times_ms
+from profiling_targets.harness import allocations, kept_bits, set_precision, times_ms
 
 MIB = 2**20
 

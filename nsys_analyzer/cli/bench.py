@@ -13,7 +13,8 @@ from click.core import ParameterSource
 from nsys_analyzer.cli.options import command_line, running_options, valued
 
 if TYPE_CHECKING:
-    from nsys_analyzer.experiments.model import Bench, Option
+    from nsys_analyzer.configuration import Option
+    from nsys_analyzer.experiments.model import Bench
 
 
 class _Benches(click.Group):
@@ -63,13 +64,11 @@ def _command(one: Bench) -> click.Command:
 def _own_option(option: Option) -> Any:
     from nsys_analyzer.experiments.model import spelled
 
-    cuda, cpu = (",".join(str(spelled(value)) for value in values) for values in (option.cuda, option.cpu))
-    text = f"{option.help} Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
-    flag, unit = f"--{option.name.replace('_', '-')}", _UNITS.get(option.kind, "NAME")
-    return valued(flag, option.name, option.kind, unit, text, least=option.least, in_list=option.several)
-
-
-_UNITS: dict[Any, str] = {int: "N", float: "NUMBER"}
+    cuda, cpu = (spelled(option.default_on(device)) for device in ("cuda", "cpu"))
+    words = f"{option.help[:1].upper()}{option.help[1:]}"
+    text = f"{words}. Default: {cuda}{'' if cpu == cuda else f'; {cpu} on a CPU'}."
+    kind, unit = option.choices or option.kind, "N" if option.kind is int else "NAME"
+    return valued(option.flag, option.name, kind, unit, text, least=option.least, in_list=option.several)
 
 
 def _every_option(one: Bench) -> list[Any]:

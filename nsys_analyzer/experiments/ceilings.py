@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nsys_analyzer.runs.rows import CaseTarget, option
+from nsys_analyzer.experiments.model import CaseTarget, option
 
 
 @dataclass(frozen=True)

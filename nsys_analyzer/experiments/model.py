@@ -14,19 +14,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from nsys_analyzer.configuration import Option
 from nsys_analyzer.report.model import Section
 from nsys_analyzer.runs.rows import CaseTarget as CaseTarget
 from nsys_analyzer.runs.rows import Row as Row
 from nsys_analyzer.runs.rows import Task as Task
 from nsys_analyzer.runs.rows import Times as Times
-from nsys_analyzer.runs.rows import option as option
 from nsys_analyzer.runs.rows import written as written
 
 if TYPE_CHECKING:  # numpy comes with them, and help need not wait for it
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
-    from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
     from nsys_analyzer.runs.targets import Target
 
 C = TypeVar("C")
@@ -47,41 +46,36 @@ def known(figure: T | None) -> T:
     return figure
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of a bench's command line.
+def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1) -> Any:
+    """A field of a case, which is an option of its target, and of the experiments that have it among theirs.
 
-    Attributes:
-        name: the key in the settings; the command line spells it ``--d-head``.
-        kind: int, float, str, bool (on or off), or the choices.
-        cuda, cpu: the default values on a GPU and on a CPU.
-        several: whether it takes several values with commas between them.
-        least: the lowest value of an int.
+    Args:
+        default: the value where none is given.
+        help: what command lines say of it.
+        choices: the values that a text may have; none for any.
+        cpu: an experiment's default on a CPU, where it is another.
+        least: the lowest value of a whole number.
     """
-
-    name: str
-    kind: type | tuple[str, ...]
-    cuda: tuple[Any, ...]
-    cpu: tuple[Any, ...]
-    help: str
-    several: bool = True
-    least: int = 1
+    return field(default=default, metadata={"option": Option(default, help, choices, cpu, least)})
 
 
-def several(case: type, name: str, cuda: Sequence[Any], cpu: Sequence[Any] | None = None, help: str = "") -> Option:
-    """The option of a case's field that takes several values, with its defaults on a GPU and on a CPU."""
-    known = next(one for one in fields(case) if one.name == name).metadata
-    kind = known["choices"] or get_type_hints(case)[name]
-    words = help or known["help"]
-    on_cpu = tuple(cuda if cpu is None else cpu)
-    return Option(name, kind, tuple(cuda), on_cpu, f"{words[:1].upper()}{words[1:]}.", least=known["least"])
+def options_of(case: type) -> dict[str, Option]:
+    """Returns the options of a case by name."""
+    declared = {one.name: one.metadata.get("option") for one in fields(case)}
+    return {name: replace(known, name=name) for name, known in declared.items() if known}
 
 
-def single(case: type, name: str, help: str = "", **defaults: Any) -> Option:
-    """The option of a case's field that is the same for all tasks; ``cuda`` and ``cpu`` replace its defaults."""
-    one = next(one for one in fields(case) if one.name == name)
-    cuda, cpu = defaults.get("cuda", one.default), defaults.get("cpu", one.metadata["cpu"])
-    return replace(several(case, name, (cuda,), (cpu,), help), several=False)
+def several(
+    case: type, name: str, values: Sequence[Any], cpu: Sequence[Any] | None = None, /, **changes: Any
+) -> Option:
+    """Returns the option of a case's field as an experiment's that takes several values, with its defaults."""
+    on_cpu = None if cpu is None else tuple(cpu)
+    return replace(options_of(case)[name], default=tuple(values), default_on_cpu=on_cpu, several=True, **changes)
+
+
+def single(case: type, *names: str) -> tuple[Option, ...]:
+    """Returns the options of a case's fields that are the same for all tasks of an experiment."""
+    return tuple(options_of(case)[name] for name in names)
 
 
 @dataclass(frozen=True)
@@ -120,7 +114,7 @@ class Results:
     """
 
     rows: tuple[Row[Any, Any], ...]
-    ceilings: Mapping[str, Row[CeilingsCase, CeilingsFigures]] = field(default_factory=dict)
+    ceilings: Mapping[str, AnyRow] = field(default_factory=dict)
     captures: tuple[CaptureSummary, ...] = ()
     commands: tuple[str, ...] = ()
     folder: str = ""
@@ -173,5 +167,7 @@ class Bench:
 
 
 def spelled(value: Any) -> Any:
-    """The value of an option as the command line has it."""
+    """The value of an option as the command line has it; several with commas between them."""
+    if isinstance(value, tuple):
+        return ",".join(str(spelled(inner)) for inner in value)
     return ("off", "on")[value] if isinstance(value, bool) else value

@@ -13,7 +13,7 @@ from nsys_analyzer.capture.jobs import already_there, locked, remaining, remaini
 from nsys_analyzer.capture.plan import INSTALL_TORCH, Recording, choose_device, choose_profiler
 from nsys_analyzer.capture.profilers import Profiler
 from nsys_analyzer.errors import CaptureError, ConfigurationError
-from nsys_analyzer.experiments.model import AnyRow, Bench, Option, Profiled, Settings, Task, spelled
+from nsys_analyzer.experiments.model import AnyRow, Bench, Profiled, Settings, Task, spelled
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.results import (
     CAPTURES,
@@ -72,24 +72,23 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
     if torch_version() is None:
         raise CaptureError("The benches need PyTorch, which is not installed", INSTALL_TORCH)
     device = choose_device(options["device"])
-    settings = Settings(device, {option.name: _value(option, options, given, device) for option in bench.options})
+    values = {
+        option.name: options[option.name] if option.name in given else option.default_on(device)
+        for option in bench.options
+    }
+    settings = Settings(device, values)
     profiled = bench.captures(settings) if bench.captures else Profiled(())
     profiler: Profiler | None = None
     notices: tuple[str, ...] = ()
     if profiled.targets:
         profiler, notices = choose_profiler(Recording(options["profiler"], memory=profiled.memory), device)
-    if device == "cpu" and any(option.cpu != option.cuda and option.name not in given for option in bench.options):
+    if device == "cpu" and any(
+        option.default_on("cpu") != option.default and option.name not in given for option in bench.options
+    ):
         notices = (*notices, "On the CPU the defaults are smaller; --help lists them beside those of a GPU.")
     shared = {one.name: spelled(settings[one.name]) for one in bench.options if not one.several}
     cases = all_cases(bench, settings)
     return BenchPlan(bench, cases, profiled, profiler, notices, {"device": device, **shared})
-
-
-def _value(option: Option, options: Mapping[str, Any], given: Collection[str], device: str) -> Any:
-    if option.name in given:
-        return options[option.name]
-    default = option.cuda if device == "cuda" else option.cpu
-    return default if option.several else default[0]
 
 
 def run_bench(

@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes
 from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_found
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import CaseTarget, Option, Results, Row, Settings, Times, option, single
+from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Settings, Times, option, single
 from nsys_analyzer.experiments.section import compile_cache, each, endings, named, section, unsteady
 from nsys_analyzer.report.model import Block, Section
 from nsys_analyzer.text import Words, phrase
@@ -95,9 +95,7 @@ StepRow: TypeAlias = Row[StepCase, StepFigures]
 Namer: TypeAlias = Callable[[StepRow], str]
 
 #: Options of every bench of training steps that each case of it shares; on a CPU two layers are enough.
-SHARED: tuple[Option, ...] = tuple(
-    single(StepCase, name) for name in ("attention", *DIMENSIONS, "warmup_steps", "steps", "seed")
-)
+SHARED = single(StepCase, "attention", *DIMENSIONS, "warmup_steps", "steps", "seed")
 
 
 def models(settings: Settings) -> tuple[str, ...]:

@@ -44,20 +44,6 @@ class CaseTarget(Generic[C, F]):
     figures: type[F] = dict  # type: ignore[assignment]
 
 
-def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1) -> Any:
-    """A field of a case, which is an option of its target, and of an experiment.
-
-    Args:
-        default: the value where none is given.
-        help: what command lines say of it.
-        choices: the values that a text may have; none for any.
-        cpu: an experiment's default on a CPU, where it is another.
-        least: the lowest value of a whole number.
-    """
-    known = {"help": help, "choices": choices, "cpu": default if cpu is None else cpu, "least": least}
-    return field(default=default, metadata=known)
-
-
 @dataclass(frozen=True)
 class Times:
     """Times in ms of something done several times, ``ms`` their mean; once done it has no standard deviation.

@@ -104,7 +104,7 @@ def transformer_targets(models: Sequence[str], choices: Choices, more: Sequence[
     """
     every = {name: choices.get(name) or (one.default,) for name, one in OPTIONS.items() if one.in_run}
     targets = (
-        _target(Run(model=find_model(model).name, **dict(zip(every, values, strict=True))), more)  # type: ignore[arg-type]
+        _target(Run(model=find_model(model).name, **dict(zip(every, values, strict=True))), more)
         for model, *values in itertools.product(models, *every.values())
     )
     return tuple({target.name: target for target in targets}.values())

@@ -55,6 +55,6 @@ def measure(case: PrimesCase, figures: PrimesFigures) -> None:
 
 
 if __name__ == "__main__":
-    from profiling_targets.cases import main
+    from profiling_targets.harness import main
 
     sys.exit(main(TARGET, measure))

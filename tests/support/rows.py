@@ -31,6 +31,4 @@ def typed_row(
 
 def default_settings(bench: Bench, device: str, **changes: Any) -> Settings:
     """What a bench is asked for where the command line says nothing, but for the changes."""
-    values = {one.name: one.cuda if device == "cuda" else one.cpu for one in bench.options}
-    single = {one.name: values[one.name][0] for one in bench.options if not one.several}
-    return Settings(device, {**values, **single, **changes})
+    return Settings(device, {**{one.name: one.default_on(device) for one in bench.options}, **changes})

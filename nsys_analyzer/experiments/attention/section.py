@@ -31,7 +31,7 @@ _OPTIONS = (
     several(AttentionCase, "d", (16, 32, 64, 128), (32,)),
     several(AttentionCase, "context_length", (256, 1024, 4096, 8192, 16384), (128, 256, 512)),
     several(AttentionCase, "compile", (False, True)),
-    *(single(AttentionCase, name) for name in ("batch_size", "precision", "warmup_steps", "steps")),
+    *single(AttentionCase, "batch_size", "precision", "warmup_steps", "steps"),
 )
 #: Passes over the scores of one eager forward: two matmuls write or read them once, scale, mask, subtract, exp and
 #: divide read and write them, max and sum read them.

@@ -8,9 +8,10 @@ from operator import attrgetter
 from typing import Any
 
 from nsys_analyzer.analysis.transformer.models import find_model
+from nsys_analyzer.configuration import Option
 from nsys_analyzer.experiments.compile import pairs as compiled_pairs
 from nsys_analyzer.experiments.compile import traces as compiled_traces
-from nsys_analyzer.experiments.model import Bench, Option, Profiled, Results, Settings, Task, grid, several, single
+from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.section import messages, no_cache
 from nsys_analyzer.experiments.steps import DIMENSIONS, SHARED, TARGET, StepCase, models, step_section
 from nsys_analyzer.report.model import Section
@@ -18,17 +19,15 @@ from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import phrase
 
 #: On a CPU one narrow layer, its attention PyTorch's: the C++ compiler needs seconds for each kernel.
-_ON_CPU: dict[str, tuple[Any, ...]] = {
-    "attention": ("sdpa",), "d_model": (256,), "d_ff": (1024,), "num_layers": (1,), "num_heads": (4,),
-}  # fmt: skip
+_ON_CPU: dict[str, Any] = {"attention": "sdpa", "d_model": 256, "d_ff": 1024, "num_layers": 1, "num_heads": 4}
 _OPTIONS = (
-    several(StepCase, "model", ("small", "medium", "large"), ("small",), "Sizes"),
+    several(StepCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
     several(StepCase, "context_length", (256,), (32,)),
     several(StepCase, "precision", ("fp32", "bf16"), ("fp32",)),
-    replace(several(StepCase, "mode", ("forward", "train"), ("train",)), kind=("forward", "train")),
-    single(StepCase, "batch_size"),
-    Option("profiled_models", int, (1,), (1,), "How many models are profiled, the first ones.", several=False, least=0),
-    *(replace(one, cpu=_ON_CPU.get(one.name, one.cpu)) for one in SHARED),
+    several(StepCase, "mode", ("forward", "train"), ("train",), choices=("forward", "train")),
+    *single(StepCase, "batch_size"),
+    Option(1, "how many models are profiled, the first ones", least=0, name="profiled_models"),
+    *(replace(option, default_on_cpu=_ON_CPU.get(option.name, option.default_on_cpu)) for option in SHARED),
 )
 _MOST_PROFILED = 5
 _DEFINITIONS = phrase(

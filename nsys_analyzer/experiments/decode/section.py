@@ -18,14 +18,11 @@ from nsys_analyzer.report.units import milliseconds
 from nsys_analyzer.text import Words, phrase
 
 _OPTIONS = (
-    several(DecodeCase, "model", ("small", "medium", "large"), ("small",), "Sizes"),
+    several(DecodeCase, "model", ("small", "medium", "large"), ("small",), help="sizes"),
     several(DecodeCase, "precision", ("fp32", "bf16"), ("fp32",)),
     several(DecodeCase, "attention", ATTENTIONS),
     several(DecodeCase, "cache", (True, False)),
-    *(
-        single(DecodeCase, name)
-        for name in ("num_layers", "batch_size", "prompt_length", "cache_length", "tokens", "warmup_tokens", "seed")
-    ),
+    *single(DecodeCase, "num_layers", "batch_size", "prompt_length", "cache_length", "tokens", "warmup_tokens", "seed"),
 )
 _DEFINITIONS = phrase(
     "*TTFT*, the time to first token, is prefill (a pass over the prompt) and the choice of the likeliest token; "

@@ -26,8 +26,9 @@ _OPTIONS = (
     several(FlashCase, "precision", ("bf16", "fp32"), ("fp32",)),
     several(FlashCase, "d_head", (16, 32, 64, 128), (64,)),
     several(FlashCase, "context_length", _CONTEXTS, (128, 256, 512)),
-    *(single(FlashCase, name) for name in ("batch_size", "heads", "causal", "fp32_products", "warmup_ms", "measured_ms",
-                                           "warmup_steps", "steps")),
+    *single(
+        FlashCase, "batch_size", "heads", "causal", "fp32_products", "warmup_ms", "measured_ms", "warmup_steps", "steps"
+    ),
 )  # fmt: skip
 _DEFINITIONS = phrase(
     "*Latency* is the median; *end to end* is forward and backward measured as one. At short contexts it is the fixed "

@@ -9,13 +9,13 @@ from itertools import product
 from pathlib import PurePosixPath
 
 from nsys_analyzer.analysis.transformer.flops import backward_flops, forward_flops
+from nsys_analyzer.configuration import Option
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryRow, run_name
 from nsys_analyzer.experiments.memory.slopes import slopes, slopes_of
 from nsys_analyzer.experiments.memory.tables import allocator, captured, holders, layers, peaks
 from nsys_analyzer.experiments.model import (
     Bench,
-    Option,
     Profiled,
     Results,
     Settings,
@@ -33,17 +33,17 @@ from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, joined, link, phrase, plural
 
 _OPTIONS = (
-    several(MemoryCase, "model", ("small", "large"), ("small",), "Models"),
+    several(MemoryCase, "model", ("small", "large"), ("small",), help="models"),
     several(MemoryCase, "context_length", (128, 256, 512), (32,)),
     several(MemoryCase, "mode", ("forward", "train")),
     several(
         MemoryCase, "precision", ("fp32", "bf16"), ("fp32",),
-        "The first at every context length, the others at the longest; bf16 is autocast",
+        help="the first at every context length, the others at the longest; bf16 is autocast",
     ),
-    *(single(MemoryCase, name) for name in ("num_layers", "batch_size", "warmup_steps", "steps")),
+    *single(MemoryCase, "num_layers", "batch_size", "warmup_steps", "steps"),
     Option(
-        "snapshots", ("first", "all", "none"), ("first",), ("first",),
-        "Cases of which the allocator's history is kept, on a GPU: the first of each mode, all, none.", several=False,
+        "first", "cases of which the allocator's history is kept, on a GPU: the first of each mode, all, none",
+        ("first", "all", "none"), name="snapshots",
     ),
 )  # fmt: skip
 #: From here on a timeline is drawn in GiB.

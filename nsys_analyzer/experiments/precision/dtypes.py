@@ -60,7 +60,7 @@ class DtypesFigures:
 
 
 TARGET = CaseTarget("profiling_targets.dtypes", DtypesCase, DtypesFigures)
-OPTIONS = (single(DtypesCase, "terms"), single(DtypesCase, "length"))
+OPTIONS = single(DtypesCase, "terms", "length")
 _Row: TypeAlias = Row[DtypesCase, DtypesFigures]
 _AUTOCAST = ("fp32", "bf16", "fp16")
 #: Operands of the matmuls, and how their sums may be accumulated.

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from nsys_analyzer.analysis.transformer.models import find_model
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import steps
-from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
+from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, several, single
 from nsys_analyzer.experiments.precision import dtypes
 from nsys_analyzer.experiments.section import bars, factor, ratio, spread
 from nsys_analyzer.experiments.steps import MODES, PRECISIONS, TARGET, StepCase, StepFigures, StepRow, model_names
@@ -19,10 +19,12 @@ from nsys_analyzer.text import phrase
 
 _NAMES = {"tf32": "TF32", "bf16": "bf16 autocast"}
 _OPTIONS = (
-    Option("model", str, ("small:64", "large:32"), ("small:1",), "Sizes, each with its batch size after a colon."),
+    several(
+        StepCase, "model", ("small:64", "large:32"), ("small:1",), help="sizes, each with its batch size after a colon"
+    ),
     several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
     several(StepCase, "mode", MODES[:2]),
-    single(StepCase, "context_length"),
+    *single(StepCase, "context_length"),
     *steps.SHARED,
     *dtypes.OPTIONS,
 )

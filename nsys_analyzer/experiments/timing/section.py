@@ -17,12 +17,10 @@ from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import phrase
 
 _OPTIONS = (
-    several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), "Sizes"),
+    several(StepCase, "model", ("small", "medium", "large", "xl", "2.7B"), ("small",), help="sizes"),
     several(StepCase, "context_length", (128, 256, 512, 1024), (32, 64)),
     several(StepCase, "mode", MODES),
-    single(StepCase, "batch_size"),
-    single(StepCase, "precision"),
-    single(StepCase, "optimizer"),
+    *single(StepCase, "batch_size", "precision", "optimizer"),
     *steps.SHARED,
     *warmup.OPTIONS,
 )

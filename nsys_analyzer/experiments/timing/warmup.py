@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from nsys_analyzer.experiments.model import Option, Settings, Task, grid, single
+from nsys_analyzer.experiments.model import Settings, Task, grid, options_of, several
 from nsys_analyzer.experiments.section import factor, spread
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepRow
 from nsys_analyzer.report.model import Block, Lines, Paragraph
@@ -20,9 +20,12 @@ from nsys_analyzer.text import phrase
 VARIABLE = "NSYS_ANALYZE_WARMUP_STUDY"
 _SHARED = {"model": "the study's model", "context_length": "tokens of its sequences", "mode": "the phases of its steps"}
 OPTIONS = (
-    Option("study_warmup_steps", int, (0, 1, 2, 5), (0, 1), "Warm-ups of the warm-up study, a process each.", least=0),
-    *(replace(single(StepCase, name, help), name=f"study_{name}") for name, help in _SHARED.items()),
-)
+    several(
+        StepCase, "warmup_steps", (0, 1, 2, 5), (0, 1),
+        name="study_warmup_steps", help="warm-ups of the warm-up study, a process each",
+    ),
+    *(replace(options_of(StepCase)[name], name=f"study_{name}", help=help) for name, help in _SHARED.items()),
+)  # fmt: skip
 #: A step is slow that takes so many times its process's steady step.
 _SLOW = 1.5
 _DEFINITION = (

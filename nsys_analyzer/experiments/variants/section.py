@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
+from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.attention.core import fused_rates, ms
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
-from nsys_analyzer.experiments.model import Bench, Option, Results, Settings, Task, grid, several, single
+from nsys_analyzer.experiments.model import Bench, Results, Settings, Task, grid, options_of, several, single
 from nsys_analyzer.experiments.section import each, endings, section, span
 from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS, TARGET, VARIANTS, VariantsCase, VariantsRow
 from nsys_analyzer.experiments.variants.compared import MASKS, PASSES, Variants, bytes_of, case_name, error_of, growths
@@ -21,16 +23,16 @@ _STORES_SCORES = ("naive", "blocked")
 _SHAPE = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)(?::(fp32|bf16))?")
 _OPTIONS = (
     Option(
-        "shape", str,
         ("1x4x512x32", "1x4x1024x32", "1x4x2048x32", "1x4x1024x64", "4x32x128x128:bf16", "64x32x4096x128:bf16"),
-        ("1x4x512x32", "1x4x1024x32", "1x4x1024x64", "1x32x128x128"),
-        "Batch size x heads x tokens x d_head, in fp32, or with :bf16 in that.",
+        "batch size x heads x tokens x d_head, in fp32, or with :bf16 in that",
+        default_on_cpu=("1x4x512x32", "1x4x1024x32", "1x4x1024x64", "1x32x128x128"),
+        several=True,
+        name="shape",
     ),
     several(VariantsCase, "implementation", VARIANTS, (*CPP_VARIANTS, "torch")),
     several(VariantsCase, "causal", (False, True)),
-    single(VariantsCase, "backward", cuda=True, cpu=False),
-    single(VariantsCase, "warmup_steps"),
-    single(VariantsCase, "steps"),
+    replace(options_of(VariantsCase)["backward"], default=True, default_on_cpu=False),
+    *single(VariantsCase, "warmup_steps", "steps"),
 )  # fmt: skip
 _ON_CPU = phrase(
     "*Variants.* naive, blocked, fused and flash are C++ on all threads without a library's matmuls: naive makes all "
