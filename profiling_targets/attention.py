@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase, AttentionFigures
+from nsys_analyzer.experiments.attention import TARGET, AttentionCase, AttentionFigures
 from nsys_analyzer.runs.rows import Times
 from profiling_targets.attention_passes import Passes
 from profiling_targets.attention_variants import later_keys

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from nsys_analyzer.experiments.variants.cases import (
+from nsys_analyzer.experiments.variants import (
     CPP_VARIANTS,
     TARGET,
     VariantPass,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
 
-from nsys_analyzer.experiments.variants.cases import CPP_VARIANTS  # noqa: E402
+from nsys_analyzer.experiments.variants import CPP_VARIANTS  # noqa: E402
 from profiling_targets import attention_cpu  # noqa: E402
 from profiling_targets.attention_cpu import attention  # noqa: E402
 from profiling_targets.harness import (  # noqa: E402

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.experiments.attention.cases import TARGET, AttentionCase
-from nsys_analyzer.experiments.attention.section import BENCH
+from nsys_analyzer.experiments.attention import BENCH, TARGET, AttentionCase
 from nsys_analyzer.experiments.model import AnyRow as Row
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases

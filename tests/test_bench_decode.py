@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.decode.section import BENCH
 from nsys_analyzer.experiments.decode.work import (
     TARGET,
@@ -24,6 +23,7 @@ from nsys_analyzer.experiments.decode.work import (
     token_bytes,
     token_flops,
 )
+from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.report.model import Bars, Lines, Report, unfolded

@@ -16,10 +16,17 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from nsys_analyzer.cli.main import cli  # noqa: E402
-from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures  # noqa: E402
-from nsys_analyzer.experiments.flash.cases import TARGET, FlashCase, FlashFigures, FlashRow  # noqa: E402
-from nsys_analyzer.experiments.flash.compared import find_limits  # noqa: E402
-from nsys_analyzer.experiments.flash.section import BENCH, minimum_memory, rates  # noqa: E402
+from nsys_analyzer.experiments.flash import (  # noqa: E402  # noqa: E402
+    BENCH,
+    TARGET,
+    FlashCase,
+    FlashFigures,
+    FlashRow,
+    find_limits,
+    minimum_memory,
+    rates,
+)
+from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures  # noqa: E402
 from nsys_analyzer.experiments.model import AnyRow as Row  # noqa: E402
 from nsys_analyzer.experiments.model import Results, Settings  # noqa: E402
 from nsys_analyzer.experiments.registry import all_cases  # noqa: E402

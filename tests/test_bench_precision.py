@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
+from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.model import AnyRow, Results, Row, Settings
 from nsys_analyzer.experiments.precision import dtypes
 from nsys_analyzer.experiments.precision.dtypes import DtypesCase, DtypesFigures

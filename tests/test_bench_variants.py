@@ -12,8 +12,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow as Row
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
-from nsys_analyzer.experiments.variants.cases import TARGET, VariantsCase
-from nsys_analyzer.experiments.variants.section import BENCH
+from nsys_analyzer.experiments.variants import BENCH, TARGET, VariantsCase
 from nsys_analyzer.report.model import Bars, Lines, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import typed

@@ -5,11 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.transformer.peaks import PEAKS, find_peaks
-from nsys_analyzer.experiments.ceilings import CeilingsCase, CeilingsFigures
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
+from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures, MinimumMemory, Rate, check_limits
 from nsys_analyzer.experiments.model import Results, Row
-from nsys_analyzer.experiments.scaling import fitted_exponent
-from nsys_analyzer.experiments.section import conditions, precision_warnings
+from nsys_analyzer.experiments.section import conditions, fitted_exponent, precision_warnings
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Table
 
 GPU = {"gpu": "NVIDIA H200", "torch": "2.11.0", "python": "3.12.3"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_found, precision_title
+from nsys_analyzer.experiments.limits import MANTISSA_BITS, precision_found, precision_title
 
 
 @pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])

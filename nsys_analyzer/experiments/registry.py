@@ -8,16 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import ceilings
-from nsys_analyzer.experiments.attention import section as attention
+from nsys_analyzer.experiments import attention, flash, limits, variants
 from nsys_analyzer.experiments.compile import section as compiled
 from nsys_analyzer.experiments.decode import section as decode
-from nsys_analyzer.experiments.flash import section as flash
 from nsys_analyzer.experiments.memory import section as memory
 from nsys_analyzer.experiments.model import Bench, Settings, Task
 from nsys_analyzer.experiments.precision import section as precision
 from nsys_analyzer.experiments.timing import section as timing
-from nsys_analyzer.experiments.variants import section as variants
 
 BENCHES: tuple[Bench, ...] = (
     timing.BENCH,
@@ -46,7 +43,7 @@ def find_bench(name: str) -> Bench:
 def all_cases(bench: Bench, settings: Settings) -> tuple[Task[Any], ...]:
     """The device's ceilings in each precision of the bench, then the bench's own cases; each once."""
     first = (
-        Task(ceilings.TARGET, ceilings.CeilingsCase(settings.device, precision), f"ceilings in {precision}")
+        Task(limits.TARGET, limits.CeilingsCase(settings.device, precision), f"ceilings in {precision}")
         for precision in bench.precisions(settings)
     )
     return tuple({case.key: case for case in (*first, *bench.cases(settings))}.values())

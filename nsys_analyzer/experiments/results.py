@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import ceilings
+from nsys_analyzer.experiments.limits import TARGET as CEILINGS
 from nsys_analyzer.experiments.model import AnyRow, Bench, Results
 from nsys_analyzer.report.model import Details, FinishedBench, Listing, Paragraph, Section
 from nsys_analyzer.runs.captures import holds_captures, load_captures
@@ -58,13 +58,13 @@ def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
     captures = folder / CAPTURES
     has_captures = captures.is_dir() and holds_captures(captures)
     summaries = load_captures([captures], beside_others=True).captures if has_captures else ()
-    limits = {row.case.precision: row for row in rows if row.module == ceilings.TARGET.module and row.ok}
-    return bench, Results(own_rows(rows), limits, summaries, tuple(header["runs"]), seen_as)
+    ceilings = {row.case.precision: row for row in rows if row.module == CEILINGS.module and row.ok}
+    return bench, Results(own_rows(rows), ceilings, summaries, tuple(header["runs"]), seen_as)
 
 
 def own_rows(rows: Sequence[AnyRow]) -> tuple[AnyRow, ...]:
     """The rows without those of the device's ceilings."""
-    return tuple(row for row in rows if row.module != ceilings.TARGET.module)
+    return tuple(row for row in rows if row.module != CEILINGS.module)
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
@@ -74,7 +74,7 @@ def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
 
     header, rows = read_file(path)
     bench = find_bench(header["bench"])
-    targets = {target.module: target for target in (ceilings.TARGET, *bench.targets)}
+    targets = {target.module: target for target in (CEILINGS, *bench.targets)}
     try:
         found = [typed(row, targets[row.module]) if row.module in targets else row for row in rows]
     except (ConfigurationError, TypeError, ValueError) as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from nsys_analyzer.experiments.ceilings import MANTISSA_BITS, precision_title
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate, check_limits
-from nsys_analyzer.report.model import Bars, Block, Details, Listing, Paragraph, Section, Spread, Unit
+from nsys_analyzer.experiments.limits import MANTISSA_BITS, MinimumMemory, Rate, check_limits, precision_title
+from nsys_analyzer.report.model import Bars, Block, Details, Lines, Listing, Paragraph, Section, Spread, Unit
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, percent
 from nsys_analyzer.text import Words, emphasis, joined, phrase
@@ -148,6 +149,28 @@ def factor(value: float) -> str:
     return format_number(value, "factor")
 
 
+def figure(row: AnyRow | None, name: str) -> Any:
+    """A figure of a row; None where either is missing."""
+    return getattr(row.figures, name) if row else None
+
+
+def mean_ms(row: AnyRow | None, name: str) -> float | None:
+    """The time of a pass; None where it was not measured."""
+    times = figure(row, name)
+    return times.ms if times else None
+
+
+def fitted_exponent(points: Sequence[tuple[float, float]]) -> float | None:
+    """The exponent p of y = c · xᵖ that fits positive points best, by least squares of log y over log x.
+
+    None below two different x.
+    """
+    logs = [(math.log(x), math.log(y)) for x, y in points if x > 0 and y > 0]
+    if len({x for x, _ in logs}) < 2:
+        return None
+    return statistics.linear_regression(*zip(*logs, strict=True)).slope
+
+
 def spread(times: Times | None) -> Spread | None:
     """Mean and standard deviation, for a cell; None of a pass that was not timed."""
     return Spread(times.ms, times.std_ms) if times and times.ms is not None else None
@@ -165,6 +188,15 @@ def bars(
         yield Bars(key, title, groups, series, axis, kind)
 
 
+def curves(
+    key: str, title: str, points: Mapping[str, Iterable[tuple[float, float | None]]], y_axis: str
+) -> Iterator[Lines]:
+    """Values over the context length: a curve for each name that has two of them at least."""
+    known = {name: sorted((x, y) for x, y in values if y is not None) for name, values in points.items()}
+    if series := tuple((name, tuple(values)) for name, values in known.items() if len(values) > 1):
+        yield Lines(key, title, series, "context length, tokens", y_axis, log_x=True, log_y=True)
+
+
 def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str = "") -> Iterator[str]:
     """A sentence for each status that is not ok, with the rows that ended so, or ``all_well`` where there are none."""
     for status, word in _ENDINGS.items():
@@ -176,15 +208,14 @@ def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str
 
 def messages(rows: Sequence[AnyRow] | Sequence[CaptureSummary], name: Callable[[Any], str]) -> Iterator[Block]:
     """Why rows or captures are not ok, folded away."""
-    lacking = [row for row in rows if row.status != "ok"]
-    if lacking:
+
+    def shortened(row: AnyRow) -> str:
+        return row.message if len(row.message) <= _MESSAGE_LENGTH else f"{row.message[:_MESSAGE_LENGTH]}…"
+
+    if lacking := [row for row in rows if row.status != "ok"]:
         fields: tuple[Field[Any], ...] = (
             Field("what", "text", name),
             Field("status", "text", lambda row: row.status),
-            Field("message", "text", lambda row: _shortened(row.message)),
+            Field("message", "text", shortened),
         )
         yield Details(f"What was not measured, and why: {len(lacking)} rows", (table(fields, lacking),))
-
-
-def _shortened(message: str) -> str:
-    return message if len(message) <= _MESSAGE_LENGTH else f"{message[:_MESSAGE_LENGTH]}…"

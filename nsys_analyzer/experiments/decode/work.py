@@ -13,8 +13,7 @@ from typing import TypeAlias
 from nsys_analyzer.analysis.transformer.flops import feed_forward_flops, head_flops, projection_flops
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.ceilings import precision_found
-from nsys_analyzer.experiments.limits import MinimumMemory, Rate
+from nsys_analyzer.experiments.limits import MinimumMemory, Rate, precision_found
 from nsys_analyzer.experiments.model import CaseTarget, Row, Times, option
 
 ATTENTIONS = ("unfused", "sdpa")

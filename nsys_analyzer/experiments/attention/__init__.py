@@ -1,1 +1,0 @@
-"""``nsys-analyze bench attention``, and what it shares with ``flash`` and ``variants``."""
