@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
+from nsys_analyzer.experiments import timing
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepRow, cast_bytes, minimum_memory, rates
-from nsys_analyzer.experiments.timing import warmup
-from nsys_analyzer.experiments.timing.section import BENCH
+from nsys_analyzer.experiments.timing import BENCH
 from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from tests.support.rows import default_settings, typed_row, unpadded
@@ -44,7 +44,7 @@ def studied(warmup_steps: int, times: list[float]) -> StepRow:
     before = [1000.0, *4 * [20.0]][:warmup_steps]
     figures = {"times_ms": times, "warmup_times_ms": before, "step_median_ms": 20.0, "step_cv": 0.5}
     one = row(mean, figures, warmup_steps=warmup_steps)
-    return replace(one, environment={warmup.VARIABLE: str(warmup_steps)})
+    return replace(one, environment={timing.VARIABLE: str(warmup_steps)})
 
 
 def text(*rows: StepRow) -> str:
