@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the name everybody knows it by
 from torch import Tensor
 
-from nsys_analyzer.experiments.decode.work import TARGET, DecodeCase, DecodeFigures
+from nsys_analyzer.experiments.decode import TARGET, DecodeCase, DecodeFigures
 from nsys_analyzer.runs.rows import Times
 from profiling_targets.config import Config
 from profiling_targets.harness import NotHereError, allocations, annotate, kept_bits, main, set_precision, times_ms

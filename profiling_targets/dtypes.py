@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from nsys_analyzer.analysis.transformer.models import ModelSize
-from nsys_analyzer.experiments.precision.dtypes import TARGET, TERM, DtypesCase, DtypesFigures
+from nsys_analyzer.experiments.precision import DTYPES_TARGET as TARGET
+from nsys_analyzer.experiments.precision import TERM, DtypesCase, DtypesFigures
 from profiling_targets.config import Config
 from profiling_targets.harness import NotHereError, kept_bits, main, set_precision
 from profiling_targets.transformer import Transformer

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.experiments.decode.section import BENCH
-from nsys_analyzer.experiments.decode.work import (
+from nsys_analyzer.experiments.decode import (
+    BENCH,
     TARGET,
     DecodeCase,
     DecodeFigures,

@@ -9,9 +9,7 @@ import pytest
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
 from nsys_analyzer.experiments.model import AnyRow, Results, Row, Settings
-from nsys_analyzer.experiments.precision import dtypes
-from nsys_analyzer.experiments.precision.dtypes import DtypesCase, DtypesFigures
-from nsys_analyzer.experiments.precision.section import BENCH
+from nsys_analyzer.experiments.precision import BENCH, DTYPES_TARGET, DtypesCase, DtypesFigures
 from nsys_analyzer.experiments.steps import TARGET, StepCase
 from nsys_analyzer.report.model import Bars, Report, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
@@ -44,7 +42,7 @@ def lost(precision: str, **case: Any) -> AnyRow:
 
 
 def other(figures: dict[str, Any], status: str = "ok", **case: Any) -> AnyRow:
-    return typed_row(dtypes.TARGET, {"device": "cuda", **case}, figures, status, machine={})
+    return typed_row(DTYPES_TARGET, {"device": "cuda", **case}, figures, status, machine={})
 
 
 def blocks(*rows: AnyRow) -> list[Any]:
@@ -66,7 +64,7 @@ def test_cases_on_a_gpu() -> None:
     assert len(steps) == 2 * 2 * 3  # models, modes, precisions
     assert {(case.case.model, case.case.batch_size) for case in steps} == {("small", 64), ("large", 32)}
     assert steps[2].case == StepCase(**{**CASE, "mode": "forward", "precision": "bf16"})
-    looks = [case.case.experiment for case in cases if case.target == dtypes.TARGET]
+    looks = [case.case.experiment for case in cases if case.target == DTYPES_TARGET]
     assert looks == [*6 * ["dtypes"], "sums", *7 * ["products"]]
     assert BENCH.precisions(settings("cuda")) == ("fp32", "tf32", "bf16")
 
@@ -154,7 +152,7 @@ def test_products() -> None:
 
 
 def test_sums_that_were_not_measured_say_so() -> None:
-    lacking = Row(dtypes.TARGET.module, DtypesCase("cuda", "sums", terms=9), "failed", "a bug", DtypesFigures())
+    lacking = Row(DTYPES_TARGET.module, DtypesCase("cuda", "sums", terms=9), "failed", "a bug", DtypesFigures())
     assert "0.01 added 9 times, one by one. Not measured: failed, a bug." in text(row("fp32", 300), lacking)
 
 
@@ -167,7 +165,7 @@ def test_real_rows() -> None:
     tiny = {"d_model": 32, "d_ff": 64, "num_heads": 4, "vocab_size": 50, "context_length": 16, "length": 256}
     rows = []
     for case in BENCH.cases(settings("cpu", **tiny)):
-        measure: Any = looks.measure if case.target == dtypes.TARGET else training_steps.measure
+        measure: Any = looks.measure if case.target == DTYPES_TARGET else training_steps.measure
         found = measured(case.target, case.case, measure)
         assert found["status"] in ("ok", "unsupported"), found["message"]
         rows.append(

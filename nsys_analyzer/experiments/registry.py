@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import attention, flash, limits, timing, variants
+from nsys_analyzer.experiments import attention, decode, flash, limits, precision, timing, variants
 from nsys_analyzer.experiments.compile import section as compiled
-from nsys_analyzer.experiments.decode import section as decode
 from nsys_analyzer.experiments.memory import section as memory
 from nsys_analyzer.experiments.model import Bench, Settings, Task
-from nsys_analyzer.experiments.precision import section as precision
 
 BENCHES: tuple[Bench, ...] = (
     timing.BENCH,
