@@ -12,9 +12,7 @@ from click.testing import CliRunner
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
-from nsys_analyzer.experiments.compile.pairs import pairs_of
-from nsys_analyzer.experiments.compile.section import BENCH
-from nsys_analyzer.experiments.compile.traces import TracePair, answers, class_changes, trace_pairs
+from nsys_analyzer.experiments.compile import BENCH, TracePair, class_changes, pairs_of, trace_answers, trace_pairs
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
@@ -204,7 +202,7 @@ def test_classes_of_real_captures(trace_pair: TracePair) -> None:
 
 
 def test_what_real_captures_say(trace_pair: TracePair) -> None:
-    (sentence,) = answers([trace_pair], [], "kernel")
+    (sentence,) = trace_answers([trace_pair], [], "kernel")
     assert sentence.startswith(
         "In the traces of x, kernels per step go from 1,948 to 657; in forward and backward less"
     )
@@ -219,14 +217,14 @@ def test_a_gpu_that_waits_gains_by_fewer_launches_too(trace_pair: TracePair) -> 
     traces = [replace(trace_pair, name=name)]
 
     def shared(eager_ms: float, compiled_ms: float) -> str:
-        _, sentence = answers(traces, pairs_of([row(False, eager_ms), row(True, compiled_ms)]), "kernel")
+        _, sentence = trace_answers(traces, pairs_of([row(False, eager_ms), row(True, compiled_ms)]), "kernel")
         return sentence.replace("\N{NO-BREAK SPACE}", " ")
 
     slow = shared(4 * max(busy), 3 * max(busy))
     assert f"busy for {busy[0] / (4 * max(busy)):.1%}".replace("%", " %") in slow
     assert "waits for the CPU (idle for 30.0 % or more)" in slow
     assert "waits for the CPU" not in shared(4 * max(busy), 1.2 * busy[1])  # 1 ÷ 1.2 = 83 % of the compiled step
-    assert len(list(answers(traces, pairs_of([row(False, 1)]), "kernel"))) == 1  # nothing to compare with
+    assert len(list(trace_answers(traces, pairs_of([row(False, 1)]), "kernel"))) == 1  # nothing to compare with
 
 
 def test_captures_are_paired_by_what_was_run(example_captures: dict[str, CaptureSummary]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import attention, decode, flash, limits, precision, timing, variants
-from nsys_analyzer.experiments.compile import section as compiled
+from nsys_analyzer.experiments import compile as compiled
 from nsys_analyzer.experiments.memory import section as memory
 from nsys_analyzer.experiments.model import Bench, Settings, Task
 
