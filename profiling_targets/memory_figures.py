@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from nsys_analyzer.experiments.memory.case import MemoryFigures, PhaseFigures, PhaseMemory, Point, SavedLine
+from nsys_analyzer.experiments.memory import MemoryFigures, PhaseFigures, PhaseMemory, Point, SavedLine
 from profiling_targets.memory_recording import Recording, code_of
 from profiling_targets.memory_timeline import (
     MemoryEvent,

@@ -20,7 +20,7 @@ from torch import Tensor
 from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.capture.jobs import FOLDER
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
+from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
 from profiling_targets import memory_of_cpu, memory_of_gpu
 from profiling_targets.config import Config
 from profiling_targets.harness import NotHereError, Phases, main, step_ns, synchronize

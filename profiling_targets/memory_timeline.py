@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from nsys_analyzer.experiments.memory.case import Holder, PhaseMemory, Point
+from nsys_analyzer.experiments.memory import Holder, PhaseMemory, Point
 
 
 @dataclass(frozen=True)

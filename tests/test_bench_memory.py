@@ -10,9 +10,8 @@ import pytest
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import ModelSize
-from nsys_analyzer.experiments.memory import case as memory_case
-from nsys_analyzer.experiments.memory.case import TARGET, MemoryFigures, MemoryRow
-from nsys_analyzer.experiments.memory.section import BENCH
+from nsys_analyzer.experiments import memory as memory_case
+from nsys_analyzer.experiments.memory import BENCH, TARGET, MemoryFigures, MemoryRow
 from nsys_analyzer.experiments.model import Results, Settings
 from nsys_analyzer.report.model import Lines, Report, unfolded
 from nsys_analyzer.report.renderers import markdown

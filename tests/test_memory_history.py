@@ -15,8 +15,8 @@ import torch
 
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments.memory import case as memory_case
-from nsys_analyzer.experiments.memory.case import TARGET, MemoryCase, MemoryFigures
+from nsys_analyzer.experiments import memory as memory_case
+from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
 from nsys_analyzer.runs.rows import written
 from profiling_targets import memory_history, memory_of_gpu, transformer
 from profiling_targets.harness import allocations, measured

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from nsys_analyzer.errors import ConfigurationError
-from nsys_analyzer.experiments import attention, decode, flash, limits, precision, timing, variants
+from nsys_analyzer.experiments import attention, decode, flash, limits, memory, precision, timing, variants
 from nsys_analyzer.experiments import compile as compiled
-from nsys_analyzer.experiments.memory import section as memory
 from nsys_analyzer.experiments.model import Bench, Settings, Task
 
 BENCHES: tuple[Bench, ...] = (

@@ -1,1 +1,0 @@
-"""``nsys-analyze bench memory``."""
