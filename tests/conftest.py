@@ -22,9 +22,10 @@ from tests.support.export import AUTOGRAD, Export, training_step
 # torch would start a thread for each core in every process of the tests, and all of them would wait for one another.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A busy machine is no failure.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
+# A busy machine is no failure. `pytest --hypothesis-profile=nightly` looks for longer.
+settings.register_profile("ci", deadline=None, max_examples=20)
+settings.register_profile("nightly", deadline=None, max_examples=200)
+settings.load_profile("ci")
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(__file__).parent / "data"

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
-from hypothesis import given, settings  # noqa: E402
+from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils import cpp_extension  # noqa: E402
@@ -57,7 +57,6 @@ def exact(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("implementation", CPP_VARIANTS)
-@settings(max_examples=30, deadline=None)
 @given(
     shape=st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 200), st.integers(1, 80)),
     causal=st.booleans(),

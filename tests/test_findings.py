@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import summarize
@@ -729,13 +729,11 @@ def any_steps(draw: st.DrawFn) -> Steps:
 
 
 @pytest.mark.filterwarnings("ignore:Generating overly large repr")  # of 30 kB: a capture with many steps
-@settings(max_examples=200)
 @given(any_steps(), st.floats(0, 1), st.sampled_from(["launch", "sync", "data"]))
 def test_findings_of_any_steps(steps: Steps, low_share: float, cause: str) -> None:
     found(steps, low_share=low_share, **{cause: 1.0})
 
 
-@settings(max_examples=100)
 @given(any_steps(), st.floats(0.05, 1.5))
 def test_findings_of_any_timed_steps(steps: Steps, of_recorded: float) -> None:
     recorded = steps.study().measured_ns / US

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.errors import NsysAnalyzerError
@@ -136,7 +136,6 @@ def without(base: Base, which: set[int]) -> dict[str, Any]:
     return {**base.trace, "traceEvents": events}
 
 
-@settings(max_examples=100, deadline=None)
 @given(touched())
 def test_what_stands_in_one_event_is_its_own(given_trace: tuple[Base, dict[str, Any], set[int]]) -> None:
     base, trace, which = given_trace
@@ -165,7 +164,6 @@ def _never(_text: str) -> Any:
     raise msgspec.DecodeError
 
 
-@settings(max_examples=100, deadline=None)
 @given(touched())
 def test_events_that_are_read_together_are_those_read_one_by_one(
     given_trace: tuple[Base, dict[str, Any], set[int]],
@@ -182,7 +180,6 @@ def _texts(trace: dict[str, Any]) -> Iterator[bytes]:
     yield json.dumps(trace["traceEvents"], indent=1).encode()
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.sampled_from([text for base in BASES for text in _texts(base.trace)]), st.data())
 def test_bytes_that_are_no_trace_are_one_line(text: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
@@ -288,7 +288,6 @@ class Program:
         self.export.range("backward", start, self.tick())
 
 
-@settings(max_examples=40)
 @given(tree=TREES, beside=st.tuples(LENGTHS, LENGTHS))
 def test_modules_and_the_rest_are_the_time_of_the_phases_exactly(
     tree: Tree, beside: tuple[Sequence[int], Sequence[int]], tmp_path_factory: pytest.TempPathFactory
@@ -643,7 +642,6 @@ def trees(draw: st.DrawFn, path: str = "", depth: int = 0) -> list[Module]:
     return found
 
 
-@settings(max_examples=60)
 @given(trees())
 def test_nothing_is_lost_where_modules_are_folded(modules: list[Module]) -> None:
     """Their number, the sum of their own times and that of the outermost ones are those of all."""

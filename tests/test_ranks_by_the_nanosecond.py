@@ -235,14 +235,12 @@ def assert_counted(run: ParallelRun, case: Case) -> None:
 
 
 @given(cases())
-@settings(max_examples=50)
 def test_every_figure_is_the_count_of_its_nanoseconds(case: Case) -> None:
     run = only(read(build(case, one_capture(len(case)))))
     assert_counted(run, case)
 
 
 @given(cases())
-@settings(max_examples=30)
 def test_the_parts_add_up(case: Case) -> None:
     for rank in only(read(build(case, one_capture(len(case))))).ranks:
         ns = {name: ns_of(rank, name) for name in NAMES}
@@ -254,7 +252,6 @@ def test_the_parts_add_up(case: Case) -> None:
 
 
 @given(cases(jitter=0), st.integers(0, 10**15), st.integers(0, 10**15))
-@settings(max_examples=30)
 def test_captures_of_their_own_count_the_same(case: Case, one: int, two: int) -> None:
     """Where collectives end at once, clocks are aligned to the nanosecond."""
     run = only(read(build(case, own_captures(len(case), offsets=[one, two]))))
@@ -263,7 +260,6 @@ def test_captures_of_their_own_count_the_same(case: Case, one: int, two: int) ->
 
 
 @given(cases(), st.integers(0, 10**15))
-@settings(max_examples=30)
 def test_a_clock_that_is_ahead_changes_nothing_but_its_offset(case: Case, ahead: int) -> None:
     """The times of a step are counted on its own rank's clock."""
 
@@ -275,7 +271,6 @@ def test_a_clock_that_is_ahead_changes_nothing_but_its_offset(case: Case, ahead:
 
 
 @given(cases(), st.randoms(use_true_random=False))
-@settings(max_examples=30)
 def test_the_order_of_captures_changes_nothing(case: Case, random: Random) -> None:
     members = read(build(case, own_captures(len(case), offsets=[0, 333, 777])))
     turned = list(members)

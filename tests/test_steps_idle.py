@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
@@ -309,7 +309,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("programs")
 
 
-@settings(max_examples=150)
 @given(st.tuples(calls, kernels, ranges), st.lists(times, min_size=2, max_size=4, unique=True).map(sorted))
 def test_the_causes_add_up_to_the_gaps(
     folder: Path,
@@ -332,7 +331,6 @@ def test_the_causes_add_up_to_the_gaps(
     assert len({(row.cause, row.range, row.api) for row in causes.rows}) == len(causes.rows)
 
 
-@settings(max_examples=50)
 @given(st.tuples(calls, kernels, ranges), st.integers(1, 1199))
 def test_what_a_gap_is_due_to_depends_on_it_alone(
     folder: Path,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
@@ -167,7 +167,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("summaries")
 
 
-@settings(max_examples=100)
 @given(steps, phases, work)
 def test_the_parts_of_any_steps_add_up(
     folder: Path,

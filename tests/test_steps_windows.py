@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
@@ -484,7 +484,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("windows")
 
 
-@settings(max_examples=100)
 @given(ranges, launches)
 def test_steps_are_in_order_and_do_not_overlap(
     folder: Path, rows: list[tuple[int, int, int]], launched: list[tuple[int, int, int, int]]

@@ -208,7 +208,7 @@ spans = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(events, spans)
 def test_laws(
     tmp_path: Path, kernels: list[tuple[int, int, int, int, str, int]], ranges: list[tuple[str, int, int, int]]

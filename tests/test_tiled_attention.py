@@ -14,7 +14,7 @@ from tests.support.attention_reference import TOLERATED, error, passes, random_i
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(2, 70), st.integers(1, 40)),
     tile=st.integers(1, 80),

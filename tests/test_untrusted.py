@@ -91,7 +91,7 @@ def evidence_of(capture: CaptureSummary, poison: str, count: int) -> Evidence:
 @given(poison=TEXTS)
 @example(poison=WORST)
 @example(poison=f"it's {'long ' * 30}")
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_name_of_a_capture_changes_the_report(capture: CaptureSummary, count: int, poison: str) -> None:
     evidence = evidence_of(capture, poison, count)
     checked(build_report(evidence))
