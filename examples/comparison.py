@@ -8,6 +8,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, product
 from pathlib import Path
 
@@ -16,8 +17,7 @@ import msgspec
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.comparison.change import CPU_SPREAD, Change, Figure, Order
 from nsys_analyzer.analysis.comparison.compare import Spread
-from nsys_analyzer.analysis.comparison.recorded import Recorded
-from nsys_analyzer.report.recording import recorded
+from nsys_analyzer.analysis.steps.step import StepSummary
 
 FOLDER = Path(__file__).parent / "comparison"
 PROGRAMS = {"gpu_bound": "the GPU is the limit", "launch_bound": "launching is the limit"}
@@ -42,7 +42,7 @@ class Row(msgspec.Struct, frozen=True):
         planted: the share of a step that was asked for.
         planted_ms: what was planted in the recorded run: the time of the matmuls in it, or of the CPU's loop.
         unprofiled_ms: its steps without a profiler, in a process of their own.
-        run: the recorded run, without its kernels.
+        step: the steps of the recorded run, without kernels, phases, and places of idle time.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Row(msgspec.Struct, frozen=True):
     planted: float
     planted_ms: float
     unprofiled_ms: tuple[float, ...]
-    run: Recorded
+    step: StepSummary
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -58,23 +58,13 @@ class Clock(msgspec.Struct, frozen=True):
 
     name: str
     values: Callable[[Row], Sequence[float]]
-    spread_ms: Callable[[Recorded, float], float]
-
-
-def _of_step(run: Recorded, ms: float) -> float:
-    assert run.step
-    return SPREAD.of_step(run.step, ms)
-
-
-def _of_busy(run: Recorded, _: float) -> float:
-    assert run.step
-    return SPREAD.of_busy(run.step)
+    spread_ms: Callable[[StepSummary, float], float]
 
 
 CLOCKS = (
-    Clock("step, without the profiler", lambda row: row.unprofiled_ms, _of_step),
-    Clock("step, under it", lambda row: row.run.step.wall_values_ms if row.run.step else (), _of_step),
-    Clock("GPU busy", lambda row: row.run.step.busy_values_ms if row.run.step else (), _of_busy),
+    Clock("step, without the profiler", lambda row: row.unprofiled_ms, SPREAD.of_step),
+    Clock("step, under it", lambda row: row.step.wall_values_ms, SPREAD.of_step),
+    Clock("GPU busy", lambda row: row.step.busy_values_ms, lambda step, _: SPREAD.of_busy(step)),
 )
 
 
@@ -104,23 +94,22 @@ def collected(folder: Path) -> Iterator[Row]:
             one = json.loads(line)
             if not one["profiled"]:
                 timed[one["name"]] = one
-        runs = {name: recorded(summarize(folder / f"{name}.sqlite"))[0] for name in timed}
-        known = {kernel for name, run in runs.items() if not timed[name]["planted"] for kernel in _kernels(run)}
-        for name, run in runs.items():
-            extra_ms = sum(ms for kernel, ms in _kernels(run).items() if kernel not in known)
+        runs = {name: summarize(folder / f"{name}.sqlite")[0].step for name in timed}
+        known = {kernel for name, step in runs.items() if not timed[name]["planted"] for kernel in _kernels(step)}
+        for name, step in runs.items():
+            assert step
+            extra_ms = sum(ms for kernel, ms in _kernels(step).items() if kernel not in known)
             if program == "launch_bound":
                 extra_ms = timed[name]["extra_ms"]
-            yield Row(name, program, timed[name]["planted"], extra_ms, timed[name]["steps_ms"], _without_kernels(run))
+            yield Row(name, program, timed[name]["planted"], extra_ms, timed[name]["steps_ms"], _without_kernels(step))
 
 
-def _kernels(run: Recorded) -> dict[str, float]:
-    return {one.name: one.ms for one in run.step.kernels} if run.step else {}
+def _kernels(step: StepSummary | None) -> dict[str, float]:
+    return {one.name: one.ms for one in step.kernels} if step else {}
 
 
-def _without_kernels(run: Recorded) -> Recorded:
-    assert run.step
-    step = msgspec.structs.replace(run.step, kernels=())
-    return msgspec.structs.replace(run, step=step, findings=(), configuration=None, run=None)
+def _without_kernels(step: StepSummary) -> StepSummary:
+    return replace(step, kernels=(), phases=(), idle_by_cause=(), devices=())
 
 
 def change(clock: Clock, before: Row, after: Row, *, between_runs: bool = True) -> Change:
@@ -128,7 +117,7 @@ def change(clock: Clock, before: Row, after: Row, *, between_runs: bool = True) 
     figures = []
     for row in (before, after):
         figure = Figure.of_values(clock.values(row))
-        figures.append(figure.between_runs(between_runs * clock.spread_ms(row.run, figure.ms)))
+        figures.append(figure.between_runs(between_runs * clock.spread_ms(row.step, figure.ms)))
     return Change.of(figures[0], figures[1], Order.of(clock.values(before), clock.values(after)))
 
 
@@ -138,7 +127,7 @@ def of_halves(clock: Clock, row: Row) -> Change:
     middle = len(values) // 2
     halves = values[:middle], values[middle : 2 * middle]
     figures = [Figure.of_values(half) for half in halves]
-    return Change.of(*(one.between_runs(clock.spread_ms(row.run, one.ms)) for one in figures), Order.of(*halves))
+    return Change.of(*(one.between_runs(clock.spread_ms(row.step, one.ms)) for one in figures), Order.of(*halves))
 
 
 def of_program(every: Sequence[Row], program: str, planted: float | None = 0.0) -> list[Row]:

@@ -13,10 +13,11 @@ Renderers escape each span for their format.
 from __future__ import annotations
 
 import re
+from abc import ABC
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from string import Formatter
-from typing import Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 Kind = Literal["plain", "code", "strong", "emphasis", "link"]
 
@@ -42,14 +43,24 @@ class Span:
     target: str = ""
 
 
-@dataclass(frozen=True)
 class Text:
     """Spans in order, none of them plain and empty.
 
-    Texts and strings are joined by ``+`` and ``joined``; ``str(text)`` is the text without its marks.
+    Texts and strings are joined by ``+`` and ``joined``; ``str(text)`` is the text without its marks. It is no
+    dataclass, which msgspec would write as an object: JSON holds its text, code in backticks.
     """
 
-    spans: tuple[Span, ...]
+    def __init__(self, spans: tuple[Span, ...]) -> None:
+        self.spans = spans
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Text) and self.spans == other.spans
+
+    def __hash__(self) -> int:
+        return hash(self.spans)
+
+    def __repr__(self) -> str:
+        return f"Text({self.spans!r})"
 
     def __add__(self, other: Words) -> Text:
         return Text((*self.spans, *spans(other)))
@@ -72,7 +83,15 @@ class Text:
         raise TypeError(f"phrase() takes a Text, an f-string does not: {plain(self)!r}")
 
 
-Words: TypeAlias = "str | Text"
+if TYPE_CHECKING:
+    Words: TypeAlias = str | Text
+else:
+
+    class Words(ABC):  # noqa: B024 - a name for both
+        """What msgspec reads as text and writes from either: it takes no union of a type of its own and another."""
+
+    Words.register(str)
+    Words.register(Text)
 
 
 def code(value: Words) -> Text:

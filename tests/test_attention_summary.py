@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
@@ -15,7 +16,7 @@ from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, l2_bytes, memory_bytes_per_s
 from nsys_analyzer.analysis.transformer.softmax_traffic import Pass, SoftmaxKernels, pass_of, softmax_traffic
 from nsys_analyzer.report.model import Report
-from nsys_analyzer.report.renderers.json_data import report_data
+from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.evidence import Evidence
@@ -58,7 +59,7 @@ def attention_of(export: Export, tmp_path: Path) -> AttentionSummary:
 
 
 def section_e(summary: CaptureSummary) -> str:
-    report = build_report(Evidence((summary,), "nsys-analyze report"))
+    report = build_report(Evidence(complete([summary]), "nsys-analyze report"))
     return render(report, {}).replace("\xa0", " ").split("## (e)")[1].split("\n## ")[0]
 
 
@@ -78,7 +79,7 @@ def test_attention_without_a_forward_is_answered_over_the_capture_without_its_wa
     assert "0.000 ms (3 attention ranges)" in text
     assert "6.000× the time of softmax" in text
     assert "Left out are 2 attention ranges inside warm-up." in text
-    data = report_data(Report("", (), (summary,), {ADD: "add", GEMM: "gemm"}))
+    data = report_data(Report("", (), complete([summary])))
     assert data["captures"][0]["attention"]["per"] == "capture"
 
 
@@ -261,7 +262,7 @@ def test_softmax_is_called_memory_bound_by_its_bytes_alone(tmp_path: Path) -> No
     assert "Softmax moves at least 676 GB/s, 14.1 % of the peak of 4.8 TB/s" in text
     assert "its score tensor of 2.0 KiB fits into the L2 cache of 60.0 MiB, which may have served part of it" in text
     assert "bound by" not in text
-    data = report_data(Report("", (), (summary,), dict.fromkeys([*BY_HAND, GEMM], "")))["captures"][0]["attention"]
+    data = report_data(Report("", (), complete([summary])))["captures"][0]["attention"]
     assert data["softmax_traffic"]["peak_share"] == pytest.approx(16_896 / 25e-9 / 4.8e12)
 
 

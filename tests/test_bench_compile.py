@@ -241,7 +241,7 @@ def test_captures_are_paired_by_what_was_run(example_captures: dict[str, Capture
 
 
 def test_a_capture_that_failed_is_named() -> None:
-    lost = CaptureSummary("small_ctx256_train_fp32", "", "capture.sqlite", "failed", "nsys crashed")
+    lost = CaptureSummary("small_ctx256_train_fp32", None, "capture.sqlite", "failed", "nsys crashed")
     assert "| small_ctx256_train_fp32 | failed | nsys crashed |" in said(row(False, 100), captures=(lost,))
 
 

@@ -240,7 +240,7 @@ def test_less_than_the_minimum_is_impossible() -> None:
 
 def test_the_profilers_view_of_device_memory() -> None:
     memory = DeviceMemory(False, 8 * GIB, 9 * GIB, 3, 1, GIB)
-    capture = CaptureSummary("small_ctx512", "", "capture.sqlite", "ok", device_memory=memory)
+    capture = CaptureSummary("small_ctx512", None, "capture.sqlite", "ok", device_memory=memory)
     said = text(row(), captures=(capture,))
     assert "cudaMalloc while measuring**: small_ctx512 allocates 3 times" in said
     table = next(line for line in said.splitlines() if line.startswith("| small_ctx512"))

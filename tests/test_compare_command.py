@@ -15,8 +15,7 @@ import pytest
 import nsys_analyzer
 from nsys_analyzer.analysis.comparison.change import Change, Figure, Order
 from nsys_analyzer.analysis.comparison.compare import Spread
-from nsys_analyzer.analysis.comparison.recorded import Recorded
-from nsys_analyzer.report.recording import read_report, recorded
+from nsys_analyzer.analysis.summary.summary import Summary
 from tests.conftest import DATA, ROOT, Main
 from tests.support.export import ADD, GEMM, Export
 
@@ -110,12 +109,6 @@ def test_json_of_captures_and_of_their_reports(before: Path, after: Path, tmp_pa
     assert one["step"]["wall"]["ms"] == pytest.approx(0.5)
     assert one["step"]["parts"][0]["kernels"][0]["ms"] == pytest.approx(0.5)
     assert (one["phases"][0]["phase"], one["phases"][0]["synchronized"]) == ("forward", True)
-
-
-def test_what_a_report_holds_is_what_its_captures_tell(before: Path, tmp_path: Path, run_main: Main) -> None:
-    report = tmp_path / "before.json"
-    run_main("report", before, "--format", "json", "-o", report)
-    assert read_report(report) == recorded(nsys_analyzer.summarize(before))
 
 
 # --- how it ends
@@ -356,7 +349,7 @@ def test_ranks_are_compared_one_by_one(real_capture: Callable[[str], Path], run_
 # --- false alarms: the two halves of each capture
 
 
-def halves_called_changed(runs: list[Recorded]) -> tuple[int, int]:
+def halves_called_changed(runs: list[Summary]) -> tuple[int, int]:
     """How many clocks of steps and phases change from the first half of a run to the second, of how many."""
     spread = Spread(0.25)
     called = looked_at = 0
@@ -381,15 +374,15 @@ def halves_called_changed(runs: list[Recorded]) -> tuple[int, int]:
 @pytest.mark.slow
 def test_halves_of_every_capture(tmp_path: Path) -> None:
     """At 95 % at most 5 % are called changed."""
-    runs: list[Recorded] = []
+    runs: list[Summary] = []
     folders = (DATA, FAULTS, ROOT / "examples" / "programs" / "captures")
     for packed in sorted(path for folder in folders for path in folder.glob("*.sqlite.xz")):
         path = tmp_path / packed.stem
         path.write_bytes(lzma.decompress(packed.read_bytes()))
-        runs += recorded(nsys_analyzer.summarize(path))
+        runs += nsys_analyzer.summarize(path)
         path.unlink()
     for path in sorted((ROOT / "examples").glob("**/capture.sqlite")):
-        runs += recorded(nsys_analyzer.summarize(path))
+        runs += nsys_analyzer.summarize(path)
     called, looked_at = halves_called_changed(runs)
     assert looked_at > 150
     assert called <= 0.05 * looked_at

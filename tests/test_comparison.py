@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nsys_analyzer.analysis.comparison.compare import Spread, compare
 from nsys_analyzer.analysis.comparison.comparison import Comparison
 from nsys_analyzer.analysis.comparison.kernels import match_kernels
 from nsys_analyzer.analysis.comparison.matching import match
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
-from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedKernel, RecordedStep, RecordedTimes
 from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled
+from nsys_analyzer.analysis.transformer.models import Configuration, find_model
+from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.model import Shift, Table
 from nsys_analyzer.report.sections.changes import explaining
 from nsys_analyzer.text import plain
-from tests.support.recorded import kernel, run, side
+from tests.support.sides import finding, kernel, run, side
 
 MS = st.floats(0.0, 1e3)
 KERNELS = st.lists(
@@ -47,7 +51,7 @@ RUNS = st.builds(
 SIDES = st.lists(RUNS, min_size=1, max_size=3).map(lambda runs: side(*runs))
 
 
-def compared(before: Recorded, after: Recorded) -> Comparison:
+def compared(before: Summary, after: Summary) -> Comparison:
     return compare(side(before), side(after))
 
 
@@ -77,7 +81,7 @@ def test_the_table_of_parts_adds_up(before: Any, after: Any) -> None:
 
 
 @given(KERNELS, KERNELS)
-def test_every_kernel_stands_in_one_pair(before: list[RecordedKernel], after: list[RecordedKernel]) -> None:
+def test_every_kernel_stands_in_one_pair(before: list[KernelTime], after: list[KernelTime]) -> None:
     """And no two that are left alone on either side could stand for each other: their names say no layout."""
     pairs = match_kernels(before, after)
     assert Counter(pair.before for pair in pairs if pair.before) == Counter(before)
@@ -88,7 +92,7 @@ def test_every_kernel_stands_in_one_pair(before: list[RecordedKernel], after: li
 
 
 @given(RUNS, RUNS)
-def test_there_and_back(before: Recorded, after: Recorded) -> None:
+def test_there_and_back(before: Summary, after: Summary) -> None:
     """The change back is the same with the other sign."""
     there, back = compared(before, after).step, compared(after, before).step
     assert there
@@ -198,18 +202,14 @@ def test_doubted_times_are_left_out() -> None:
     times = Stats(5, 10.0, 0.1, 9.0, 10.0, 11.0)
     one, other = (run([kernel("gemm", 30.0)], unprofiled=times) for _ in range(2))
     assert compared(one, other).unprofiled
-    doubted = RecordedTimes({"step": times}, {"step": ("the GPU is busy for longer",)})
-    assert compared(one, msgspec.structs.replace(other, unprofiled=doubted)).unprofiled is None
+    doubted = Unprofiled("ok", phases={"step": times}, doubts={"step": ("the GPU is busy for longer",)})
+    assert compared(one, replace(other, unprofiled=doubted)).unprofiled is None
 
 
 def test_findings() -> None:
     """Gone, new, changed where the intervals have nothing in common, and those that stay."""
-
-    def found(key: str, low: float, high: float) -> dict[str, Any]:
-        return {"id": key, "title": key, "saves_ms_low": low, "saves_ms_high": high}
-
-    before = run(findings=[found("sync", 1, 2), found("launch", 3, 4), found("loader", 5, 9)])
-    after = run(findings=[found("launch", 5, 6), found("loader", 8, 9), found("fp32", 1, 1)])
+    before = run(findings=(finding("sync", 1, 2), finding("launch", 3, 4), finding("loader", 5, 9)))
+    after = run(findings=(finding("launch", 5, 6), finding("loader", 8, 9), finding("fp32", 1, 1)))
     findings = compared(before, after).findings
     assert findings
     assert [(one.one.id, one.status) for one in findings] == [
@@ -221,8 +221,8 @@ def test_findings() -> None:
 def test_findings_of_several_runs() -> None:
     """A side's are those of most runs that tell any: medians of 1, 2, 9 and 2, 3, 10; one of two runs is not most."""
 
-    def found(*savings: tuple[str, float, float]) -> Recorded:
-        return run(findings=[{"id": key, "title": key, "saves_ms_low": a, "saves_ms_high": b} for key, a, b in savings])
+    def found(*savings: tuple[str, float, float]) -> Summary:
+        return run(findings=tuple(finding(*one) for one in savings))
 
     before = side(
         found(("sync", 9, 10)), found(("sync", 1, 2), ("loader", 1, 1)), found(("sync", 2, 3)), run(findings=None)
@@ -250,14 +250,12 @@ def test_several_runs_of_a_side() -> None:
     assert before.title == "train and 2 more"
 
 
-def uneven(last_kernel_ms: float, last_copy_ms: float) -> RecordedStep:
+def uneven(last_kernel_ms: float, last_copy_ms: float) -> StepSummary:
     """Four steps of 10 ms of compute and 1 ms of waiting, and one of so much more."""
     times = [10.0] * 4 + [10.0 + last_kernel_ms + last_copy_ms]
     step = run([kernel("gemm", 10.0 + last_kernel_ms / 5)], {"host": 1.0}, copy_ms=last_copy_ms / 5).step
     assert step
-    return msgspec.structs.replace(
-        step, wall_values_ms=tuple(ms + 1 for ms in times), busy_values_ms=tuple(times), own_pauses_ms=0.0
-    )
+    return replace(step, wall_values_ms=tuple(ms + 1 for ms in times), busy_values_ms=tuple(times), own_pauses_ms=0.0)
 
 
 @pytest.mark.parametrize("more", [(0.0, 0.0), (50.0, 0.0), (0.0, 90.0)])
@@ -269,7 +267,7 @@ def test_one_long_step_does_not_change_what_the_median_one_differs_by(more: tupl
 
 
 @given(RUNS)
-def test_the_usual_compute_fits_into_the_median_step(one: Recorded) -> None:
+def test_the_usual_compute_fits_into_the_median_step(one: Summary) -> None:
     """So no time that the GPU waits is below 0."""
     assert one.step
     assert one.step.usual_compute_ms <= one.step.median_busy_ms <= np.median(one.step.wall_values_ms) + 1e-9
@@ -278,20 +276,20 @@ def test_the_usual_compute_fits_into_the_median_step(one: Recorded) -> None:
 # --- what can be compared
 
 
-def refused(before: Recorded, after: Recorded) -> list[str]:
+def refused(before: Summary, after: Summary) -> list[str]:
     return [plain(reason) for reason in compared(before, after).cautions]
 
 
 def test_what_differs_and_what_is_another_program() -> None:
-    configuration = {"model": "small", "context_length": 256, "batch_size": 4, "precision": "fp32", "mode": "train"}
-    before = run(configuration=configuration, run={"compile": False, "torch": "2.11"})
-    after = run(configuration={**configuration, "precision": "bf16"}, run={"compile": True, "torch": "2.11"})
+    known = Configuration(find_model("small"), 256, 4, "fp32", "train")
+    before = run(configuration=known, run=Run(compile=False, torch="2.11"))
+    after = run(configuration=structs.replace(known, precision="bf16"), run=Run(compile=True, torch="2.11"))
     comparison = compared(before, after)
     assert [(one.key, one.before, one.after) for one in comparison.differences] == [
         ("precision", "fp32", "bf16"), ("compile", "off", "on"),
     ]  # fmt: skip
     assert comparison.cautions == ()
-    longer = run(name="long", configuration={**configuration, "context_length": 512})
+    longer = run(name="long", configuration=structs.replace(known, context_length=512))
     assert refused(before, longer) == ["The context length of train is 256, that of long 512"]
     assert refused(before, run(configuration=None)) == [], "what is not known contradicts nothing"
 
@@ -333,8 +331,8 @@ def test_one_capture_on_both_sides() -> None:
 # --- matching
 
 
-def of(name: str, **configuration: Any) -> Recorded:
-    return run(name=name, configuration={"model": "small", **configuration})
+def of(name: str, **configuration: Any) -> Summary:
+    return run(name=name, configuration=Configuration(find_model("small"), **configuration))
 
 
 def test_runs_are_matched_by_their_configuration() -> None:
@@ -376,7 +374,7 @@ def test_two_captures_are_a_pair_process_by_process() -> None:
     assert (one.title, other.title) == ("a", "b")
 
 
-def sharing(name: str, *pids: int) -> list[Recorded]:
+def sharing(name: str, *pids: int) -> list[Summary]:
     return [run(name=name, process=f"pid {pid}", pid=pid) for pid in pids]
 
 
@@ -422,7 +420,7 @@ def test_nothing_can_be_compared() -> None:
 def test_what_is_refused_beside_what_is_compared() -> None:
     found = compare_runs(
         [of("a", context_length=1), of("b", context_length=2)],
-        [of("a", context_length=1), run(name="b", configuration={"model": "small", "context_length": 2}, gpu="A100")],
+        [of("a", context_length=1), replace(of("b", context_length=2), gpu="A100")],
     )
     assert [one.before.title for one in found.compared] == ["a"]
     assert [one.before.title for one in found.refused] == ["b"]

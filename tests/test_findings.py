@@ -684,11 +684,11 @@ def test_steps_that_a_replay_does_not_reproduce_have_no_findings() -> None:
 def test_without_steps_launches_or_a_gpu_nothing_is_looked_for() -> None:
     capture = calls().capture()
     assert capture.step is not None
-    assert capture.gpu is not None
+    assert capture.device is not None
     assert diagnose(capture) is not None
     assert diagnose(replace(capture, step=None)) is None
-    assert diagnose(replace(capture, step=replace(capture.step, study=None))) is None
-    assert diagnose(replace(capture, gpu=replace(capture.gpu, name="CPU"))) is None
+    assert diagnose(replace(capture, study=None)) is None
+    assert diagnose(replace(capture, device=replace(capture.device, name="CPU"))) is None
 
 
 # --- laws

@@ -167,7 +167,7 @@ def test_the_data_holds_every_operation(train: Report) -> None:
     # That of the steps' kernels: three steps, of which nothing overlaps.
     step = train.captures[0].step
     assert step is not None
-    by_class = {one.kernel_class: one.ms for one in step.main.classes}
+    by_class = {one.kernel_class: one.ms for one in step.classes}
     assert ns / 3e6 == pytest.approx(by_class["matmul"], abs=1e-6)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.complete import busy_share
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.report.sections.overhead import overhead
 from nsys_analyzer.report.sections.verdicts import verdicts
 from nsys_analyzer.runs.timed import with_timings

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.limits import Limits, limits_of, on_tensor_cores, tensor_core_share
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
@@ -26,7 +28,7 @@ from nsys_analyzer.analysis.transformer.least_bytes import (
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
 from nsys_analyzer.report.figures import draw
 from nsys_analyzer.report.model import Roofline, Section, Table, WorkPoint
-from nsys_analyzer.report.renderers.json_data import report_data
+from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report, limits
 from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.trace.metadata import CPU, Gpu
@@ -60,7 +62,7 @@ def row(name: str, kernel_class: str, launches: float, ms: float) -> KernelRow:
 
 def phase(name: str, *kernels: KernelRow, busy: float, wall: float | None = None, instances: int = 3) -> PhaseSummary:
     total = sum(one.ms_per_instance for one in kernels)
-    shared = tuple(replace(one, share=one.ms_per_instance / total) for one in kernels)
+    shared = tuple(structs.replace(one, share=one.ms_per_instance / total) for one in kernels)
     launches = sum(one.launches_per_instance for one in kernels)
     return PhaseSummary(
         name, instances, (), launches, stats(busy), stats(busy), stats(total), class_rows(shared), shared, (),
@@ -79,7 +81,7 @@ def training(gemm: str = GEMM, *, ms: float = MS, forwards: int = 3, steps: int 
     precisions = {"bf16": 1.0} if gemm == BF16 else {"fp32": 1.0}
     whole = phase("whole capture", *both, busy=4 * ms, instances=1)
     made = CaptureSummary(
-        "t", "", "t.sqlite", "ok", gpu=H200, configuration=KNOWN, phases=(first, second, optimizer, step),
+        "t", None, "t.sqlite", "ok", device=H200, configuration=KNOWN, phases=(first, second, optimizer, step),
         whole=whole, precisions=precisions,
     )  # fmt: skip
     return replace(made, **more)
@@ -101,10 +103,10 @@ def test_mfu_of_each_phase() -> None:
     assert mfu(limits) == pytest.approx({"forward": 42.8 / 67, "backward": 42.8 / 67, "step": 32.1 / 67})
     assert {one.phase: one.mfu_of_best for one in limits.phases}["step"] == pytest.approx(32.1 / 989.4)
     assert {one.time_of for one in limits.phases} == {"wall"}
-    assert (limits.precision, limits.peak_flops_per_s) == ("fp32", FP32)
-    assert (limits.best_precision, limits.best_peak_flops_per_s) == ("bf16", BF16_PEAK)
+    assert (limits.precision, limits.peak_flops) == ("fp32", FP32)
+    assert (limits.best_precision, limits.best_peak_flops) == ("bf16", BF16_PEAK)
     assert limits.peak_bytes_per_s == 4.8e12
-    assert (limits.missing, limits.doubt) == ((), "")
+    assert (limits.missing, limits.doubt) == ((), None)
 
 
 def test_the_best_known_time() -> None:
@@ -189,7 +191,7 @@ def test_fused_attention_is_a_class_of_its_own() -> None:
     limits = found(replace(capture, phases=(causal, *capture.phases[2:])))
     assert [one.kernel_class for one in limits.classes] == ["matmul"]
     assert any(note.startswith("Fused attention in forward skips work") for note in limits.notes)
-    assert limits.doubt == ""
+    assert limits.doubt is None
 
 
 @pytest.mark.parametrize(
@@ -244,21 +246,21 @@ def test_tensor_cores_by_name() -> None:
 
 
 def test_what_is_missing_and_how_to_give_it() -> None:
-    limits = found(training(configuration=Configuration(MODEL), gpu=replace(H200, name="NVIDIA Unheard Of")))
+    limits = found(training(configuration=Configuration(MODEL), device=replace(H200, name="NVIDIA Unheard Of")))
     assert limits.missing == ("context length", "batch size", "peaks")
     (said,) = (str(one.text) for one in section(training(configuration=None)).answers)
     assert said.startswith(
         "The model, context length and batch size of this capture are not known: give --model, --context-length, "
         "--batch-size."
     )
-    other = section(training(gpu=replace(H200, name="NVIDIA Unheard Of")))
+    other = section(training(device=replace(H200, name="NVIDIA Unheard Of")))
     said = str(other.answers[0].text).replace("\N{NO-BREAK SPACE}", " ")
     assert said.startswith("the step does 32.1 TFLOP/s in 0.000 ms under the profiler. The peaks of this GPU")
 
 
 def test_nothing_of_a_cpu_or_of_lost_kernels() -> None:
-    assert limits_of(training(gpu=replace(H200, name=CPU))) is None
-    assert limits_of(CaptureSummary("t", "", "t", "failed")) is None
+    assert limits_of(training(device=replace(H200, name=CPU))) is None
+    assert limits_of(CaptureSummary("t", None, "t", "failed")) is None
     lost = Coverage(1, 1, 1, 0, 0, 1.0, 1.0, 0.0, 0, 0, {}, 3, 1, 0.0, 1.0, None)
     assert found(training(coverage=lost)).classes == ()
 
@@ -280,7 +282,7 @@ def test_a_real_recomputed_forward_is_told(real_capture: Capture) -> None:
 
 
 def section(*captures: CaptureSummary) -> Section:
-    return limits.answer(Evidence(captures))
+    return limits.answer(Evidence(complete(captures)))
 
 
 def test_the_section_says_how_far() -> None:
@@ -303,7 +305,7 @@ def test_the_section_says_how_far() -> None:
 
 
 def test_json() -> None:
-    (data,) = report_data(build_report(Evidence((training(ms=2 * MS),))))["captures"]
+    (data,) = report_data(build_report(Evidence(complete([training(ms=2 * MS)]))))["captures"]
     data = json.loads(json.dumps(data["limits"], allow_nan=False))
     assert data["mfu"]["step"] == pytest.approx(16.05 / 67)
     assert data["time_of"] == {"forward": "wall", "backward": "wall", "step": "wall"}
@@ -315,7 +317,7 @@ def test_json() -> None:
 def limits_of_real(real_capture: Capture, name: str, context: int) -> Limits:
     known = Configuration(find_model("small"), context, 4)
     (summary,) = summarize(Trace.load(real_capture(name)), name, configuration=known)
-    return found(summary)
+    return found(*complete([summary]))
 
 
 def test_a_real_training_step(real_capture: Capture) -> None:
@@ -348,13 +350,15 @@ def test_a_real_fused_attention(real_capture: Capture) -> None:
     assert rates["fused attention", "forward"].flops_per_s == pytest.approx(465.9e12, rel=1e-3)
     assert rates["fused attention", "backward"].flops_per_s == pytest.approx(307.8e12, rel=1e-3)
     assert limits.tensor_core_share == 1.0
-    assert limits.doubt == ""
+    assert limits.doubt is None
 
 
 def test_a_batch_size_that_a_real_capture_cannot_have(real_capture: Capture) -> None:
     known = Configuration(find_model("small"), 256, 32)  # eight times the FLOPs
     (summary,) = summarize(Trace.load(real_capture("train_small256")), "t", configuration=known)
-    assert "which cannot be: the configuration (small, context length 256, batch size 32)" in found(summary).doubt
+    assert "which cannot be: the configuration (small, context length 256, batch size 32)" in (
+        found(summary).doubt or ""
+    )
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_every_figure_is_that_of_a_plain_computation(name: str, count: tuple[int
     ranks = rows_of(path)
     assert [(len(one.steps), sum(row.kind == "collective" for row in one.work)) for one in ranks] == [count] * 2
     # Which bounds the steps have is another question, answered by the steps of each capture.
-    on_gpu = [capture.step.on_gpu for capture in captures if capture.step]
+    on_gpu = [capture.step.on_gpu_timeline for capture in captures if capture.step]
     ranks = [
         as_the_gpu_lived_it(to_the_next(rank)) if late else to_the_next(rank)
         for rank, late in zip(ranks, on_gpu, strict=True)

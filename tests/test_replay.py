@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.trace.columns import SYNCHRONIZE
 from tests.support.export import ADD, global_pid
-from tests.support.program import LAUNCH, SYNC, US, Program, attributed, summary_of_steps
+from tests.support.program import LAUNCH, SYNC, US, Program, attributed
 
 Chooser = list[bool]
 
@@ -199,10 +201,15 @@ def test_steps_worked_out_by_hand() -> None:
 
 
 def study_of(program: Program, folder: Path) -> Study:
-    summary = summary_of_steps(attributed(program, folder), global_pid())
-    assert summary is not None
-    assert summary.study is not None
-    return summary.study
+    return study_of_process(attributed(program, folder), global_pid())
+
+
+def study_of_process(trace: AttributedTrace, process: int) -> Study:
+    steps = find_steps(trace, process)
+    assert steps is not None
+    study = summarize_steps(trace, process, steps)[1]
+    assert study is not None
+    return study
 
 
 def launch_bound(steps: int) -> tuple[Program, float]:
@@ -291,7 +298,5 @@ def test_what_a_gpu_bound_step_would_gain(tmp_path: Path) -> None:
 def test_a_replay_gives_the_steps_of_a_real_capture(real_capture: Callable[[str], Path], name: str) -> None:
     trace = AttributedTrace(Trace.load(real_capture(name)))
     for process in processes_of(trace.trace):
-        summary = summary_of_steps(trace, process.global_pid)
-        assert summary is not None
-        assert summary.study is not None
-        assert summary.study.replay.step_ns == pytest.approx(summary.study.measured_ns, rel=0.02)
+        study = study_of_process(trace, process.global_pid)
+        assert study.replay.step_ns == pytest.approx(study.measured_ns, rel=0.02)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.steps.groups import StepGroup
-from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, Parts, StepSummary
+from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.report.figures.palette import CLASSES, PARTS
 from nsys_analyzer.report.renderers.step_bar import (
@@ -32,14 +32,16 @@ TIMES = st.lists(st.floats(0, 1e6, allow_subnormal=False), min_size=1, max_size=
 
 
 def step_of(*devices: DeviceSteps) -> StepSummary:
-    wall = Stats(1, 100.0, None, 100.0, 100.0, 100.0)
-    groups = (StepGroup("usual", 1, 100.0, True),)
-    return StepSummary(1, "range", "a range step", False, 100.0, wall, groups, devices)
+    return StepSummary(
+        **vars(devices[0]), instances=1, source="range", unit="a range step", on_gpu_timeline=False, length_ms=100.0,
+        wall_ms=Stats(1, 100.0, None, 100.0, 100.0, 100.0), wall_values_ms=(100.0,), busy_values_ms=(100.0,),
+        groups=(StepGroup("usual", 1, 100.0, True),), devices=devices,
+    )  # fmt: skip
 
 
 def device_of(number: int, idle: float, *, copies: float = 0.0, **classes: float) -> DeviceSteps:
-    parts = Parts(sum(classes.values()), copies, 0.0, idle)
-    return DeviceSteps(number, parts, tuple(ClassTime(name, ms) for name, ms in classes.items()), (), ())
+    times = tuple(ClassTime(name, ms) for name, ms in classes.items())
+    return DeviceSteps(sum(classes.values()), copies, 0.0, idle, number, times, (), ())
 
 
 def rank_of(number: int, compute: float, idle: float, own: float | None = None) -> RankFigures:

@@ -5,12 +5,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.missing import why_missing
 from nsys_analyzer.analysis.steps.groups import StepGroup
-from nsys_analyzer.analysis.steps.step import ClassTime, DeviceSteps, IdleTime, Parts, PhaseParts, StepSummary
+from nsys_analyzer.analysis.steps.step import (
+    ClassTime,
+    DeviceSteps,
+    IdleTime,
+    LaunchLatency,
+    PhaseParts,
+    Queue,
+    StepSummary,
+    narrowed,
+)
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.statistics import MemoryRow, Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -29,25 +40,28 @@ RealCapture = Callable[[str], Path]
 
 def device_of(number: int, compute: float, communication: float, idle: float) -> DeviceSteps:
     """Steps that are all forward: two thirds of the compute are matmuls, two thirds of the idle time a loaded batch."""
-    parts = Parts(compute, 0.0, communication, idle)
+    parts = compute, 0.0, communication, idle
     return DeviceSteps(
-        number,
-        parts,
-        (ClassTime("matmul", compute * 2 / 3), ClassTime("elementwise", compute / 3)),
-        (PhaseParts("forward", parts),),
-        (
-            IdleTime("data", "next batch", "", idle * 2 / 3, 1),
-            IdleTime("sync", "", "cudaStreamSynchronize_v3020", idle / 3, 2),
+        *parts,
+        device=number,
+        classes=(ClassTime("matmul", compute * 2 / 3), ClassTime("elementwise", compute / 3)),
+        phases=(PhaseParts(*parts, phase="forward"),),
+        idle_by_cause=(
+            IdleTime("data", "next batch", None, idle * 2 / 3, 1),
+            IdleTime("sync", None, "cudaStreamSynchronize", idle / 3, 2),
         ),
     )
 
 
 def step_of(*devices: DeviceSteps, on_gpu: bool = False) -> StepSummary:
     """Two steps of 90 ms."""
-    wall = Stats(2, 90.0, 0.0, 90.0, 90.0, 90.0)
-    groups = (StepGroup("usual", 2, 90.0, True),)
-    queue = (8.0, 90.0), (1.0, 30)
-    return StepSummary(2, "range", "a range step", on_gpu, 90.0, wall, groups, devices, *queue, (), None)
+    main = max(devices, key=lambda one: one.compute_ms)
+    return StepSummary(
+        **vars(narrowed(main, DeviceSteps)), instances=2, source="range", unit="a range step", on_gpu_timeline=on_gpu,
+        length_ms=90.0, wall_ms=Stats(2, 90.0, 0.0, 90.0, 90.0, 90.0), wall_values_ms=(90.0, 90.0),
+        busy_values_ms=(30.0, 30.0), groups=(StepGroup("usual", 2, 90.0, True),), devices=devices,
+        launch_latency_us=LaunchLatency(8.0, 90.0), queue=Queue(1.0, 30),
+    )  # fmt: skip
 
 
 STEP = step_of(device_of(0, 30.0, 0.0, 60.0))
@@ -77,8 +91,12 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     return replace(summary, step=STEP, diagnosis=DIAGNOSIS)
 
 
+def evidence_of(*captures: CaptureSummary) -> Evidence:
+    return Evidence(tuple(replace(one, findings_missing=why_missing(one)) for one in captures))
+
+
 def blocks_of(*captures: CaptureSummary) -> tuple[Block, ...]:
-    return steps.answer(Evidence(captures)).blocks
+    return steps.answer(evidence_of(*captures)).blocks
 
 
 def answer_of(capture: CaptureSummary) -> Answer:
@@ -123,7 +141,7 @@ def test_three_findings_in_a_line_each(capture: CaptureSummary) -> None:
 def test_they_come_first_in_the_summary_and_on_the_terminal(
     capture: CaptureSummary, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report = build_report(Evidence((capture,)))
+    report = build_report(evidence_of(capture))
     name, heading, findings, phases, answers, *_ = report.sections[0].blocks
     assert isinstance(findings, Listing)
     assert isinstance(phases, Table)
@@ -167,8 +185,11 @@ def test_a_row_for_each_device(capture: CaptureSummary) -> None:
 def test_small_rows_are_one(capture: CaptureSummary) -> None:
     """Of 90 ms less than half a percent is less than 0.45 ms."""
     device = device_of(0, 30.0, 0.0, 60.0)
-    few = tuple(IdleTime("host", f"part {i}", "", 0.1, 1) for i in range(5))
-    rows = table_of(replace(capture, step=step_of(replace(device, idle=(*device.idle, *few)))), "Why the GPU idles")
+    few = tuple(IdleTime("host", f"part {i}", None, 0.1, 1) for i in range(5))
+    rows = table_of(
+        replace(capture, step=step_of(replace(device, idle_by_cause=(*device.idle_by_cause, *few)))),
+        "Why the GPU idles",
+    )
     assert len(rows) == 3
     assert [rows[-1][0], *rows[-1][3:]] == ["other reasons (5)", "0.500", "0.6\N{NO-BREAK SPACE}%", "5"]
 
@@ -179,7 +200,7 @@ def test_a_finding_is_explained(capture: CaptureSummary) -> None:
     assert code == [one.remedy for one in FINDINGS[:3]]
     (folded,) = (block for block in blocks if isinstance(block, Details))
     assert folded.title.startswith("4. Copies follow copies: saves ")
-    text = clear(render(build_report(Evidence((capture,))), {}))
+    text = clear(render(build_report(evidence_of(capture)), {}))
     said = section(text, "Why is a step as long")
     assert "How to check: Leave it out." in said
     assert "**1. The GPU waits for the input pipeline: saves 41–45 ms of 88.0 ms (49 % of the step)**" in said
@@ -217,7 +238,7 @@ def test_nothing_stands_out(capture: CaptureSummary) -> None:
 def test_what_bounds_a_step_that_the_gpu_fills(capture: CaptureSummary, ms: float, said: str) -> None:
     """8 of 8 + 30 are 21 %, 40 of 40 + 30 are 57 %."""
     classes = (ClassTime("matmul", 30.0), ClassTime("elementwise", ms))
-    device = replace(STEP.main, classes=classes)
+    device = replace(STEP, classes=classes)
     full = replace(capture, step=step_of(device), diagnosis=replace(DIAGNOSIS, busy_ms=86.24, findings=()))
     assert said in clear(plain(answer_of(full).text))
     for few in (
@@ -231,9 +252,9 @@ def test_kernels_inside_graphs_hide_findings(capture: CaptureSummary) -> None:
     """20 of 30 ms of compute are 67 %."""
     assert capture.whole
     graph = MemoryRow("graph", 1, 20.0)
-    device = replace(STEP.main, classes=(ClassTime("unknown", 20.0), ClassTime("matmul", 10.0)))
+    device = replace(STEP, classes=(ClassTime("unknown", 20.0), ClassTime("matmul", 10.0)))
     hidden = replace(
-        capture, step=step_of(device), whole=replace(capture.whole, memory=(graph,)),
+        capture, step=step_of(device), whole=structs.replace(capture.whole, memory=(graph,)),
         diagnosis=replace(DIAGNOSIS, findings=()),
     )  # fmt: skip
     (line,) = answer_of(hidden).more
@@ -264,7 +285,7 @@ def test_what_bounds_the_steps(capture: CaptureSummary) -> None:
         return clear(" ".join(plain(b.text) for b in blocks_of(replace(capture, step=step)) if hasattr(b, "text")))
 
     assert "The program runs ahead of the GPU here" not in said(STEP)
-    assert "The program runs ahead of the GPU here" in said(replace(STEP, on_gpu=True))
+    assert "The program runs ahead of the GPU here" in said(replace(STEP, on_gpu_timeline=True))
     assert "What counts as a step: each NVTX range named step. There are 2, of 90.0 ms under the profiler." in said(
         STEP
     )
@@ -274,18 +295,18 @@ def test_what_bounds_the_steps(capture: CaptureSummary) -> None:
     assert "When a kernel is launched, 1 is still queued (median; at most 30): the GPU has no work in reserve" in said(
         STEP
     )
-    assert "345 are still queued (median; at most 700)" in said(replace(STEP, queue=(345.0, 700)))
+    assert "345 are still queued (median; at most 700)" in said(replace(STEP, queue=Queue(345.0, 700)))
     assert "after its launch" not in said(replace(STEP, queue=None, launch_latency_us=None))
 
 
 def test_a_replay_that_misses_is_said(capture: CaptureSummary) -> None:
-    text = clear(render(build_report(Evidence((replace(capture, diagnosis=replace(DIAGNOSIS, error=0.27)),))), {}))
+    text = clear(render(build_report(evidence_of(replace(capture, diagnosis=replace(DIAGNOSIS, error=0.27)))), {}))
     assert "The replayed steps are 27 % longer than the recorded ones" in text
-    assert "The replayed steps are" not in render(build_report(Evidence((capture,))), {})
+    assert "The replayed steps are" not in render(build_report(evidence_of(capture)), {})
 
 
 def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
-    device = DeviceSteps(0, Parts(0.0, 0.0, 0.0, 90.0), (), (), (IdleTime("unknown", "", "", 90.0, 1),))
+    device = DeviceSteps(0.0, 0.0, 0.0, 90.0, 0, (), (), (IdleTime("unknown", None, None, 90.0, 1),))
     idle = replace(capture, step=replace(step_of(device), launch_latency_us=None), diagnosis=None)
     assert clear(plain(answer_of(idle).text)) == (
         "A step takes 90.00 ms under the profiler. Nothing runs on the GPU in it."
@@ -296,7 +317,7 @@ def test_steps_without_gpu_work(capture: CaptureSummary) -> None:
 def test_many_captures_are_folded(capture: CaptureSummary) -> None:
     """A table over all, each remedy once, and all else by capture."""
     captures = tuple(replace(capture, name=f"train {i}") for i in range(7))
-    found = build_report(Evidence(captures)).sections[1]
+    found = build_report(evidence_of(*captures)).sections[1]
     # seven equal rows: what they share is said once, and no table is left
     assert "The same in every row: " in plain(getattr(found.blocks[0], "text", ""))
     folded = [block for block in found.blocks if isinstance(block, Details)]
@@ -314,8 +335,8 @@ def test_many_captures_are_folded(capture: CaptureSummary) -> None:
 def test_many_captures_on_the_terminal(capture: CaptureSummary, capsys: pytest.CaptureFixture[str]) -> None:
     """The first finding of each, and a line on all that were timed alone."""
     unprofiled = Unprofiled("ok", phases={"step": Stats(1, 50.0, None, 50.0, 50.0, 50.0)})
-    timed = [CaptureSummary(f"timed {i}", "", "timings.csv", "not_profiled", unprofiled=unprofiled) for i in range(5)]
-    print_answers(build_report(Evidence((capture, replace(capture, name="again"), *timed))))
+    timed = [CaptureSummary(f"timed {i}", None, "timings.csv", "not_profiled", unprofiled=unprofiled) for i in range(5)]
+    print_answers(build_report(evidence_of(capture, replace(capture, name="again"), *timed)))
     printed = capsys.readouterr().out
     assert printed.count("1. The GPU waits for the input pipeline") == 2
     assert "2. Attention" not in printed
@@ -336,7 +357,7 @@ def test_every_cause_has_its_words() -> None:
 
 def test_the_first_figure_is_the_step(real_capture: RealCapture) -> None:
     (summary,) = summarize(Trace.load(real_capture("train_small256")), "train_small256")
-    report = build_report(Evidence((replace(summary, diagnosis=diagnose(summary)),)))
+    report = build_report(Evidence(complete([summary])))
     assert isinstance(report.figures[0], Timeline)
     (answer,) = report.sections[1].answers
     assert plain(answer.more[0]).startswith("1. ")

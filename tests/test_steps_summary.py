@@ -13,7 +13,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps import summarize as summarizing
-from nsys_analyzer.analysis.steps.step import OUTSIDE, DeviceSteps, StepSummary
+from nsys_analyzer.analysis.steps.step import OUTSIDE, DeviceSteps, Queue, StepSummary
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.program import NCCL, Program, attributed, summary_of_steps
 
@@ -33,27 +33,30 @@ def summaries(path: Path) -> list[StepSummary]:
     return [one for one in found if one is not None]
 
 
-def check_sums(device: DeviceSteps, wall_ms: float | None) -> None:
-    """Parts, classes, phases and causes of idle time say the same time."""
-    parts = device.parts
-    assert parts.total_ms == pytest.approx(wall_ms, abs=EXACT)
-    assert sum(one.ms for one in device.classes) == pytest.approx(parts.compute_ms, abs=EXACT)
-    assert sum(one.ms for one in device.idle) == pytest.approx(parts.idle_ms, abs=EXACT)
-    assert sum(one.ms for one in device.causes) == pytest.approx(parts.idle_ms, abs=EXACT)
-    for cause in device.causes:
-        of_cause = sum(one.ms for one in device.idle if one.cause == cause.cause)
-        assert of_cause == pytest.approx(cause.ms, abs=EXACT), "the rows of a cause add up to it"
-    for one in device.classes:
-        kernels = [kernel for kernel in device.kernels if kernel.kernel_class == one.kernel_class]
+def check_sums(step: StepSummary) -> None:
+    """Parts, classes, phases and causes of idle time say the same time, of each device."""
+    for device in (step, *step.devices):
+        check_device(device, step.length_ms)
+    assert sum(one.ms for one in step.causes) == pytest.approx(step.idle_ms, abs=EXACT)
+    for cause in step.causes:
+        assert step.idle_of(cause.cause) == pytest.approx(cause.ms, abs=EXACT), "the rows of a cause add up to it"
+    for one in step.classes:
+        kernels = [kernel for kernel in step.kernels if kernel.kernel_class == one.kernel_class]
         assert sum(kernel.ms for kernel in kernels) == pytest.approx(one.ms, abs=EXACT)
         if len(kernels) == 1:
             assert kernels[0].std_ms == pytest.approx(one.std_ms, abs=EXACT)
-    assert device.own_pauses_ms <= sum(one.ms for one in device.causes if one.cause == "launch") + EXACT
+    assert step.own_pauses_ms <= sum(one.ms for one in step.causes if one.cause == "launch") + EXACT
+
+
+def check_device(device: DeviceSteps, length_ms: float) -> None:
+    assert device.total_ms == pytest.approx(length_ms, abs=EXACT)
+    assert sum(one.ms for one in device.classes) == pytest.approx(device.compute_ms, abs=EXACT)
+    assert sum(one.ms for one in device.idle_by_cause) == pytest.approx(device.idle_ms, abs=EXACT)
     for part in PARTS:
-        by_phase = sum(getattr(one.parts, part) for one in device.phases)
-        assert by_phase == pytest.approx(getattr(parts, part), abs=EXACT)
-    figures = [getattr(one.parts, part) for one in device.phases for part in PARTS]
-    figures += [*(one.ms for one in device.classes), *(one.ms for one in device.idle)]
+        by_phase = sum(getattr(one, part) for one in device.phases)
+        assert by_phase == pytest.approx(getattr(device, part), abs=EXACT)
+    figures = [getattr(one, part) for one in device.phases for part in PARTS]
+    figures += [*(one.ms for one in device.classes), *(one.ms for one in device.idle_by_cause)]
     assert min(figures, default=0) >= 0
 
 
@@ -62,8 +65,7 @@ def test_the_parts_of_real_steps_add_up(real_capture: Callable[[str], Path], nam
     found = summaries(real_capture(name))
     assert found
     for summary in found:
-        for device in summary.devices:
-            check_sums(device, summary.length_ms)
+        check_sums(summary)
 
 
 @pytest.mark.parametrize("at_once", [1, 700])
@@ -75,18 +77,18 @@ def test_steps_in_chunks_are_the_same(
     whole = summaries(real_capture(name))
     monkeypatch.setattr(summarizing, "_AT_ONCE", at_once)
     for one, other in zip(summaries(real_capture(name)), whole, strict=True):
-        assert [device.parts for device in one.devices] == [device.parts for device in other.devices]
+        assert [device.total_ms for device in one.devices] == [device.total_ms for device in other.devices]
         assert [device.classes for device in one.devices] == [device.classes for device in other.devices]
         assert [device.phases for device in one.devices] == [device.phases for device in other.devices]
-        times = [{(r.cause, r.range, r.api): r.ms for d in s.devices for r in d.idle} for s in (one, other)]
+        times = [{(r.cause, r.range, r.api): r.ms for d in s.devices for r in d.idle_by_cause} for s in (one, other)]
         assert times[0] == pytest.approx(times[1])
 
 
 def test_the_collectives_of_two_ranks(real_capture: Callable[[str], Path]) -> None:
     """The 19 collectives of a step take 2.4 and 79.6 ms, of which 2.2 and 56.2 are exposed: the second rank waits."""
     fast, slow = summaries(real_capture("ddp2_small256"))
-    assert fast.main.parts.exposed_communication_ms == pytest.approx(2.2, abs=0.05)
-    assert slow.main.parts.exposed_communication_ms == pytest.approx(56.2, abs=0.05)
+    assert fast.exposed_communication_ms == pytest.approx(2.2, abs=0.05)
+    assert slow.exposed_communication_ms == pytest.approx(56.2, abs=0.05)
     # Every rank does the same work, beside its collectives more slowly.
     assert fast.length_ms == pytest.approx(slow.length_ms, rel=0.02)
 
@@ -94,11 +96,11 @@ def test_the_collectives_of_two_ranks(real_capture: Callable[[str], Path]) -> No
 def test_a_small_model_leaves_the_gpu_idle(real_capture: Callable[[str], Path]) -> None:
     """A forward pass keeps the GPU busy for 9.0 ms; 12 ms of the step's idle time are in front of its kernels."""
     (summary,) = summaries(real_capture("train_small256"))
-    assert (summary.instances, summary.source, summary.on_gpu) == (3, "range", False)
-    phases = {one.phase: one.parts for one in summary.main.phases}
+    assert (summary.instances, summary.source, summary.on_gpu_timeline) == (3, "range", False)
+    phases = {one.phase: one for one in summary.phases}
     assert phases["forward"].compute_ms == pytest.approx(9.0, abs=0.1)
-    assert summary.idle_ms("launch") > 0.7 * summary.main.parts.idle_ms
-    assert summary.main.classes[0].kernel_class == "matmul"
+    assert summary.idle_of("launch") > 0.7 * summary.idle_ms
+    assert summary.classes[0].kernel_class == "matmul"
 
 
 # --- small steps, worked out by hand
@@ -119,20 +121,18 @@ def test_a_step_by_class_and_by_phase(tmp_path: Path) -> None:
     export = Export().thread(AUTOGRAD, "pt_autograd_0")
     summary = summary_of(training_step(training_step(export), 1000), tmp_path)
     ns = 1e-6
-    assert {one.kernel_class: round(one.ms / ns) for one in summary.main.classes} == {"matmul": 300, "elementwise": 140}
-    phases = {
-        one.phase: (round(one.parts.compute_ms / ns), round(one.parts.idle_ms / ns)) for one in summary.main.phases
-    }
+    assert {one.kernel_class: round(one.ms / ns) for one in summary.classes} == {"matmul": 300, "elementwise": 140}
+    phases = {one.phase: (round(one.parts.compute_ms / ns), round(one.parts.idle_ms / ns)) for one in summary.phases}
     assert phases == {"forward": (120, 130), "backward": (240, 210), "optimizer": (80, 120), OUTSIDE: (0, 100)}
-    check_sums(summary.main, summary.length_ms)
+    check_sums(summary)
 
 
 def test_devices_are_dissected_one_by_one(tmp_path: Path) -> None:
     """Device 0 computes 30 of 100 ns, device 1 80: that one is the main device."""
     export = Export().range("step", 10, 110).kernel(GEMM, 11, 20, 50).kernel(ADD, 12, 20, 100, device=1)
     summary = summary_of(export, tmp_path)
-    assert [(one.device, round(one.parts.compute_ms * 1e6)) for one in summary.devices] == [(0, 30), (1, 80)]
-    assert summary.main.device == 1
+    assert [(one.device, round(one.compute_ms * 1e6)) for one in summary.devices] == [(0, 30), (1, 80)]
+    assert summary.device == 1
 
 
 def test_latency_and_queue(tmp_path: Path) -> None:
@@ -143,8 +143,8 @@ def test_latency_and_queue(tmp_path: Path) -> None:
     summary = summary_of(program, tmp_path)
     assert summary.launch_latency_us is not None
     # 1, 10, 19, 28: the median lies between the middle two, the 90th percentile at 0.9 × 3 = 2.7: 19 + 0.7 × 9.
-    assert summary.launch_latency_us == pytest.approx((14.5, 25.3))
-    assert summary.queue == (1.5, 3)
+    assert (summary.launch_latency_us.median, summary.launch_latency_us.p90) == pytest.approx((14.5, 25.3))
+    assert summary.queue == Queue(1.5, 3)
 
 
 # --- laws
@@ -188,13 +188,13 @@ def test_the_parts_of_any_steps_add_up(
     trace = attributed(program, folder)
     whole = summary_of_steps(trace, global_pid())
     assert whole is not None
-    check_sums(whole.main, whole.length_ms)
+    check_sums(whole)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(summarizing, "_AT_ONCE", 2)
         in_chunks = summary_of_steps(trace, global_pid())
     assert in_chunks is not None
-    assert in_chunks.main.parts == whole.main.parts
-    assert in_chunks.main.classes == whole.main.classes
-    assert in_chunks.main.phases == whole.main.phases
-    found = [{(r.cause, r.range, r.api): r.ms for r in one.main.idle} for one in (in_chunks, whole)]
+    assert [getattr(in_chunks, part) for part in PARTS] == [getattr(whole, part) for part in PARTS]
+    assert in_chunks.classes == whole.classes
+    assert in_chunks.phases == whole.phases
+    found = [{(r.cause, r.range, r.api): r.ms for r in one.idle_by_cause} for one in (in_chunks, whole)]
     assert found[0] == pytest.approx(found[1])

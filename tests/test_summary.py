@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.kernels import Kernels
@@ -303,16 +304,16 @@ def test_tables_of_phases_together() -> None:
     gemm = KernelRow("gemm", "matmul", 2.0, 6.0, 3000.0, 0.75)
     merged = merge_kernels(
         (KernelRow("add", "elementwise", 4.0, 2.0, 500.0, 0.25), gemm),
-        (replace(gemm, launches_per_instance=1.0, ms_per_instance=2.0),),
+        (structs.replace(gemm, launches_per_instance=1.0, ms_per_instance=2.0),),
     )
     assert merged == (
         KernelRow("gemm", "matmul", 3.0, 8.0, pytest.approx(8000 / 3), 0.8),
         KernelRow("add", "elementwise", 4.0, 2.0, 500.0, 0.2),
     )
-    assert merge_kernels((replace(gemm, ms_per_instance=0.0),))[0].share == 0.0
+    assert merge_kernels((structs.replace(gemm, ms_per_instance=0.0),))[0].share == 0.0
     only = Kernels(np.zeros(1, np.int64), ("gemm",), ("matmul",))
     assert kernel_rows(only, np.ones(1, np.int64), np.zeros(1, np.int64), 1)[0].share == 0.0
-    assert class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2))
+    assert class_rows(merged) == (ClassRow("matmul", 3.0, 8.0, 0.8, 0.8), ClassRow("elementwise", 4.0, 2.0, 0.2, 0.2))
 
 
 def test_a_share_is_unknown_where_kernels_without_a_name_may_change_its_digits() -> None:
@@ -333,8 +334,8 @@ def test_shares_of_the_classes_that_compute() -> None:
         ("random", 0.25),
     ]
     assert without_communication(rows[:1]) == ()
-    assert without_communication([replace(rows[0], kernel_class="matmul", ms_per_instance=0.0)])[0].share == 0.6
-    assert without_communication([rows[0], replace(rows[1], ms_per_instance=0.0)])[0].share == 0.0
+    assert without_communication([structs.replace(rows[0], kernel_class="matmul", ms_per_instance=0.0)])[0].share == 0.6
+    assert without_communication([rows[0], structs.replace(rows[1], ms_per_instance=0.0)])[0].share == 0.0
 
 
 @pytest.mark.parametrize(

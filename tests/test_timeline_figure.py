@@ -186,7 +186,7 @@ def test_a_program_that_runs_ahead(tmp_path: Path) -> None:
     assert count(lines, CLASSES["matmul"]) < count(none, CLASSES["matmul"])
     (capture,) = summarize(Trace.load(SWEEP / "small_ctx256_train_fp32" / "capture.sqlite"), "small_ctx256")
     assert capture.step
-    ahead = timeline_of(replace(capture, step=replace(capture.step, on_gpu=True)))
+    ahead = timeline_of(replace(capture, step=replace(capture.step, on_gpu_timeline=True)))
     assert ahead
     assert ahead.cpu_ahead
     assert ahead.title.endswith("median. The CPU runs ahead: its ranges belong to later GPU work")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, find_model
@@ -119,7 +120,7 @@ def test_units(tmp_path: Path, header: str, ms: float, noted: bool) -> None:
 )  # fmt: skip
 def test_what_a_row_says_of_its_run(tmp_path: Path, header: str, cells: str, expected: dict[str, Any]) -> None:
     (row,) = read(tmp_path, f"{header},step_ms\n{cells},1\n").rows
-    found = {**vars(row.run), **{k: v for k, v in vars(row.configuration).items() if v}, "model": row.model}
+    found = {**vars(row.run), **{k: v for k, v in structs.asdict(row.configuration).items() if v}, "model": row.model}
     found["configuration.model"] = row.configuration.model
     assert {key: found[key] for key in expected} == expected
 
@@ -254,7 +255,7 @@ def test_the_phase_that_was_asked_for(tmp_path: Path) -> None:
 def capture(name: str = "any", rank: int | None = None, run: Run | None = None, **known: Any) -> CaptureSummary:
     precisions = known.pop("precisions", {})
     configuration = Configuration(**known) if known else None
-    return CaptureSummary(name, "", "", "ok", configuration=configuration, run=run, rank=rank, precisions=precisions)
+    return CaptureSummary(name, None, "", "ok", configuration=configuration, run=run, rank=rank, precisions=precisions)
 
 
 def timed(folder: Path, text: str, *captures: CaptureSummary, one_run: bool = False) -> list[CaptureSummary]:

@@ -71,7 +71,7 @@ def test_tracks_say_what_the_steps_do(real_capture: Callable[[str], Path], name:
         ns = np.bincount(idle.group, idle.duration, len(tracks.groups)) / steps.instances
         by_cause = {tracks.groups[code]: ns[code] / 1e6 for code in np.flatnonzero(ns)}
         scaled = {cause: ms * waiting_scale(steps) for cause, ms in by_cause.items()}
-        assert scaled == pytest.approx({one.cause: one.ms for one in steps.main.causes}, abs=1e-6)
+        assert scaled == pytest.approx({one.cause: one.ms for one in steps.causes}, abs=1e-6)
         operations = attributed.trace.operations
         inside = (operations.process == tracks.global_pid) & (operations.end > tracks.origin_ns)
         inside &= operations.start < tracks.origin_ns + tracks.duration_ns

@@ -9,8 +9,10 @@ from typing import Any, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
+from msgspec import Struct, structs
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -24,6 +26,7 @@ from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
 from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.rows import loaded, written
+from nsys_analyzer.text import Text
 from nsys_analyzer.trace.metadata import Recording
 from tests.conftest import ROOT
 from tests.support.export import AUTOGRAD, Export, training_step
@@ -35,7 +38,7 @@ T = TypeVar("T")
 #: What is one of our own words, whatever a capture holds: no name from outside gets there.
 OURS = (
     "status", "kernel_class", "kind", "per", "profiler", "platform", "phase", "severity", "verdict", "graph_trace",
-    "cause",
+    "cause", "time_of",
 )  # fmt: skip
 
 
@@ -43,6 +46,13 @@ def poisoned(value: T, poison: str, ours: tuple[str, ...] = OURS) -> T:
     """The value with a text put before every text in it, but for the fields and keys that hold words of ours."""
     if isinstance(value, str):
         return poison + value  # type: ignore[return-value]
+    if isinstance(value, Text):
+        return Text(poisoned(value.spans, poison, ours))  # type: ignore[return-value]
+    if isinstance(value, Struct):
+        held = structs.asdict(value)
+        return structs.replace(
+            value, **{key: one if key in ours else poisoned(one, poison, ours) for key, one in held.items()}
+        )
     if is_dataclass(value) and not isinstance(value, type):
         held = {field.name: getattr(value, field.name) for field in fields(value) if field.init}
         changed = {name: one if name in ours else poisoned(one, poison, ours) for name, one in held.items()}
@@ -62,7 +72,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
     export = training_step(Export().thread(AUTOGRAD, "pt_autograd_0").gpu())
     export.add("DIAGNOSTIC_EVENT", timestamp=0, severity=2, text="No Vulkan events collected. Does it?", globalPid=0)
     export.range("my work", 900, None)
-    (summary,) = summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture")
+    (summary,) = complete(summarize(Trace.load(export.write(tmp_path_factory.mktemp("t") / "t.sqlite")), "capture"))
     assert summary.metadata
     recording = Recording(("Cuda", "GpuCtxSw"), "node", ("python", "train.py"))
     run = Run(
@@ -81,7 +91,7 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> CaptureSummary:
 
 def evidence_of(capture: CaptureSummary, poison: str, count: int) -> Evidence:
     """As many captures as are wanted, each with a text in all of its names."""
-    own = replace(capture.phases[0], phase=f"{poison}mine")  # of a range that the command line calls so
+    own = structs.replace(capture.phases[0], phase=f"{poison}mine")  # of a range that the command line calls so
     whole = replace(capture, phases=(*capture.phases, own))
     captures = tuple(poisoned(replace(whole, name=f"capture {i}"), poison) for i in range(count))
     return Evidence(captures, f"nsys-analyze report {poison}", f"{poison}timings.csv", (f"{poison}a note",))
@@ -117,9 +127,11 @@ def test_every_name_is_there(capture: CaptureSummary) -> None:
 def test_names_are_shown_letter_by_letter(capture: CaptureSummary) -> None:
     name = "void f<float *, (anonymous namespace)::g<4>, _a__b_*|&>(T<int>&&)"
     assert capture.whole
-    whole = replace(capture.whole, kernels=tuple(replace(row, name=name) for row in capture.whole.kernels[:1]))
-    phases = tuple(replace(phase, kernels=whole.kernels) for phase in capture.phases)
-    page = checked(build_report(Evidence((replace(capture, whole=whole, phases=phases),), "report")))
+    whole = structs.replace(
+        capture.whole, kernels=tuple(structs.replace(row, name=name) for row in capture.whole.kernels[:1])
+    )
+    phases = tuple(structs.replace(phase, kernels=whole.kernels) for phase in capture.phases)
+    page = checked(build_report(Evidence(complete([replace(capture, whole=whole, phases=phases)]), "report")))
     assert f"`{name}`" in page
 
 

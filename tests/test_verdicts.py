@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.complete import busy_share, complete
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
-from nsys_analyzer.analysis.summary.verdicts import BusyShare, busy_share
+from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, Unprofiled
 from nsys_analyzer.report.model import Report
-from nsys_analyzer.report.renderers.json_data import report_data
+from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections.verdicts import how_costs_are_estimated, verdicts
 from nsys_analyzer.share.copy import share
 from tests.support.export import AUTOGRAD, GEMM, MAIN, Export, global_tid
@@ -55,7 +55,8 @@ def share_of(summary: CaptureSummary, name: str = "forward") -> BusyShare:
 
 
 def said_of(summary: CaptureSummary) -> str:
-    return verdicts(summary, summary.phases).replace("\xa0", " ")
+    (whole,) = complete([summary])
+    return verdicts(whole, whole.phases).replace("\xa0", " ")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_a_verdict_rests_on_the_unprofiled_time(tmp_path: Path, unprofiled_ms: f
     assert share.low == share.high == pytest.approx(6 / unprofiled_ms)
     assert share.verdict == verdict
     assert said in said_of(summary)
-    assert how_costs_are_estimated([summary]) == ()
+    assert how_costs_are_estimated(complete([summary])) == ()
 
 
 def test_an_unprofiled_time_below_gpu_busy_is_of_other_work(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_under_the_profiler_there_are_two_bounds(tmp_path: Path) -> None:
     text = said_of(summary)
     assert "under the profiler and also without its estimated cost: forward (30.0 % to 43.6 % busy, at most 7" in text
     assert "Launch-bound" not in text
-    assert "5.2 µs for each API call" in " ".join(map(str, how_costs_are_estimated([summary])))
+    assert "5.2 µs for each API call" in " ".join(map(str, how_costs_are_estimated(complete([summary]))))
 
 
 def test_a_verdict_that_the_profiler_could_flip_is_none(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_work_that_outlasts_its_range_has_no_share_but_by_an_unprofiled_time(tmp
 def test_the_json_has_the_share_and_its_verdict(tmp_path: Path) -> None:
     summary = summary_of(forward(6), tmp_path)
     for capture, unprofiled in ((summary, False), (timed(summary, forward=8.8), True)):
-        data = report_data(Report("", (), (capture,), {GEMM: "gemm"}))["captures"][0]["phases"][0]["busy_share"]
+        data = report_data(Report("", (), complete([capture])))["captures"][0]["phases"][0]["busy_share"]
         assert data["unprofiled"] is unprofiled
         assert data["verdict"] == "GPU waits"
 

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
@@ -181,7 +182,7 @@ def test_the_figure_of_kernels_counts_none_twice(tmp_path: Path) -> None:
     from nsys_analyzer.report.sections.evidence import Evidence
 
     summary = summary_of(optimizer_alone(), tmp_path)
-    figures = build_report(Evidence((summary,), "nsys-analyze report t.sqlite")).figures
+    figures = build_report(Evidence(complete([summary]), "nsys-analyze report t.sqlite")).figures
     (figure,) = (one for one in figures if one.key.endswith("top-kernels"))
     assert isinstance(figure, Bars)
     assert figure.series == (("ms", (1.0,)),)

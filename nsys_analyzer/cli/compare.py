@@ -124,7 +124,7 @@ def _check_reports(*sides: tuple[Path, tuple[Path, ...], str], options: str) -> 
         ConfigurationError: an option that changes nothing.
     """
     from nsys_analyzer.errors import ConfigurationError
-    from nsys_analyzer.report.recording import is_report
+    from nsys_analyzer.report.renderers.json_report import is_report
 
     remedy = "Leave it out, or give the captures in place of the report"
     reports = [path for path, _, _ in sides if is_report(path)]

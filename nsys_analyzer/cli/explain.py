@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,7 +52,7 @@ def explain(
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_data import explained_data
+    from nsys_analyzer.report.renderers.json_report import STEPS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import ranks, steps
@@ -68,9 +67,7 @@ def explain(
         in_order=in_order,
     )  # fmt: skip
     if output_format == "json":
-        click.echo(
-            json.dumps(explained_data(evidence.captures, evidence.runs), indent=1, allow_nan=False), file=data_stream()
-        )
+        click.echo(in_json(captures_data(evidence.captures, evidence.runs, STEPS)), nl=False, file=data_stream())
         return
     for capture in evidence.captures:
         for warning in capture.warnings:

@@ -97,7 +97,7 @@ def _rows(
     chosen = [row for row in (phase.kernels if phase else ()) if kernel_class in (None, row.kernel_class)]
     for row in chosen[:top]:
         yield {
-            "process": capture.process,
+            "process": capture.process or "",
             "name": row.name,
             "class": row.kernel_class,
             "launches": row.launches_per_instance,

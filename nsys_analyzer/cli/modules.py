@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,7 +38,7 @@ def modules(
     from nsys_analyzer.experiments.loading import load_evidence
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
-    from nsys_analyzer.report.renderers.json_data import data_of_modules
+    from nsys_analyzer.report.renderers.json_report import MODULES, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections.modules import modules_section
@@ -47,7 +46,7 @@ def modules(
     evidence = load_evidence((trace,), (), command_line(), _tell, names, given)
     section = modules_section(evidence.measured, every=every)
     if output_format == "json":
-        click.echo(json.dumps(data_of_modules(evidence.captures), indent=1, allow_nan=False), file=data_stream())
+        click.echo(in_json(captures_data(evidence.captures, keys=MODULES)), nl=False, file=data_stream())
     elif not section.blocks:
         click.echo(f"{trace} holds no range that names a module. Record it with: nsys-analyze run --modules -- PROGRAM")
     elif output_format == "markdown":

@@ -17,7 +17,7 @@ from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.comparison.recorded import Recorded
+    from nsys_analyzer.analysis.summary.summary import Summary
     from nsys_analyzer.runs.timings import Selection, Timings
 
 
@@ -83,7 +83,7 @@ def load_runs(
     names: PhaseNames | None = None,
     given: Run | None = None,
     workers: Workers = IN_TURN,
-) -> tuple[Recorded, ...]:
+) -> tuple[Summary, ...]:
     """The runs of one side of a comparison: of a capture, of a folder of captures, or of a report's JSON.
 
     Args:
@@ -94,7 +94,7 @@ def load_runs(
     Raises:
         NsysAnalyzerError: nothing could be read.
     """
-    from nsys_analyzer.report.recording import is_report, read_report, recorded
+    from nsys_analyzer.report.renderers.json_report import is_report, read_report
     from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
     from nsys_analyzer.trace.nsys_report import is_export_folder
 
@@ -105,7 +105,7 @@ def load_runs(
     near = next(([folder] for folder in folders if (folder / TIMINGS).is_file()), [])
     timings = _read(csv_paths, None) if csv_paths else timings_beside(near, tell, option="--csv-before or --csv-after")
     captures = load_captures((path,), names, given, timings, workers=workers).captures
-    return recorded([one for one in captures if is_folder or one.source == path.name])
+    return tuple(one for one in captures if is_folder or one.source == path.name)
 
 
 def _read(csv_paths: Sequence[Path], selection: Selection | None) -> Timings:

@@ -13,7 +13,7 @@ from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.figures import SOFTWARE
 from nsys_analyzer.report.model import Report, Timeline
 from nsys_analyzer.report.renderers import RENDERERS
-from nsys_analyzer.report.renderers.json_data import GENERATOR
+from nsys_analyzer.report.renderers.json_report import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular, link_target, write_text
 from nsys_analyzer.trace.sources import check_no_input
 

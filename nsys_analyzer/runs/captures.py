@@ -11,9 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
+from msgspec import structs
+
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.member import BY_ORDER
+from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.counted import with_counted_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -207,8 +209,7 @@ def load_captures(
             raise TimingsError(what, hint)
         timings = of_step(step_ms) if step_ms else timings
         rows = sorted(with_timings(rows, timings, one_run=one_run), key=_order) if timings else rows
-    # All that a finding rests on is known now.
-    return Loaded(tuple(replace(row, diagnosis=diagnose(row)) for row in rows), runs)
+    return Loaded(complete(rows), runs)  # all that findings and rates rest on is known now
 
 
 def timings_beside(
@@ -255,7 +256,7 @@ def _unread(folder: Path) -> Iterator[CaptureSummary]:
 
 
 def _failed(name: str, path: Path, message: str) -> CaptureSummary:
-    return CaptureSummary(name, "", path.name, "failed", message, warnings=(message,))
+    return CaptureSummary(name, None, path.name, "failed", message, warnings=(message,))
 
 
 def _titles(traces: Sequence[Path]) -> dict[Path, str]:
@@ -309,7 +310,7 @@ def _overridden(known: Configuration | None, given: Run) -> Configuration | None
         return known
     # The model's source comes first: a model from a file name is believed only if the kernels agree.
     source = f"{known.source}, command line" if known and known.model and not given.model else "command line"
-    return replace(known or Configuration(), **stated, source=source)
+    return structs.replace(known or Configuration(), **stated, source=source)
 
 
 def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
@@ -335,7 +336,7 @@ def _with_run(summary: CaptureSummary, run: Run | None) -> CaptureSummary:
         summary = replace(summary, warnings=(*summary.warnings, warning))
     if run.flops:
         summary = with_counted_flops(summary, run.flops)
-    return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message or "")
+    return summary if run.status == "ok" else replace(summary, status=run.status, message=run.message)
 
 
 def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[CaptureSummary]:
@@ -367,8 +368,8 @@ def _with_ranks(rows: Sequence[CaptureSummary], order: Sequence[str]) -> list[Ca
 
 
 def _without_trace(path: Path, run: Run) -> CaptureSummary:
-    status, message = ("not_profiled", "") if run.profiler == "none" else ("failed", "no trace was written")
-    row = CaptureSummary(_name_by(path), "", path.name, status, message, configuration=configuration_of(run))
+    status, message = ("not_profiled", None) if run.profiler == "none" else ("failed", "no trace was written")
+    row = CaptureSummary(_name_by(path), None, path.name, status, message, configuration=configuration_of(run))
     return _with_run(row, run)
 
 

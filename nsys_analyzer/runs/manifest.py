@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,8 @@ def run_from(values: Any, path: Path) -> Run:
     except ConfigurationError as error:
         hint = f"{error.hint}; or give d_model, d_ff, num_layers and num_heads"
         raise ManifestError(f"{path}: {error.message}", hint) from error
-    return run
+    # msgspec leaves what has a default to the class, and writes what an object has of its own.
+    return replace(run, flops=replace(run.flops) if run.flops else None)
 
 
 def capture_name(stem: str, folder: Path) -> str:

@@ -8,6 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from nsys_analyzer.analysis.summary.summary import STATUSES, CaptureSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
@@ -60,14 +62,14 @@ def _fitting(rows: Sequence[Timing], capture: CaptureSummary, *, one_run: bool) 
     run, known = capture.run or Run(), capture.configuration or Configuration()
     modes = {"optimizer": "train", "backward": "forward+backward", "forward": "forward"}
     mode = known.mode or next((mode for phase, mode in modes.items() if capture.phase(phase)), None)
-    gpu = run.gpu or (capture.gpu.name if capture.gpu and not capture.on_cpu else None)
-    known, run = replace(known, mode=mode), replace(run, gpu=gpu, rank=capture.rank)
+    gpu = run.gpu or (None if capture.on_cpu else capture.gpu)
+    known, run = structs.replace(known, mode=mode), replace(run, gpu=gpu, rank=capture.rank)
     shares = {name: share for name, share in capture.precisions.items() if name != "unknown"}
     told = next((name for name, share in shares.items() if share > sum(shares.values()) / 2), None)
     words = {text.lower() for row in rows for _, text in row.cells}
     best: list[Timing] = []
     for precision in dict.fromkeys((known.precision, known.precision or told)):
-        scores = [_agreement(row, replace(known, precision=precision), run, words) for row in rows]
+        scores = [_agreement(row, structs.replace(known, precision=precision), run, words) for row in rows]
         most = max((score for score in scores if score is not None), default=0)
         fitting = [row for row, score in zip(rows, scores, strict=True) if score == most]
         best = [row for row in fitting if most >= 1 or (one_run and not row.run.capture)]
@@ -150,7 +152,7 @@ def _with(capture: CaptureSummary, timings: Sequence[Timing]) -> CaptureSummary:
         for timing in timings
         if timing.phase in unprofiled.doubts
     ]
-    phases = tuple(replace(phase, python_ms=times.get(phase.phase)) for phase in capture.phases)
+    phases = tuple(structs.replace(phase, python_ms=times.get(phase.phase)) for phase in capture.phases)
     return replace(capture, phases=phases, unprofiled=unprofiled, warnings=(*capture.warnings, *warnings))
 
 
@@ -165,18 +167,18 @@ def _only_timed(timings: Sequence[Timing], source: str) -> Iterator[CaptureSumma
     rows: dict[str, CaptureSummary] = {}
     for group in groups.values():
         first, configuration = group[0], group[0].configuration
-        row = _with(CaptureSummary("", "", source, ""), group)
+        row = _with(CaptureSummary("", None, source, ""), group)
         unprofiled = row.unprofiled
         if not unprofiled or (unprofiled.status == "missing" and not first.run.capture):
             continue
         if not unprofiled.phases and not first.run.capture:  # it failed before it timed anything, whatever its mode
-            configuration = replace(configuration, mode=None)
+            configuration = structs.replace(configuration, mode=None)
         status = "not_profiled" if unprofiled.status in _NO_NEWS else unprofiled.status
         said = {name: getattr(first.run, name) for name in _CONDITIONS if getattr(first.run, name) is not None}
         row = replace(
             row, name=first.run.capture or _name(first, configuration, differing), configuration=configuration,
             status=status if status in STATUSES else "failed",
-            message=unprofiled.message if status in STATUSES else status, run=Run(**said) if said else None,
+            message=(unprofiled.message if status in STATUSES else status) or None, run=Run(**said) if said else None,
         )  # fmt: skip
         rows.setdefault(row.name, row)
     yield from rows.values()

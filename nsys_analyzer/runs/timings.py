@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec import structs
 
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.transformer.models import Configuration
@@ -219,7 +220,7 @@ def _described(cells: tuple[tuple[str, str], ...]) -> tuple[Run, Configuration]:
         if all((run.d_model, run.d_ff, run.num_layers, run.num_heads)):
             raise
         configuration = configuration_of(replace(run, model=None))
-    return run, replace(configuration, source="timings")
+    return run, structs.replace(configuration, source="timings")
 
 
 def _read_file(path: Path, selection: Selection) -> tuple[pd.DataFrame, list[str]]:

@@ -71,7 +71,7 @@ def attributed(export: Export, folder: Path) -> AttributedTrace:
 
 def waiting_scale(summary: StepSummary) -> float:
     """What mean times of waiting are multiplied by, so that the main device's parts add up to the length of a step."""
-    works = summary.main.parts.compute_ms + summary.main.parts.exposed_copy_ms
+    works = summary.compute_ms + summary.exposed_copy_ms
     assert summary.wall_ms.mean
     return (summary.length_ms - works) / (summary.wall_ms.mean - works)
 
@@ -79,4 +79,4 @@ def waiting_scale(summary: StepSummary) -> float:
 def summary_of_steps(trace: AttributedTrace, process: int) -> StepSummary | None:
     """The steps of a process, None where nothing of it ran on a device."""
     steps = find_steps(trace, process)
-    return summarize_steps(trace, process, steps) if steps else None
+    return summarize_steps(trace, process, steps)[0] if steps else None

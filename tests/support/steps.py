@@ -18,7 +18,7 @@ from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.host import PAUSE_NS, is_loading
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
-from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, Parts, StepSummary
+from nsys_analyzer.analysis.steps.step import DeviceSteps, IdleTime, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
@@ -172,7 +172,9 @@ class Steps:
         study = self.study(measured_us, low_share)
         timed = Unprofiled("ok", phases={"step": Stats(n=1, mean=unprofiled_us / US)}) if unprofiled_us else None
         step = step_summary(study, idle_ms)
-        return CaptureSummary("steps", "", "steps.sqlite", "ok", gpu=self.gpu, step=step, unprofiled=timed)
+        return CaptureSummary(
+            "steps", None, "steps.sqlite", "ok", device=self.gpu, step=step, study=study, unprofiled=timed
+        )
 
 
 def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
@@ -180,10 +182,12 @@ def step_summary(study: Study, idle_ms: dict[str, float]) -> StepSummary:
     causes: dict[str, Cause] = {
         "sync": "sync", "allocator": "allocator", "copy": "copy", "launch": "launch", "host": "host", "data": "data",
     }  # fmt: skip
-    idle = tuple(IdleTime(causes[cause], "", "", ms, 1) for cause, ms in idle_ms.items())
+    idle = tuple(IdleTime(causes[cause], None, None, ms, 1) for cause, ms in idle_ms.items())
     busy = float(study.replay.work.sum()) / study.steps / 1e6
     length = study.measured_ns / 1e6
-    parts = Parts(busy, 0.0, 0.0, sum(idle_ms.values()))
-    device = DeviceSteps(0, parts, (), (), idle)
-    wall, groups = Stats(n=study.steps, mean=length), (StepGroup("usual", study.steps, length, True),)
-    return StepSummary(study.steps, "range", "a range", False, length, wall, groups, (device,), None, None, (), study)
+    device = DeviceSteps(busy, 0.0, 0.0, sum(idle_ms.values()), 0, (), (), idle)
+    return StepSummary(
+        **vars(device), instances=study.steps, source="range", unit="a range", on_gpu_timeline=False, length_ms=length,
+        wall_ms=Stats(n=study.steps, mean=length), wall_values_ms=(length,), busy_values_ms=(busy,),
+        groups=(StepGroup("usual", study.steps, length, True),), devices=(device,),
+    )  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from nsys_analyzer.analysis.comparison.comparison import Difference, Side
-from nsys_analyzer.analysis.comparison.recorded import Recorded
 from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.text import Words, phrase
 
 #: What makes another program of a run, by the key of the report's JSON; then the dimensions that the model stands for.
@@ -33,10 +33,10 @@ _STATUS = {
 }
 
 
-def value_of(run: Recorded, key: str) -> Any:
+def value_of(run: Summary, key: str) -> Any:
     """What a run says of itself under a key of its configuration or manifest; None where it says nothing."""
-    known = (run.configuration or {}).get(key)
-    return (run.run or {}).get(key) if known is None else known
+    known = getattr(run.configuration, "model_name" if key == "model" else key, None)
+    return getattr(run.run, key, None) if known is None else known
 
 
 def differences(before: Side, after: Side) -> tuple[Difference, ...]:
@@ -49,7 +49,7 @@ def differences(before: Side, after: Side) -> tuple[Difference, ...]:
     return (*found, *differing(one, other, _VERSIONS))
 
 
-def differing(one: Recorded, other: Recorded, keys: tuple[str, ...], unknown: str = "") -> Iterator[Difference]:
+def differing(one: Summary, other: Summary, keys: tuple[str, ...], unknown: str = "") -> Iterator[Difference]:
     """The keys under which two runs say otherwise; with a word for ``unknown``, those that one leaves out, too."""
     for key in keys:
         values = value_of(one, key), value_of(other, key)
@@ -63,7 +63,7 @@ def _written(value: Any, unknown: str) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _matmul_precision(run: Recorded) -> str:
+def _matmul_precision(run: Summary) -> str:
     """The precision of most of the matmul time; empty where none has most of it."""
     return next((name for name, share in run.precisions.items() if share > _MOSTLY and name != "unknown"), "")
 
@@ -77,9 +77,9 @@ def reasons_against(before: Side, after: Side) -> tuple[Words, ...]:
     return tuple(found)
 
 
-def reasons_against_run(run: Recorded) -> Iterator[Words]:
+def reasons_against_run(run: Summary) -> Iterator[Words]:
     """Why a run cannot be compared with any other, a sentence each; none where it can."""
-    if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted(STEP):
+    if run.status == "not_profiled" and run.unprofiled and run.unprofiled.trusted_ms(STEP):
         return  # its times alone are compared
     if run.status != "ok":
         said = f" ({run.message})" if run.message else ""
@@ -88,14 +88,12 @@ def reasons_against_run(run: Recorded) -> Iterator[Words]:
         yield f"{run.title} holds no step that ran on a GPU"
 
 
-def _modules(run: Recorded) -> frozenset[str]:
+def _modules(run: Summary) -> frozenset[str]:
     """The modules whose FLOPs were counted while the program ran, by their paths and classes; empty where none were."""
-    flops = (run.run or {}).get("flops")
-    modules = flops.get("modules") if isinstance(flops, dict) else None
-    return frozenset(modules) if isinstance(modules, dict) else frozenset()
+    return frozenset(run.run.flops.modules if run.run and run.run.flops else ())
 
 
-def _of_pair(one: Recorded, other: Recorded) -> Iterator[Words]:
+def _of_pair(one: Summary, other: Summary) -> Iterator[Words]:
     if one.gpu and other.gpu and one.gpu != other.gpu:
         yield f"{one.title} is of {one.gpu}, {other.title} of {other.gpu}"
     for difference in differing(one, other, (*_WORK, *_DIMENSIONS)):

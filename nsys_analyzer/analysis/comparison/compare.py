@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
 
-import msgspec
-
 from nsys_analyzer.analysis.comparison.change import (
     CPU_SPREAD,
     GPU_SPREAD,
@@ -32,20 +30,16 @@ from nsys_analyzer.analysis.comparison.comparison import (
     StepChange,
 )
 from nsys_analyzer.analysis.comparison.kernels import match_kernels
-from nsys_analyzer.analysis.comparison.recorded import (
-    Recorded,
-    RecordedFinding,
-    RecordedKernel,
-    RecordedPhase,
-    RecordedStep,
-)
+from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
+from nsys_analyzer.analysis.summary.summary import PhaseSummary, Summary
 
 #: A part of the step: its kind, and the class or the cause.
 _Key: TypeAlias = "tuple[PartKind, str]"
 #: A kernel's name and class.
 _Kernel: TypeAlias = "tuple[str, str]"
-_NO_KERNEL = RecordedKernel("", 0.0, 0.0, None, "")
+_NO_KERNEL = KernelTime("", "", 0.0, 0.0, None)
 
 
 def compare(before: Side, after: Side, cpu_spread: float = CPU_SPREAD) -> Comparison:
@@ -83,22 +77,22 @@ class Spread:
         """Of a time that is the GPU's in one part, the program's in another, and of pauses between queued work."""
         return math.hypot(GPU_SPREAD * gpu_ms, PAUSES_SPREAD * pauses_ms, self.cpu * max(waiting_ms, 0.0))
 
-    def of_step(self, step: RecordedStep, ms: float) -> float:
+    def of_step(self, step: StepSummary, ms: float) -> float:
         """Of a median step that takes so long, whether or not under the profiler."""
         compute, pauses = step.usual_compute_ms, step.own_pauses_ms
         return self.of(compute, ms - compute - pauses, pauses)
 
-    def of_busy(self, step: RecordedStep) -> float:
+    def of_busy(self, step: StepSummary) -> float:
         """Of the GPU's work in a median step."""
         compute = step.usual_compute_ms
         return self.of(compute, step.median_busy_ms - compute)
 
-    def of_phase(self, phase: RecordedPhase, ms: float, busy_ms: float) -> float:
+    def of_phase(self, phase: PhaseSummary, ms: float, busy_ms: float) -> float:
         """Of a phase that takes so long; one that nobody waits for lasts as long as launching takes."""
         return self.of(busy_ms, ms - busy_ms) if phase.synchronized else self.of(0.0, ms)
 
     @staticmethod
-    def of_kernels(step: RecordedStep, ms: float) -> float:
+    def of_kernels(step: StepSummary, ms: float) -> float:
         """Of some kernels of a step, which differ more than all together: as if by chance of each."""
         return GPU_SPREAD * math.sqrt(ms * step.compute_ms)
 
@@ -130,7 +124,7 @@ def _step_change(before: Side, after: Side, spread: Spread) -> StepChange | None
     return StepChange(wall, busy, tuple(sorted(changes, key=lambda part: -abs(part.change.ms))), *launches)
 
 
-def _with_nothing(key: _Key, steps: list[RecordedStep], parts: list[dict[_Key, Figure]]) -> list[Figure]:
+def _with_nothing(key: _Key, steps: list[StepSummary], parts: list[dict[_Key, Figure]]) -> list[Figure]:
     """A part of the steps of some runs; a run without it has 0 in each step."""
     return [part.get(key, Figure.nothing(step.instances)) for step, part in zip(steps, parts, strict=True)]
 
@@ -147,23 +141,23 @@ def _order(sides: Iterable[Sequence[Sequence[float]]]) -> Order | None:
     return Order.of(*runs) if len(runs) == len(("before", "after")) else None
 
 
-def _steps(side: Side) -> list[RecordedStep]:
+def _steps(side: Side) -> list[StepSummary]:
     return [run.step for run in side.runs if run.step]
 
 
-def _wall(step: RecordedStep, spread: Spread) -> Figure:
+def _wall(step: StepSummary, spread: Spread) -> Figure:
     if sum(group.measured for group in step.groups) > 1:  # the length is the mean of groups, and no median
-        figure = Figure.of_mean(step.parts_ms, statistics.stdev(step.wall_values_ms), step.instances)
+        figure = Figure.of_mean(step.total_ms, statistics.stdev(step.wall_values_ms), step.instances)
     else:
-        figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.parts_ms)
+        figure = replace(Figure.of_values(step.wall_values_ms, step.instances), ms=step.total_ms)
     return figure.between_runs(spread.of_step(step, figure.ms))
 
 
-def _busy(step: RecordedStep, spread: Spread) -> Figure:
+def _busy(step: StepSummary, spread: Spread) -> Figure:
     return Figure.of_values(step.busy_values_ms, step.instances).between_runs(spread.of_busy(step))
 
 
-def _parts(step: RecordedStep, spread: Spread) -> dict[_Key, Figure]:
+def _parts(step: StepSummary, spread: Spread) -> dict[_Key, Figure]:
     """The parts of a step, which add up to its mean duration."""
     exposed: list[tuple[PartKind, float, float | None]] = [
         ("exposed copies", step.exposed_copy_ms, step.exposed_copy_std_ms),
@@ -184,7 +178,7 @@ def _parts(step: RecordedStep, spread: Spread) -> dict[_Key, Figure]:
 
 
 def _kernel_changes(
-    before: list[RecordedStep], after: list[RecordedStep], order: Order | None
+    before: list[StepSummary], after: list[StepSummary], order: Order | None
 ) -> list[tuple[str, KernelChange]]:
     """Every kernel that computes with its class, the largest change first."""
     tables = _kernels(before), _kernels(after)
@@ -207,10 +201,10 @@ def _kernel_changes(
     return sorted(changes, key=lambda one: -abs(one[1].change.ms))
 
 
-def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, Figure]]:
+def _kernels(steps: list[StepSummary]) -> dict[_Kernel, tuple[KernelTime, Figure]]:
     """The kernels of some runs, each with its means over them."""
     tables = [{_key(one): one for one in step.kernels} for step in steps]
-    found: dict[_Kernel, tuple[RecordedKernel, Figure]] = {}
+    found: dict[_Kernel, tuple[KernelTime, Figure]] = {}
     for key in dict.fromkeys(chain.from_iterable(tables)):
         figures, launches = [], 0.0
         for table, step in zip(tables, steps, strict=True):
@@ -219,11 +213,11 @@ def _kernels(steps: list[RecordedStep]) -> dict[_Kernel, tuple[RecordedKernel, F
             figure = Figure.of_mean(one.ms, one.std_ms, n) if one else Figure.nothing(n)
             figures.append(figure.between_runs(Spread.of_kernels(step, figure.ms)))
         pooled = Figure.of_runs(figures)
-        found[key] = RecordedKernel(key[0], launches, pooled.ms, None, key[1]), pooled
+        found[key] = KernelTime(*key, launches, pooled.ms, None), pooled
     return found
 
 
-def _key(kernel: RecordedKernel) -> _Kernel:
+def _key(kernel: KernelTime) -> _Kernel:
     return kernel.name, kernel.kernel_class
 
 
@@ -238,9 +232,9 @@ def _unprofiled(before: Side, after: Side, phase: str, spread: Spread) -> Change
     return _changed(sides)
 
 
-def _timed(run: Recorded, name: str, spread: Spread) -> Figure | None:
+def _timed(run: Summary, name: str, spread: Spread) -> Figure | None:
     stats = run.unprofiled.trusted(name) if run.unprofiled else None
-    if stats is None:
+    if stats is None or stats.typical is None:
         return None
     figure, phase = Figure.of_stats(stats), run.phase(name)
     if name == STEP and run.step:
@@ -269,12 +263,12 @@ def _phase_changes(before: Side, after: Side, spread: Spread) -> Iterator[PhaseC
             yield PhaseChange(name, unprofiled, wall, busy, kernels[0], kernels[1], synchronized)
 
 
-def _phase_wall(phase: RecordedPhase, spread: Spread) -> Figure:
+def _phase_wall(phase: PhaseSummary, spread: Spread) -> Figure:
     figure = Figure.of_values(phase.wall_values_ms, phase.instances)
     return figure.between_runs(spread.of_phase(phase, figure.ms, Figure.of_values(phase.busy_values_ms).ms))
 
 
-def _phase_busy(phase: RecordedPhase, spread: Spread) -> Figure:
+def _phase_busy(phase: PhaseSummary, spread: Spread) -> Figure:
     figure = Figure.of_values(phase.busy_values_ms, phase.instances)
     return figure.between_runs(spread.of(figure.ms, 0.0))
 
@@ -290,30 +284,32 @@ def _findings(before: Side, after: Side) -> tuple[FindingChange, ...] | None:
     return tuple(sorted(found, key=lambda one: (order.index(one.status), -one.one.saves_ms_high)))
 
 
-def _found(side: Side) -> dict[str, RecordedFinding] | None:
+def _found(side: Side) -> dict[str, Finding] | None:
     """The findings that most of a side's runs have, with medians over these of what each saves.
 
     Runs that cannot tell findings do not count; None where none can.
     """
     told = [run.findings for run in side.runs if run.findings is not None]
-    by_id: defaultdict[str, list[RecordedFinding]] = defaultdict(list)
+    by_id: defaultdict[str, list[Finding]] = defaultdict(list)
     for one in chain.from_iterable(told):
         by_id[one.id].append(one)
     common = {key: _typical(same) for key, same in by_id.items() if 2 * len(same) > len(told)}
     return common if told else None
 
 
-def _typical(same: Sequence[RecordedFinding]) -> RecordedFinding:
+def _typical(same: Sequence[Finding]) -> Finding:
     """A finding of several runs as one, with the medians of what it saves."""
     low = statistics.median(one.saves_ms_low for one in same)
     high = statistics.median(one.saves_ms_high for one in same)
-    return msgspec.structs.replace(same[0], saves_ms_low=low, saves_ms_high=high)
+    return replace(same[0], saves_ms_low=low, saves_ms_high=high)
 
 
 def _is_same(before: Side, after: Side) -> bool:
     """Whether one capture stands on both sides, by whatever name."""
-    return _nameless(before) == _nameless(after)
+    return [*map(_figures, before.runs)] == [*map(_figures, after.runs)]
 
 
-def _nameless(side: Side) -> list[Recorded]:
-    return [msgspec.structs.replace(run, name="", source="") for run in side.runs]
+def _figures(run: Summary) -> tuple[object, ...]:
+    """What no two runs have in common."""
+    phases = [(one.phase, one.wall_values_ms, one.busy_values_ms) for one in run.phases]
+    return run.pid, run.configuration, run.run, run.step, phases, run.unprofiled

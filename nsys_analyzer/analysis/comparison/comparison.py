@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nsys_analyzer.analysis.comparison.change import Change
-from nsys_analyzer.analysis.comparison.recorded import Recorded, RecordedFinding
+from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.text import Words
 
 Verdict = Literal["faster", "slower", "no change", "unclear"]
@@ -20,7 +21,7 @@ THRESHOLD = 0.05
 class Side:
     """What stands on one side of a comparison: a run, or several of one program, whose figures are means over them."""
 
-    runs: tuple[Recorded, ...]
+    runs: tuple[Summary, ...]
 
     @property
     def title(self) -> str:
@@ -107,11 +108,11 @@ class PhaseChange:
 class FindingChange:
     """A finding of one side or both; None where a side has it not."""
 
-    before: RecordedFinding | None
-    after: RecordedFinding | None
+    before: Finding | None
+    after: Finding | None
 
     @property
-    def one(self) -> RecordedFinding:
+    def one(self) -> Finding:
         """As it is now, or was."""
         found = self.after or self.before
         assert found

@@ -7,8 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from nsys_analyzer.analysis.comparison.recorded import RecordedKernel
-from nsys_analyzer.analysis.summary.compared import MATMUL
+from nsys_analyzer.analysis.steps.step import KernelTime
+from nsys_analyzer.analysis.summary.summary import MATMUL
 
 #: Class, layout of the operands, and launches a step.
 _Work: TypeAlias = "tuple[str, str, float]"
@@ -20,11 +20,11 @@ _LAYOUT = re.compile(r"_([nt]{2})[nt]?(?![a-z0-9])", re.IGNORECASE)
 class Pair(NamedTuple):
     """A kernel before and after; None where one run has none for it."""
 
-    before: RecordedKernel | None
-    after: RecordedKernel | None
+    before: KernelTime | None
+    after: KernelTime | None
 
 
-def match_kernels(before: Sequence[RecordedKernel], after: Sequence[RecordedKernel]) -> tuple[Pair, ...]:
+def match_kernels(before: Sequence[KernelTime], after: Sequence[KernelTime]) -> tuple[Pair, ...]:
     """Every kernel of both runs once: paired by name and class, then by class, layout of operands and launches a step.
 
     A matmul in another precision, or of another tile, is another kernel by name. It is launched as often, and has the
@@ -42,21 +42,21 @@ def match_kernels(before: Sequence[RecordedKernel], after: Sequence[RecordedKern
     return tuple(found)
 
 
-def _by_work(kernels: Iterable[RecordedKernel]) -> defaultdict[_Work, list[RecordedKernel]]:
+def _by_work(kernels: Iterable[KernelTime]) -> defaultdict[_Work, list[KernelTime]]:
     """The kernels by what they do, the longest first."""
-    groups: defaultdict[_Work, list[RecordedKernel]] = defaultdict(list)
+    groups: defaultdict[_Work, list[KernelTime]] = defaultdict(list)
     for one in sorted(kernels, key=lambda one: -one.ms):
         groups[one.kernel_class, _layout(one), round(one.launches, 2)].append(one)
     return groups
 
 
-def _layout(kernel: RecordedKernel) -> str:
+def _layout(kernel: KernelTime) -> str:
     """Which operands a matmul takes transposed: nn, nt, tn or tt; empty where its name does not say."""
     found = _LAYOUT.search(kernel.name) if kernel.kernel_class == MATMUL else None
     return found[1].lower() if found else ""
 
 
-def _in_order(before: Sequence[RecordedKernel], after: Sequence[RecordedKernel]) -> Iterator[Pair]:
+def _in_order(before: Sequence[KernelTime], after: Sequence[KernelTime]) -> Iterator[Pair]:
     paired = min(len(before), len(after))
     yield from (Pair(*pair) for pair in zip(before, after, strict=False))
     yield from (Pair(one, None) for one in before[paired:])

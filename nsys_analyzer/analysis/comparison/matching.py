@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from nsys_analyzer.analysis.comparison.comparability import CONFIGURATION, differing, reasons_against_run, value_of
 from nsys_analyzer.analysis.comparison.comparison import Difference, Side
-from nsys_analyzer.analysis.comparison.recorded import Recorded
+from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.text import Words
 
 #: The key of a difference in what processes are in their captures.
@@ -27,8 +27,8 @@ class Alone:
         reasons: why it cannot be compared with any, a sentence each.
     """
 
-    run: Recorded
-    nearest: Recorded | None
+    run: Summary
+    nearest: Summary | None
     differences: tuple[Difference, ...]
     reasons: tuple[Words, ...] = ()
 
@@ -45,11 +45,11 @@ class Matched:
 class _Placed(NamedTuple):
     """A run, and what its process is in its capture."""
 
-    run: Recorded
+    run: Summary
     place: str
 
 
-def match(before: Sequence[Recorded], after: Sequence[Recorded], *, repeats: bool = False) -> Matched:
+def match(before: Sequence[Summary], after: Sequence[Summary], *, repeats: bool = False) -> Matched:
     """Runs of one configuration, which may be several on a side, are a pair; what is known of one alone keeps apart.
 
     Two captures are a pair whatever they are, process by process: by rank or devices; of processes that share a GPU the
@@ -69,7 +69,7 @@ def match(before: Sequence[Recorded], after: Sequence[Recorded], *, repeats: boo
     )
 
 
-def _placed(runs: Sequence[Recorded]) -> Iterator[_Placed]:
+def _placed(runs: Sequence[Summary]) -> Iterator[_Placed]:
     """Each run with what tells its process from the others of its capture, and is the same in another capture.
 
     A process ID is not: of processes that share a GPU that is their number, in the order of their IDs.

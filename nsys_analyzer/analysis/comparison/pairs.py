@@ -10,7 +10,7 @@ from nsys_analyzer.analysis.comparison.comparability import reasons_against_run
 from nsys_analyzer.analysis.comparison.compare import compare
 from nsys_analyzer.analysis.comparison.comparison import Comparison, Side
 from nsys_analyzer.analysis.comparison.matching import PROCESS, Alone, match
-from nsys_analyzer.analysis.comparison.recorded import Recorded
+from nsys_analyzer.analysis.summary.summary import Summary
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.text import joined, plain
 
@@ -38,8 +38,8 @@ class Comparisons:
 
 
 def compare_runs(
-    before: Sequence[Recorded],
-    after: Sequence[Recorded],
+    before: Sequence[Summary],
+    after: Sequence[Summary],
     *,
     cpu_spread: float = CPU_SPREAD,
     repeats: bool = False,

@@ -39,16 +39,16 @@ _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
 
 def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     """The findings of a capture; None where no launches are known to replay its steps from."""
-    if capture.step is None or capture.step.study is None or capture.on_cpu:
+    if capture.step is None or capture.study is None or capture.on_cpu:
         return None
-    study, profiled = capture.step.study, capture.step.length_ms
+    study, profiled = capture.study, capture.step.length_ms
     error = study.replay.step_ns / study.measured_ns - 1 if study.measured_ns else 0.0
     unprofiled = capture.unprofiled.trusted_ms(STEP) if capture.unprofiled else None
     baselines = _timed(study, unprofiled * 1e6) if unprofiled else _estimated(study)
     # What a replay says of the steps that it looks at holds for the length of a step.
     scale = 1.0 if unprofiled or not study.replay.step_ns else profiled / (study.replay.step_ns / 1e6)
     replayed = [replay.step_ns / 1e6 * scale for replay in baselines]
-    busy = capture.step.main.parts.total_ms - capture.step.main.parts.idle_ms
+    busy = capture.step.total_ms - capture.step.idle_ms
     # No program is slower without a profiler, and none is done before the GPU is.
     low, high = (unprofiled,) * 2 if unprofiled else (min(max(ms, busy), profiled) for ms in _ends(replayed))
     why = ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from nsys_analyzer.text import Words
@@ -26,6 +26,8 @@ class Finding:
         saves_ms_low, saves_ms_high: what a step would be shorter by, ms, if this alone were changed and no profiler
             ran: an interval, whose ends rest on the assumptions that ``derivation`` names.
         step_ms: the step without the profiler.
+        saves_ms: the middle of the interval; ``share_of_step`` is it as a share of a step.
+        left_ms: what a step takes after this finding alone.
         left_after_all_ms: what a step takes after this finding and those before it in the list. Savings overlap: they
             are replayed together, never added.
         evidence: what was seen, a sentence each.
@@ -45,21 +47,15 @@ class Finding:
     remedy: tuple[str, ...]
     disproof: Words
     place: Place | None = None
+    saves_ms: float = field(init=False)
+    left_ms: float = field(init=False)
+    share_of_step: float = field(init=False)
 
-    @property
-    def saves_ms(self) -> float:
-        """The middle of the interval."""
-        return (self.saves_ms_low + self.saves_ms_high) / 2
-
-    @property
-    def left_ms(self) -> float:
-        """What a step takes after this finding alone."""
-        return self.step_ms - self.saves_ms
-
-    @property
-    def share_of_step(self) -> float:
-        """The middle as a share of a step."""
-        return self.saves_ms / self.step_ms if self.step_ms else 0.0
+    def __post_init__(self) -> None:
+        """Fills what follows from the interval."""
+        saves_ms = (self.saves_ms_low + self.saves_ms_high) / 2
+        share = saves_ms / self.step_ms if self.step_ms else 0.0
+        vars(self).update(saves_ms=saves_ms, left_ms=self.step_ms - saves_ms, share_of_step=share)
 
 
 @dataclass(frozen=True)

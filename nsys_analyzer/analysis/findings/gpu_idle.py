@@ -40,23 +40,22 @@ def find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Fi
         step_ms: what one takes without the profiler.
         told: the idle causes and kernel classes that other findings are about.
     """
-    parts = step.main.parts
-    if not step_ms or parts.compute_ms >= BUSY * step_ms:
+    if not step_ms or step.compute_ms >= BUSY * step_ms:
         return None
     causes: dict[Cause, float] = {}
-    for row in step.main.idle:
+    for row in step.idle_by_cause:
         causes[row.cause] = causes.get(row.cause, 0.0) + row.ms
     # Without the profiler the GPU idles for less; copies and collectives take as long.
-    idle_ms = max(step_ms - (parts.total_ms - parts.idle_ms), 0.0)
-    scale = idle_ms / parts.idle_ms if parts.idle_ms else 0.0
+    idle_ms = max(step_ms - (step.total_ms - step.idle_ms), 0.0)
+    scale = idle_ms / step.idle_ms if step.idle_ms else 0.0
     rest: list[tuple[float, Cause, str]]
     rest = [(ms * scale, cause, f"The GPU is idle: {_TITLES[cause]}") for cause, ms in causes.items()]
-    rest.append((parts.exposed_copy_ms, "copy", "Copies that nothing hides take most of the step"))
-    rest.append((parts.exposed_communication_ms, "communication", "Collectives take most of the step"))
+    rest.append((step.exposed_copy_ms, "copy", "Copies that nothing hides take most of the step"))
+    rest.append((step.exposed_communication_ms, "communication", "Collectives take most of the step"))
     ms, cause, title = max(rest)
     if cause in told or not ms:
         return None
-    where = max((row for row in step.main.idle if row.cause == cause), key=lambda row: row.ms, default=None)
+    where = max((row for row in step.idle_by_cause if row.cause == cause), key=lambda row: row.ms, default=None)
     place = f", most of it in the range {where.range}" if where and where.range else ""
     ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
     return Finding(
@@ -66,7 +65,7 @@ def find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Fi
         ms,
         step_ms,
         step_ms,
-        (f"The GPU computes for {parts.compute_ms / step_ms:.0%} of {of}; {ms:.3g} ms of the rest are this{place}.",),
+        (f"The GPU computes for {step.compute_ms / step_ms:.0%} of {of}; {ms:.3g} ms of the rest are this{place}.",),
         "No change that is looked for removes this time: between nothing and all of it may be saved.",
         _REMEDIES.get(cause, _LOOK),
         step.in_words(_DISPROOF),

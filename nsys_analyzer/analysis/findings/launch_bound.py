@@ -26,7 +26,7 @@ _CLOSE = 20
 def find(case: Case) -> Iterator[Candidate]:
     """A GPU that idles between launches, more than for any other cause."""
     study = case.study
-    idle = {cause: case.step.idle_ms(cause) for cause in CAUSES}
+    idle = {cause: case.step.idle_of(cause) for cause in CAUSES}
     if max(idle, key=lambda cause: idle[cause]) != "launch" or case.idle_share < IDLE:
         return
     others = study.loading | np.isin(study.call, (ALLOCATE, FREE)) | _between_waits(study.replay.awaited)
@@ -48,7 +48,7 @@ def find(case: Case) -> Iterator[Candidate]:
         (
             f"{times(launches, 'operation')} a step take {on_gpu} µs on the GPU each, on average; without the profiler "
             f"the program needs {by_program} µs for one.",
-            f"The GPU idles for {case.step.idle_ms('launch'):.3g} ms of a profiled step because the next launch has "
+            f"The GPU idles for {case.step.idle_of('launch'):.3g} ms of a profiled step because the next launch has "
             "not come.",
         ),
         "The step is replayed with launches that cost nothing, as in a CUDA graph, and without the program's own "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: The two directions in which a module works, in the order of ``DIRECTIONS``'s codes.
 DIRECTIONS = ("forward", "backward")
@@ -64,6 +64,9 @@ class Modules:
         outside_forward, outside_backward: kernels of no module.
         communication_forward, communication_backward: collectives, which are of no module: a bucket of gradients is of
             many.
+        forward_ms, backward_ms: kernel time of all passes; forward with whatever is neither backward nor an optimizer.
+        forward_coverage, backward_coverage: the share of it, collectives left out, that belongs to a module; None
+            without any.
         softmax_backward: of all attention, one backward pass; None where none is known.
     """
 
@@ -75,29 +78,17 @@ class Modules:
     communication_forward: Work
     communication_backward: Work
     softmax_backward: Work | None = None
+    forward_ms: float = field(init=False)
+    backward_ms: float = field(init=False)
+    forward_coverage: float | None = field(init=False)
+    backward_coverage: float | None = field(init=False)
 
-    @property
-    def forward_ms(self) -> float:
-        """Kernel time of all forward passes, losses and whatever else is neither backward nor an optimizer."""
-        inside = sum(one.forward.ms for one in self.modules if not one.depth)
-        return inside + self.outside_forward.ms + self.communication_forward.ms
-
-    @property
-    def backward_ms(self) -> float:
-        """Kernel time of the backward passes."""
-        inside = sum(one.backward.ms for one in self.modules if not one.depth)
-        return inside + self.outside_backward.ms + self.communication_backward.ms
-
-    @property
-    def forward_coverage(self) -> float | None:
-        """The share of it, collectives left out, that belongs to a module; None without any."""
-        return _coverage(self.forward_ms - self.communication_forward.ms, self.outside_forward.ms)
-
-    @property
-    def backward_coverage(self) -> float | None:
-        """The same of the backward passes."""
-        return _coverage(self.backward_ms - self.communication_backward.ms, self.outside_backward.ms)
-
-
-def _coverage(all_ms: float, outside_ms: float) -> float | None:
-    return 1 - outside_ms / all_ms if all_ms else None
+    def __post_init__(self) -> None:
+        """Fills the sums of both directions."""
+        for name in DIRECTIONS:
+            outside, communication = getattr(self, f"outside_{name}").ms, getattr(self, f"communication_{name}").ms
+            inside = sum(getattr(one, name).ms for one in self.modules if not one.depth)
+            ms = inside + outside + communication
+            computing = ms - communication
+            vars(self)[f"{name}_ms"] = ms
+            vars(self)[f"{name}_coverage"] = 1 - outside / computing if computing else None

@@ -76,9 +76,9 @@ def _own(device: DeviceSteps) -> dict[tuple[str, Part], float]:
     """The time of a device but for communication, by phase and part."""
     own: dict[tuple[str, Part], float] = {}
     for one in device.phases:
-        own[one.phase, "compute"] = one.parts.compute_ms
-        own[one.phase, "copies"] = one.parts.exposed_copy_ms
-        own[one.phase, "idle"] = one.parts.idle_ms
+        own[one.phase, "compute"] = one.compute_ms
+        own[one.phase, "copies"] = one.exposed_copy_ms
+        own[one.phase, "idle"] = one.idle_ms
     return own
 
 
@@ -93,7 +93,8 @@ def _with_reasons(
     """The rows, of which the largest in compute and the largest in idle time get what explains most of them."""
     classes = _less(*({one.kernel_class: one.ms for one in device.classes} for device in (here, there)))
     own = _less(*(dict(_by_module(tree)) for tree in (modules, others)))
-    causes = _less(*({(row.cause, row.range): row.ms for row in device.idle} for device in (here, there)))
+    idle = ({(row.cause, row.range or ""): row.ms for row in device.idle_by_cause} for device in (here, there))
+    causes = _less(*idle)
     seen: set[Part] = set()
     for row in rows:
         first = row.part not in seen

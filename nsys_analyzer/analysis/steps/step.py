@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, TypeAlias, TypeVar
+
+import msgspec
 
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.idle import Cause
-from nsys_analyzer.analysis.steps.lanes import Lane
-from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.steps.windows import Source
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Text, Words
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 #: Phases of the GPU's time that no phase's range has launched.
 OUTSIDE = "outside the phases"
@@ -21,14 +26,27 @@ INPUT = "input"
 _WORD = re.compile(r"(?<![-.\w])(?<!optimizer )(s|S)tep(s?)\b(?![(=_])")
 
 
+#: Ten years are 3e11 ms.
+Ms: TypeAlias = Annotated[float, msgspec.Meta(ge=0, le=1e12)]
+Values: TypeAlias = Annotated[tuple[Ms, ...], msgspec.Meta(min_length=1)]
+
+
+_Narrow = TypeVar("_Narrow", bound="DataclassInstance")
+
+
+def narrowed(value: object, kind: type[_Narrow]) -> _Narrow:
+    """The value as what it inherits from: with the fields of that alone."""
+    return kind(**{one.name: getattr(value, one.name) for one in fields(kind) if one.init})
+
+
 @dataclass(frozen=True)
 class Parts:
     """What fills a stretch of a device's time in a step, ms: the four parts add up to it."""
 
-    compute_ms: float
-    exposed_copy_ms: float
-    exposed_communication_ms: float
-    idle_ms: float
+    compute_ms: Ms
+    exposed_copy_ms: Ms
+    exposed_communication_ms: Ms
+    idle_ms: Ms
 
     @property
     def total_ms(self) -> float:
@@ -36,32 +54,32 @@ class Parts:
         return self.compute_ms + self.exposed_copy_ms + self.exposed_communication_ms + self.idle_ms
 
 
-@dataclass(frozen=True)
-class ClassTime:
+class ClassTime(msgspec.Struct, frozen=True):
     """The compute of one kernel class in a step, mean ms; of kernels that overlap, a moment is that of the first."""
 
-    kernel_class: str
-    ms: float
-    std_ms: float | None = None
+    kernel_class: str = msgspec.field(name="class")
+    ms: Ms
+    std_ms: Ms | None = None
 
 
-@dataclass(frozen=True)
-class KernelTime:
-    """The compute of one kernel in a step, and how often it starts: means. The kernels of a class add up to it."""
+class KernelTime(msgspec.Struct, frozen=True):
+    """The compute of one kernel in a step, and how often it starts: means. The kernels of a class add up to it.
+
+    Fills, and graphs whose kernels are not known, have no name.
+    """
 
     name: str
-    kernel_class: str
+    kernel_class: str = msgspec.field(name="class")
     launches: float
-    ms: float
-    std_ms: float | None
+    ms: Ms
+    std_ms: Ms | None
 
 
 @dataclass(frozen=True)
-class PhaseParts:
+class PhaseParts(Parts):
     """The device's time of one phase in a step; a gap is of the phase whose work ends it."""
 
     phase: str
-    parts: Parts
 
 
 @dataclass(frozen=True)
@@ -69,8 +87,8 @@ class IdleTime:
     """The idle time of one cause in a step, mean: its range and API call where it has one, and its gaps."""
 
     cause: Cause
-    range: str
-    api: str
+    range: str | None
+    api: str | None
     ms: float
     gaps: float
 
@@ -80,76 +98,135 @@ class CauseTime:
     """The idle time of one cause in a step, mean ms, whatever the range and the API call."""
 
     cause: Cause
-    ms: float
-    std_ms: float | None
+    ms: Ms
+    std_ms: Ms | None
 
 
 @dataclass(frozen=True)
-class DeviceSteps:
+class DeviceSteps(Parts):
     """The steps on one device, which is numbered as CUDA does.
+
+    Attributes:
+        idle_by_cause: the idle time by cause, range and API call, longest first.
+    """
+
+    device: int
+    classes: tuple[ClassTime, ...]
+    phases: tuple[PhaseParts, ...]
+    idle_by_cause: tuple[IdleTime, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DissectedSteps(DeviceSteps):
+    """The steps on one device with all that a comparison needs.
 
     Standard deviations are those over the steps, None of a single one.
 
     Attributes:
         kernels: those that compute, longest first.
         causes: the idle time by cause alone, longest first.
-        busy_values_ms: the GPU's work in each step, as of ``StepSummary.values_ms``.
-        copy_std_ms, communication_std_ms: of the exposed parts.
+        busy_values_ms: the GPU's work in each step; of very many steps those of some, evenly spread.
         own_pauses_ms: the idle time in short pauses between operations that are both queued, which no program delays.
     """
 
-    device: int
-    parts: Parts
-    classes: tuple[ClassTime, ...]
-    phases: tuple[PhaseParts, ...]
-    idle: tuple[IdleTime, ...]
     kernels: tuple[KernelTime, ...] = ()
     causes: tuple[CauseTime, ...] = ()
-    busy_values_ms: tuple[float, ...] = ()
-    copy_std_ms: float | None = None
-    communication_std_ms: float | None = None
-    own_pauses_ms: float = 0.0
+    busy_values_ms: Values
+    exposed_copy_std_ms: Ms | None = None
+    exposed_communication_std_ms: Ms | None = None
+    own_pauses_ms: Ms = 0.0
 
 
 @dataclass(frozen=True)
-class StepSummary:
-    """The steps of a process.
+class LaunchLatency:
+    """From a launch to the start of its operation, µs: the median, and what the slowest tenth exceeds."""
+
+    median: float
+    p90: float
+
+
+@dataclass(frozen=True)
+class Queue:
+    """How many launches wait or run when another one is added."""
+
+    median: float
+    max: int
+
+
+@dataclass(frozen=True)
+class UnprofiledStep:
+    """What a step takes without the profiler, ms: one figure where that was timed, else an estimate between two."""
+
+    low: float
+    high: float
+    timed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSummary(DissectedSteps):
+    """The steps of a process, with the figures of the device that computes most.
 
     Attributes:
         instances: how many steps.
         source: what bounds them; ``unit`` says it in words.
-        on_gpu: whether they are bounded by the GPU's work, which the program runs ahead of.
+        on_gpu_timeline: whether they are bounded by the GPU's work, which the program runs ahead of.
         length_ms: the length of a step, profiled: the one that is said, and to which all parts are scaled.
         wall_ms: statistics of those that are measured.
+        wall_values_ms: the duration of each step; of very many steps those of some, evenly spread.
         groups: the steps that are alike, those that are not measured among them.
         cut: how many steps more the capture holds a part of.
         devices: every device that the process uses.
-        launch_latency_us: from a launch to the start of its operation, of median and 90th percentile.
-        queue: how many launches wait or run when another one is added, median and most.
-        lanes: one step of median duration as it passed.
-        study: some of the steps in detail, None where no launch is known.
-        values_ms: the duration of each step; of very many steps those of some, evenly spread.
+        unprofiled_ms: None where nothing tells it.
+        profiler_overhead_ms: the least and the most that the profiler takes of a step, where it hides the program.
     """
 
     instances: int
     source: Source
     unit: str
-    on_gpu: bool
+    on_gpu_timeline: bool = False
     length_ms: float
     wall_ms: Stats
-    groups: tuple[StepGroup, ...]
-    devices: tuple[DeviceSteps, ...]
-    launch_latency_us: tuple[float, float] | None = None
-    queue: tuple[float, int] | None = None
-    lanes: tuple[Lane, ...] = ()
-    study: Study | None = None
-    values_ms: tuple[float, ...] = ()
+    wall_values_ms: Values
+    groups: tuple[StepGroup, ...] = ()
     cut: int = 0
+    devices: tuple[DeviceSteps, ...] = ()
+    launch_latency_us: LaunchLatency | None = None
+    queue: Queue | None = None
+    unprofiled_ms: UnprofiledStep | None = None
+    profiler_overhead_ms: tuple[float, float] | None = None
 
     @property
     def is_pass(self) -> bool:
         """Whether the capture is one pass, since nothing tells its steps."""
         return self.source == "pass"
+
+    @property
+    def is_found(self) -> bool:
+        """Whether no name tells the steps."""
+        return self.source in ("repetition", "said", "pass")
+
+    @property
+    def median_busy_ms(self) -> float:
+        """The GPU's work in a step, median."""
+        return median(self.busy_values_ms)
+
+    @property
+    def usual_compute_ms(self) -> float:
+        """The compute of most steps: the mean, but no more than the GPU's work in the median step.
+
+        A step that computes ten times as long as the others makes the mean longer, and a median step no longer.
+        """
+        return min(self.compute_ms, self.median_busy_ms)
+
+    @property
+    def launches(self) -> float:
+        """Kernels and fills that start in a step, mean."""
+        return sum(one.launches for one in self.kernels)
+
+    @property
+    def matmuls(self) -> float:
+        """Matmuls that start in a step, mean."""
+        return sum(one.launches for one in self.kernels if one.kernel_class == "matmul")
 
     def in_words(self, words: Words) -> Words:
         """A sentence about a step; about a pass, where the capture is one."""
@@ -160,11 +237,6 @@ class StepSummary:
         spans = (one if one.kind == "code" else replace(one, text=str(self.in_words(one.text))) for one in words.spans)
         return Text(tuple(spans))
 
-    @property
-    def main(self) -> DeviceSteps:
-        """The device that computes most."""
-        return max(self.devices, key=lambda one: one.parts.compute_ms)
-
-    def idle_ms(self, *causes: Cause) -> float:
+    def idle_of(self, *causes: Cause) -> float:
         """The idle time of these causes in a step, mean ms."""
-        return sum(row.ms for row in self.main.idle if row.cause in causes)
+        return sum(row.ms for row in self.idle_by_cause if row.cause in causes)

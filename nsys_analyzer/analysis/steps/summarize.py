@@ -25,13 +25,16 @@ from nsys_analyzer.analysis.steps.step import (
     CauseTime,
     ClassTime,
     DeviceSteps,
+    DissectedSteps,
     IdleTime,
     KernelTime,
-    Parts,
+    LaunchLatency,
     PhaseParts,
+    Queue,
     StepSummary,
+    narrowed,
 )
-from nsys_analyzer.analysis.steps.study import study_steps
+from nsys_analyzer.analysis.steps.study import Study, study_steps
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import Ints, SmallInts, distinct
@@ -44,8 +47,13 @@ _MOST_OPERATIONS = 300_000
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
 
 
-def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> StepSummary:
-    """The steps of one process by its global ID."""
+def summarize_steps(
+    attributed: AttributedTrace, process: int, steps: Steps
+) -> tuple[StepSummary, Study | None, tuple[Lane, ...]]:
+    """The steps of one process by its global ID, some of them in detail, and one as it passed.
+
+    The detail is None where no launch is known, and there are no lanes then.
+    """
     operations = attributed.trace.operations
     mine = np.flatnonzero(operations.process == process).astype(np.int32)
     every, windows = steps.windows, _some_of(steps.windows, len(mine))
@@ -56,33 +64,32 @@ def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> 
     chosen = [mine[on == device] for device in devices] if len(devices) > 1 else [mine]
     del mine, on
     dissected = [view.device(device, index) for device, index in zip(devices, chosen, strict=True)]
-    main = int(np.argmax([one.parts.compute_ms for one in dissected]))
+    main = int(np.argmax([one.compute_ms for one in dissected]))
     looked_at = f" (of {len(every):,}, {len(windows):,} are looked at)" if len(windows) < len(every) else ""
+    on_cpu = is_on_cpu(attributed.trace, process)
+    dissected = [_by_ranges(view, host, dissected[main])] if on_cpu else dissected
     summary = StepSummary(
-        len(every),
-        windows.source,
-        f"{windows.unit}{looked_at}",
-        windows.on_gpu,
-        steps.length_ms,
-        Stats.of_ns(every.end - every.start),
-        steps.groups,
-        tuple(dissected),
-        values_ms=values_ms(every.end - every.start),
+        **vars(dissected[0 if on_cpu else main]),
+        instances=len(every),
+        source=windows.source,
+        unit=f"{windows.unit}{looked_at}",
+        on_gpu_timeline=windows.on_gpu,
+        length_ms=steps.length_ms,
+        wall_ms=Stats.of_ns(every.end - every.start),
+        wall_values_ms=values_ms(every.end - every.start),
+        groups=steps.groups,
         cut=every.cut,
+        devices=tuple(narrowed(one, DeviceSteps) for one in dissected),
     )
-    if is_on_cpu(attributed.trace, process):
-        return replace(summary, devices=(_by_ranges(view, host, dissected[main]),))
+    if on_cpu:
+        return summary, None, ()
     gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
-    return replace(
-        summary,
-        launch_latency_us=view.latency(chosen[main]),
-        queue=view.queue(chosen[main]),
-        lanes=view.lanes(chosen[main]),
-        study=study_steps(attributed, steps, view.host, chosen[main], view.rank, gpu),
-    )
+    timed = replace(summary, launch_latency_us=view.latency(chosen[main]), queue=view.queue(chosen[main]))
+    study = study_steps(attributed, steps, view.host, chosen[main], view.rank, gpu)
+    return timed, study, view.lanes(chosen[main])
 
 
-def _by_ranges(view: View, host: Host, device: DeviceSteps) -> DeviceSteps:
+def _by_ranges(view: View, host: Host, device: DissectedSteps) -> DissectedSteps:
     """The steps of a program without a GPU: each phase by its ranges, the loading of batches, and the rest.
 
     Nothing is launched there: the time in which no operator runs is the program's own.
@@ -91,9 +98,9 @@ def _by_ranges(view: View, host: Host, device: DeviceSteps) -> DeviceSteps:
     loads = np.array([*(is_loading(name) for name in ranges.names), False])[ranges.name]
     loads &= process_of(ranges.thread) == host.process
     wall = float((windows.end - windows.start).sum())
-    computes = {one.phase: one.parts.compute_ms for one in device.phases}
+    computes = {one.phase: one.compute_ms for one in device.phases}
     phases: list[PhaseParts] = []
-    left = device.parts.total_ms
+    left = device.total_ms
     spans = [(INPUT, ranges.start[loads], ranges.end[loads])]
     for code, name in enumerate(instances.phases[: -len((OTHER_STEP, STEP))]):
         chosen = (instances.phase == code) & (instances.process == host.process)
@@ -101,17 +108,17 @@ def _by_ranges(view: View, host: Host, device: DeviceSteps) -> DeviceSteps:
     for name, start, end in spans:
         order = np.argsort(start, kind="stable")
         ns = Cover.of(start[order], end[order]).within(windows.start, windows.end).sum()
-        ms = min(float(ns) / wall * device.parts.total_ms, left) if wall else 0.0
+        ms = min(float(ns) / wall * device.total_ms, left) if wall else 0.0
         compute = min(computes.get(name, 0.0), ms)
         if ms:
-            phases.append(PhaseParts(name, Parts(compute, 0.0, 0.0, ms - compute)))
+            phases.append(PhaseParts(compute, 0.0, 0.0, ms - compute, name))
         left -= ms
-    compute = max(device.parts.compute_ms - sum(one.parts.compute_ms for one in phases), 0.0)
-    phases.append(PhaseParts(OUTSIDE, Parts(compute, 0.0, 0.0, max(left - compute, 0.0))))
-    gaps, std_ms = sum(one.gaps for one in device.idle), None
-    idle = IdleTime("host", "", "", device.parts.idle_ms, gaps)
-    causes = (CauseTime("host", device.parts.idle_ms, std_ms),) if device.parts.idle_ms else ()
-    return replace(device, phases=tuple(phases), idle=(idle,) if idle.ms else (), causes=causes, own_pauses_ms=0.0)
+    compute = max(device.compute_ms - sum(one.compute_ms for one in phases), 0.0)
+    phases.append(PhaseParts(compute, 0.0, 0.0, max(left - compute, 0.0), OUTSIDE))
+    idle_ms, gaps = device.idle_ms, sum(one.gaps for one in device.idle_by_cause)
+    idle = (IdleTime("host", None, None, idle_ms, gaps),) if idle_ms else ()
+    causes = (CauseTime("host", idle_ms, None),) if idle_ms else ()
+    return replace(device, phases=tuple(phases), idle_by_cause=idle, causes=causes, own_pauses_ms=0.0)
 
 
 @dataclass(frozen=True)
@@ -194,7 +201,7 @@ class View:
         self.launched = time if placed.all() else np.where(placed, time, LONG_AGO)
         self.steps = attributed.roles.mask(STEP, OTHER_STEP)
 
-    def device(self, device: int, chosen: SmallInts) -> DeviceSteps:
+    def device(self, device: int, chosen: SmallInts) -> DissectedSteps:
         """The steps on one device, of which ``chosen`` are the operations."""
         sums = self._nothing()
         for part, some in self._chunks(chosen):
@@ -204,23 +211,25 @@ class View:
         (compute, _), (copy, copy_std), *_ = sums.parts.of(steps, works)
         *_, (communication, communication_std), (idle, _) = sums.parts.of(steps, waits)
         classes = zip(self.classes, sums.classes.of(steps, works), strict=True)
-        scale_of_parts = np.array([works, works, waits, waits]) / (steps * 1e6)
-        return DeviceSteps(
-            device,
-            Parts(compute, copy, communication, idle),
-            _longest(ClassTime(name, *ms) for name, ms in classes),
-            tuple(
-                PhaseParts(name, Parts(*(row * scale_of_parts).tolist()))
-                for name, row in zip(self.phase_names, sums.phases, strict=True)
-                if row.any()
+        scales = np.array([works, works, waits, waits]) / (steps * 1e6)
+        of_phases = *(sums.phases * scales).T.tolist(), self.phase_names
+        return DissectedSteps(
+            compute_ms=compute,
+            exposed_copy_ms=copy,
+            exposed_communication_ms=communication,
+            idle_ms=idle,
+            device=device,
+            classes=_longest(ClassTime(name, *ms) for name, ms in classes),
+            phases=tuple(PhaseParts(*ms) for ms in zip(*of_phases, strict=True) if any(ms[:4])),
+            idle_by_cause=_longest(_idle_times(sums.rows, steps, waits)),
+            kernels=_longest(self._kernels(sums, steps, works)),
+            causes=_longest(
+                CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(steps, waits), strict=True)
             ),
-            _longest(_idle_times(sums.rows, steps, waits)),
-            _longest(self._kernels(sums, steps, works)),
-            _longest(CauseTime(cause, *ms) for cause, ms in zip(CAUSES, sums.causes.of(steps, waits), strict=True)),
-            values_ms(np.concatenate(sums.busy)),
-            copy_std,
-            communication_std,
-            sums.own_pauses / (steps * 1e6) * waits,
+            busy_values_ms=values_ms(np.concatenate(sums.busy)),
+            exposed_copy_std_ms=copy_std,
+            exposed_communication_std_ms=communication_std,
+            own_pauses_ms=sums.own_pauses / (steps * 1e6) * waits,
         )
 
     def _scales(self, sums: _Sums) -> tuple[float, float]:
@@ -311,23 +320,22 @@ class View:
         start, end, cause = (np.concatenate(columns) for columns in zip(*found, strict=True))
         return start, end, cause
 
-    def latency(self, chosen: SmallInts) -> tuple[float, float] | None:
-        """From launches to the starts of their operations, µs: median and 90th percentile."""
+    def latency(self, chosen: SmallInts) -> LaunchLatency | None:
+        """How long operations wait behind their launches; None without any."""
         waits = self.attributed.wait(self._near_the_middle(chosen))
         if not len(waits):
             return None
-        median, most = (np.percentile(waits, [50, 90]) / 1e3).tolist()
-        return median, most
+        return LaunchLatency(*(np.percentile(waits, [50, 90]) / 1e3).tolist())
 
-    def queue(self, chosen: SmallInts) -> tuple[float, int] | None:
-        """The operations that are launched and not done when another is launched: median and most."""
+    def queue(self, chosen: SmallInts) -> Queue | None:
+        """The operations that are launched and not done when another is launched."""
         mine = self._near_the_middle(chosen)
         if not len(mine):
             return None
         launched = np.sort(self.launched[mine])
         ended = np.sort(self.attributed.trace.operations.end[mine])
         waiting = np.maximum(np.arange(len(mine)) - np.searchsorted(ended, launched, side="right"), 0)
-        return float(np.median(waiting)), int(waiting.max())
+        return Queue(float(np.median(waiting)), int(waiting.max()))
 
     def _near_the_middle(self, chosen: SmallInts) -> SmallInts:
         """The operations that are launched in some steps of the middle of the capture."""
@@ -364,7 +372,9 @@ def _idle_times(rows: Sequence[IdleRow], steps: int, scale: float) -> Iterator[I
     for row in rows:
         ns, gaps = sums.get((row.cause, row.range, row.api), (0, 0))
         sums[row.cause, row.range, row.api] = ns + row.ns, gaps + row.gaps
-    return (IdleTime(*key, ns / (steps * 1e6) * scale, gaps / steps) for key, (ns, gaps) in sums.items())
+    for (cause, range_, api), (ns, gaps) in sums.items():
+        name = api.partition("_v")[0]  # without the version that CUPTI puts behind it
+        yield IdleTime(cause, range_ or None, name or None, ns / (steps * 1e6) * scale, gaps / steps)
 
 
 def _longest(rows: Iterable[_Timed]) -> tuple[_Timed, ...]:

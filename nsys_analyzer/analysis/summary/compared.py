@@ -3,91 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
+from msgspec import structs
+
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.statistics import (
-    ClassRow,
-    KernelRow,
-    class_rows,
-    merge_kernels,
-    share_of,
-    without_communication,
-)
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.statistics import KernelRow, class_rows, merge_kernels
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassShares, Leader, MatmulShare, PhaseSummary
+from nsys_analyzer.analysis.transformer.models import Configuration
 
 #: The phases that tables compare, and the step that holds them.
 TRAINING_PHASES = ("forward", "backward", "optimizer")
 BOTH = "forward+backward"
-MATMUL, FUSED = "matmul", "fused attention"
-
-
-@dataclass(frozen=True)
-class Leader:
-    """The kernel with the most time of a part of a capture: one that computes, where there is any.
-
-    ``collective`` is the longest collective beside it, whose time is mostly waiting.
-    """
-
-    scope: str
-    kernel: KernelRow
-    collective: KernelRow | None
-
-
-@dataclass(frozen=True)
-class ClassShares:
-    """The classes of a part of a capture, longest first, each a share of its total kernel time.
-
-    That time is None where an opaque graph hides kernels.
-    """
-
-    scope: str
-    classes: tuple[ClassRow, ...]
-    kernel_time_ms: float | None
-
-    def of(self, name: str) -> float:
-        """The share of a class, by the kernels whose names are known."""
-        return sum(row.share for row in self.classes if row.kernel_class == name)
-
-    @property
-    def matmul(self) -> float | None:
-        """The share of matmul; None where kernels without a name may change it."""
-        return share_of(self.classes, MATMUL)
-
-    @property
-    def unnamed(self) -> float:
-        """The share of kernels without a name, whose class is unknown."""
-        return self.of(UNKNOWN)
-
-    @property
-    def communicates(self) -> bool:
-        """True where communication is among the classes."""
-        return any(row.kernel_class == COMMUNICATION for row in self.classes)
-
-    def computing(self) -> ClassShares:
-        """The classes that compute, as shares of their time."""
-        return replace(self, classes=without_communication(self.classes))
-
-
-@dataclass(frozen=True)
-class MatmulShare:
-    """The share of matmul in each compared phase, in a training step and in a forward pass.
-
-    ``inference_of`` is the forward-only capture of the same configuration that ``inference`` is of, empty where it is
-    this one.
-    """
-
-    phases: tuple[ClassShares, ...]
-    step: ClassShares | None
-    inference: ClassShares | None
-    inference_of: str = ""
-
-    @property
-    def scopes(self) -> tuple[ClassShares, ...]:
-        """The phases, and the step where it is none of them."""
-        apart = self.step is not None and all(phase.scope != STEP for phase in self.phases)
-        return (*self.phases, self.step) if self.step and apart else self.phases
 
 
 def compared_phases(capture: CaptureSummary) -> tuple[PhaseSummary, ...]:
@@ -139,7 +67,7 @@ def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) ->
         tuple(_shares(phase) for phase in compared_phases(capture)),
         step_shares(capture),
         _shares(forward) if forward else None,
-        "" if source is capture else source.title,
+        None if source is capture else source.title,
     )
 
 
@@ -175,4 +103,8 @@ def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:
     if not ours or not theirs or not ours.model or theirs.mode != "forward" or ours.mode == "forward":
         return False
     built = [(run.compile, run.cuda_graph) if (run := one.run) else None for one in (capture, other)]
-    return built[0] == built[1] and replace(ours, mode=None, source="") == replace(theirs, mode=None, source="")
+    return built[0] == built[1] and _but_mode(ours) == _but_mode(theirs)
+
+
+def _but_mode(known: Configuration) -> Configuration:
+    return structs.replace(known, mode=None, source="")

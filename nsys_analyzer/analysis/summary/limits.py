@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.compared import FUSED, MATMUL
 from nsys_analyzer.analysis.summary.statistics import KernelRow
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.summary import (
+    FUSED,
+    MATMUL,
+    CaptureSummary,
+    ClassRate,
+    Limits,
+    PhaseRate,
+    PhaseSummary,
+    TimeOf,
+)
 from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND
 from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
 from nsys_analyzer.analysis.transformer.least_bytes import (
@@ -50,9 +57,6 @@ _LEAST_SHARE = 0.05
 #: The matmuls of unfused attention, which are among those of the class matmul.
 ATTENTION_MATMUL = "attention matmul"
 
-#: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
-TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
-
 #: The passes whose FLOPs are known, and a class of kernels that may do with fewer.
 _PASSES = ("forward", "backward")
 CONVOLUTION = "convolution"
@@ -60,104 +64,6 @@ CONVOLUTION = "convolution"
 _CUDA_CORES = re.compile(r"(?i)gemv|dot_kernel|simt|(?<![a-z\d])hgemm|_sgemm")
 #: Kernels of a forward pass that no backward pass of their own has.
 _FORWARD_ONLY = re.compile(r"(?i)exp_kernel_cuda|SoftMaxForward|softmax_warp_forward|flash_fwd|fprop|fmha_cutlassF")
-
-
-@dataclass(frozen=True)
-class PhaseRate:
-    """The FLOPs of the model in one instance of a phase against the time that it takes.
-
-    Attributes:
-        mfu: of the peak in the precision that ran; None where that is not known.
-        mfu_of_best: of the GPU's highest peak.
-    """
-
-    phase: str
-    model_flops: int
-    ms: float
-    time_of: TimeOf
-    mfu: float | None
-    mfu_of_best: float | None
-
-    @property
-    def flops_per_s(self) -> float:
-        """Achieved."""
-        return self.model_flops / (self.ms / 1e3)
-
-
-@dataclass(frozen=True)
-class ClassRate:
-    """The work of a class of kernels in one instance of a phase, and its rate while these kernels run.
-
-    Attributes:
-        kernel_class: a class, ``ATTENTION_MATMUL`` or a kind of copy.
-        bytes: the least that were moved, counted and not measured; of copies, what they moved.
-        bytes_per_s: None, too, where it is above the memory's peak: a cache has served part of it.
-        peak_flops_per_s: in the precision of these kernels; None where that is not known, and for work without matmuls.
-    """
-
-    kernel_class: str
-    phase: str
-    ms: float
-    flops: float | None = None
-    bytes: float | None = None
-    bytes_per_s: float | None = None
-    precision: str | None = None
-    peak_flops_per_s: float | None = None
-
-    @property
-    def flops_per_s(self) -> float | None:
-        """Achieved."""
-        return None if self.flops is None else self.flops / (self.ms / 1e3)
-
-    @property
-    def share_of_peak(self) -> float | None:
-        """Of the peak in the precision of these kernels."""
-        rate, peak = self.flops_per_s, self.peak_flops_per_s
-        return rate / peak if rate is not None and peak else None
-
-    @property
-    def intensity(self) -> float | None:
-        """Arithmetic intensity, FLOP/byte, where neither rate is in doubt."""
-        return self.flops / self.bytes if self.flops and self.bytes and self.bytes_per_s else None
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a process achieves of its GPU's peaks; None is unknown.
-
-    Attributes:
-        precision: the one that most of the matmul time ran in.
-        roofs: precision to peak FLOP/s, of those that ran.
-        tensor_core_share: of the matmul time, by the names of kernels; of ``tensor_core_unknown`` these say nothing.
-        missing: what would have to be known: "model", "context length", "batch size", "peaks".
-        notes: what the figures leave out, a sentence each.
-        doubt: why figures are left out, empty where none are.
-    """
-
-    gpu: str
-    precision: str | None
-    peak_flops_per_s: float | None
-    best_precision: str | None
-    best_peak_flops_per_s: float | None
-    peak_bytes_per_s: float | None
-    source: str
-    roofs: tuple[tuple[str, float], ...]
-    tensor_core_share: float | None
-    tensor_core_unknown: float
-    phases: tuple[PhaseRate, ...] = ()
-    classes: tuple[ClassRate, ...] = ()
-    missing: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    doubt: str = ""
-
-    def phase(self, name: str) -> PhaseRate | None:
-        """A phase by its name."""
-        return next((one for one in self.phases if one.phase == name), None)
-
-    @property
-    def chief(self) -> PhaseRate | None:
-        """The step, else the first of its phases."""
-        return self.phase(STEP) or next(iter(self.phases), None)
 
 
 def limits_of(capture: CaptureSummary) -> Limits | None:
@@ -178,8 +84,8 @@ class _View:
 
     def __init__(self, capture: CaptureSummary) -> None:
         self.capture = capture
-        self.peaks: Peaks | None = find_peaks(capture.gpu.name if capture.gpu else None)
-        self.memory = memory_bytes_per_s(capture.gpu)
+        self.peaks: Peaks | None = find_peaks(capture.gpu)
+        self.memory = memory_bytes_per_s(capture.device)
         known = capture.configuration or Configuration()
         parts = {"model": known.model, "context length": known.context_length, "batch size": known.batch_size}
         whole = known.model and known.batch_size and known.context_length
@@ -205,21 +111,25 @@ class _View:
         tensor, unknown = tensor_core_share(capture.whole.kernels if capture.whole else ())
         shares = capture.precisions.items()
         return Limits(
-            gpu=capture.gpu.name if capture.gpu else "GPU",
+            gpu=capture.gpu or "GPU",
             precision=self.precision,
-            peak_flops_per_s=rates.get(self.precision or ""),
+            peak_flops=rates.get(self.precision or ""),
             best_precision=best,
-            best_peak_flops_per_s=rates[best] if best else None,
+            best_peak_flops=rates[best] if best else None,
             peak_bytes_per_s=self.memory,
-            source=self.peaks.source if self.peaks else "",
+            source=self.peaks.source if self.peaks else None,
             roofs=tuple((one, rates[one]) for one, share in shares if one in rates and share >= _LEAST_SHARE),
             tensor_core_share=tensor,
             tensor_core_unknown=unknown,
-            phases=phases,
+            mfu={one.phase: one.mfu for one in phases if one.mfu is not None},
+            mfu_of_best={one.phase: one.mfu_of_best for one in phases if one.mfu_of_best is not None},
+            time_of={one.phase: one.time_of for one in phases},
+            ms={one.phase: one.ms for one in phases},
+            model_flops={one.phase: one.model_flops for one in phases},
             classes=(*classes, *self.copies()),
             missing=(*self.missing, *(() if self.peaks else ("peaks",))),
             notes=tuple(dict.fromkeys((*self.notes, *(self.general_notes() if phases else ())))),
-            doubt=doubt,
+            doubt=doubt or None,
         )
 
     def phase_rates(self) -> Iterator[PhaseRate]:
@@ -410,7 +320,7 @@ class _View:
 
     def copies(self) -> Iterator[ClassRate]:
         """The copies of a step by kind; one on the device reads and writes each byte in its memory."""
-        study = self.capture.step.study if self.capture.step else None
+        study = self.capture.study
         if study is None:
             return
         for kind, name in enumerate(COPIES):
@@ -467,7 +377,7 @@ class _View:
                 "counts the model's FLOPs once, and the rate of backward's classes is higher than it says."
             )
         devices = capture.step.devices if capture.step else ()
-        if sum(one.parts.compute_ms > 0 for one in devices) > 1:
+        if sum(one.compute_ms > 0 for one in devices) > 1:
             yield "The process uses several GPUs; the peak is that of one."
 
 

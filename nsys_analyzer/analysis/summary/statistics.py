@@ -8,7 +8,9 @@ from itertools import chain, groupby
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec import structs
 
 from nsys_analyzer.analysis.intervals.timeline import unions
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
@@ -99,19 +101,20 @@ class Moments:
         return list(zip((mean * scale).tolist(), (std * scale).tolist(), strict=True))
 
 
-@dataclass(frozen=True)
-class KernelRow:
+class KernelRow(msgspec.Struct, frozen=True):
     """One kernel of a phase, per instance; ``share`` is a fraction of the phase's total kernel time.
 
     A kernel that some operators launch as part of other work (a GEMM in a convolution) has a row for each class.
+    Its ``label`` is short, and unique among the captures that are read together.
     """
 
     name: str
-    kernel_class: str
+    kernel_class: str = msgspec.field(name="class")
     launches_per_instance: float
     ms_per_instance: float
     avg_us: float
     share: float
+    label: str = ""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -119,14 +122,17 @@ class KernelRow:
         return self.name, self.kernel_class
 
 
-@dataclass(frozen=True)
-class ClassRow:
-    """One class of kernels of a phase, per instance; ``share`` is a fraction of the phase's total kernel time."""
+class ClassRow(msgspec.Struct, frozen=True):
+    """One class of kernels of a phase, per instance; ``share`` is a fraction of the phase's total kernel time.
 
-    kernel_class: str
+    ``share_without_communication`` is one of the time that computes, None of communication.
+    """
+
+    kernel_class: str = msgspec.field(name="class")
     launches_per_instance: float
     ms_per_instance: float
     share: float
+    share_without_communication: float | None = None
 
 
 @dataclass(frozen=True)
@@ -243,16 +249,20 @@ def merge_kernels(*tables: Sequence[KernelRow]) -> tuple[KernelRow, ...]:
     rows = list(chain.from_iterable(tables))
     total = sum(row.ms_per_instance for row in rows)
     merged = []
-    for (name, kernel_class), same in groupby(sorted(rows, key=_NAME_AND_CLASS), key=_NAME_AND_CLASS):
+    for (name, kernel_class), group in groupby(sorted(rows, key=_NAME_AND_CLASS), key=_NAME_AND_CLASS):
+        same = list(group)
         launches, ms, _ = _added(same)
-        merged.append(KernelRow(name, kernel_class, launches, ms, ms * 1e3 / launches, ms / total if total else 0.0))
+        share, label = ms / total if total else 0.0, same[0].label
+        merged.append(KernelRow(name, kernel_class, launches, ms, ms * 1e3 / launches, share, label))
     return tuple(sorted(merged, key=lambda row: -row.ms_per_instance))
 
 
 def class_rows(kernels: Sequence[KernelRow]) -> tuple[ClassRow, ...]:
     """The classes of a kernel table, longest first."""
     groups = groupby(sorted(kernels, key=_CLASS), key=_CLASS)
-    return tuple(sorted((ClassRow(one, *_added(rows)) for one, rows in groups), key=lambda row: -row.ms_per_instance))
+    rows = sorted((ClassRow(one, *_added(rows)) for one, rows in groups), key=lambda row: -row.ms_per_instance)
+    computing = {row.kernel_class: row.share for row in without_communication(rows)}
+    return tuple(structs.replace(row, share_without_communication=computing.get(row.kernel_class)) for row in rows)
 
 
 def _added(rows: Iterable[KernelRow]) -> tuple[float, float, float]:
@@ -274,7 +284,7 @@ def without_communication(classes: Sequence[ClassRow]) -> tuple[ClassRow, ...]:
     if len(rows) == len(classes):
         return tuple(classes)
     total = sum(row.ms_per_instance for row in rows)
-    return tuple(replace(row, share=row.ms_per_instance / total if total else 0.0) for row in rows)
+    return tuple(structs.replace(row, share=row.ms_per_instance / total if total else 0.0) for row in rows)
 
 
 def memory_rows(count: Ints, ns: Ints, instances: int) -> tuple[MemoryRow, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
@@ -105,19 +106,20 @@ class _ProcessView:
         trace = self.attributed.trace
         phases = self.phases()
         contradiction = _contradiction(configuration, phases)
-        configuration = replace(configuration, model=None) if configuration and contradiction else configuration
+        if configuration and contradiction:
+            configuration = structs.replace(configuration, model=None, model_name=None)
         whole = self.whole() if len(self.operations) else None
         coverage = self.coverage()
         gpu = trace.metadata.gpu(self.process.pid, int(self.operations.device[0])) if whole else None
         modules = summarize_modules(self.attributed, self.process.global_pid)
         summary = CaptureSummary(
             name=name,
-            process=self.process.label,
+            process=self.process.label or None,
             source=trace.path.name,
             status=self.status(),
             pid=self.process.pid,
             rank=self.process.rank,
-            gpu=gpu,
+            device=gpu,
             metadata=trace.metadata,
             configuration=configuration,
             phases=phases,
@@ -129,9 +131,10 @@ class _ProcessView:
             modules=modules,
         )
         if self.steps:
-            step = summarize_steps(self.attributed, self.process.global_pid, self.steps)
+            step, study, lanes = summarize_steps(self.attributed, self.process.global_pid, self.steps)
             members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
-            summary = replace(summary, step=step, members=members, phases=tuple(_with_length(phases, step)))
+            phases = tuple(_with_length(phases, step))
+            summary = replace(summary, step=step, study=study, lanes=lanes, members=members, phases=phases)
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)
@@ -182,7 +185,7 @@ class _ProcessView:
         names = [ranges.names[i] for i in codes]
         inferred = all(name in self.attributed.roles.inferred or is_framework_name(name) for name in names)
         kernels = clocks.kernels[measured] if inferred else measured[:0]
-        return replace(
+        return structs.replace(
             self._gpu_figures(instances.phases[code], code, measured, clocks, sums),
             range=_listed(names),
             instances=len(measured),
@@ -250,7 +253,7 @@ class _ProcessView:
         first, last = clocks.last_end[0] - clocks.span[0], clocks.last_end[0]
         holds_warmup = (warm & (self.operations.start >= first) & (self.operations.end <= last)).any()
         # The span holds warm-up then, which the other figures do not.
-        return replace(whole, gpu_span_ms=Stats()) if holds_warmup else whole
+        return structs.replace(whole, gpu_span_ms=Stats()) if holds_warmup else whole
 
     def coverage(self) -> Coverage:
         attribution = self.attributed.attribution
@@ -320,7 +323,7 @@ def _with_length(phases: Sequence[PhaseSummary], step: StepSummary) -> Iterator[
             yield phase
         elif step.source in ("range", "profiler_step"):
             wall = replace(step.wall_ms, median=step.length_ms)
-            yield replace(phase, wall_ms=wall, wall_values_ms=step.values_ms, synchronized=True)
+            yield structs.replace(phase, wall_ms=wall, wall_values_ms=step.wall_values_ms, synchronized=True)
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:

@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
-from nsys_analyzer.analysis.findings.finding import Diagnosis
+import msgspec
+
+from nsys_analyzer.analysis.attribution.processes import label_of_pid
+from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.steps.lanes import Lane
+from nsys_analyzer.analysis.steps.step import Ms, StepSummary
+from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
-from nsys_analyzer.analysis.summary.statistics import ClassRow, KernelRow, MemoryRow, Stats, share_of
+from nsys_analyzer.analysis.summary.statistics import (
+    ClassRow,
+    KernelRow,
+    MemoryRow,
+    Stats,
+    share_of,
+    without_communication,
+)
+from nsys_analyzer.analysis.summary.verdicts import Verdict, verdict_of
 from nsys_analyzer.analysis.tracks.tracks import Tracks
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.text import Words
-from nsys_analyzer.trace.metadata import Gpu, Metadata
+from nsys_analyzer.trace.metadata import CPU, Gpu, Metadata
 
+#: The classes of kernels that a report singles out.
+MATMUL, FUSED = "matmul", "fused attention"
 #: The states of a capture.
 STATUSES = ("ok", "oom", "partial", "no_kernels", "failed", "timeout", "not_profiled")
 #: Phases with less of the GPU time than this hide too much to answer for a capture alone.
 _NEARLY_ALL = 0.9
 #: Passes of one program launch about as many kernels each.
 _EVEN = 1.5
+
+#: What a time is: of a run without the profiler, that of the step estimated, the GPU's work alone, the profiled range.
+TimeOf = Literal["unprofiled", "estimated", "gpu_busy", "wall"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +57,36 @@ class ThreadShare:
 
 
 @dataclass(frozen=True)
-class PhaseSummary:
+class BusyShare:
+    """GPU busy ÷ wall of one phase.
+
+    Attributes:
+        unprofiled: whether the wall time is of an unprofiled run.
+        low, high: the share; equal where the wall time is unprofiled. ``high`` is 1 where nothing bounds it.
+        verdict: that of both ends of the share; "undecided" where these differ.
+    """
+
+    busy_ms: float
+    wall_ms: float
+    unprofiled: bool
+    low: float
+    high: float
+    profiler_cost: ProfilerCost | None = None
+    verdict: Verdict = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Fills the verdict."""
+        low, high = verdict_of(self.low), verdict_of(self.high)
+        vars(self)["verdict"] = low if low == high else "undecided"
+
+    @property
+    def profiler_ms(self) -> float | None:
+        """The most that the profiler can have added: its estimated cost, and never more than the GPU was idle."""
+        high = self.profiler_cost.high_ms if self.profiler_cost else None
+        return None if high is None else min(high, self.wall_ms - self.busy_ms)
+
+
+class PhaseSummary(msgspec.Struct, frozen=True):
     """One phase over its measured instances; times, kernels and classes are of one instance, longest first.
 
     Attributes:
@@ -54,6 +103,7 @@ class PhaseSummary:
         kernels_least, kernels_most: kernels of the instances with fewest and with most; 0 where it is not inferred.
         gpu_lag_ms: by how much its GPU work ends after its range, 0 where it ends before.
         wall_values_ms, busy_values_ms: those of each instance; of very many those of some, evenly spread.
+        busy_share: of the range's time; None where its wall time is not that of its work.
     """
 
     phase: str
@@ -62,24 +112,25 @@ class PhaseSummary:
     kernels_per_instance: float
     gpu_span_ms: Stats
     gpu_busy_ms: Stats
-    kernel_time_ms: Stats
+    kernel_time_ms: Stats = msgspec.field(name="kernel_sum_ms")
     classes: tuple[ClassRow, ...]
     kernels: tuple[KernelRow, ...]
-    memory: tuple[MemoryRow, ...]
+    memory: tuple[MemoryRow, ...] = msgspec.field(name="memory_operations")
     range: str = ""
     warmup_instances: int = 0
     incomplete_instances: int = 0
-    wall_ms: Stats = field(default_factory=Stats)
+    wall_ms: Stats = Stats()
     python_ms: Stats | None = None
     synchronized: bool = False
     holds_backward: bool = False
     inferred: bool = False
-    gpu_lag_ms: Stats = field(default_factory=Stats)
+    gpu_lag_ms: Stats = Stats()
     profiler_cost: ProfilerCost | None = None
     kernels_least: int = 0
     kernels_most: int = 0
-    wall_values_ms: tuple[float, ...] = ()
-    busy_values_ms: tuple[float, ...] = ()
+    wall_values_ms: tuple[Ms, ...] = ()
+    busy_values_ms: tuple[Ms, ...] = ()
+    busy_share: BusyShare | None = None
 
     @property
     def uneven(self) -> bool:
@@ -147,6 +198,8 @@ class Unprofiled:
         phases: phase to its times in ms.
         device: "cuda" or "cpu".
         doubts: phase to the reasons why its time cannot be right.
+        tokens_per_second: batch size × context length ÷ the time of a step.
+        profiler_overhead: of each phase its wall time under the profiler ÷ its unprofiled time − 1.
     """
 
     status: str
@@ -156,81 +209,337 @@ class Unprofiled:
     device: str | None = None
     peak_memory_bytes: int | None = None
     doubts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    tokens_per_second: float | None = None
+    profiler_overhead: dict[str, float | None] = field(default_factory=dict)
 
     def typical_ms(self, phase: str) -> float | None:
         """The median time of a phase in ms, else the mean; None where it was not timed."""
         return self.phases[phase].typical if phase in self.phases else None
 
+    def trusted(self, phase: str) -> Stats | None:
+        """The times of a phase; None where it was not timed or is in doubt."""
+        return None if self.doubts.get(phase) else self.phases.get(phase)
+
     def trusted_ms(self, phase: str) -> float | None:
-        """The typical time of a phase in ms; None where it was not timed or is in doubt."""
-        return None if self.doubts.get(phase) else self.typical_ms(phase)
+        """The typical one of these times, ms."""
+        stats = self.trusted(phase)
+        return stats.typical if stats else None
 
 
 @dataclass(frozen=True)
-class CaptureSummary:
-    """One process of one capture; None is unknown or not recorded.
+class Conditions:
+    """The versions of the trace and the machine, "unknown" where the trace is silent, and the GPU's own figures."""
+
+    schema_version: str
+    platform: str
+    driver: str
+    runtime: str
+    cpu: str
+    os: str
+    gpu_memory_bytes: int | None
+    gpu_sm_count: int | None
+
+
+@dataclass(frozen=True)
+class Leader:
+    """The kernel with the most time of a part of a capture: one that computes, where there is any.
+
+    ``collective`` is the longest collective beside it, whose time is mostly waiting.
+    """
+
+    scope: str
+    kernel: KernelRow
+    collective: KernelRow | None
+
+
+@dataclass(frozen=True)
+class ClassShares:
+    """The classes of a part of a capture, longest first, each a share of its total kernel time.
 
     Attributes:
-        process: its label in tables, empty where the capture has one that is not one of several ranks.
+        kernel_sum_ms: that time; None where an opaque graph hides kernels.
+        matmul: its share, and that of what computes; None where kernels without a name may change it.
+        unnamed: the share of kernels without a name, whose class is unknown.
+    """
+
+    scope: str
+    classes: tuple[ClassRow, ...]
+    kernel_sum_ms: float | None
+    matmul: float | None = field(init=False)
+    matmul_without_communication: float | None = field(init=False)
+    fused_attention: float = field(init=False)
+    unnamed: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Fills the shares of single classes."""
+        vars(self).update(
+            matmul=share_of(self.classes, MATMUL),
+            matmul_without_communication=share_of(without_communication(self.classes), MATMUL),
+            fused_attention=self.of(FUSED),
+            unnamed=self.of(UNKNOWN),
+        )
+
+    def of(self, name: str) -> float:
+        """The share of a class, by the kernels whose names are known."""
+        return sum(row.share for row in self.classes if row.kernel_class == name)
+
+    @property
+    def communicates(self) -> bool:
+        """True where communication is among the classes."""
+        return any(row.kernel_class == COMMUNICATION for row in self.classes)
+
+    def computing(self) -> ClassShares:
+        """The classes that compute, as shares of their time."""
+        return replace(self, classes=without_communication(self.classes))
+
+
+@dataclass(frozen=True)
+class MatmulShare:
+    """The share of matmul in each compared phase, in a training step and in a forward pass.
+
+    ``inference_of`` is the forward-only capture of the same configuration that ``inference`` is of, None where it is
+    this one.
+    """
+
+    phases: tuple[ClassShares, ...]
+    step: ClassShares | None
+    inference: ClassShares | None
+    inference_of: str | None = None
+
+    @property
+    def scopes(self) -> tuple[ClassShares, ...]:
+        """The phases, and the step where it is none of them."""
+        apart = self.step is not None and all(phase.scope != STEP for phase in self.phases)
+        return (*self.phases, self.step) if self.step and apart else self.phases
+
+
+@dataclass(frozen=True)
+class PhaseRate:
+    """The FLOPs of the model in one instance of a phase against the time that it takes.
+
+    Attributes:
+        mfu: of the peak in the precision that ran; None where that is not known.
+        mfu_of_best: of the GPU's highest peak.
+    """
+
+    phase: str
+    model_flops: int
+    ms: float
+    time_of: TimeOf
+    mfu: float | None
+    mfu_of_best: float | None
+
+    @property
+    def flops_per_s(self) -> float:
+        """Achieved."""
+        return self.model_flops / (self.ms / 1e3)
+
+
+class ClassRate(msgspec.Struct, frozen=True):
+    """The work of a class of kernels in one instance of a phase, and its rate while these kernels run.
+
+    Attributes:
+        kernel_class: a class, ``ATTENTION_MATMUL`` or a kind of copy.
+        bytes: the least that were moved, counted and not measured; of copies, what they moved.
+        bytes_per_s: None, too, where it is above the memory's peak: a cache has served part of it.
+        peak_flops_per_s: in the precision of these kernels; None where that is not known, and for work without matmuls.
+        flops_per_s: achieved; ``share_of_peak`` is of that peak.
+    """
+
+    kernel_class: str = msgspec.field(name="class")
+    phase: str
+    ms: float
+    flops: int | float | None = None
+    bytes: int | float | None = None
+    bytes_per_s: float | None = None
+    precision: str | None = None
+    peak_flops_per_s: float | None = None
+    flops_per_s: float | None = None
+    share_of_peak: float | None = None
+
+    def __post_init__(self) -> None:
+        """Fills the rates."""
+        rate, peak = None if self.flops is None else self.flops / (self.ms / 1e3), self.peak_flops_per_s
+        msgspec.structs.force_setattr(self, "flops_per_s", rate)
+        msgspec.structs.force_setattr(self, "share_of_peak", rate / peak if rate is not None and peak else None)
+
+    @property
+    def intensity(self) -> float | None:
+        """Arithmetic intensity, FLOP/byte, where neither rate is in doubt."""
+        return self.flops / self.bytes if self.flops and self.bytes and self.bytes_per_s else None
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a process achieves of its GPU's peaks; None is unknown, shares are fractions.
+
+    Attributes:
+        gpu: its name.
+        precision: the one that most of the matmul time ran in.
+        roofs: precision to peak FLOP/s, of those that ran.
+        tensor_core_share: of the matmul time, by the names of kernels; of ``tensor_core_unknown`` these say nothing.
+        missing: what would have to be known: "model", "context length", "batch size", "peaks".
+        notes: what the figures leave out, a sentence each.
+        doubt: why figures are left out.
+        mfu, mfu_of_best, time_of, ms, model_flops: by phase, as of ``PhaseRate``.
+    """
+
+    gpu: str
+    precision: str | None
+    peak_flops: float | None
+    best_precision: str | None
+    best_peak_flops: float | None
+    peak_bytes_per_s: float | None
+    source: str | None
+    roofs: tuple[tuple[str, float], ...]
+    tensor_core_share: float | None
+    tensor_core_unknown: float
+    mfu: dict[str, float] = field(default_factory=dict)
+    mfu_of_best: dict[str, float] = field(default_factory=dict)
+    time_of: dict[str, TimeOf] = field(default_factory=dict)
+    ms: dict[str, float] = field(default_factory=dict)
+    model_flops: dict[str, int] = field(default_factory=dict)
+    classes: tuple[ClassRate, ...] = ()
+    missing: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    doubt: str | None = None
+
+    @property
+    def phases(self) -> tuple[PhaseRate, ...]:
+        """The rates of each phase."""
+        return tuple(
+            PhaseRate(one, self.model_flops[one], ms, self.time_of[one], self.mfu.get(one), self.mfu_of_best.get(one))
+            for one, ms in self.ms.items()
+        )
+
+    def phase(self, name: str) -> PhaseRate | None:
+        """A phase by its name."""
+        return next((one for one in self.phases if one.phase == name), None)
+
+    @property
+    def chief(self) -> PhaseRate | None:
+        """The step, else the first of its phases."""
+        return self.phase(STEP) or next(iter(self.phases), None)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One process of one capture, as a report's JSON holds it; None is unknown or not recorded.
+
+    Attributes:
+        process: its label in tables, None where the capture has one that is not one of several ranks.
         source: the file's name.
         status: one of ``STATUSES``; ``message`` says why it is not ok.
+        gpu: its name.
+        precisions: shares of the matmul time by precision.
         phases: in the order of a step.
         whole: every operation of the process outside warm-up as one phase of one instance.
-        step: what fills its steps; None where it has none.
+        share_in_phases: the share of the whole capture's GPU time that lies in phases other than the step.
+        phases_suffice: whether the phases stand for the capture: forward and nearly all GPU time are in them, none is
+            uneven.
         modules: the time of each module of its model; None where no range names one.
-        diagnosis: what slows them down; None where no launches are known.
-        members: what each of its devices did step by step, where it exchanges something with others.
-        tracks: every moment of its measured steps, where that was asked for.
+        step: what fills its steps; None where it has none.
+        findings: what slows them down, the largest saving first, None where none can be derived;
+            ``findings_missing`` says why some or all are missing.
     """
 
     name: str
-    process: str
+    process: str | None
     source: str
     status: str
-    message: str = ""
+    message: str | None = None
     pid: int | None = None
-    gpu: Gpu | None = None
-    metadata: Metadata | None = None
+    rank: int | None = None
+    gpu: str | None = None
+    profiler: str | None = None
+    profiler_version: str | None = None
+    nsys_version: str | None = None
+    conditions: Conditions | None = None
     configuration: Configuration | None = None
-    phases: tuple[PhaseSummary, ...] = ()
-    whole: PhaseSummary | None = None
-    attention: AttentionSummary | None = None
-    coverage: Coverage | None = None
     precisions: dict[str, float] = field(default_factory=dict)
+    phases: tuple[PhaseSummary, ...] = ()
+    share_in_phases: float | None = None
+    phases_suffice: bool = False
+    whole: PhaseSummary | None = None
+    top_kernels: tuple[Leader, ...] = ()
+    matmul: MatmulShare | None = None
+    attention: AttentionSummary | None = None
+    limits: Limits | None = None
+    modules: Modules | None = None
+    step: StepSummary | None = None
+    findings: tuple[Finding, ...] | None = None
+    findings_missing: Words | None = None
+    device_memory: DeviceMemory | None = None
+    coverage: Coverage | None = None
     run: Run | None = None
     unprofiled: Unprofiled | None = None
     warnings: tuple[Words, ...] = ()
-    device_memory: DeviceMemory | None = None
-    rank: int | None = None
-    step: StepSummary | None = None
-    diagnosis: Diagnosis | None = None
-    modules: Modules | None = None
-    members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
-    tracks: Tracks | None = field(default=None, compare=False, repr=False)
 
     @property
     def title(self) -> str:
         """The name, with the process where there are several."""
-        return f"{self.name} {self.process}".strip()
+        return f"{self.name} {self.process or ''}".strip()
+
+    @property
+    def shares_gpu(self) -> bool:
+        """Whether only its ID tells the process from others of its capture, on the same GPU."""
+        return self.pid is not None and self.process == label_of_pid(self.pid)
 
     @property
     def on_cpu(self) -> bool:
         """True where its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
-        return self.gpu is not None and self.gpu.is_cpu
+        return self.gpu == CPU
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """Batch size × context length ÷ the time of an unprofiled step."""
-        step = self.unprofiled.typical_ms(STEP) if self.unprofiled else None
-        known = self.configuration or Configuration()
-        tokens = (known.batch_size or 0) * (known.context_length or 0)
-        return tokens / (step / 1e3) if tokens and step else None
+    def leaf_phases(self) -> tuple[PhaseSummary, ...]:
+        """The phases other than the step."""
+        return tuple(phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
 
-    def profiler_overhead(self, name: str) -> float | None:
-        """A phase's wall time under the profiler ÷ its unprofiled time − 1; None where one of them is not known."""
-        phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
-        profiled = phase.wall_ms.typical if phase and self.is_timed(phase) else None
-        return profiled / unprofiled - 1 if profiled and unprofiled else None
+    def phase(self, name: str) -> PhaseSummary | None:
+        """A phase by name, if it has a measured instance."""
+        return next((p for p in self.phases if p.phase == name and p.instances), None)
+
+
+@dataclass(frozen=True)
+class CaptureSummary(Summary):
+    """A process of a capture with what is no part of its report's JSON: what its analysis and a timeline need.
+
+    Attributes:
+        device: its GPU.
+        diagnosis: what slows its steps down; None where no launches are known.
+        study: some of the steps in detail, None where no launch is known.
+        lanes: one step of median duration as it passed.
+        members: what each of its devices did step by step, where it exchanges something with others.
+        tracks: every moment of its measured steps, where that was asked for.
+    """
+
+    device: Gpu | None = None
+    metadata: Metadata | None = None
+    diagnosis: Diagnosis | None = None
+    study: Study | None = field(default=None, compare=False, repr=False)
+    lanes: tuple[Lane, ...] = field(default=(), compare=False, repr=False)
+    members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
+    tracks: Tracks | None = field(default=None, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Fills what follows from the device, the profiler's metadata and the phases."""
+        told, gpu = self.metadata, self.device
+        known: dict[str, object] = {"gpu": gpu.name} if gpu else {}
+        if told:
+            version = told.profiler_version
+            known |= {"profiler": told.profiler, "profiler_version": version}
+            known |= {"nsys_version": version if told.profiler == "nsys" else None}
+            known["conditions"] = Conditions(
+                *(told.schema_version, told.platform, told.driver, told.runtime, told.cpu, told.os),
+                gpu.memory_bytes or None if gpu else None,
+                gpu.sm_count or None if gpu else None,
+            )
+        total = self.whole.gpu_ms if self.whole else 0.0
+        held = sum(phase.gpu_ms * phase.instances for phase in self.leaf_phases)
+        share = min(held / total, 1.0) if total else None  # a sum of floats may pass the whole by its last digit
+        uneven = any(phase.uneven for phase in self.phases)
+        suffice = self.phase("forward") is not None and (share or 0.0) >= _NEARLY_ALL and not uneven
+        vars(self).update(known, share_in_phases=share, phases_suffice=suffice)
 
     @property
     def ranges_on_gpu(self) -> bool:
@@ -241,24 +550,8 @@ class CaptureSummary:
         """True where the wall time of a phase holds its work: the range is the CPU's, and the GPU's work ends in it."""
         return phase.synchronized and not self.ranges_on_gpu
 
-    @property
-    def leaf_phases(self) -> tuple[PhaseSummary, ...]:
-        """The phases other than the step."""
-        return tuple(phase for phase in self.phases if phase.phase not in (STEP, OTHER_STEP))
-
-    @property
-    def share_in_phases(self) -> float | None:
-        """The share of the whole capture's GPU time that lies in phases other than the step; None without GPU time."""
-        total = self.whole.gpu_ms if self.whole else 0.0
-        held = sum(phase.gpu_ms * phase.instances for phase in self.leaf_phases)
-        return min(held / total, 1.0) if total else None  # a sum of floats may pass the whole by its last digit
-
-    @property
-    def phases_suffice(self) -> bool:
-        """True where the phases stand for the capture: forward and nearly all GPU time are in them, none is uneven."""
-        uneven = any(phase.uneven for phase in self.phases)
-        return self.phase("forward") is not None and (self.share_in_phases or 0.0) >= _NEARLY_ALL and not uneven
-
-    def phase(self, name: str) -> PhaseSummary | None:
-        """A phase by name, if it has a measured instance."""
-        return next((p for p in self.phases if p.phase == name and p.instances), None)
+    def profiler_overhead(self, name: str) -> float | None:
+        """A phase's wall time under the profiler ÷ its unprofiled time − 1; None where one of them is not known."""
+        phase, unprofiled = self.phase(name), self.unprofiled.trusted_ms(name) if self.unprofiled else None
+        profiled = phase.wall_ms.typical if phase and self.is_timed(phase) else None
+        return profiled / unprofiled - 1 if profiled and unprofiled else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class AttentionSummary:
         occurrences: how often attention ran in all that was measured, by the ranges around its kernels, a replay of
             a CUDA graph once more.
         softmax_backward_ms: of one backward pass, where the modules of its kernels are known.
+        softmax_flops_per_s, matmul_flops_per_s, fused_flops_per_s: achieved; the last by kernels that do both at once.
+        ratio_of: what both ratios are of.
         warmup_occurrences: how often it ran inside warm-up, which is left out; None for "forward".
     """
 
@@ -60,21 +62,19 @@ class AttentionSummary:
     warmup_occurrences: int | None = None
     softmax_traffic: SoftmaxTraffic | None = None
     softmax_backward_ms: float | None = None
+    softmax_flops_per_s: float | None = field(init=False)
+    matmul_flops_per_s: float | None = field(init=False)
+    fused_flops_per_s: float | None = field(init=False)
+    ratio_of: str = "products / softmax"
 
-    @property
-    def softmax_flops_per_s(self) -> float | None:
-        """Achieved by the softmax."""
-        return _rate(self.softmax_flops, self.softmax_ms)
-
-    @property
-    def matmul_flops_per_s(self) -> float | None:
-        """Achieved by the attention matmuls."""
-        return _rate(self.matmul_flops, self.matmul_ms)
-
-    @property
-    def fused_flops_per_s(self) -> float | None:
-        """Achieved by kernels that do both at once."""
-        return _rate((self.matmul_flops or 0) + (self.softmax_flops or 0), self.fused_ms)
+    def __post_init__(self) -> None:
+        """Fills the rates."""
+        both = (self.matmul_flops or 0) + (self.softmax_flops or 0)
+        vars(self).update(
+            softmax_flops_per_s=_rate(self.softmax_flops, self.softmax_ms),
+            matmul_flops_per_s=_rate(self.matmul_flops, self.matmul_ms),
+            fused_flops_per_s=_rate(both, self.fused_ms),
+        )
 
 
 def _rate(flops: int | None, ms: float | None) -> float | None:

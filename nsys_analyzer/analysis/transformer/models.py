@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import msgspec
+
 from nsys_analyzer.errors import ConfigurationError
 
 DEFAULT_VOCAB_SIZE = 10_000
@@ -131,21 +133,26 @@ def resolve_model(
     return replace(model, name=named.name) if named.dimensions == dimensions else model
 
 
-@dataclass(frozen=True)
-class Configuration:
+class Configuration(msgspec.Struct, frozen=True):
     """The known configuration of a capture; ``None`` is unknown.
 
     ``precision`` and ``mode`` are spelled as ``precision_from_text`` and ``mode_from_text`` return them; ``source`` is
-    ``manifest``, ``command line``, ``file name``, ``timings`` or ``unknown``.
+    ``manifest``, ``command line``, ``file name``, ``timings`` or ``unknown``. In JSON ``model`` is the name.
     """
 
-    model: ModelSize | None = None
+    model: ModelSize | None = msgspec.field(name="size", default=None)
     context_length: int | None = None
     batch_size: int | None = None
     precision: str | None = None
     mode: str | None = None
     attention: str | None = None
     source: str = "unknown"
+    model_name: str | None = msgspec.field(name="model", default=None)
+
+    def __post_init__(self) -> None:
+        """Takes the name of the model."""
+        if self.model:
+            msgspec.structs.force_setattr(self, "model_name", self.model.name)
 
 
 _PRECISIONS = {

@@ -50,5 +50,5 @@ RENDERERS = {
         has_timeline=True,
         mark="<!-- Written by nsys-analyze, which replaces this file. Take this line out to keep it. -->",
     ),
-    "json": Format("nsys_analyzer.report.renderers.json_data", "report.json", is_data=True),
+    "json": Format("nsys_analyzer.report.renderers.json_report", "report.json", is_data=True),
 }

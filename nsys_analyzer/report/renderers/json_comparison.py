@@ -31,7 +31,7 @@ from nsys_analyzer.analysis.comparison.change import Change
 from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, KernelChange, Side, StepChange
 from nsys_analyzer.analysis.comparison.matching import Alone
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
-from nsys_analyzer.report.renderers.json_data import GENERATOR, SCHEMA_VERSION
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
 from nsys_analyzer.text import plain
 
 

@@ -77,9 +77,8 @@ def bars_of_step(step: StepSummary) -> StepBars | None:
     """A bar of each device of a step under the profiler; None where nothing runs on the GPU."""
     times: list[dict[str, float]] = []
     for device in step.devices:
-        parts = device.parts
-        others = {"exposed copies": parts.exposed_copy_ms, "exposed communication": parts.exposed_communication_ms}
-        times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: parts.idle_ms})
+        others = {"exposed copies": device.exposed_copy_ms, "exposed communication": device.exposed_communication_ms}
+        times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: device.idle_ms})
     classes = {one.kernel_class for device in step.devices for one in device.classes}
     longest_first = sorted(classes, key=lambda name: (-sum(row.get(name, 0.0) for row in times), name))
     names = (*longest_first, "exposed copies", "exposed communication", IDLE)

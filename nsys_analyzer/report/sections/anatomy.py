@@ -51,8 +51,8 @@ _US_PER_MS = 1e3
 def legend_of_steps(steps: Sequence[StepSummary]) -> tuple[Words, ...]:
     """What the parts and the causes are, those that some step has."""
     devices = [device for step in steps for device in step.devices]
-    exposed = any(one.parts.exposed_copy_ms or one.parts.exposed_communication_ms for one in devices)
-    said = {words_of(row.cause, step) for step in steps for device in step.devices for row in device.idle}
+    exposed = any(one.exposed_copy_ms or one.exposed_communication_ms for one in devices)
+    said = {words_of(row.cause, step) for step in steps for device in step.devices for row in device.idle_by_cause}
     causes = [(CAUSES[cause], words) for cause, words in _CAUSES]
     causes.append((_PAUSES, _OF_PAUSES))
     return (_COMPUTE, *([_EXPOSED] if exposed else []), _IDLE, *(words for cause, words in causes if cause in said))
@@ -79,14 +79,11 @@ def anatomy_tables(capture: str, step: StepSummary) -> Iterator[Table]:
 
 def tables_of_cpu(capture: str, step: StepSummary) -> Iterator[Table]:
     """What the phases of a program without a GPU take, and its operators by class."""
-    device, of = step.main, "the capture" if step.is_pass else "a step"
-    rows = [
-        (device, (one.phase, one.parts.total_ms, _share(one.parts.total_ms, device), one.parts.compute_ms))
-        for one in device.phases
-    ]
-    rows.append((device, (of, device.parts.total_ms, 1.0, device.parts.compute_ms)))
+    of = "the capture" if step.is_pass else "a step"
+    rows = [(step, (one.phase, one.total_ms, _share(one.total_ms, step), one.compute_ms)) for one in step.phases]
+    rows.append((step, (of, step.total_ms, 1.0, step.compute_ms)))
     yield table(_OF_CPU[1:], rows, f"What takes the time of {of}, under the profiler:", capture=capture)
-    classes = [(device, (one.kernel_class, one.ms, _share(one.ms, device))) for one in device.classes]
+    classes = [(step, (one.kernel_class, one.ms, _share(one.ms, step))) for one in step.classes]
     yield table(_CLASSES_OF_CPU[1:], classes, f"The operators of {of} by class:", capture=capture)
 
 
@@ -129,34 +126,32 @@ _CLASSES_OF_CPU = _fields(("class", "text"), ("ms", "ms"), ("share of the step",
 
 def _parts(device: DeviceSteps, whole: str) -> Iterator[_Row]:
     """The parts of a step in order, and their sum."""
-    parts = device.parts
-    most = _shown([one.ms for one in device.classes], parts.total_ms)
+    most = _shown([one.ms for one in device.classes], device.total_ms)
     others = [one.ms for one in device.classes[most:]]
     named = [(f"compute: {one.kernel_class}", one.ms) for one in device.classes[:most]]
     named += [(f"compute: {len(others)} other classes", sum(others))]
-    named += [("exposed copies", parts.exposed_copy_ms), ("exposed communication", parts.exposed_communication_ms)]
-    for name, ms in (*named, ("idle", parts.idle_ms), (whole, parts.total_ms)):
+    named += [("exposed copies", device.exposed_copy_ms), ("exposed communication", device.exposed_communication_ms)]
+    for name, ms in (*named, ("idle", device.idle_ms), (whole, device.total_ms)):
         if ms or name in ("idle", whole):
             yield device, (name, ms, _share(ms, device))
 
 
 def _phases(device: DeviceSteps) -> Iterator[_Row]:
     def cells(phase: PhaseParts) -> tuple[Cell, ...]:
-        parts = phase.parts
-        copies, communication = parts.exposed_copy_ms, parts.exposed_communication_ms
-        return phase.phase, parts.compute_ms, copies, communication, parts.idle_ms, parts.total_ms
+        copies, communication = phase.exposed_copy_ms, phase.exposed_communication_ms
+        return phase.phase, phase.compute_ms, copies, communication, phase.idle_ms, phase.total_ms
 
     return ((device, cells(phase)) for phase in device.phases)
 
 
 def _idle(device: DeviceSteps, step: StepSummary) -> Iterator[_Row]:
     """The largest causes, and the sum of the others."""
-    most = _shown([one.ms for one in device.idle], device.parts.total_ms)
-    for one in device.idle[:most]:
+    most = _shown([one.ms for one in device.idle_by_cause], device.total_ms)
+    for one in device.idle_by_cause[:most]:
         gaps, share = _counted(one.gaps), _share(one.ms, device)
-        why, api = words_of(one.cause, step), call_name(one.api) or None
-        yield device, (why, one.range or None, api, one.ms, share, gaps)
-    if others := device.idle[most:]:
+        why, api = words_of(one.cause, step), one.api
+        yield device, (why, one.range, api, one.ms, share, gaps)
+    if others := device.idle_by_cause[most:]:
         ms, gaps = sum(one.ms for one in others), _counted(sum(one.gaps for one in others))
         yield device, (f"other reasons ({len(others)})", None, None, ms, _share(ms, device), gaps)
 
@@ -173,7 +168,7 @@ def _counted(gaps: float) -> float:
 
 
 def _share(ms: float, device: DeviceSteps) -> float | None:
-    return ms / device.parts.total_ms if device.parts.total_ms else None
+    return ms / device.total_ms if device.total_ms else None
 
 
 def words_of(cause: Cause, step: StepSummary) -> str:
@@ -181,27 +176,23 @@ def words_of(cause: Cause, step: StepSummary) -> str:
     return _PAUSES if cause == "launch" and step.launch_latency_us is None else CAUSES[cause]
 
 
-def call_name(api: str) -> str:
-    """The name of an API call without the version that CUPTI puts behind it."""
-    return api.partition("_v")[0]
-
-
 def queue_in_words(step: StepSummary) -> str:
     """How long operations wait, how many of them, and what that means; empty where no launch is known."""
     if step.launch_latency_us is None or step.queue is None:
         return ""
-    (median, p90), (waiting, most) = step.launch_latency_us, step.queue
+    latency, waiting = step.launch_latency_us, step.queue.median
     many = "none" if waiting < 1 else f"{round(waiting):,}"
     verb = "is" if round(waiting) <= 1 else "are"
-    waits = f"When a kernel is launched, {many} {verb} still queued (median; at most {format_number(most, 'count')})"
+    most = format_number(step.queue.max, "count")
+    waits = f"When a kernel is launched, {many} {verb} still queued (median; at most {most})"
     means = (
         "the GPU has no work in reserve, so every delay of the program becomes idle time"
         if waiting < _QUEUED
         else "the program runs ahead of the GPU, which bridges short delays of the program"
     )
     return (
-        f"An operation starts {_duration(median)} after its launch (median; for the slowest tenth {_duration(p90)} or "
-        f"more). {waits}: {means}."
+        f"An operation starts {_duration(latency.median)} after its launch (median; for the slowest tenth "
+        f"{_duration(latency.p90)} or more). {waits}: {means}."
     )
 
 

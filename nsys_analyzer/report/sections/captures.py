@@ -42,7 +42,7 @@ def _configuration(capture: CaptureSummary) -> Configuration:
 def _status(capture: CaptureSummary) -> str:
     """The status, with what the run said of it; why a file could not be read stands in the warnings."""
     unreadable = capture.status == "failed" and capture.message in capture.warnings
-    return status_of(capture.status, "" if unreadable else capture.message)
+    return status_of(capture.status, "" if unreadable else capture.message or "")
 
 
 def _steps(capture: CaptureSummary) -> int | None:

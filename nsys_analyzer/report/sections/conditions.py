@@ -38,8 +38,8 @@ def _device(evidence: Evidence) -> tuple[Field[CaptureSummary], ...]:
     platforms = " / ".join(dict.fromkeys(metadata.platform for metadata in traced))
     return (
         Field("GPU", "text", _device_name),
-        Field("memory", "bytes", lambda c: c.gpu.memory_bytes or None if c.gpu else None),
-        Field(units, "count", lambda c: c.gpu.sm_count or None if c.gpu else None),
+        Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
+        Field(units, "count", lambda c: c.conditions.gpu_sm_count if c.conditions else None),
         Field("driver", "text", lambda c: c.metadata.driver if c.metadata else None),
         Field(platforms, "text", lambda c: c.metadata.runtime if c.metadata else None),
     )
@@ -48,7 +48,7 @@ def _device(evidence: Evidence) -> tuple[Field[CaptureSummary], ...]:
 def _device_name(capture: CaptureSummary) -> str | None:
     """The GPU of its kernels, else the one that the run names."""
     if capture.gpu:
-        return "none (CPU)" if capture.on_cpu else capture.gpu.name
+        return "none (CPU)" if capture.on_cpu else capture.gpu
     return capture.run.gpu if capture.run else None
 
 

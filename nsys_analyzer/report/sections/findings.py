@@ -10,7 +10,6 @@ from nsys_analyzer.analysis.kernels.classes import MOVING, OTHER, UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.model import Block, Details, Interval, Listing, Paragraph, Seen, Table
-from nsys_analyzer.report.sections.missing import why_missing
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_percent, milliseconds, milliseconds_between
 from nsys_analyzer.text import Text, Words, joined, phrase, plural, strong
@@ -110,7 +109,7 @@ def in_lines(capture: CaptureSummary) -> tuple[Words, ...]:
     """The first findings with their places, and why others are missing; else that there are none."""
     found = enumerate(to_fix(capture)[:FIRST], 1)
     lines: list[Words] = [f"{place}. {in_a_line(one, capture)}" for place, one in found]
-    why = why_missing(capture)
+    why = capture.findings_missing
     doubt = capture.diagnosis.doubt if capture.diagnosis else ""
     lines = [*([why] if why and doubt else []), *lines, *([why] if why and not doubt else [])]
     return tuple(lines or [nothing_found(capture)])
@@ -118,9 +117,9 @@ def in_lines(capture: CaptureSummary) -> tuple[Words, ...]:
 
 def nothing_found(capture: CaptureSummary) -> str:
     """That nothing stands out, and how close the step is to the GPU's work in it."""
-    diagnosis, parts = capture.diagnosis, capture.step.main.parts if capture.step else None
-    if parts and parts.exposed_communication_ms > _MUCH * parts.total_ms:
-        part = about_percent(parts.exposed_communication_ms / parts.total_ms)
+    diagnosis, step = capture.diagnosis, capture.step
+    if step and step.exposed_communication_ms > _MUCH * step.total_ms:
+        part = about_percent(step.exposed_communication_ms / step.total_ms)
         return (
             f"For {part} of the step the GPU only communicates. "
             "Whether it transfers or waits for a late rank is known only beside the captures of the other ranks."
@@ -135,7 +134,7 @@ def nothing_found(capture: CaptureSummary) -> str:
 
 def _more_of_the_same(capture: CaptureSummary) -> str:
     """Where a larger batch would not help a step that the GPU's work fills; empty where that is not known."""
-    classes = capture.step.main.classes if capture.step else ()
+    classes = capture.step.classes if capture.step else ()
     total = sum(one.ms for one in classes)
     if not total or any(one.kernel_class in (UNKNOWN, OTHER) and one.ms > _UNCLEAR * total for one in classes):
         return ""
@@ -155,7 +154,7 @@ def findings_of(capture: CaptureSummary, *, explained: bool) -> Iterator[Block]:
     ranked = list(enumerate(to_fix(capture), 1))
     if ranked:
         yield _table(capture.title, ranked)
-        if why := why_missing(capture):  # without any to fix the answer has said it
+        if why := capture.findings_missing:  # without any to fix the answer has said it
             yield Paragraph(why, capture.title)
     if diagnosis.overhead_ms:
         low, high = diagnosis.overhead_ms

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.compared import FUSED, MATMUL
-from nsys_analyzer.analysis.summary.limits import ClassRate, Limits, PhaseRate, limits_of
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import FUSED, MATMUL, CaptureSummary, ClassRate, Limits, PhaseRate
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Section, Table, WorkPoint
 from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.sweep import over_sweep
@@ -55,7 +53,7 @@ _LEGEND_OF_COUNTED = phrase(
 
 def answer(evidence: Evidence) -> Section:
     """MFU of step and phases, rates of classes, the share of tensor cores, and a roofline for each capture."""
-    found = [(capture, limits) for capture in evidence.measured if (limits := limits_of(capture))]
+    found = [(capture, limits) for capture in evidence.measured if (limits := capture.limits)]
     blocks: list[Block] = [*over_sweep(evidence, _mfu_of_step, "percent", _MFU, "mfu")]
     for capture, limits in found:
         notes = (Listing(limits.notes, capture=capture.title),) if limits.notes else ()
@@ -74,7 +72,7 @@ def _counted(capture: CaptureSummary) -> bool:
 
 
 def _mfu_of_step(capture: CaptureSummary) -> float | None:
-    limits = limits_of(capture)
+    limits = capture.limits
     step = limits.phase(STEP) if limits else None
     return step.mfu if step else None
 
@@ -114,9 +112,9 @@ def _meaning(limits: Limits, chief: PhaseRate) -> str:
     # Of a step whose other half is not known, nothing follows.
     flops, ms = sum(one.flops or 0 for one in own), sum(one.ms for one in own)
     passes = round(chief.model_flops / flops) if flops else 0
-    if not passes or abs(chief.model_flops / flops / passes - 1) > 1e-6 or not limits.peak_flops_per_s:
+    if not passes or abs(chief.model_flops / flops / passes - 1) > 1e-6 or not limits.peak_flops:
         return ""
-    inside, covered = flops / (ms / 1e3) / limits.peak_flops_per_s, min(1.0, passes * ms / chief.ms)
+    inside, covered = flops / (ms / 1e3) / limits.peak_flops, min(1.0, passes * ms / chief.ms)
     slow, rest = "slow matmuls", "the time without matmuls"
     most = f"{rest} costs more than {slow}" if covered < inside else f"{slow} cost more than {rest}"
     who = "Matmuls and fused attention" if any(one.kernel_class == FUSED for one in own) else "Matmuls"
@@ -210,8 +208,8 @@ def _peaks(found: list[tuple[CaptureSummary, Limits]]) -> list[str]:
         if limits.source:
             roofs = said.setdefault(limits.gpu, {})
             roofs.update(limits.roofs)
-            if limits.best_precision and limits.best_peak_flops_per_s:
-                roofs[limits.best_precision] = limits.best_peak_flops_per_s
+            if limits.best_precision and limits.best_peak_flops:
+                roofs[limits.best_precision] = limits.best_peak_flops
             ends[limits.gpu] = f"{format_number(limits.peak_bytes_per_s or 0, 'bytes/s')} ({limits.source})"
     return [
         f"Peaks of {gpu}: "

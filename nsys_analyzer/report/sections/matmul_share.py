@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.summary.compared import FUSED, MATMUL, ClassShares, MatmulShare, matmul_share, step_shares
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import MATMUL, CaptureSummary, ClassShares, MatmulShare
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
 from nsys_analyzer.report.sections.evidence import NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.sections.sweep import over_sweep
@@ -17,26 +16,25 @@ _NOTHING, _SMALL, _THIN = 0.0005, 0.005, 0.5
 
 def answer(evidence: Evidence) -> Section:
     """Class shares by phase, and the training step against inference."""
-    shares = {capture.title: matmul_share(capture, evidence.measured) for capture in evidence.measured}
     blocks: list[Block] = [
         *over_sweep(evidence, _share_of_forward, "percent", "Matmul's share of the forward pass", "matmul-forward"),
         *over_sweep(evidence, _share_of_step, "percent", "Matmul's share of the training step", "matmul-step"),
     ]
     for capture in evidence.measured:
-        if shares[capture.title].phases:
-            blocks += [_answer(capture, shares[capture.title]), *_tables(capture, shares[capture.title])]
-    blocks += figures_of(evidence, lambda capture: _figure(capture, shares[capture.title].scopes))
+        if capture.matmul and capture.matmul.phases:
+            blocks += [_answer(capture, capture.matmul), *_tables(capture, capture.matmul)]
+    blocks += figures_of(evidence, lambda capture: _figure(capture, capture.matmul.scopes if capture.matmul else ()))
     return Section("matmul_share", "(d) What share is matmul?", tuple(blocks) or (NOTHING_MEASURED,), "matmul")
 
 
 def _share_of_forward(capture: CaptureSummary) -> float | None:
-    forwards = (one for one in matmul_share(capture, ()).phases if one.scope == "forward")
+    forwards = (one for one in (capture.matmul.phases if capture.matmul else ()) if one.scope == "forward")
     return next((one.matmul for one in forwards), None)
 
 
 def _share_of_step(capture: CaptureSummary) -> float | None:
-    step = step_shares(capture)
-    return step.matmul if step else None
+    share = capture.matmul
+    return share.step.matmul if share and share.step else None
 
 
 def _answer(capture: CaptureSummary, share: MatmulShare) -> Answer:
@@ -46,7 +44,7 @@ def _answer(capture: CaptureSummary, share: MatmulShare) -> Answer:
         return Answer(capture.title, f"matmul is {said}: {_UNNAMED}.", said)
     short = ", ".join(f"{_matmul(one)} of {'the ' if ' ' in one.scope else ''}{one.scope}" for one in share.scopes)
     text = f"matmul is {short} (shares of the total {kernel_word(capture)} time)."
-    if fused := [f"{percent(one.of(FUSED))} of {one.scope}" for one in phases if one.of(FUSED)]:
+    if fused := [f"{percent(one.fused_attention)} of {one.scope}" for one in phases if one.fused_attention]:
         text += f" Fused attention is counted apart: {', '.join(fused)}."
     if inference and step:
         of, scope = share.inference_of or "the forward pass", step.scope.capitalize()
@@ -87,7 +85,7 @@ def _change(inference: ClassShares, step: ClassShares) -> str:
 def _tables(capture: CaptureSummary, share: MatmulShare) -> tuple[Table, ...]:
     """The shares of every class; where GPUs communicate, those of what computes in a second table."""
     scopes, kernel = share.scopes, kernel_word(capture)
-    sums = ", ".join(f"{one.scope} {milliseconds(ms)}" for one in scopes if (ms := one.kernel_time_ms) is not None)
+    sums = ", ".join(f"{one.scope} {milliseconds(ms)}" for one in scopes if (ms := one.kernel_sum_ms) is not None)
     every = _table(scopes, f"Shares of the total {kernel} time: {sums}.", capture)
     text = "Shares without communication, whose time is mostly waiting for the slowest rank:"
     computing = _table(tuple(one.computing() for one in scopes), text, capture)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nsys_analyzer.analysis.findings.finding import Finding
+from nsys_analyzer.analysis.findings.missing import has_no_kernel, works
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.step import OUTSIDE, StepSummary
@@ -31,7 +32,6 @@ from nsys_analyzer.report.sections.findings import (
     saving,
     without_profiler,
 )
-from nsys_analyzer.report.sections.missing import has_no_kernel, why_missing, works
 from nsys_analyzer.report.sections.step_timeline import timeline_of
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_percent, milliseconds, milliseconds_between
@@ -118,7 +118,7 @@ def _text(capture: CaptureSummary, step: StepSummary) -> Words:
     said: list[Words] = [_takes(capture, step), _holds(capture, step)]
     if works(step) and not capture.on_cpu:
         first = first_to_fix(capture)
-        why, doubt = why_missing(capture), capture.diagnosis and capture.diagnosis.doubt
+        why, doubt = capture.findings_missing, capture.diagnosis and capture.diagnosis.doubt
         saves = saves_in_words(first, capture) if first else ""
         if first and not doubt:
             said.append(f'What to fix first: "{first.title}"{", which" if first.saves_ms_low else ":"} {saves}.')
@@ -144,42 +144,41 @@ def _holds(capture: CaptureSummary, step: StepSummary) -> str:
     """What the GPU does in a step, and how long it idles; of a program without one, what its phases take."""
     if capture.on_cpu:
         shares = _shares(step)
-        return f"Operators run for {milliseconds(step.main.parts.compute_ms)} of it{f': {shares}' if shares else ''}."
+        return f"Operators run for {milliseconds(step.compute_ms)} of it{f': {shares}' if shares else ''}."
     if not works(step):
         return "Nothing runs on the GPU in it."
-    parts = step.main.parts
     others = [
-        (parts.exposed_copy_ms, "copies"),
-        (parts.exposed_communication_ms, "communicates"),
+        (step.exposed_copy_ms, "copies"),
+        (step.exposed_communication_ms, "communicates"),
     ]
-    said = [f"computes for {milliseconds(parts.compute_ms)}"]
-    said += [f"only {what} for {milliseconds(ms)}" for ms, what in others if ms > _MATTERS * parts.total_ms]
-    gpu = f"GPU {step.main.device}" if len(step.devices) > 1 else "The GPU"
+    said = [f"computes for {milliseconds(step.compute_ms)}"]
+    said += [f"only {what} for {milliseconds(ms)}" for ms, what in others if ms > _MATTERS * step.total_ms]
+    gpu = f"GPU {step.device}" if len(step.devices) > 1 else "The GPU"
     idles, why = f"{gpu} {', '.join(said)}, and idles for {_idle_time(capture, step)}", _why(step)
     if not why or without_profiler(capture) is None:
         return f"{idles}{why}."
-    return f"{idles}. Under the profiler it idles for {milliseconds(parts.idle_ms)}{why}."
+    return f"{idles}. Under the profiler it idles for {milliseconds(step.idle_ms)}{why}."
 
 
 def _shares(step: StepSummary) -> str:
     """What each phase takes of a step: "forward 44 %, backward 48 %"."""
-    total = step.main.parts.total_ms
-    named = [one for one in step.main.phases if one.phase != OUTSIDE and one.parts.total_ms > _MATTERS * total]
-    return ", ".join(f"{one.phase} {about_percent(one.parts.total_ms / total)}" for one in named)
+    total = step.total_ms
+    named = [one for one in step.phases if one.phase != OUTSIDE and one.total_ms > _MATTERS * total]
+    return ", ".join(f"{one.phase} {about_percent(one.total_ms / total)}" for one in named)
 
 
 def _idle_time(capture: CaptureSummary, step: StepSummary) -> str:
     """The idle time of a step: without the profiler what the GPU's work leaves of it, else as it was recorded."""
-    parts, without = step.main.parts, without_profiler(capture)
+    without = without_profiler(capture)
     if without is None:
-        return milliseconds(parts.idle_ms)
-    low, high = (max(ms + parts.idle_ms - parts.total_ms, 0.0) for ms in (without.low, without.high))
+        return milliseconds(step.idle_ms)
+    low, high = (max(ms + step.idle_ms - step.total_ms, 0.0) for ms in (without.low, without.high))
     return milliseconds_between(low, high)
 
 
 def _why(step: StepSummary) -> str:
     """Why the GPU idles under the profiler, where that is known and matters: the causes of most of it."""
-    least = _MATTERS * step.main.parts.total_ms
+    least = _MATTERS * step.total_ms
     shown = [(cause, ms) for cause, ms in _causes(step)[:_CAUSES] if ms > least]
     if all(cause == "unknown" for cause, _ in shown):
         return ""
@@ -188,18 +187,18 @@ def _why(step: StepSummary) -> str:
 
 def _causes(step: StepSummary) -> list[tuple[Cause, float]]:
     """The idle time of each cause, wherever it was, the longest first."""
-    causes = dict.fromkeys(row.cause for row in step.main.idle)
-    return sorted(((cause, step.idle_ms(cause)) for cause in causes), key=lambda pair: -pair[1])
+    causes = dict.fromkeys(row.cause for row in step.idle_by_cause)
+    return sorted(((cause, step.idle_of(cause)) for cause in causes), key=lambda pair: -pair[1])
 
 
 def _short(capture: CaptureSummary, step: StepSummary) -> str:
-    parts, without, profiled = step.main.parts, without_profiler(capture), milliseconds(step.length_ms)
+    without, profiled = without_profiler(capture), milliseconds(step.length_ms)
     if capture.on_cpu:
         timed = f"{milliseconds(without.low)} without the profiler, " if without else ""
         return f"{timed}{profiled} under the profiler: {_shares(step) or 'its parts are not named'}"
     if not works(step):
         return f"{profiled} under the profiler: nothing runs on the GPU"
-    does = f"the GPU computes for {milliseconds(parts.compute_ms)}, idles for {_idle_time(capture, step)}"
+    does = f"the GPU computes for {milliseconds(step.compute_ms)}, idles for {_idle_time(capture, step)}"
     if without is None:
         return f"{profiled} under the profiler: {does}"
     estimated = " (estimated)" if is_estimated(capture) else ""
@@ -217,7 +216,7 @@ def _windows(capture: CaptureSummary, step: StepSummary) -> Words:
     spread = f", of {milliseconds_between(step.wall_ms.min or 0.0, step.wall_ms.max or 0.0)} under the profiler"
     times = f"{many}{spread if step.instances > 1 else ''}."
     what = phrase("What counts as a step: {}. {}", _unit(capture, step), times)
-    return joined(" ", (what, *_groups(step), *([_ON_GPU] if step.on_gpu else [])))
+    return joined(" ", (what, *_groups(step), *([_ON_GPU] if step.on_gpu_timeline else [])))
 
 
 def _groups(step: StepSummary) -> Iterator[str]:
@@ -270,8 +269,8 @@ _OF_CAPTURE: tuple[Field[_Stepped], ...] = (
     Field("capture", "text", lambda row: row[0].title),
     Field("step ms, no profiler", "ms", lambda row: without_profiler(row[0])),
     Field("step ms, profiled", "ms", lambda row: row[1].length_ms),
-    Field("GPU computes ms", "ms", lambda row: None if row[0].on_cpu else row[1].main.parts.compute_ms),
-    Field("operators ms", "ms", lambda row: row[1].main.parts.compute_ms if row[0].on_cpu else None),
+    Field("GPU computes ms", "ms", lambda row: None if row[0].on_cpu else row[1].compute_ms),
+    Field("operators ms", "ms", lambda row: row[1].compute_ms if row[0].on_cpu else None),
     Field("what to fix first", "text", lambda row: one.title if (one := _first(row)) else None),
     Field("saves ms", "ms", lambda row: saving(one) if (one := _first(row)) else None),
 )
@@ -281,7 +280,7 @@ def _without_steps(evidence: Evidence) -> Iterator[Paragraph]:
     """The captures of a GPU that have no kernel, or in which nothing repeats."""
     lacking = [one for one in evidence.captures if one.step is None and not one.on_cpu and one.metadata]
     for capture in filter(has_no_kernel, lacking):
-        yield Paragraph(phrase("{}: {}", capture.title, why_missing(capture)), capture.title)
+        yield Paragraph(phrase("{}: {}", capture.title, capture.findings_missing), capture.title)
     names = [one.title for one in lacking if not has_no_kernel(one)]
     if names:
         yield Paragraph(

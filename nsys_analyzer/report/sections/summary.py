@@ -9,7 +9,6 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.compared import compared_phases, shares_of_all, step_shares
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.summary.verdicts import busy_share
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, status_of
 from nsys_analyzer.report.sections.findings import first_to_fix, in_lines
@@ -134,7 +133,7 @@ def _busy_profiled(capture: CaptureSummary) -> float | None:
     step = capture.phase(STEP)
     if step is None:
         return None
-    if share := busy_share(capture, step):
+    if share := step.busy_share:
         return None if share.unprofiled else share.low
     wall, busy = step.wall_ms.median, step.gpu_busy_ms.median
     return busy / wall if capture.on_cpu and step.synchronized and busy is not None and wall else None

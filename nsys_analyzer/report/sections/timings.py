@@ -68,11 +68,11 @@ def _answer(capture: CaptureSummary, unprofiled: Unprofiled) -> Answer:
     """Every phase, tokens per second and peak memory; in short the step and what the profiler adds to it."""
     phases = {phase: times for phase in unprofiled.phases if (times := unprofiled.typical_ms(phase)) is not None}
     said = [f"{phase} {milliseconds(ms)}" for phase, ms in phases.items()]
-    tokens, peak = capture.tokens_per_second, unprofiled.peak_memory_bytes
+    tokens, peak = unprofiled.tokens_per_second, unprofiled.peak_memory_bytes
     rest = [f"{tokens:,.0f} tokens/s"] if tokens else []
     rest += [f"peak memory {format_number(peak, 'bytes')}"] if peak else []
     short = [f"{_STEP} {milliseconds(phases[_STEP])}"] if _STEP in phases else said
-    costs = [(phase, cost) for phase in phases if (cost := capture.profiler_overhead(phase)) is not None]
+    costs = [(phase, cost) for phase in phases if (cost := unprofiled.profiler_overhead.get(phase)) is not None]
     overhead = "".join(f"; profiler: {phase} {signed_percent(cost)}" for phase, cost in costs[-1:])
     hooks = capture.run.hooks_ms if capture.run else None
     of_hooks = f" The hooks took {milliseconds(hooks)} of the CPU's time in a step." if hooks is not None else ""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.summary.compared import BOTH, Leader, leaders
+from nsys_analyzer.analysis.summary.compared import BOTH
 from nsys_analyzer.analysis.summary.statistics import KernelRow
-from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Leader
 from nsys_analyzer.report.model import Answer, Block, Section, Table
 from nsys_analyzer.report.sections.evidence import FEW, NOTHING_MEASURED, Evidence
 from nsys_analyzer.report.sections.sweep import over_sweep
@@ -18,7 +18,7 @@ _Led = tuple[str, str, KernelRow]
 
 def answer(evidence: Evidence) -> Section:
     """The top kernel of forward, backward and both, and whether it is the same one."""
-    known = [(capture, found) for capture in evidence.measured if (found := leaders(capture))]
+    known = [(capture, found) for capture in evidence.measured if (found := capture.top_kernels)]
     title = f"Launches of the top {evidence.kernel}"
     blocks: list[Block] = [*over_sweep(evidence, _launches, "count", title, "top-launches")]
     if len(evidence.captures) > FEW and known:
@@ -55,7 +55,7 @@ def _table(capture: CaptureSummary, found: tuple[Leader, ...], evidence: Evidenc
 
 def _launches(capture: CaptureSummary) -> float | None:
     """Launches of the kernel that leads over the most that was seen of a capture."""
-    found = leaders(capture)
+    found = capture.top_kernels
     return found[-1].kernel.launches_per_instance if found else None
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR, ProfilerCost
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE, BusyShare, busy_share
+from nsys_analyzer.analysis.summary.summary import BusyShare, CaptureSummary, PhaseSummary
+from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE
 from nsys_analyzer.report.units import counted, milliseconds, percent
 from nsys_analyzer.text import Words, phrase
 
@@ -19,7 +19,7 @@ _ON_GPU = "Ranges on the GPU's timeline last as long as the GPU's work, idle tim
 def busy_of(capture: CaptureSummary) -> float | None:
     """GPU busy ÷ the unprofiled time of the step, on a GPU."""
     step = capture.phase(STEP)
-    share = busy_share(capture, step) if step else None
+    share = step.busy_share if step else None
     return share.low if share and share.unprofiled else None
 
 
@@ -29,7 +29,7 @@ def verdicts(capture: CaptureSummary, phases: Sequence[PhaseSummary]) -> str:
         return ""
     found: dict[str, list[str]] = {}
     for phase in phases:
-        share = busy_share(capture, phase)
+        share = phase.busy_share
         if share is None:
             heading, said = _ON_GPU if capture.ranges_on_gpu else _NOT_SYNCHRONISED, phase.phase
         else:
@@ -80,7 +80,7 @@ def _events(cost: ProfilerCost) -> str:
 
 def how_costs_are_estimated(captures: Iterable[CaptureSummary]) -> tuple[Words, ...]:
     """The costs of events, where a verdict rests on them."""
-    shares = [busy_share(capture, phase) for capture in captures for phase in capture.phases if phase.instances]
+    shares = [phase.busy_share for capture in captures for phase in capture.phases if phase.instances]
     if not any(share and not share.unprofiled for share in shares):
         return ()
     costs = ", ".join(

@@ -13,8 +13,9 @@ def answer(evidence: Evidence) -> Section:
     captures_of: dict[Words, list[str]] = {}
     for capture in evidence.captures:
         # A message that its table shortened is given in full here.
-        cut = [capture.message] if shortened(capture.message) != capture.message else []
-        for warning in dict.fromkeys((*capture.warnings, *(" ".join(message.split()) for message in cut))):
+        message = capture.message or ""
+        cut = [message] if shortened(message) != message else []
+        for warning in dict.fromkeys((*capture.warnings, *(" ".join(one.split()) for one in cut))):
             captures_of.setdefault(warning, []).append(capture.title)
     lines = [phrase("**{}** {}", ", ".join(names) + ":", warning) for warning, names in captures_of.items()]
     lines += [phrase("**{}** {}", evidence.timings + ":", note) for note in evidence.notes]

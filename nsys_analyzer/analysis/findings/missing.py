@@ -5,7 +5,6 @@ from __future__ import annotations
 from nsys_analyzer.analysis.kernels.classes import UNKNOWN
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.units import about_percent
 from nsys_analyzer.text import Words, phrase
 
 #: From this share of the compute on, kernels inside CUDA graphs hide what could be found.
@@ -48,7 +47,7 @@ def has_no_kernel(capture: CaptureSummary) -> bool:
 
 def works(step: StepSummary) -> bool:
     """Whether anything runs on a GPU in the steps."""
-    return any(device.parts.total_ms > device.parts.idle_ms for device in step.devices)
+    return any(device.total_ms > device.idle_ms for device in step.devices)
 
 
 def _how(capture: CaptureSummary) -> Words:
@@ -57,12 +56,12 @@ def _how(capture: CaptureSummary) -> Words:
 
 def _inside_graphs(capture: CaptureSummary, step: StepSummary) -> Words | None:
     """That CUDA graphs hide the kernels, where they do."""
-    compute, opaque = step.main.parts.compute_ms, capture.whole is not None and capture.whole.opaque
-    hidden = sum(one.ms for one in step.main.classes if one.kernel_class == UNKNOWN)
+    compute, opaque = step.compute_ms, capture.whole is not None and capture.whole.opaque
+    hidden = sum(one.ms for one in step.classes if one.kernel_class == UNKNOWN)
     if not opaque or hidden < _HIDES * compute:
         return None
     return phrase(
         "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
         "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
-        about_percent(hidden / compute),
+        f"{hidden / compute:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
     )
