@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 import numpy as np
@@ -138,7 +138,8 @@ class Change:
     """A figure before and after, ms, and the interval that its change lies in at 95 %; None where nothing tells it.
 
     ``before_n`` and ``after_n`` are the instances or runs of each, None where they are not known. ``inside`` is the
-    share of the interval's variance that more instances would make smaller.
+    share of the interval's variance that more instances would make smaller. ``ms`` is after − before; it and both ends
+    of the interval are given as shares of what was before, too; ``is_change`` says that the interval leaves 0 out.
     """
 
     before_ms: float
@@ -148,6 +149,18 @@ class Change:
     before_n: int | None
     after_n: int | None
     inside: float = 0.0
+    ms: float = field(init=False)
+    share: float | None = field(init=False)
+    low_share: float | None = field(init=False)
+    high_share: float | None = field(init=False)
+    is_change: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Fills what follows from the figures and the interval."""
+        ms, low, high, before = self.after_ms - self.before_ms, self.low_ms, self.high_ms, self.before_ms
+        shares = [one / before if before and one is not None else None for one in (ms, low, high)]
+        vars(self).update(zip(("ms", "share", "low_share", "high_share"), (ms, *shares), strict=True))
+        vars(self)["is_change"] = low is not None and high is not None and (low > 0 or high < 0)
 
     @staticmethod
     def of(before: Figure, after: Figure, order: Order | None = None) -> Change:
@@ -162,31 +175,6 @@ class Change:
         # Of Welch and Satterthwaite: the spread between runs is taken as known.
         width = student_t(freedom / share**2 if share**2 else math.inf) * math.sqrt(variance)
         return Change(before.ms, after.ms, difference - width, difference + width, before.n, after.n, share)
-
-    @property
-    def ms(self) -> float:
-        """After − before."""
-        return self.after_ms - self.before_ms
-
-    @property
-    def share(self) -> float | None:
-        """The change as a share of what was before."""
-        return self.ms / self.before_ms if self.before_ms else None
-
-    @property
-    def low_share(self) -> float | None:
-        """The lower end of the interval as a share of what was before."""
-        return self.low_ms / self.before_ms if self.before_ms and self.low_ms is not None else None
-
-    @property
-    def high_share(self) -> float | None:
-        """The upper end of the interval as a share of what was before."""
-        return self.high_ms / self.before_ms if self.before_ms and self.high_ms is not None else None
-
-    @property
-    def is_change(self) -> bool:
-        """Whether the interval leaves no change out."""
-        return self.low_ms is not None and self.high_ms is not None and (self.low_ms > 0 or self.high_ms < 0)
 
 
 def _freedom(before: Figure, after: Figure) -> float:

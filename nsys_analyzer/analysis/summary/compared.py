@@ -65,7 +65,7 @@ def matmul_share(capture: CaptureSummary, captures: Iterable[CaptureSummary]) ->
     source, forward = next(forwards, (capture, None))
     return MatmulShare(
         tuple(_shares(phase) for phase in compared_phases(capture)),
-        step_shares(capture),
+        _step_shares(capture),
         _shares(forward) if forward else None,
         None if source is capture else source.title,
     )
@@ -75,7 +75,7 @@ def _shares(phase: PhaseSummary) -> ClassShares:
     return ClassShares(phase.phase, phase.classes, phase.kernel_time_ms.mean)
 
 
-def step_shares(capture: CaptureSummary) -> ClassShares | None:
+def _step_shares(capture: CaptureSummary) -> ClassShares | None:
     """The classes of a whole training step: of the step range, else of its phases together; None without a step."""
     # A training step has an optimizer.
     name = "training step" if capture.phase("optimizer") or not capture.phase("forward") else BOTH
@@ -89,13 +89,6 @@ def step_shares(capture: CaptureSummary) -> ClassShares | None:
         return None
     classes = class_rows(merge_kernels(*(phase.kernels for phase in parts for _ in range(phase.instances // steps))))
     return ClassShares(name, classes, sum(row.ms_per_instance for row in classes))
-
-
-def shares_of_all(capture: CaptureSummary) -> ClassShares | None:
-    """The classes of a whole training step, else of the forward pass where that is all there is."""
-    phases = compared_phases(capture)
-    alone = _shares(phases[0]) if [phase.phase for phase in phases] == ["forward"] else None
-    return step_shares(capture) or alone
 
 
 def _is_its_inference(capture: CaptureSummary, other: CaptureSummary) -> bool:

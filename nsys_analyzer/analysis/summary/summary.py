@@ -312,6 +312,11 @@ class MatmulShare:
         apart = self.step is not None and all(phase.scope != STEP for phase in self.phases)
         return (*self.phases, self.step) if self.step and apart else self.phases
 
+    @property
+    def of_all(self) -> ClassShares | None:
+        """The classes of a training step, else of the forward pass where that is all there is."""
+        return self.step or (self.phases[0] if [one.scope for one in self.phases] == ["forward"] else None)
+
 
 @dataclass(frozen=True)
 class PhaseRate:

@@ -24,15 +24,12 @@ timings do not say how many), and ``is_change``: whether 0 lies outside of the i
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from nsys_analyzer.analysis.comparison.change import Change
-from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, KernelChange, Side, StepChange
+from nsys_analyzer.analysis.comparison.comparison import Comparison, FindingChange, Side, StepChange
 from nsys_analyzer.analysis.comparison.matching import Alone
 from nsys_analyzer.analysis.comparison.pairs import Comparisons
-from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION
-from nsys_analyzer.text import plain
+from nsys_analyzer.report.renderers.json_report import GENERATOR, SCHEMA_VERSION, written
 
 
 def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
@@ -41,9 +38,7 @@ def comparison_data(found: Comparisons, limit: float) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "generator": GENERATOR,
         "comparisons": [_comparison(one, limit) for one in found.compared],
-        "refused": [
-            {**_sides(one), "reasons": [plain(reason, "`") for reason in one.cautions]} for one in found.refused
-        ],
+        "refused": [{**_sides(one), "reasons": written(one.cautions)} for one in found.refused],
         "unmatched": [_alone(side, one) for side, one in found.alone],
     }
 
@@ -54,23 +49,8 @@ def _comparison(one: Comparison, limit: float) -> dict[str, Any]:
         "verdict": one.verdict(limit),
         "threshold": limit,
         "is_slower": one.is_slower_by(limit),
-        "same": one.same,
-        "cautions": [plain(reason, "`") for reason in one.cautions],
-        "differences": [asdict(difference) for difference in one.differences],
-        "unprofiled": _change(one.unprofiled) if one.unprofiled else None,
+        **{key: written(getattr(one, key)) for key in ("same", "cautions", "differences", "unprofiled", "phases")},
         "step": _step(one.step) if one.step else None,
-        "phases": [
-            {
-                "phase": phase.phase,
-                "unprofiled": _change(phase.unprofiled) if phase.unprofiled else None,
-                "wall": _change(phase.wall),
-                "busy": _change(phase.busy),
-                "before_kernels": phase.before_kernels,
-                "after_kernels": phase.after_kernels,
-                "synchronized": phase.synchronized,
-            }
-            for phase in one.phases
-        ],
         "findings": None if one.findings is None else [_finding(finding) for finding in one.findings],
     }
 
@@ -86,48 +66,18 @@ def _side(side: Side) -> list[dict[str, Any]]:
     ]
 
 
-def _change(one: Change) -> dict[str, Any]:
-    return {
-        "before_ms": one.before_ms,
-        "after_ms": one.after_ms,
-        "ms": one.ms,
-        "low_ms": one.low_ms,
-        "high_ms": one.high_ms,
-        "share": one.share,
-        "low_share": one.low_share,
-        "high_share": one.high_share,
-        "before_n": one.before_n,
-        "after_n": one.after_n,
-        "is_change": one.is_change,
-    }
-
-
 def _step(step: StepChange) -> dict[str, Any]:
-    return {
-        "wall": _change(step.wall),
-        "busy": _change(step.busy),
-        "before_launches": step.before_launches,
-        "after_launches": step.after_launches,
-        "parts": [
-            {
-                "kind": part.kind,
-                "name": part.name or None,
-                **_change(part.change),
-                "kernels": [_kernel(kernel) for kernel in part.kernels],
-            }
-            for part in step.parts
-        ],
-    }
+    """The step with the figures of each part, and of each kernel, beside its name."""
+    data: dict[str, Any] = written(step)
+    parts = [
+        {**_flat(part), "name": part["name"] or None, "kernels": [*map(_flat, part["kernels"])]}
+        for part in data["parts"]
+    ]
+    return {**data, "parts": parts}
 
 
-def _kernel(one: KernelChange) -> dict[str, Any]:
-    return {
-        "before_name": one.before_name,
-        "after_name": one.after_name,
-        "before_launches": one.before_launches,
-        "after_launches": one.after_launches,
-        **_change(one.change),
-    }
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    return {**row.pop("change"), **row}
 
 
 def _finding(one: FindingChange) -> dict[str, Any]:
@@ -143,6 +93,6 @@ def _alone(side: str, one: Alone) -> dict[str, Any]:
         "side": side,
         "name": one.run.title,
         "nearest": one.nearest.title if one.nearest else None,
-        "differences": [asdict(difference) for difference in one.differences],
-        "reasons": [plain(reason, "`") for reason in one.reasons],
+        "differences": written(one.differences),
+        "reasons": written(one.reasons),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +27,10 @@ _IDENTITY = ("name", "process", "pid", "rank", "source", "status", "message", "g
 #: Why the steps of captures are as long as they are; their modules.
 STEPS = (*_IDENTITY, "limits", "step", "findings", "findings_missing", "warnings")
 MODULES = (*_IDENTITY, "modules")
+#: Keys of a run of ranks that are not the names of its fields.
+_OF_RUN = {
+    "name": "run", "missing": "missing_ranks", "findings": "run_findings", "alignment": "clocks", "notes": "run_notes",
+}  # fmt: skip
 #: The generator stands so near to the start of a report's JSON.
 _NEAR = 512
 _GENERATOR = re.compile(rb'"generator":\s*"%b"' % GENERATOR.encode())
@@ -89,24 +92,11 @@ def _run(run: ParallelRun) -> dict[str, Any]:
     """Several ranks of one run."""
     slowest = run.slowest_rank
     return {
-        "run": run.name,
-        "strategies": list(run.strategies),
+        **{_OF_RUN.get(key, key): value for key, value in written(run).items()},
         "world_size": run.world_size or None,
-        "missing_ranks": list(run.missing),
-        "ranks_from": run.ranks_from,
-        "steps": run.steps,
-        "ranks": [asdict(one) for one in run.ranks],
         "slowest_rank": slowest.rank if slowest else None,
         "slowest": slowest.label if slowest else None,
         "fastest": run.ranks[run.fastest].label if run.fastest is not None else None,
-        "takes_turns": run.takes_turns,
-        "slowed_ms": run.slowed_ms,
-        "skew_ms": run.skew_ms,
-        "lost": [asdict(row) for row in run.lost],
-        "collectives": [asdict(row) for row in run.collectives],
-        "run_findings": written(run.findings),
-        "clocks": asdict(run.alignment) if run.alignment else None,
-        "run_notes": [plain(note, "`") for note in run.notes],
     }
 
 

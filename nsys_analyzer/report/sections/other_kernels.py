@@ -9,7 +9,6 @@ from nsys_analyzer.analysis.kernels.classes import CLASSES
 from nsys_analyzer.analysis.summary.compared import (
     compared_phases,
     parts_and_enclosing,
-    shares_of_all,
 )
 from nsys_analyzer.analysis.summary.statistics import merge_kernels
 from nsys_analyzer.analysis.summary.summary import MATMUL, CaptureSummary, ClassShares, PhaseSummary
@@ -33,7 +32,9 @@ _Key = tuple[str, str]
 
 def answer(evidence: Evidence) -> Section:
     """The kernels with the most time, phase by phase, and the classes beside matmul."""
-    known = [(capture.title, shares) for capture in evidence.measured if (shares := shares_of_all(capture))]
+    known = [
+        (capture.title, shares) for capture in evidence.measured if (shares := capture.matmul and capture.matmul.of_all)
+    ]
     blocks: list[Block] = list(_of_sweep(evidence, known)) if len(evidence.captures) > FEW else []
     for capture in evidence.measured:
         blocks += [_answer(capture)] if compared_phases(capture) else []
@@ -56,7 +57,7 @@ def _of_sweep(evidence: Evidence, known: Sequence[_Known]) -> Iterator[Block]:
 
 
 def _share_in_capture(name: str, capture: CaptureSummary) -> float | None:
-    shares = shares_of_all(capture)
+    shares = capture.matmul.of_all if capture.matmul else None
     return shares.of(name) if shares else None
 
 

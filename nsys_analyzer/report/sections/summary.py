@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.summary.compared import compared_phases, shares_of_all, step_shares
+from nsys_analyzer.analysis.summary.compared import compared_phases
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section, Table
@@ -102,7 +102,7 @@ def _fields(evidence: Evidence) -> tuple[Field[_Part], ...]:
 
 def _matmul_of_phase(part: _Part) -> float | None:
     capture, name, phase = part
-    shares = step_shares(capture) if name == STEP else None
+    shares = capture.matmul.step if capture.matmul and name == STEP else None
     return shares.matmul if shares else phase.share_of("matmul") if phase else None
 
 
@@ -147,6 +147,6 @@ _OF_CAPTURE: tuple[Field[CaptureSummary], ...] = (
     Field("step ms, profiled", "ms", _step_ms),
     Field("busy", "percent", busy_of),
     Field("busy, profiled", "percent", _busy_profiled),
-    Field("matmul", "percent", lambda c: shares.matmul if (shares := shares_of_all(c)) else None),
+    Field("matmul", "percent", lambda c: shares.matmul if (shares := c.matmul and c.matmul.of_all) else None),
     Field("matmul ÷ softmax", "factor", lambda c: c.attention.runtime_ratio if c.attention else None),
 )
