@@ -67,11 +67,11 @@ def grown(first: Any, *others: Any) -> Any:
 
 def taken(column: Any, index: Any, absent: int) -> Any:
     """Returns the column's entries at some positions, ``absent`` where the position is -1."""
-    found = np.full(len(index), absent, column.dtype)
+    entries = np.full(len(index), absent, column.dtype)
     for block in blocks(len(index) if len(column) else 0):
-        known = index[block] >= 0
-        found[block][known] = column[index[block][known]]
-    return found
+        is_there = index[block] >= 0
+        entries[block][is_there] = column[index[block][is_there]]
+    return entries
 
 
 def compact(column: Any) -> Any:
@@ -106,9 +106,9 @@ def distinct(values: Any) -> Any:
     """
     if not len(values):
         return values
-    found = _without_repeats(values)
-    found.sort()
-    return _without_repeats(found)
+    ordered = _without_repeats(values)
+    ordered.sort()
+    return _without_repeats(ordered)
 
 
 def _without_repeats(values: Any) -> Any:
@@ -118,9 +118,9 @@ def _without_repeats(values: Any) -> Any:
 
 def distinct_texts(texts: Sequence[str]) -> tuple[tuple[str, ...], Ints]:
     """Returns the distinct texts and the empty one, sorted, and the position of each text among them."""
-    found = tuple(sorted({*texts, ""}))
-    position = {text: i for i, text in enumerate(found)}
-    return found, np.fromiter((position[text] for text in texts), np.int64, len(texts))
+    ordered = tuple(sorted({*texts, ""}))
+    position = {text: i for i, text in enumerate(ordered)}
+    return ordered, np.fromiter((position[text] for text in texts), np.int64, len(texts))
 
 
 def distinct_rows(*columns: Integers) -> tuple[Ints, SmallInts]:
@@ -150,15 +150,15 @@ def dense_codes(values: Ints) -> tuple[Ints, SmallInts]:
     codes = np.empty(len(values), np.int32)
     for block in blocks(len(values)):
         codes[block] = code_of[values[block] - low]
-    found: Ints = np.flatnonzero(present)[: len(values)] + low
-    return found, codes
+    ids_present: Ints = np.flatnonzero(present)[: len(values)] + low
+    return ids_present, codes
 
 
 def frame_of(
     batches: Iterable[pa.RecordBatch],
     columns: Sequence[Column],
     rows: int = 0,
-    chosen: Callable[[pa.RecordBatch], Bools] | None = None,
+    is_wanted: Callable[[pa.RecordBatch], Bools] | None = None,
 ) -> Frame:
     """Returns the columns of a table.
 
@@ -166,16 +166,18 @@ def frame_of(
         batches: the table in parts, their first columns in the order of ``columns``.
         columns: what is to become of each.
         rows: how many there are, about: room for them is taken at once, and used as far as they come.
-        chosen: tells which rows of a part are kept.
+        is_wanted: tells which rows of a part are kept.
 
     Raises:
         pyarrow.ArrowException: a column holds what it should not.
     """
-    numbers = {one.name: np.empty(rows, np.int32 if one.narrow else np.int64) for one in columns if not one.is_text}
-    texts: dict[str, list[pa.Array]] = {one.name: [] for one in columns if one.is_text}
+    numbers = {
+        column.name: np.empty(rows, np.int32 if column.narrow else np.int64) for column in columns if not column.is_text
+    }
+    texts: dict[str, list[pa.Array]] = {column.name: [] for column in columns if column.is_text}
     length = 0
     for batch in batches:
-        kept = np.flatnonzero(chosen(batch)) if chosen else None
+        kept = np.flatnonzero(is_wanted(batch)) if is_wanted else None
         kept = None if kept is None or len(kept) == batch.num_rows else kept
         until = length + (batch.num_rows if kept is None else len(kept))
         for column, values in zip(columns, batch.columns, strict=False):
@@ -191,7 +193,8 @@ def frame_of(
     for array in numbers.values():
         array.resize(length, refcheck=False)
     return {
-        one.name: _texts(texts[one.name], one.default == b"") if one.is_text else numbers[one.name] for one in columns
+        column.name: _texts(texts[column.name], column.default == b"") if column.is_text else numbers[column.name]
+        for column in columns
     }
 
 

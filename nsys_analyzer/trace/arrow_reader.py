@@ -75,23 +75,23 @@ class ArrowReader(Reader):
 
     def _columns(self, name: str, table: Table, present: Mapping[Column, str | None], wanted: Filter | None) -> Frame:
         rows = min(self._rows[name], table.limit or self._rows[name])
-        chosen = self._chosen(wanted) if wanted else None
+        is_wanted = self._row_filter(wanted) if wanted else None
         names = (*present.values(), *((wanted.column,) if wanted else ()))
         with self._reading():
-            return frame_of(self._batches(name, names, rows), table.columns, rows, chosen)
+            return frame_of(self._batches(name, names, rows), table.columns, rows, is_wanted)
 
     def _batches(self, name: str, columns: Sequence[str | None], rows: int) -> Iterator[pa.RecordBatch]:
         """Yields the first rows of a table, with these columns in this order; a column without a name is of nulls."""
         import pyarrow as pa
 
-        known = list(dict.fromkeys(column for column in columns if column is not None))
+        present = list(dict.fromkeys(column for column in columns if column is not None))
         table = self._tables[name]
         if isinstance(table, Path):
             import pyarrow.parquet as pq
 
-            parts = pq.ParquetFile(table).iter_batches(_BATCH_ROWS, columns=known, use_threads=False)
+            parts = pq.ParquetFile(table).iter_batches(_BATCH_ROWS, columns=present, use_threads=False)
         else:
-            parts = table.select(known).to_batches(_BATCH_ROWS)
+            parts = table.select(present).to_batches(_BATCH_ROWS)
         for part in parts:
             if rows <= 0:
                 return
@@ -101,7 +101,7 @@ class ArrowReader(Reader):
             yield pa.RecordBatch.from_arrays(arrays, names=[str(i) for i in range(len(columns))]).slice(0, rows)
             rows -= part.num_rows
 
-    def _chosen(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
+    def _row_filter(self, wanted: Filter) -> Callable[[pa.RecordBatch], Bools]:
         """Returns what tells which rows of a batch are wanted: by its last column, which is that of the filter."""
         globs = re.compile("|".join(map(translate, wanted.globs)))
         matches = globs.match if wanted.globs else lambda _text: None
@@ -120,8 +120,10 @@ class ArrowReader(Reader):
 
         def has_number(batch: pa.RecordBatch) -> Bools:
             numbers = integers_of(batch.columns[-1], _NO_ID)
-            found: Bools = (numbers != _NO_ID) & np.isin(numbers, np.array(listed, np.int64), invert=wanted.without)
-            return found
+            are_wanted: Bools = (numbers != _NO_ID) & np.isin(
+                numbers, np.array(listed, np.int64), invert=wanted.without
+            )
+            return are_wanted
 
         return has_number
 

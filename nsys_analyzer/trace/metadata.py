@@ -77,8 +77,8 @@ def meaning(text: str) -> Words:
 def why_no_cuda(messages: Iterable[Diagnostic]) -> Diagnostic | None:
     """Returns the first message that explains a missing CUDA trace, the plainest first."""
     texts = list(messages)
-    found = (one for pattern, _ in _NO_CUDA for one in texts if pattern.search(one.text))
-    return next(found, None)
+    matching = (message for pattern, _ in _NO_CUDA for message in texts if pattern.search(message.text))
+    return next(matching, None)
 
 
 def explained(messages: Iterable[Diagnostic]) -> Words:
@@ -213,7 +213,7 @@ def read_diagnostics(frame: Frame) -> tuple[Diagnostic, ...]:
 
 def _recording(frame: Frame) -> Recording:
     rows = list(rows_of(frame))
-    words = {int(found[1]): value for name, value in rows if (found := _ARGUMENT.search(name))}
+    words = {int(match[1]): value for name, value in rows if (match := _ARGUMENT.search(name))}
     command = [value for name, value in rows if name.endswith(":COMMAND")]
     modes = [value.lower() for name, value in rows if name.endswith("CUDA_GRAPH_TRACE_OPTIONS:MODE")]
     return Recording(

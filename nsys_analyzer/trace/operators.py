@@ -95,7 +95,7 @@ def recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
     """Returns the operators of the profiler's own table."""
     names, name = dense_codes(frame["name"])
     shape_ids, shapes = dense_codes(np.maximum(frame["shapes"], -1))
-    known = shape_ids[shape_ids >= 0]
+    present = shape_ids[shape_ids >= 0]
     return Operators(
         start=frame["start"],
         end=frame["end"],
@@ -104,8 +104,8 @@ def recorded_operators(frame: Frame, strings: Mapping[int, str]) -> Operators:
         names=tuple(strings.get(i, "") for i in names.tolist()),
         sequence=np.maximum(frame["sequence"], -1),
         forward_thread=frame["forward_thread"],
-        shapes=shapes - np.int32(len(shape_ids) - len(known)),  # the ID -1 becomes the code -1
-        shape_texts=tuple(strings.get(i, "") for i in known.tolist()),
+        shapes=shapes - np.int32(len(shape_ids) - len(present)),  # the ID -1 becomes the code -1
+        shape_texts=tuple(strings.get(i, "") for i in present.tolist()),
     )
 
 
@@ -127,7 +127,7 @@ def read_callers(reader: Reader, strings: Mapping[int, str]) -> Mapping[tuple[in
             return {}
     chains = sorted(rows_of(reader.read(schema.CALLCHAINS)), key=lambda row: row[2])  # by depth
     outermost = {chain: _CALLED.search(strings.get(symbol, "")) for chain, symbol, _ in chains}
-    called = {chain: found["function"] or found["operator"] for chain, found in outermost.items() if found}
+    called = {chain: match["function"] or match["operator"] for chain, match in outermost.items() if match}
     calls = reader.read(schema.CHAINED_CALLS)
     chained = np.flatnonzero(np.isin(calls["chain"], list(called)))
     thread, correlation, chain = (calls[column][chained].tolist() for column in ("thread", "correlation", "chain"))

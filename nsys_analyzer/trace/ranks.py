@@ -103,8 +103,8 @@ def _sent(noted: Sequence[NotedCall]) -> Iterator[tuple[Any, ...]]:
     """Yields start, thread, function and numbers of the calls that send messages, by what is noted of each."""
 
     def number(call: NotedCall, default: int, *fields: str) -> int:
-        found = next((call.numbers[field] for field in fields if field in call.numbers), default)
-        return found & _MOST if found > 0 else found
+        value = next((call.numbers[field] for field in fields if field in call.numbers), default)
+        return value & _MOST if value > 0 else value
 
     made = (call for call in noted if call.name.startswith(INIT_COMMUNICATOR))
     ranks = {number(call, 0, COMMUNICATOR): number(call, 0, RANKS) for call in made}
@@ -218,21 +218,23 @@ def _launched(reader: Reader, strings: Iterable[str]) -> Rank | None:
 
 
 def _rank_in(texts: Iterable[str]) -> Rank | None:
-    found: dict[str, set[int]] = defaultdict(set)
+    values: dict[str, set[int]] = defaultdict(set)
     for name, value in _VARIABLE.findall("\0".join(texts)):
-        found[name].add(int(value))
-    known = (Rank(min(found[rank]), min(found[size], default=0)) for rank, size in _VARIABLES if len(found[rank]) == 1)
-    return next(known, None)
+        values[name].add(int(value))
+    told = (
+        Rank(min(values[rank]), min(values[size], default=0)) for rank, size in _VARIABLES if len(values[rank]) == 1
+    )
+    return next(told, None)
 
 
 def _of_communicators(noted: Sequence[NotedCall]) -> dict[int, Rank]:
     """Returns the rank of each process in the largest communicator that it made."""
-    found: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    pairs_of: dict[int, set[tuple[int, int]]] = defaultdict(set)
     for call in noted:
         if call.name.startswith(INIT_COMMUNICATOR) and RANK in call.numbers and RANKS in call.numbers:
-            found[call.thread & PROCESS_MASK].add((call.numbers[RANKS], call.numbers[RANK]))
-    largest = {process: max(size for size, _ in pairs) for process, pairs in found.items()}
-    ranks = {process: {rank for size, rank in found[process] if size == largest[process]} for process in found}
+            pairs_of[call.thread & PROCESS_MASK].add((call.numbers[RANKS], call.numbers[RANK]))
+    largest = {process: max(size for size, _ in pairs) for process, pairs in pairs_of.items()}
+    ranks = {process: {rank for size, rank in pairs_of[process] if size == largest[process]} for process in pairs_of}
     return {process: Rank(min(numbers), largest[process]) for process, numbers in ranks.items() if len(numbers) == 1}
 
 
@@ -242,8 +244,8 @@ def distinct_ranks(ranks: Mapping[int, Rank], processes: Iterable[int]) -> dict[
     What is told of the launched process is told of the only one.
     """
     processes = list(processes)
-    known = {process: ranks[process] for process in processes if process in ranks}
+    told = {process: ranks[process] for process in processes if process in ranks}
     if len(processes) == 1 and 0 in ranks:
         return {processes[0]: ranks[0]}
-    times = Counter(rank.number for rank in known.values())
-    return {process: rank for process, rank in known.items() if times[rank.number] == 1}
+    times = Counter(rank.number for rank in told.values())
+    return {process: rank for process, rank in told.items() if times[rank.number] == 1}

@@ -60,9 +60,9 @@ class Reader(ABC):
 
         Some nsys number a table whose columns changed (``NVTX_EVENTS_V2``): the newest that holds a row counts.
         """
-        found = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
+        numbered = [match for name in self.columns_of if (match := _NUMBERED.fullmatch(name))]
         for alias in table.aliases:
-            versions = {int(match[2] or 0): match[0] for match in found if match[1] == alias}
+            versions = {int(match[2] or 0): match[0] for match in numbered if match[1] == alias}
             for _, name in sorted(versions.items(), reverse=True):
                 if self.has_rows(name) and (alias == table.aliases[0] or self._has_required(table, name)):
                     return name

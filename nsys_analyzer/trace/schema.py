@@ -56,7 +56,7 @@ class Filter:
         if self.of_strings:
             matching = " OR ".join(f"value GLOB '{glob}'" for glob in self.globs)
             return f"{'NOT ' if self.without else ''}IN (SELECT id FROM {self.table} WHERE {matching})"
-        listed = ", ".join(f"'{one}'" if isinstance(one, str) else str(one) for one in self.values)
+        listed = ", ".join(f"'{value}'" if isinstance(value, str) else str(value) for value in self.values)
         return " OR ".join([f"IN ({listed})", *(f"{self.column} GLOB '{glob}'" for glob in self.globs)])
 
 

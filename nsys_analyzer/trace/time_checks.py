@@ -159,12 +159,12 @@ def _bounds(duration: int | None, moments: Sequence[Ints], start: int) -> tuple[
         inside = sum(np.count_nonzero((some > first) & (some <= start + duration)) for some in moments)
         if inside >= _LEAST_INSIDE * sum(np.count_nonzero(some != NO_TIME) for some in moments):
             return start - FAR, start - _SLACK, start + duration + _SLACK
-    known = np.concatenate([some[some != NO_TIME] for some in moments])
-    if not len(known):
+    times = np.concatenate([some[some != NO_TIME] for some in moments])
+    if not len(times):
         return start - FAR, start - FAR, start + FAR
     # Not the rows are wrong, but what is known of the session: times may count from 1970.
-    middle = int(np.partition(known, len(known) // 2)[len(known) // 2])  # one of them, unlike the mean of two
-    likely = known[(known > middle - FAR) & (known < middle + FAR)]
+    middle = int(np.partition(times, len(times) // 2)[len(times) // 2])  # one of them, unlike the mean of two
+    likely = times[(times > middle - FAR) & (times < middle + FAR)]
     edge = min(1 + len(likely) // _ROWS_PER_BROKEN, (len(likely) - 1) // 2)
     first, last = np.partition(likely, (edge, len(likely) - 1 - edge))[[edge, -1 - edge]].tolist()
     reach = _MOST_EXTENTS * (last - first) + _MARGIN

@@ -239,13 +239,13 @@ def rows_of(kind: str, events: Sequence[Event], numbers: Numbers) -> Rows:
 def collectives_of(rows: Rows, events: Sequence[Event], numbers: Numbers) -> Rows:
     """Returns what some kernels say of the collectives that they carry out."""
     carrying = [index for index, event in enumerate(events) if event.args and event.args.collective]
-    found = np.zeros(len(carrying), COLUMNS["collective"])
+    collectives = np.zeros(len(carrying), COLUMNS["collective"])
     arguments = [events[index].args or _NO_ARGUMENTS for index in carrying]
-    found["correlation"] = rows["correlation"][carrying]
-    found["name"] = [numbers.texts[each.collective or ""] for each in arguments]
-    found["bytes"] = [_message_bytes(each) for each in arguments]
-    found["ranks"] = [each.group_size for each in arguments]
-    return found
+    collectives["correlation"] = rows["correlation"][carrying]
+    collectives["name"] = [numbers.texts[each.collective or ""] for each in arguments]
+    collectives["bytes"] = [_message_bytes(each) for each in arguments]
+    collectives["ranks"] = [each.group_size for each in arguments]
+    return collectives
 
 
 #: Bytes of an element, by what PyTorch calls its type.
@@ -310,8 +310,8 @@ def nanoseconds(microseconds: Sequence[bytes]) -> tuple[Ints, Bools]:
                 rounded, rest = np.divmod(numbers, scale)
                 rounded += (2 * rest > scale) | ((2 * rest == scale) & (rounded % 2 == 1))
                 return np.where(decimals <= 3, numbers * scale, rounded), np.ones(len(numbers), np.bool_)
-    found = [_one_time(each) for each in microseconds]
-    return np.array([ns or 0 for ns in found], np.int64), np.array([ns is not None for ns in found], np.bool_)
+    times = [_one_time(each) for each in microseconds]
+    return np.array([ns or 0 for ns in times], np.int64), np.array([ns is not None for ns in times], np.bool_)
 
 
 def _decimals(text: bytes) -> Ints:

@@ -92,9 +92,9 @@ class JsonText:
 
     def take(self, character: str) -> bool:
         """Takes a character if it is the next one, and returns whether it was."""
-        found = self.next() == character
-        self.at += found
-        return found
+        is_next = self.next() == character
+        self.at += is_next
+        return is_next
 
     def objects(self) -> str:
         """Returns several objects of an array, up to the last end of one that is in memory; not yet taken.
@@ -103,7 +103,7 @@ class JsonText:
         """
         if len(self.buffer) - self.at < _PIECE // 2:
             self._read_on()
-        ends = [found.end() for found in _BETWEEN.finditer(self.buffer, max(self.at, len(self.buffer) - _NEAR_THE_END))]
+        ends = [match.end() for match in _BETWEEN.finditer(self.buffer, max(self.at, len(self.buffer) - _NEAR_THE_END))]
         return self.buffer[self.at : ends[-1]] if ends else ""
 
     def value(self) -> Any:

@@ -321,14 +321,14 @@ def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
         intervals: (start, end) in ns, by start and, where they start together, the longer first. One that ends
             after the one it starts in is cut there.
     """
-    found: list[list[Stretch]] = []
+    free: list[list[Stretch]] = []
     ends: list[int] = []
     free_from: list[int] = []
     stack: list[int] = []
 
     def leave_out(index: int, start: int, end: int) -> None:
         if start > free_from[index]:
-            found[index].append((free_from[index], start))
+            free[index].append((free_from[index], start))
         free_from[index] = end
 
     for start, end in intervals:
@@ -337,10 +337,10 @@ def stretches(intervals: Iterable[tuple[int, int]]) -> list[list[Stretch]]:
         if stack:
             end = min(end, ends[stack[-1]])  # profilers round, and a child may outlive its parent by 1 ns
             leave_out(stack[-1], start, end)
-        stack.append(len(found))
-        found.append([])
+        stack.append(len(free))
+        free.append([])
         ends.append(end)
         free_from.append(start)
     for index, end in enumerate(ends):
         leave_out(index, end, end)
-    return found
+    return free

@@ -127,10 +127,10 @@ def _fit(ran: list[tuple[int, int]], launched: dict[int, int]) -> tuple[int, flo
 
 def _folded(ids: Iterable[Name]) -> dict[Name, int]:
     """Returns a number below 2^24 for each ID: itself where it is one, else the next that is free."""
-    known = set(ids)
-    fitting = {name for name in known if isinstance(name, int) and 0 <= name < _LIMIT}
+    distinct = set(ids)
+    fitting = {name for name in distinct if isinstance(name, int) and 0 <= name < _LIMIT}
     free = (number for number in count(1) if number not in fitting)
-    in_order = sorted(known, key=lambda name: (str(type(name)), name))
+    in_order = sorted(distinct, key=lambda name: (str(type(name)), name))
     return {name: name if isinstance(name, int) and name in fitting else next(free) for name in in_order}
 
 
@@ -261,8 +261,8 @@ def _nccl_calls(trace: KinetoTrace, threads: _Threads) -> _Columns:
 def _of_one_correlation(rows: Rows) -> Rows:
     """Returns the rows whose correlation ID no other has, in its order."""
     _, first, times = np.unique(rows["correlation"], return_index=True, return_counts=True)
-    found: Rows = rows[first[times == 1]]
-    return found
+    alone: Rows = rows[first[times == 1]]
+    return alone
 
 
 def _ranges(trace: KinetoTrace, threads: _Threads) -> _Columns:
@@ -333,5 +333,7 @@ def _properties(pairs: Iterable[tuple[str, str]]) -> _Columns:
 
 def _transposed(rows: list[tuple[Any, ...]], columns: int) -> list[Any]:
     """Returns the columns of some rows: arrays of integers, lists of texts."""
-    found = zip(*rows, strict=True) if rows else ((),) * columns
-    return [np.array(column, np.int64) if column and isinstance(column[0], int) else list(column) for column in found]
+    transposed = zip(*rows, strict=True) if rows else ((),) * columns
+    return [
+        np.array(column, np.int64) if column and isinstance(column[0], int) else list(column) for column in transposed
+    ]
