@@ -101,7 +101,7 @@ CUDA, HIP = "CUDA", "HIP"
 _UNITS = {CUDA: "SMs", HIP: "CUs"}
 
 RANGES_ON = "EXPORT_RANGES_ON"
-"""The property of a converted trace whose ranges lie on the GPU's timeline."""
+"""The property of a PyTorch trace whose ranges lie on the GPU's timeline."""
 
 
 @dataclass(frozen=True)

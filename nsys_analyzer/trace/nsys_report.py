@@ -67,7 +67,8 @@ def export_of(report: Path, timeout_s: float | None = None, *, as_sqlite: bool =
         how = _export_command(report.name)
         raise ExportError(what, f"Install Nsight Systems, or export on the machine that has it: {how}")
     to_folder = not as_sqlite and _version_of(nsys) >= _WHOLE_FOLDERS
-    output = _writable_place(report, f"{stem}{PARQUET_FOLDER if to_folder else '.sqlite'}")
+    folder = report.parent if _is_writable(report.parent) else made_cache_of(report)
+    output = folder / f"{stem}{PARQUET_FOLDER if to_folder else '.sqlite'}"
     try:
         with atomic_folder(output, report) if to_folder else atomic_write(output, source=report) as unfinished:
             _export(nsys, report, unfinished, "parquetdir" if to_folder else "sqlite", timeout_s)
@@ -124,19 +125,20 @@ def written_ns(export: Path) -> int:
     return max((file.stat().st_mtime_ns for file in files), default=0)
 
 
-def _writable_place(report: Path, name: str) -> Path:
-    """Returns where an export of this name can be made: beside the report, or in the cache, whose folder is made."""
-    beside, cached = report.with_name(name), cache_of(report) / name
-    if _is_writable(beside.parent):
-        return beside
-    if cached.parts[0] == "~":
-        problem = f"The folder of {beside} cannot be written, and there is no home folder for a cache"
-        raise ExportError(problem, _CACHE_HINT)
+def made_cache_of(capture: Path) -> Path:
+    """Returns the cache's folder for what is made of a capture, made as needed and closed to others.
+
+    Raises:
+        ExportError: it cannot be made, or there is no home folder for it.
+    """
+    cache = cache_of(capture)
+    if cache.parts[0] == "~":
+        raise ExportError(f"There is no home folder for a cache of {capture}", _CACHE_HINT)
     try:
-        cached.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ExportError(f"The export has nowhere to go: {error}", _CACHE_HINT) from error
-    return cached
+        raise ExportError(f"The export of {capture} has nowhere to go: {error}", _CACHE_HINT) from error
+    return cache
 
 
 def _is_writable(folder: Path) -> bool:

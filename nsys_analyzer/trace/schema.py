@@ -175,7 +175,7 @@ PAYLOAD_FIELDS = Table(
         _column("offset", doc="bytes from the payload's start"),
     ),
 )
-#: PyTorch's operators, as our converter of its profiler's traces keeps them; nsys writes them among the NVTX ranges.
+#: PyTorch's operators, as our reader of its profiler's traces gives them; nsys writes them among the NVTX ranges.
 OPERATORS = Table(
     "operators",
     ("TORCH_OPERATOR_EVENTS",),
@@ -278,7 +278,7 @@ ENVIRONMENT = Table(
     _PROPERTIES,
     ("name", "value"),
 )
-#: The ranks of the processes, as our converter of a PyTorch profiler's trace and a copy to share keep them.
+#: The ranks of the processes, as our reader of a PyTorch profiler's trace and a copy to share give them.
 RANKS = Table(
     "ranks",
     ("PROCESS_RANKS",),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.errors import NoSpaceError, NsysAnalyzerError, TraceError
+from nsys_analyzer.errors import NsysAnalyzerError, TraceError
 from nsys_analyzer.system.atomic_write import atomic_folder, atomic_write
 from nsys_analyzer.trace.nsys_report import (
     ARROW_FOLDER,
@@ -25,6 +25,7 @@ from nsys_analyzer.trace.nsys_report import (
     is_export_folder,
     is_export_of,
     is_sqlite,
+    made_cache_of,
 )
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:
     import pyarrow as pa
 
     try:
-        kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        made_cache_of(path)
         for older in kept.parent.glob(f"*{ARROW_FOLDER}"):
             shutil.rmtree(older)
         with atomic_folder(kept, path) as unfinished:
@@ -128,7 +129,7 @@ def _keep(tables: Mapping[str, pa.Table], path: Path, kept: Path) -> None:
             for name, table in tables.items():
                 with pa.ipc.new_stream(str(unfinished / f"{name}.arrow"), table.schema) as stream:
                     stream.write_table(table)
-    except (OSError, NoSpaceError):
+    except (OSError, NsysAnalyzerError):
         return  # without a cache the trace is read again the next time
 
 
@@ -206,8 +207,7 @@ def sqlite_of(path: Path, timeout_s: float | None = None) -> Path:
     from nsys_analyzer.trace.kineto.tables import read_tables
 
     tables = read_tables(path)
-    output = cache_of(path) / f"{trace_stem(path)}.sqlite"
-    output.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    output = made_cache_of(path) / f"{trace_stem(path)}.sqlite"
     with atomic_write(output, source=path) as unfinished:
         write_sqlite(tables, unfinished)
     return output
