@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -17,7 +16,8 @@ from nsys_analyzer.experiments.loading import load_evidence
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.arrow_reader import write_sqlite
+from nsys_analyzer.trace.kineto.tables import read_tables
 from tests.support.export import ADD, GEMM, PID, Export, training_step
 
 CPU = Path(__file__).parent / "data" / "cpu_train.pt.trace.json.gz"
@@ -102,7 +102,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, 
             if kind in BUILDERS:
                 BUILDERS[kind](Export()).write(path)
             elif kind == "on_cpu":
-                shutil.copyfile(sqlite_of(CPU), path)
+                write_sqlite(read_tables(CPU), path)
             else:
                 annotated(Export()).write(path)
                 path.write_bytes(path.read_bytes()[:5000] if kind == "truncated" else b"")

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 _HEAD = 1024
 _CONVERTER = 10
 """The version of what reads PyTorch's traces: tables that another one kept are not read."""
-_WORTH_KEEPING = 16_000_000
-"""Bytes of the tables of a trace that are kept: these take a second to read, and a twentieth of it from the cache."""
+_WORTH_KEEPING = 8_000_000
+"""Bytes of the tables of a trace that are kept: such a one is read in a second, and in a tenth of it from the cache."""
 _MANIFEST = "manifest.json"
 _SQLITE_SIDECARS = ("-wal", "-shm", "-journal")
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from random import Random
 
 from nsys_analyzer.export import FORMATS
-from nsys_analyzer.trace.sources import sqlite_of
+from nsys_analyzer.trace.arrow_reader import write_sqlite
+from nsys_analyzer.trace.kineto.tables import read_tables
 from tests.fuzz import documents, exports, figures, oracle
 from tests.fuzz.sandbox import Outcome, run
 from tests.fuzz.texts import text
@@ -65,7 +66,7 @@ def inputs(folder: Path) -> Inputs:
         _without_constraints(folder / packed.stem)
     recorded = folder / "cpu_train.pt.trace.json.gz"
     shutil.copyfile(_ROOT / "tests/data" / recorded.name, recorded)
-    shutil.copyfile(sqlite_of(recorded), folder / "cpu_train.sqlite")
+    write_sqlite(read_tables(recorded), folder / "cpu_train.sqlite")
     found = [
         path for path in sorted(folder.glob("*.sqlite")) for _ in range(1 if path.stat().st_size > _LARGE else _OFTEN)
     ]
