@@ -17,11 +17,12 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.capture.annotation import annotating
 from nsys_analyzer.runs.targets import Annotation
 from nsys_analyzer.trace.trace import Trace
+from tests.support.prepared import run_prepared
 
-pytestmark = pytest.mark.slow  # each starts a program that imports PyTorch
+pytestmark = pytest.mark.slow  # each runs a program with PyTorch
 
 ASKED = Annotation(warmup_steps=3, steps=4)
-LONG = 120
+LONG = 240
 MODEL = """
 import torch
 from torch import nn
@@ -48,14 +49,16 @@ class Ran(NamedTuple):
         return {phase: len(times) for phase, times in self.results["times_ms"].items()}
 
 
-def run(folder: Path, text: str, asked: Annotation | None = ASKED, **more: str) -> Ran:
-    """Runs a program with the hooks, without a profiler."""
+def run(folder: Path, text: str, asked: Annotation | None = ASKED, *, afresh: bool = False, **more: str) -> Ran:
+    """Runs a program with the hooks, without a profiler; ``afresh`` in a Python of its own."""
     program, results = folder / "program.py", folder / "results.json"
     program.write_text(text)
     environment = {**os.environ, **annotating(asked, results), **more}
-    ended = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=LONG, env=environment, cwd=folder
-    )
+    if afresh:
+        words = [sys.executable, str(program)]
+        ended = subprocess.run(words, capture_output=True, text=True, timeout=LONG, env=environment, cwd=folder)
+    else:
+        ended = run_prepared(program, environment)
     return Ran(
         ended.returncode, ended.stdout, ended.stderr, json.loads(results.read_text()) if results.exists() else {}
     )
@@ -139,7 +142,7 @@ with torch.no_grad():
 )
 def test_steps_and_phases(tmp_path: Path, text: str, instances: dict[str, int]) -> None:
     """Three steps pass, four are timed, then the program ends."""
-    ran = run(tmp_path, text + "\nprint('never')")
+    ran = run(tmp_path, text + "\nprint('never')", afresh=text == INFERRED)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     assert ran.instances() == instances
     assert ran.results["steps"] == 4
@@ -202,7 +205,7 @@ def test_a_capture_range_of_the_programs_own(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_program_behaves_as_without_the_hooks(tmp_path: Path, text: str, code: int, out: str) -> None:
-    ran = run(tmp_path, text)
+    ran = run(tmp_path, text, afresh=not text.startswith(MODEL))
     assert (ran.code, ran.out) == (code, out)
     assert "Traceback" not in ran.err
     assert "annotation ended" not in ran.err
@@ -218,13 +221,13 @@ def test_the_programs_own_sitecustomize_runs(tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     (tmp_path / "own/sitecustomize.py").write_text("print('own')")
     before = annotating(ASKED)["PYTHONPATH"]
-    ran = run(tmp_path, "print('program')", PYTHONPATH=f"{before}{os.pathsep}{tmp_path / 'own'}")
+    ran = run(tmp_path, "print('program')", afresh=True, PYTHONPATH=f"{before}{os.pathsep}{tmp_path / 'own'}")
     assert ran.out == "own\nprogram\n"
 
 
 def test_an_unknown_pytorch_is_said(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("")
-    ran = run(tmp_path, "import torch; print('end')")
+    ran = run(tmp_path, "import torch; print('end')", afresh=True)
     assert (ran.code, ran.out) == (0, "end\n")
     assert ran.err.startswith("nsys-analyze: this program is not annotated: AttributeError")
 
