@@ -52,9 +52,11 @@ def command(folder: Path, *words: str, **environment: str) -> subprocess.Complet
 
 
 def forward_products(trace: Trace) -> list[int]:
-    """The kernels of each forward pass that are products of PyTorch's on a CPU."""
-    kernels = trace.kernels
-    forward = kernels[(kernels["phase"] == "forward") & ~kernels["warmup"]]
+    """The kernels of each recorded forward pass that are PyTorch's matmuls on a CPU.
+
+    On a busy machine the first may be slow, and look like warm-up.
+    """
+    forward = trace.kernels[trace.kernels["phase"] == "forward"]
     products = forward[forward["name"].isin(["aten::mm", "aten::bmm"])]
     return list(Counter(products["instance"]).values())
 
@@ -105,11 +107,10 @@ def test_python_and_the_profiler_see_the_same_steps(on_cpu: Sweep) -> None:
     folder = on_cpu[0] / "runs"
     with (folder / "timings.csv").open() as file:
         timings = {row["phase"]: row for row in csv.DictReader(file)}
-    (summary,) = summarize(Trace.load(folder / NAME / "capture.json.gz"), NAME)
-    walls = {phase.phase: phase for phase in summary.phases}
-    assert {"forward", "loss", "backward", "optimizer"} <= set(walls)
-    for name in ("forward", "backward", "optimizer"):
-        assert walls[name].instances == int(timings[name]["steps"]) == 3
+    ranges = Trace.load(folder / NAME / "capture.json.gz").ranges
+    recorded = Counter(ranges.names[name] for name in ranges.name.tolist())
+    for name in ("forward", "loss", "backward", "optimizer"):
+        assert recorded[name] == int(timings[name]["steps"]) == 3
     # A step is its phases, and what lies between them.
     parts = sum(float(timings[name]["mean_ms"]) for name in ("forward", "loss", "backward", "optimizer"))
     assert parts <= float(timings["step"]["mean_ms"])
