@@ -21,11 +21,10 @@ from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, 
 from nsys_analyzer.capture.jobs import FOLDER
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
-from profiling_targets import memory_of_cpu, memory_of_gpu
 from profiling_targets.config import Config
 from profiling_targets.harness import NotHereError, Phases, main, step_ns, synchronize
-from profiling_targets.memory_figures import add_figures
-from profiling_targets.memory_recording import Recording
+from profiling_targets.memory_recording import Recording, record_on_cpu, record_on_gpu
+from profiling_targets.memory_timeline import add_figures
 from profiling_targets.transformer import Training
 
 _CALLS, _ROUNDS = 1_000, 5
@@ -119,9 +118,9 @@ def _living(training: Training) -> Iterator[Tensor]:
 def _recorded(case: MemoryCase, training: Training) -> Recording:
     """One more step, recorded; a snapshot's relative path begins in the bench's folder, or in the working directory."""
     if case.device == "cpu":
-        return memory_of_cpu.record(training.phases(), lambda: _living(training))
+        return record_on_cpu(training.phases(), lambda: _living(training))
     path = Path(os.environ.get(FOLDER, "")) / case.snapshot if case.snapshot else None
-    return memory_of_gpu.record(training.phases(), path)
+    return record_on_gpu(training.phases(), path)
 
 
 if __name__ == "__main__":

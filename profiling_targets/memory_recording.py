@@ -1,14 +1,31 @@
-"""A recording of memory, and the line of the model that asked for an allocation."""
+"""Records the memory of one step, event by event, with the line of the model that asked for each allocation.
+
+On a GPU the history of PyTorch's caching allocator tells it. On the CPU the memory events of ``torch.profiler`` do: a
+mode around every operator marks the line that called it, so that an event can be told its line by time; in backward no
+line calls, and the name of autograd's node stands in. Marks and profiler slow the step down: nothing is timed here.
+"""
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable
+import pickle
+import sys
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
+from typing import Any
 
-from profiling_targets.memory_timeline import MemoryEvent, Span
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from profiling_targets import transformer
+from profiling_targets.harness import Phases, trace_events
 from profiling_targets.transformer import Block
 
 Frame = tuple[str, int, str]
@@ -17,6 +34,19 @@ Frame = tuple[str, int, str]
 _FORWARD: CodeType = Block.forward.__code__
 _MODEL = _FORWARD.co_filename
 _BLOCK_LINES = frozenset(line for _, _, line in _FORWARD.co_lines() if line)
+_PHASE, _LINE, _NODE = "memory phase: ", "memory line: ", "autograd::engine::evaluate_function: "
+#: Backward has no lines to mark, and could not reuse memory that a mode holds on to.
+_MARKED = ("forward", "loss", "optimizer")
+
+Interval = tuple[float, float, str]
+"""Start and end in µs, and a name."""
+_MOST_ENTRIES = 1_000_000
+_STATISTICS = ("requested_bytes", "allocated_bytes", "reserved_bytes", "inactive_split_bytes")
+_DEVICE_CALLS = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
+_TENSORS = {"alloc": 1, "free_requested": -1}
+_VIEWER_PROTOCOL = 4
+#: Prefixes of file names on this machine, the longest first: a snapshot shows what comes after them.
+_ROOTS = sorted((f"{Path(str(module.__file__)).parents[1]}/" for module in (transformer, torch)), key=len, reverse=True)
 
 
 @dataclass(frozen=True)
@@ -26,6 +56,32 @@ class Source:
     line: str = ""
     in_block: bool = False
     is_residual: bool = False
+
+
+@dataclass(frozen=True)
+class MemoryEvent:
+    """An allocation of a tensor's memory, or its free.
+
+    Attributes:
+        ms: when, since the step began.
+        bytes: its size, negative for a free.
+        address: the same in both events of one tensor.
+        source: who asked for it.
+    """
+
+    ms: float
+    bytes: int
+    address: int
+    source: Source = Source()
+
+
+@dataclass(frozen=True)
+class Span:
+    """A phase of the step, in ms since the step began."""
+
+    name: str
+    start_ms: float
+    end_ms: float
 
 
 @dataclass(frozen=True)
@@ -71,3 +127,144 @@ def code_of(source: str) -> str:
     """The line of code that a source names, empty for a node of autograd."""
     place = source.partition(" ")[0].rpartition(":")[2]
     return linecache.getline(_MODEL, int(place)).strip() if place.isdigit() else ""
+
+
+def record_on_gpu(phases: Phases, snapshot: Path | None) -> Recording:
+    """Records one step.
+
+    Args:
+        phases: the phases of a step, which must have run before.
+        snapshot: where to write the snapshot, None for nowhere.
+
+    Raises:
+        OSError: the snapshot cannot be written.
+
+    """
+    spans, statistics, began = [], {}, time.time_ns()
+    torch.cuda.memory._record_memory_history("all", context="alloc", stacks="python", max_entries=_MOST_ENTRIES)
+    try:
+        base_bytes = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        for name, phase in phases.items():
+            torch.cuda.reset_peak_memory_stats()
+            start = time.time_ns()
+            phase()
+            torch.cuda.synchronize()
+            spans.append(Span(name, (start - began) / 1e6, (time.time_ns() - began) / 1e6))
+            stats = torch.cuda.memory_stats()
+            statistics[name] = {key: stats[f"{key}.all.peak"] for key in _STATISTICS}
+        taken = torch.cuda.memory._snapshot()
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+    events, calls = reduced(taken["device_traces"][torch.cuda.current_device()], began)
+    if snapshot:
+        snapshot.parent.mkdir(parents=True, exist_ok=True)
+        snapshot.write_bytes(pickle.dumps(made_small(taken), _VIEWER_PROTOCOL))
+    return Recording(events, spans, base_bytes, statistics, calls)
+
+
+def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> tuple[list[MemoryEvent], list[DeviceCall]]:
+    """The tensors' events, and the allocator's calls to the device, of the entries of one device's trace.
+
+    Args:
+        trace: the entries; ``time_us`` is Unix time.
+        began_ns: the Unix time of the step's start.
+
+    """
+    events, calls, before = [], [], 0.0
+    for entry in trace:
+        action, ms = entry["action"], entry["time_us"] / 1e3 - began_ns / 1e6
+        if action in _TENSORS:
+            source = source_of((frame["filename"], frame["line"], frame["name"]) for frame in entry.get("frames", ()))
+            size = _TENSORS[action] * entry["size"]
+            events.append(MemoryEvent(ms, size, entry["addr"], source))
+        elif action in _DEVICE_CALLS:
+            calls.append(DeviceCall(ms, _DEVICE_CALLS[action] * entry["size"], ms - before))
+        before = ms
+    return events, calls
+
+
+def made_small(taken: dict[str, Any]) -> dict[str, Any]:
+    """A snapshot of which equal stacks and frames are the same objects, which pickle writes once."""
+    stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    frames: dict[tuple[Any, ...], dict[str, Any]] = {}
+    blocks = [block for segment in taken["segments"] for block in segment["blocks"]]
+    entries = [entry for trace in taken["device_traces"] for entry in trace]
+
+    def short(filename: str) -> str:
+        root = next((root for root in _ROOTS if filename.startswith(root)), None)
+        return filename.removeprefix(root) if root else Path(filename).name
+
+    for entry in (*blocks, *entries):
+        stack = tuple((short(frame["filename"]), frame["line"], frame["name"]) for frame in entry.get("frames", ()))
+        for frame in stack:
+            frames.setdefault(frame, dict(zip(("filename", "line", "name"), frame, strict=True)))
+        entry["frames"] = stacks.setdefault(stack, [frames[frame] for frame in stack])
+    return taken
+
+
+def record_on_cpu(phases: Phases, living: Callable[[], Iterable[Tensor]]) -> Recording:
+    """Records one step.
+
+    Args:
+        phases: the phases of a step, which must have run before.
+        living: all tensors that outlive a step.
+
+    """
+    marks = _Marks()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        for phase in phases.values():  # the profiler sees no free of what it did not see allocated
+            phase()
+        storages = {storage.data_ptr(): storage.nbytes() for storage in (one.untyped_storage() for one in living())}
+        for name, phase in phases.items():
+            with record_function(_PHASE + name), marks if name in _MARKED else nullcontext():
+                phase()
+    return _reduced(trace_events(profiler), marks.sources, sum(storages.values()))
+
+
+class _Marks(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Puts a range around each operator; its name is the number of the line that called it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sources: list[Source] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        source = source_of(_frames())
+        if source not in self.sources:
+            self.sources.append(source)
+        with record_function(f"{_LINE}{self.sources.index(source)}"):
+            return func(*args, **(kwargs or {}))
+
+
+def _frames() -> Iterator[Frame]:
+    frame = sys._getframe(1)
+    while frame:
+        yield frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _reduced(trace: Sequence[dict[str, Any]], sources: Sequence[Source], base_bytes: int) -> Recording:
+    """The recording, from the events of a trace in order."""
+    phases, lines, nodes = (list(_intervals(trace, prefix)) for prefix in (_PHASE, _LINE, _NODE))
+    begin = phases[0][0]
+    events = []
+    for event in trace:
+        if event["name"] == "[memory]" and begin <= event["ts"] <= phases[-1][1]:
+            number, node = _around(lines, event["ts"]), _around(nodes, event["ts"])
+            source = sources[int(number)] if number else Source(node or "")
+            ms, values = (event["ts"] - begin) / 1e3, event["args"]
+            events.append(MemoryEvent(ms, values["Bytes"], values["Addr"], source))
+    spans = [Span(name, (start - begin) / 1e3, (end - begin) / 1e3) for start, end, name in phases]
+    return Recording(events, spans, base_bytes)
+
+
+def _intervals(trace: Sequence[dict[str, Any]], prefix: str) -> Iterator[Interval]:
+    for event in trace:
+        if event.get("ph") == "X" and event["name"].startswith(prefix):
+            yield event["ts"], event["ts"] + event["dur"], event["name"].removeprefix(prefix)
+
+
+def _around(intervals: Sequence[Interval], ts: float) -> str | None:
+    """The name of the interval that holds a moment; none of them lies in another."""
+    index = bisect_right(intervals, ts, key=lambda interval: interval[0]) - 1
+    return intervals[index][2] if index >= 0 and ts <= intervals[index][1] else None

@@ -1,49 +1,97 @@
-"""The memory of a step over time: from allocations and frees to levels, peaks, and the sawtooth of a phase."""
+"""The memory of a step over time: from allocations and frees to levels, peaks, and what held the memory."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from nsys_analyzer.experiments.memory import Holder, PhaseMemory, Point
+from nsys_analyzer.experiments.memory import Holder, MemoryFigures, PhaseFigures, PhaseMemory, Point, SavedLine
+from profiling_targets.memory_recording import MemoryEvent, Recording, Span, code_of
+
+_POINTS, _GROUPS = 1_000, 12
+#: The curve turns where it moves by a tenth of its height, as the eye sees it.
+_TURN = 10
 
 
-@dataclass(frozen=True)
-class MemoryEvent:
-    """An allocation of a tensor's memory, or its free.
+def add_figures(
+    recording: Recording, figures: MemoryFigures, times: Mapping[str, tuple[float, float]], cached_call_us: float,
+    layers: int | None,
+) -> None:  # fmt: skip
+    """Adds the figures of a recording.
 
-    Attributes:
-        ms: when, since the step began.
-        bytes: its size, negative for a free.
-        address: the same in both events of one tensor.
-        source: the line that asked for it, empty where none is known.
-        in_block: whether a layer of the model asked for it.
-        is_residual: whether the line adds to the residual stream.
+    Args:
+        recording: of one step.
+        figures: where they are added.
+        times: of each phase ms to its synchronized end, and until all its work was issued, without a recorder.
+        cached_call_us: the time of one allocation and free.
+        layers: of the model; None where nothing is saved for backward.
 
     """
+    events, spans = recording.events, recording.spans
+    points = levels(events, recording.base_bytes)
+    phases = phases_of(events, spans, recording.base_bytes)
+    figures.base_bytes = recording.base_bytes
+    figures.step_peak_bytes = max(phase.peak_bytes for phase in phases)
+    for phase in phases:
+        setattr(figures, f"{phase.name}_peak_bytes", phase.peak_bytes)
+    for counted in recording.statistics.values():  # by the allocator itself, the highest of all phases
+        for key, value in counted.items():
+            name = key.replace("_bytes", "_peak_bytes")
+            setattr(figures, name, max(value, getattr(figures, name) or 0))
+    figures.timeline_ms_bytes = [(round(ms, 4), level) for ms, level in thinned(points, _POINTS)]
+    figures.phases = [_phase(phase, recording, points, *times[phase.name], cached_call_us) for phase in phases]
+    figures.largest = [replace(holder, code=code_of(holder.source)) for holder in largest(events, spans, _GROUPS)]
+    sizes = Counter(event.bytes for event in events if event.source.is_residual and event.bytes > 0)
+    figures.residual_seen_bytes = sizes.most_common(1)[0][0] if sizes else None
+    if layers:
+        _add_saved(alive_after(event for event in events if event.ms <= spans[0].end_ms), layers, figures)
 
-    ms: float
-    bytes: int
-    address: int
-    source: str = ""
-    in_block: bool = False
-    is_residual: bool = False
+
+def _phase(
+    phase: PhaseMemory, recording: Recording, points: Sequence[Point], wall_ms: float, issue_ms: float,
+    cached_call_us: float,
+) -> PhaseFigures:  # fmt: skip
+    """One phase: its memory, the falls of its curve, the calls to the device in it, and its times."""
+    inside = [(phase.start_ms, phase.start_bytes)]
+    inside += [point for point in points if phase.start_ms < point[0] <= phase.end_ms]
+    calls = [call for call in recording.device_calls if phase.start_ms <= call.ms <= phase.end_ms]
+    alive = [level for _, level in inside]
+    found = sawtooth(inside, max((max(alive) - min(alive)) // _TURN, 1))
+    device_calls_ms = sum(call.since_ms for call in calls)
+    return PhaseFigures(
+        **vars(phase),
+        counted_peak_bytes=recording.statistics.get(phase.name, {}).get("requested_bytes"),
+        teeth=found.falls,
+        rise_bytes_per_ms=found.rise_bytes_per_ms,
+        fall_bytes_per_ms=found.fall_bytes_per_ms,
+        device_allocations=sum(call.bytes > 0 for call in calls),
+        device_frees=sum(call.bytes < 0 for call in calls),
+        device_calls_ms=device_calls_ms,
+        wall_ms=wall_ms,
+        issue_ms=issue_ms,
+        allocator_ms=phase.allocations * cached_call_us / 1e3 + device_calls_ms,
+    )
 
 
-@dataclass(frozen=True)
-class Span:
-    """A phase of the step, in ms since the step began."""
-
-    name: str
-    start_ms: float
-    end_ms: float
+def _add_saved(alive: Sequence[MemoryEvent], layers: int, figures: MemoryFigures) -> None:
+    """Adds the memory allocated in forward and alive at its end: all of it, and that of one layer, line by line."""
+    inside = [event for event in alive if event.source.in_block]
+    sizes, counts = Counter[str](), Counter(event.source.line for event in inside)
+    for event in inside:
+        sizes[event.source.line] += event.bytes
+    figures.kept_bytes = sum(event.bytes for event in alive)
+    figures.layer_saves_bytes = sum(sizes.values()) / layers
+    figures.layer_saves = [
+        SavedLine(source, code_of(source), counts[source] / layers, size / layers)
+        for source, size in sizes.most_common()
+    ]
 
 
 class Sawtooth(NamedTuple):
@@ -63,7 +111,10 @@ def levels(events: Sequence[MemoryEvent], base_bytes: int) -> list[Point]:
 def phases_of(events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: int) -> list[PhaseMemory]:
     """The memory of each phase; an event between two phases counts to the first of them."""
     found, before = [], base_bytes
-    for span, inside in zip(spans, _by_span(events, spans), strict=True):
+    parts: list[list[MemoryEvent]] = [[] for _ in spans]
+    for event in events:
+        parts[_place(event, spans)].append(event)
+    for span, inside in zip(spans, parts, strict=True):
         alive = list(accumulate((event.bytes for event in inside), initial=before))
         handed_out = [event.bytes for event in inside if event.bytes > 0]
         found.append(
@@ -74,13 +125,6 @@ def phases_of(events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: 
         )  # fmt: skip
         before = alive[-1]
     return found
-
-
-def _by_span(events: Sequence[MemoryEvent], spans: Sequence[Span]) -> list[list[MemoryEvent]]:
-    parts: list[list[MemoryEvent]] = [[] for _ in spans]
-    for event in events:
-        parts[_place(event, spans)].append(event)
-    return parts
 
 
 def _place(event: MemoryEvent, spans: Sequence[Span]) -> int:
@@ -112,7 +156,7 @@ def largest(events: Sequence[MemoryEvent], spans: Sequence[Span], top: int) -> l
 
 
 def _kind(event: MemoryEvent, spans: Sequence[Span]) -> tuple[str, str, int]:
-    return event.source, spans[_place(event, spans)].name, event.bytes
+    return event.source.line, spans[_place(event, spans)].name, event.bytes
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:

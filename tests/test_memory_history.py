@@ -18,7 +18,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import memory as memory_case
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
 from nsys_analyzer.runs.rows import written
-from profiling_targets import memory_history, memory_of_gpu, transformer
+from profiling_targets import memory_history, memory_recording, transformer
 from profiling_targets.harness import allocations, measured
 from profiling_targets.memory_history import measure
 from profiling_targets.memory_recording import code_of, source_of
@@ -161,11 +161,15 @@ def _history(began_us: int) -> list[dict[str, Any]]:
 
 
 def test_the_allocators_history_becomes_events() -> None:
-    events, calls = memory_of_gpu.reduced(_history(5_000_000), 5_000_000_000)
+    events, calls = memory_recording.reduced(_history(5_000_000), 5_000_000_000)
     assert [(event.ms, event.bytes, event.address) for event in events] == [
         (pytest.approx(0.1), 512, 0xA), (pytest.approx(0.45), 1000, 0xB), (pytest.approx(0.5), -512, 0xA),
     ]  # fmt: skip
-    assert [(event.in_block, event.is_residual) for event in events] == [(True, False), (True, True), (False, False)]
+    assert [(event.source.in_block, event.source.is_residual) for event in events] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
     (call,) = calls
     assert (call.ms, call.bytes, call.since_ms) == (pytest.approx(0.4), 2 << 20, pytest.approx(0.3))
 
@@ -187,7 +191,7 @@ def _snapshot(trace: list[dict[str, Any]]) -> dict[str, Any]:
 
 def test_a_snapshot_is_small_and_the_viewer_can_read_it() -> None:
     trace = [entry for us in range(0, 200_000, 1000) for entry in _history(1_700_000_000_000_000 + us)]
-    packed = pickle.dumps(memory_of_gpu.made_small(_snapshot(trace)), 4)
+    packed = pickle.dumps(memory_recording.made_small(_snapshot(trace)), 4)
     assert {opcode.name for opcode, _, _ in pickletools.genops(packed)} <= set(VIEWER_OPCODES.split())
     assert len(packed) < 70 * len(trace)  # bytes of an entry, its stack written once for all
     read = pickle.loads(packed)
@@ -229,7 +233,7 @@ def test_recording_on_a_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     memory = _Memory()
     memory.install(monkeypatch)
     path = tmp_path / "snapshots" / "one.pickle"
-    recording = memory_of_gpu.record({"forward": memory.work, "loss": lambda: None}, path)
+    recording = memory_recording.record_on_gpu({"forward": memory.work, "loss": lambda: None}, path)
     assert memory.recording == ["all", None]  # the history ends where the step does
     assert [event.bytes for event in recording.events] == [512, 1000, -512]
     assert [span.name for span in recording.spans] == ["forward", "loss"]
@@ -246,7 +250,7 @@ def test_the_history_ends_when_memory_runs_out(monkeypatch: pytest.MonkeyPatch) 
     memory = _Memory()
     memory.install(monkeypatch)
     with pytest.raises(torch.cuda.OutOfMemoryError):
-        memory_of_gpu.record({"forward": fails}, None)
+        memory_recording.record_on_gpu({"forward": fails}, None)
     assert memory.recording == ["all", None]
 
 
@@ -254,7 +258,7 @@ def test_the_figures_of_a_gpus_recording(monkeypatch: pytest.MonkeyPatch) -> Non
     memory = _Memory()
     memory.install(monkeypatch)
     measured = MemoryFigures()
-    recording = memory_of_gpu.record({"forward": memory.work}, None)
+    recording = memory_recording.record_on_gpu({"forward": memory.work}, None)
     memory_history.add_figures(recording, measured, {"forward": (2.0, 1.0)}, 1.0, 1)
     figures = written(measured)
     (phase,) = figures["phases"]
@@ -290,7 +294,7 @@ def test_the_cold_step_comes_after_the_recording(monkeypatch: pytest.MonkeyPatch
 
 def test_the_snapshot_lies_in_the_benchs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     paths: list[Path | None] = []
-    monkeypatch.setattr(memory_of_gpu, "record", lambda _, path: paths.append(path))
+    monkeypatch.setattr(memory_history, "record_on_gpu", lambda _, path: paths.append(path))
     training = Training(memory_history._config(CASE))
     case = replace(CASE, device="cuda", snapshot="snapshots/one.pickle")
     memory_history._recorded(case, training)

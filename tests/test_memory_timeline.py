@@ -16,9 +16,8 @@ from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.experiments.memory import Holder, Point, Slope, slope_of_thirds
 from nsys_analyzer.trace.trace import Trace
+from profiling_targets.memory_recording import MemoryEvent, Source, Span
 from profiling_targets.memory_timeline import (
-    MemoryEvent,
-    Span,
     alive_after,
     largest,
     levels,
@@ -32,8 +31,8 @@ from tests.support.export import Export, global_pid, training_step
 SPANS = [Span("forward", 0.0, 4.0), Span("backward", 5.0, 9.0)]
 #: Forward keeps 30 of 50, backward frees what was there before (100) and makes 20.
 EVENTS = [
-    MemoryEvent(1.0, 30, 0xA, "model.py:1 f"),
-    MemoryEvent(2.0, 20, 0xB, "model.py:2 f"),
+    MemoryEvent(1.0, 30, 0xA, Source("model.py:1 f")),
+    MemoryEvent(2.0, 20, 0xB, Source("model.py:2 f")),
     MemoryEvent(3.0, -20, 0xB),
     MemoryEvent(6.0, 20, 0xB),
     MemoryEvent(7.0, -100, 0xC),
