@@ -15,8 +15,7 @@ from torch._dynamo.utils import counters
 
 from nsys_analyzer.experiments.attention import TARGET, AttentionCase, AttentionFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.attention_passes import Passes
-from profiling_targets.attention_variants import later_keys
+from profiling_targets.attention_variants import Passes, later_keys
 from profiling_targets.harness import allocations, kept_bits, main, set_precision, step_ns, synchronize, times_ms
 from profiling_targets.transformer import unfused_attention
 
@@ -42,7 +41,14 @@ def measure(case: AttentionCase, figures: AttentionFigures) -> None:
         passes.end_to_end()
     figures.peak_bytes = counted.peak_bytes
     figures.saved = saved_tensors(passes.forward)
-    figures.forward, figures.backward = _times(case, passes)
+    outputs: list[Tensor] = []  # forward and backward follow each other in every step
+    phases = {
+        "forward": lambda: outputs.append(passes.forward()),
+        "backward": lambda: passes.backward(outputs.pop()),
+    }
+    synchronize(case.device)
+    steps = [step_ns(phases, case.device) for _ in range(case.warmup_steps + case.steps)][case.warmup_steps :]
+    figures.forward, figures.backward = (Times.of([ns[name] / 1e6 for ns in steps]) for name in phases)
 
 
 def saved_tensors(forward: Callable[[], object]) -> list[tuple[list[int], str, int, int]]:
@@ -61,22 +67,6 @@ def saved_tensors(forward: Callable[[], object]) -> list[tuple[list[int], str, i
         (list(shape), dtype.removeprefix("torch."), count, count * size)
         for (shape, dtype, size), count in counts.items()
     ]
-
-
-def _times(case: AttentionCase, passes: Passes) -> tuple[Times, Times]:
-    """The times of forward and of backward, which follow each other in every step."""
-    outputs: list[Tensor] = []
-
-    def forward() -> None:
-        outputs.append(passes.forward())
-
-    def backward() -> None:
-        passes.backward(outputs.pop())
-
-    synchronize(case.device)
-    phases = {"forward": forward, "backward": backward}
-    steps = [step_ns(phases, case.device) for _ in range(case.warmup_steps + case.steps)][case.warmup_steps :]
-    return Times.of([ns["forward"] / 1e6 for ns in steps]), Times.of([ns["backward"] / 1e6 for ns in steps])
 
 
 if __name__ == "__main__":

@@ -51,7 +51,13 @@ def attention(implementation: str, q: Tensor, k: Tensor, v: Tensor, causal: bool
 @cache
 def _library() -> Any:
     """The compiled variants as operators."""
-    _require_tools()
+    compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
+    if shutil.which(compiler) is None:
+        raise NotHereError(
+            f"The C++ attention needs a compiler, and there is no {compiler}", "Install g++, or name one in CXX"
+        )
+    if not cpp_extension.is_ninja_available():
+        raise NotHereError("The C++ attention needs ninja to build", "pip install ninja")
     folder = _folder()
     instructions = _INSTRUCTIONS.get(torch.backends.cpu.get_cpu_capability(), ())
     try:
@@ -66,21 +72,13 @@ def _library() -> Any:
             is_python_module=False,
         )
     except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        reason = next((line for line in lines if "error:" in line), lines[0] if lines else "no reason given")
         raise NotHereError(
-            f"The C++ attention does not compile or load here: {_first_error(str(error))}",
+            f"The C++ attention does not compile or load here: {reason}",
             "It needs a C++ compiler with OpenMP, such as g++, and a folder to write to (TORCH_EXTENSIONS_DIR)",
         ) from error
     return getattr(torch.ops, _NAME)
-
-
-def _require_tools() -> None:
-    compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
-    if shutil.which(compiler) is None:
-        raise NotHereError(
-            f"The C++ attention needs a compiler, and there is no {compiler}", "Install g++, or name one in CXX"
-        )
-    if not cpp_extension.is_ninja_available():
-        raise NotHereError("The C++ attention needs ninja to build", "pip install ninja")
 
 
 def _folder() -> Path:
@@ -94,9 +92,3 @@ def _remove_stale_lock(lock: Path) -> None:
     """Removes the lock of a build that was killed, for which PyTorch would wait for ever."""
     if lock.exists() and time.time() - lock.stat().st_mtime > _STALE_SECONDS:
         lock.unlink(missing_ok=True)
-
-
-def _first_error(output: str) -> str:
-    """The line that says what is wrong, of all that a compiler says."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    return next((line for line in lines if "error:" in line), lines[0] if lines else "no reason given")

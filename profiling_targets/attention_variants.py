@@ -1,14 +1,18 @@
-"""Implementations of attention with PyTorch's operators: the same result, other memory, forward and backward.
+"""Implementations of attention with PyTorch's operators, their passes, and the error of what they return.
 
-B sequences, H heads, N tokens. The four from ``naive`` to ``tiled`` go from all N² scores to one tile of them;
-``flash`` is ``tiled`` in Triton, ``torch`` what PyTorch itself offers. They run wherever their operators do.
+They have the same result and take other memory, forward and backward: the four from ``naive`` to ``tiled`` go from all
+S² scores to one tile of them; ``flash`` is ``tiled`` in Triton, ``torch`` what PyTorch itself offers. They run wherever
+their operators do. The targets ``attention``, ``flash`` and ``variants`` measure them.
+
+Shapes: B sequences, H heads, S tokens, d features of a head. Queries, keys, values, the output and their gradients
+have the same shape, (B, H, S, d).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import add
 
@@ -22,20 +26,94 @@ from profiling_targets.harness import NotHereError
 from profiling_targets.tiled_attention import tiled_attention
 
 Attention = Callable[..., Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+#: A tensor whose norm is a smaller share of the largest one is zero but for rounding: with one token, dq and dk.
+_ZERO = 1e-9
 _TILE = 256
 _ROWS = 128
 
 
+class WrongResultError(ArithmeticError):
+    """An implementation whose result is not attention: its time is worth nothing."""
+
+
+class Passes:
+    """Forward, backward, and both of them, of one attention over fixed inputs.
+
+    Attributes:
+        attend: the attention, a function of q, k and v.
+        inputs: q, k and v.
+        gradient: the gradient of the output.
+    """
+
+    def __init__(self, attend: Attend, inputs: Sequence[Tensor], gradient: Tensor) -> None:
+        self.attend, self.gradient = attend, gradient
+        q, k, v = inputs
+        self.inputs = (q, k, v)
+
+    @classmethod
+    def random(
+        cls, attend: Attend, shape: Sequence[int], device: str, precision: str = "fp32", backward: bool = True
+    ) -> Passes:
+        """Passes over normally distributed inputs, the same ones each time; ``backward``: q, k and v want gradients."""
+        torch.manual_seed(0)
+        q, k, v, gradient = (torch.randn(*shape, device=device, dtype=DTYPES[precision]) for _ in range(4))
+        return cls(attend, [tensor.requires_grad_(backward) for tensor in (q, k, v)], gradient)
+
+    def like(self, attend: Attend, convert: Callable[[Tensor], Tensor]) -> Passes:
+        """Passes of another attention over the converted inputs: in another precision, or of some of the heads."""
+        inputs = [convert(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self.inputs]
+        return Passes(attend, inputs, convert(self.gradient))
+
+    def forward(self) -> Tensor:
+        """Returns the output, recorded for backward."""
+        return self.attend(*self.inputs)
+
+    def backward(self, out: Tensor, keep: bool = False) -> tuple[Tensor, ...]:
+        """Returns dq, dk and dv; ``keep``: what forward saved stays, so that the same pass can be run again."""
+        return torch.autograd.grad(out, self.inputs, self.gradient, retain_graph=keep)
+
+    def end_to_end(self) -> tuple[Tensor, ...]:
+        """Returns the output, and dq, dk and dv where q, k and v want gradients."""
+        out = self.forward()
+        return (out.detach(), *(self.backward(out) if out.requires_grad else ()))
+
+
+def max_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """Returns max |found − exact| ÷ max |exact| of the worst tensor, or NaN if there is one."""
+    return _worst(found, exact, lambda tensor: float(tensor.abs().max()))
+
+
+def relative_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """Returns ‖found − exact‖ ÷ ‖exact‖ (Euclidean) of the worst tensor, or NaN if there is one."""
+    return _worst(found, exact, lambda tensor: float(tensor.norm()))
+
+
+def _worst(found: Sequence[Tensor], exact: Sequence[Tensor], size: Callable[[Tensor], float]) -> float:
+    """The largest size of a difference ÷ that of its exact tensor; tensors that are zero are left out."""
+    sizes = [size(tensor) for tensor in exact]
+    differences = [size(tensor.to(other.dtype) - other) for tensor, other in zip(found, exact, strict=True)]
+    errors = [part / whole for part, whole in zip(differences, sizes, strict=True) if not whole <= _ZERO * max(sizes)]
+    return math.nan if any(map(math.isnan, errors)) else max(errors)
+
+
+def check_error(name: str, error: float, tolerance: float) -> None:
+    """Raises WrongResultError where an error is above its tolerance, or NaN."""
+    if not error <= tolerance:
+        raise WrongResultError(f"{name} is {error:.2g}, and the tolerance {tolerance:.2g}")
+
+
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool, masked: Tensor | None = None) -> Tensor:
-    """All scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, N, N).
+    """All scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, S, S).
 
     Args:
-        q, k, v: (B, H, N, d) each; so for all implementations.
+        q, k, v: (B, H, S, d) each; so for all implementations.
         causal: whether a query sees no later key.
         masked: the mask, see ``later_keys``, where it was made before; else each causal call makes it.
     """
-    scores = q @ k.mT / math.sqrt(q.shape[-1])  # (B, H, N, N)
+    scores = q @ k.mT / math.sqrt(q.shape[-1])  # (B, H, S, S)
     return _masked(scores, causal, masked).softmax(-1) @ v
 
 
@@ -54,16 +132,16 @@ def _masked(scores: Tensor, causal: bool, masked: Tensor | None = None) -> Tenso
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     """As ``naive``, with both matmuls in tiles of 256; the scores are still all there."""
-    scores = torch.cat([_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, N, N)
+    scores = torch.cat([_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, S, S)
     weights = _masked(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
     return torch.cat([_values_by_tile(rows, v) for rows in _split(weights, _TILE, -2)], -2)
 
 
-def _scores_by_tile(q: Tensor, k: Tensor) -> Tensor:  # (B, H, 256, d), (B, H, N, d) -> (B, H, 256, N)
+def _scores_by_tile(q: Tensor, k: Tensor) -> Tensor:  # (B, H, 256, d), (B, H, S, d) -> (B, H, 256, S)
     return torch.cat([q @ keys.mT for keys in _split(k, _TILE, -2)], -1)
 
 
-def _values_by_tile(weights: Tensor, v: Tensor) -> Tensor:  # (B, H, 256, N), (B, H, N, d) -> (B, H, 256, d)
+def _values_by_tile(weights: Tensor, v: Tensor) -> Tensor:  # (B, H, 256, S), (B, H, S, d) -> (B, H, 256, d)
     pairs = zip(_split(weights, _TILE, -1), _split(v, _TILE, -2), strict=True)
     summed: Tensor = reduce(add, (part @ values for part, values in pairs))
     return summed
@@ -85,7 +163,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     for first, rows in zip(range(0, q.shape[-2], _ROWS), _split(q, _ROWS, -2), strict=True):
         seen = min(first + _ROWS, k.shape[-2]) if causal else k.shape[-2]
         inputs = (rows, k[..., :seen, :], v[..., :seen, :], causal)
-        # Without the checkpoint, autograd would keep the weights of every block: all N² of them.
+        # Without the checkpoint, autograd would keep the weights of every block: all S² of them.
         done.append(checkpoint(naive, *inputs, use_reentrant=False) if training else naive(*inputs))
     return torch.cat(done, -2)
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments.precision import DTYPES_TARGET as TARGET
 from nsys_analyzer.experiments.precision import TERM, DtypesCase, DtypesFigures
+from profiling_targets.attention_variants import relative_error
 from profiling_targets.config import Config
 from profiling_targets.harness import NotHereError, kept_bits, main, set_precision
 from profiling_targets.transformer import Transformer
@@ -72,9 +73,13 @@ def _dtypes(case: DtypesCase, figures: DtypesFigures) -> None:
         model, batch = _MODELS[case.model]()
     parameters = tuple(model.parameters())
     seen = {"parameters": _names(parameters)}
+
+    def keep(name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
+        seen[name] = _name(output.dtype)
+
     for name, module in model.named_modules():
         if not list(module.children()):
-            module.register_forward_hook(partial(_keep_output, seen, f"{name.replace('blocks.0.', '')} output"))
+            module.register_forward_hook(partial(keep, f"{name.replace('blocks.0.', '')} output"))
     with _autocast(case), _Inside(seen):
         logits = model(batch).flatten(0, -2)  # (tokens, classes)
         seen["logits"] = _name(logits.dtype)
@@ -83,10 +88,6 @@ def _dtypes(case: DtypesCase, figures: DtypesFigures) -> None:
     seen["loss"] = _name(loss.dtype)
     seen["gradients"] = _names(p.grad for p in parameters if p.grad is not None)
     figures.dtypes = list(seen.items())
-
-
-def _keep_output(seen: dict[str, str], name: str, _module: nn.Module, _args: Any, output: Tensor) -> None:
-    seen[name] = _name(output.dtype)
 
 
 @contextmanager
@@ -146,14 +147,9 @@ def _products(case: DtypesCase, figures: DtypesFigures) -> None:
     exact = a.double() @ b.double()
     set_precision(case.precision)
     with _accumulating(case):
-        figures.product_error = _error(a @ b, exact)
+        figures.product_error = relative_error([a @ b], [exact])
         figures.product_bits = kept_bits(device, dtype)
-    figures.rounding_error = _error(exact.to(dtype), exact)
-
-
-def _error(found: Tensor, exact: Tensor) -> float:
-    """The length of the difference ÷ that of the exact matrix."""
-    return float((found.double() - exact).norm() / exact.norm())
+    figures.rounding_error = relative_error([exact.to(dtype)], [exact])
 
 
 @contextmanager

@@ -20,7 +20,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,7 +35,7 @@ from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.system.atomic_write import write_text
 from profiling_targets import harness
 from profiling_targets.config import Config
-from profiling_targets.harness import annotate, synchronize
+from profiling_targets.harness import annotate, default_device, synchronize
 from profiling_targets.transformer import ATTENTION, Block, Transformer
 
 BATCH_SIZE, CONTEXT_LENGTH = 48, 512
@@ -493,43 +493,20 @@ class Training:
         return graph
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """Times of a fault and its remedy, without a profiler: milliseconds of a step, one value for each round."""
+def compare(fault: Case, remedy: Case, *, steps: int, warmup: int, rounds: int = ROUNDS) -> tuple[list[float], ...]:
+    """Times blocks of steps of the two in turns, so that a change of the machine's pace meets both.
 
-    fault: str
-    model: str
-    batch_size: int
-    context_length: int
-    gpu: str | None
-    torch: str
-    steps: int
-    rounds: int
-    fault_ms: list[float]
-    remedy_ms: list[float]
-
-
-def compare(name: str, fault: Case, remedy: Case, *, steps: int, warmup: int, rounds: int = ROUNDS) -> Comparison:
-    """Times blocks of steps of the two in turns, so that a change of the machine's pace meets both."""
+    Returns:
+        Milliseconds of a step of the fault, and of the remedy, without a profiler: one value for each round.
+    """
     trainings = [Training(case) for case in (fault, remedy)]
     for training in trainings:
         timed_ms(training, warmup)
-    times: tuple[list[float], list[float]] = ([], [])
+    times: tuple[list[float], ...] = ([], [])
     for _ in range(rounds):
         for training, values in zip(trainings, times, strict=True):
             values.append(timed_ms(training, steps))
-    return Comparison(
-        fault=name,
-        model=fault.size.name,
-        batch_size=fault.batch_size,
-        context_length=fault.context_length,
-        gpu=torch.cuda.get_device_name() if fault.device == "cuda" else None,
-        torch=str(torch.__version__),
-        steps=steps,
-        rounds=rounds,
-        fault_ms=times[0],
-        remedy_ms=times[1],
-    )
+    return times
 
 
 def timed_ms(training: Training, steps: int) -> float:
@@ -550,22 +527,12 @@ def timed_ms(training: Training, steps: int) -> float:
     return elapsed / steps * 1e3
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What a run without comparison leaves beside a profiler's report."""
+def measure(case: Case, *, steps: int, warmup: int) -> tuple[float, float]:
+    """Warms up, then runs the steps inside the capture range, and waits for the GPU only when all are launched.
 
-    fault: str
-    remedy: bool
-    model: str
-    batch_size: int
-    context_length: int
-    steps: int
-    step_ms: float
-    loss: float
-
-
-def measure(name: str, case: Case, *, remedy: bool, steps: int, warmup: int) -> Measured:
-    """Warms up, then runs the steps inside the capture range, and waits for the GPU only when all are launched."""
+    Returns:
+        Milliseconds of a step, and the loss of the last.
+    """
     training = Training(case)
     with annotate("warmup"):
         for _ in range(warmup):
@@ -581,16 +548,7 @@ def measure(name: str, case: Case, *, remedy: bool, steps: int, warmup: int) -> 
     step_ms = (time.perf_counter() - before) / steps * 1e3
     if case.device == "cuda":
         torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]
-    return Measured(
-        fault=name,
-        remedy=remedy,
-        model=case.size.name,
-        batch_size=case.batch_size,
-        context_length=case.context_length,
-        steps=steps,
-        step_ms=step_ms,
-        loss=training.loss.item(),
-    )
+    return step_ms, training.loss.item()
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -611,17 +569,25 @@ def _run(given: argparse.Namespace) -> int:
     harness._ranges_wanted = not given.no_ranges
     fault = FAULTS[given.fault]
     if given.compare:
-        cases = _case(fault.fault, given), _case(fault.remedy, given)
-        compared = compare(given.fault, *cases, steps=given.steps, warmup=given.warmup)
-        for name, values in (("fault", compared.fault_ms), ("remedy", compared.remedy_ms)):
+        case = _case(fault.fault, given)
+        fault_ms, remedy_ms = compare(case, _case(fault.remedy, given), steps=given.steps, warmup=given.warmup)
+        for name, values in (("fault", fault_ms), ("remedy", remedy_ms)):
             print(f"{name:8} {statistics.median(values):10.3f} ms, {min(values):.3f} to {max(values):.3f}")
-        results = asdict(compared)
+        found: dict[str, object] = {
+            "gpu": torch.cuda.get_device_name() if case.device == "cuda" else None,
+            "torch": str(torch.__version__),
+            "rounds": len(fault_ms),
+            "fault_ms": fault_ms,
+            "remedy_ms": remedy_ms,
+        }
     else:
         case = _case(fault.remedy if given.remedy else fault.fault, given)
-        measured = measure(given.fault, case, remedy=given.remedy, steps=given.steps, warmup=given.warmup)
-        print(f"step {measured.step_ms:10.3f} ms, mean of {measured.steps}; loss {measured.loss:.4f}")
-        results = asdict(measured)
+        step_ms, loss = measure(case, steps=given.steps, warmup=given.warmup)
+        print(f"step {step_ms:10.3f} ms, mean of {given.steps}; loss {loss:.4f}")
+        found = {"remedy": given.remedy, "step_ms": step_ms, "loss": loss}
     if given.results:
+        shape = {"batch_size": case.batch_size, "context_length": case.context_length}
+        results = {"fault": given.fault, "model": case.size.name, **shape, "steps": given.steps, **found}
         write_text(given.results, json.dumps(results, indent=1) + "\n")
     return 0
 
@@ -665,7 +631,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--no-compile", action="store_true", help="compile nothing, whatever the fault says")
     parser.add_argument("--no-ranges", action="store_true", help="no NVTX ranges")
     parser.add_argument("--results", type=Path, metavar="FILE", help="write what was measured there, as JSON")
-    parser.set_defaults(device="cuda" if torch.cuda.is_available() else "cpu")
+    parser.set_defaults(device=default_device())
     given = parser.parse_args(arguments)
     if given.steps < 1 or given.warmup < 0:
         parser.error("--steps must be at least 1, and --warmup at least 0")

@@ -14,8 +14,17 @@ from collections.abc import Callable
 from torch import Tensor
 
 from nsys_analyzer.experiments.flash import TARGET, FlashCase, FlashFigures, FlashTimes
-from profiling_targets.attention_passes import Attend, Passes, check_error, max_error
-from profiling_targets.attention_variants import later_keys, naive, sdpa, sdpa_flash, triton_attention
+from profiling_targets.attention_variants import (
+    Attend,
+    Passes,
+    check_error,
+    later_keys,
+    max_error,
+    naive,
+    sdpa,
+    sdpa_flash,
+    triton_attention,
+)
 from profiling_targets.harness import NotHereError, allocations, main, set_precision, times_ms
 from profiling_targets.tiled_attention import tiled_attention
 

@@ -41,7 +41,7 @@ from nsys_analyzer.system.atomic_write import write_text
 C = TypeVar("C")
 F = TypeVar("F")
 
-Phases = Mapping[str, Callable[[], None]]
+Phases = Mapping[str, Callable[[], object]]
 Times = dict[str, list[float]]
 
 _OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "DefaultCPUAllocator")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from itertools import chain
 
@@ -30,10 +30,16 @@ def measure(case: StepCase, figures: StepFigures) -> None:
     Making the model comes before it. On the CPU there is no peak of memory: nothing there counts it without
     slowing the steps down.
     """
-    figures.forward_flops = _forward_flops(case)
+    # The least of the forward's matmuls: attention in one kernel may skip the half that the mask hides.
+    shape = case.size, case.batch_size, case.context_length
+    hidden = attention_matmul_flops(*shape) // 2 if case.attention == "sdpa" else 0
+    figures.forward_flops = forward_flops(*shape) - hidden
     figures.backward_flops = 2 * figures.forward_flops  # a matmul for the gradient of each operand
+    if case.precision == "tf32" and case.device == "cpu":
+        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
+    shared = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
     try:
-        training = Training(_config(case))
+        training = Training(Config(size=case.size, **{name: getattr(case, name) for name in shared}))
         figures.parameters = sum(parameter.numel() for parameter in training.parameters)
         figures.parameters_bytes = _bytes(training.parameters)
         _time_steps(training, case, figures)
@@ -42,24 +48,15 @@ def measure(case: StepCase, figures: StepFigures) -> None:
             figures.peak_allocated_bytes = torch.cuda.max_memory_allocated()
             figures.peak_reserved_bytes = torch.cuda.max_memory_reserved()
     figures.gradients_bytes = _bytes(p.grad for p in training.parameters if p.grad is not None)
-    figures.optimizer_bytes = _bytes(_states(training, case.device))
+    # AdamW counts its steps on the CPU, which are no states on the device.
+    states = chain.from_iterable(state.values() for state in training.optimizer.state.values())
+    figures.optimizer_bytes = _bytes(
+        state for state in states if isinstance(state, Tensor) and state.device.type == case.device
+    )
     figures.logits_bytes = _bytes([training.logits])
     # Last, for it multiplies: before the first step it would have warmed up what that step is to show.
     with torch.autocast(case.device, torch.bfloat16, enabled=case.precision == "bf16"):
         figures.product_bits = kept_bits(case.device)
-
-
-def _forward_flops(case: StepCase) -> int:
-    """The least FLOPs of the forward's matmuls: attention in one kernel may skip the half that the mask hides."""
-    shape = case.size, case.batch_size, case.context_length
-    return forward_flops(*shape) - (attention_matmul_flops(*shape) // 2 if case.attention == "sdpa" else 0)
-
-
-def _config(case: StepCase) -> Config:
-    if case.precision == "tf32" and case.device == "cpu":
-        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
-    shared = {one.name for one in fields(Config)} & {one.name for one in fields(case)}
-    return Config(size=case.size, **{name: getattr(case, name) for name in shared})
 
 
 def _time_steps(training: Training, case: StepCase, figures: StepFigures) -> None:
@@ -82,12 +79,6 @@ def _time_steps(training: Training, case: StepCase, figures: StepFigures) -> Non
     for phase, values in times.items():
         setattr(figures, phase, Times.of(values))
     figures.tokens_per_s = case.batch_size * case.context_length / statistics.fmean(times["step"]) * 1e3
-
-
-def _states(training: Training, device: str) -> Iterator[Tensor]:
-    """The optimizer's tensors on the device; AdamW counts its steps on the CPU."""
-    values = chain.from_iterable(state.values() for state in training.optimizer.state.values())
-    return (value for value in values if isinstance(value, Tensor) and value.device.type == device)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

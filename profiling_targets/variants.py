@@ -22,8 +22,15 @@ from nsys_analyzer.experiments.variants import (
 )
 from nsys_analyzer.runs.rows import Times
 from profiling_targets import attention_cpu
-from profiling_targets.attention_passes import Attend, Passes, check_error, max_error, relative_error
-from profiling_targets.attention_variants import IMPLEMENTATIONS, sdpa
+from profiling_targets.attention_variants import (
+    IMPLEMENTATIONS,
+    Attend,
+    Passes,
+    check_error,
+    max_error,
+    relative_error,
+    sdpa,
+)
 from profiling_targets.harness import NotHereError, allocations, main, set_precision, times_ms
 
 #: The largest difference from attention in fp64 that output or gradients may show, ÷ the largest value of these: twelve
@@ -92,9 +99,9 @@ def _measure(
         times += times_ms(work, case.device, warmup=0, steps=min(case.steps, _LONG_STEPS) - 1)
     else:
         times = times_ms(work, case.device, case.warmup_steps, case.steps)
-    found.steps, known = len(times), Times.of(times)
-    found.ms, found.min_ms, found.max_ms, found.median_ms = known.ms, known.min_ms, known.max_ms, known.median_ms
-    found.std_ms, found.cv = known.std_ms, known.cv
+    found.steps = len(times)
+    for figure, value in vars(Times.of(times)).items():
+        setattr(found, figure, value)
 
 
 def checked_heads(x: Tensor) -> Tensor:  # (B, H, N, d) -> (1, heads that are checked, N, d)

@@ -6,8 +6,7 @@ torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
 from torch import Tensor  # noqa: E402
 
-from profiling_targets.attention_passes import max_error  # noqa: E402
-from profiling_targets.attention_variants import IMPLEMENTATIONS  # noqa: E402
+from profiling_targets.attention_variants import IMPLEMENTATIONS, max_error  # noqa: E402
 from profiling_targets.harness import allocations  # noqa: E402
 from profiling_targets.variants import TOLERANCES  # noqa: E402
 

@@ -16,8 +16,7 @@ from nsys_analyzer.report.model import Lines, Report, Section, Spread, Table, un
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import NAME, read_file, typed
 from profiling_targets.attention import saved_tensors
-from profiling_targets.attention_passes import Passes
-from profiling_targets.attention_variants import later_keys
+from profiling_targets.attention_variants import Passes, later_keys
 from profiling_targets.harness import allocations
 from profiling_targets.transformer import unfused_attention
 from tests.support.rows import unpadded

@@ -34,7 +34,7 @@ from nsys_analyzer.report.model import Lines, Report  # noqa: E402
 from nsys_analyzer.report.renderers.markdown import render  # noqa: E402
 from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
 from profiling_targets import flash  # noqa: E402
-from profiling_targets.attention_passes import Attend  # noqa: E402
+from profiling_targets.attention_variants import Attend  # noqa: E402
 from profiling_targets.harness import NotHereError, measured  # noqa: E402
 from tests.support.rows import unpadded  # noqa: E402
 
