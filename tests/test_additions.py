@@ -42,7 +42,7 @@ def test_a_question_is_a_function_and_an_entry(
     assert heading
 
 
-def test_an_experiment_is_a_package_an_entry_and_a_target(
+def test_an_experiment_is_a_module_an_entry_and_a_target(
     tmp_path: Path, run_main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The primes below 10: 2, 3, 5 and 7; below 20 also 11, 13, 17 and 19."""

@@ -112,11 +112,8 @@ AttentionRow = Row[AttentionCase, AttentionFigures]
 
 def _cases(settings: Settings) -> Iterator[Task[AttentionCase]]:
     for compiled in settings["compile"]:
-        yield from grid(
-            TARGET, settings, lambda case: case.name,
-            environment=no_cache(settings) if compiled else None,
-            compile=(compiled,), d=settings["d"], context_length=settings["context_length"],
-        )  # fmt: skip
+        environment = no_cache(settings) if compiled else None
+        yield from grid(TARGET, settings, lambda case: case.name, environment=environment, compile=(compiled,))
 
 
 class _Timed(NamedTuple):

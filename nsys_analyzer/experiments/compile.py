@@ -79,11 +79,8 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
         return f"{case.model}, context {case.context_length:,}, {case.precision}, {case.mode}, {word}"
 
     for compiled in (False, True):
-        yield from grid(
-            TARGET, settings, label, environment=no_cache(settings) if compiled else None,
-            compile=(compiled,), model=models(settings), context_length=settings["context_length"],
-            precision=settings["precision"], mode=settings["mode"],
-        )  # fmt: skip
+        environment = no_cache(settings) if compiled else None
+        yield from grid(TARGET, settings, label, environment=environment, compile=(compiled,), model=models(settings))
 
 
 def _captures(settings: Settings) -> Profiled:

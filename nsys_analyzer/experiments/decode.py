@@ -120,8 +120,7 @@ def _cases(settings: Settings) -> Iterator[Task[DecodeCase]]:
     def label(case: DecodeCase) -> str:
         return f"{case.model}, {case.precision}, {case.attention}, cache {'on' if case.cache else 'off'}"
 
-    values = {name: settings[name] for name in ("precision", "attention", "cache")}
-    return grid(TARGET, settings, label, environment=None, model=models(settings), **values)
+    return grid(TARGET, settings, label, model=models(settings))
 
 
 def _section(results: Results) -> Section:

@@ -242,7 +242,7 @@ def _cases(settings: Settings) -> tuple[Task[MemoryCase], ...]:
         task
         for model, (length, precision) in product(models(settings), shapes)
         for task in grid(
-            TARGET, settings, lambda case: case.label, model=(model,), context_length=(length,), mode=settings["mode"],
+            TARGET, settings, lambda case: case.label, model=(model,), context_length=(length,),
             precision=(precision,),
         )
     ]  # fmt: skip

@@ -1,12 +1,12 @@
 """Experiments: their options, the tasks that targets measure, and the section that is made from the rows.
 
-A new experiment is a package ``experiments/NAME/``, an entry in ``BENCHES`` and a target in ``profiling_targets/``:
+A new experiment is a module ``experiments/NAME.py``, an entry in ``BENCHES`` and a target in ``profiling_targets/``:
 
-- the package declares a frozen ``Case`` dataclass, whose fields are made by ``option``, a ``Figures`` dataclass, whose
+- the module declares a frozen ``Case`` dataclass, whose fields are made by ``option``, a ``Figures`` dataclass, whose
   fields have a unit in their names and are None until they are measured, and the ``CaseTarget`` of both;
-- the target imports these and fills the figures: ``cases.main(TARGET, measure)``;
-- its ``BENCH`` says which options take several values (``several``, the others are ``single``), which tasks come of
-  them (``grid``), and makes the section of ``results.rows_of(TARGET)``.
+- the target imports these and fills the figures: ``harness.main(TARGET, measure)``;
+- its ``BENCH`` says which of the case's options it has (``several`` values of one, or a ``single`` one for all tasks),
+  which tasks come of them (``grid``), and makes the section of ``results.rows_of(TARGET)``.
 """
 
 from __future__ import annotations
@@ -93,11 +93,15 @@ def grid(
     target: CaseTarget[C, Any], settings: Settings, label: Callable[[C], str], *,
     environment: Mapping[str, str] | None = None, **values: Sequence[Any],
 ) -> Iterator[Task[C]]:  # fmt: skip
-    """A task for each combination of values, the last varying fastest; the other fields are as the settings say."""
+    """Yields a task for each combination of the settings' values, those of the last option varying fastest.
+
+    ``values`` take the place of the settings.
+    """
     names = {one.name for one in fields(target.case)}  # type: ignore[arg-type]
-    same = {key: value for key, value in settings.values.items() if key in names and not isinstance(value, tuple)}
-    for combination in itertools.product(*values.values()):
-        case = target.case(**{**same, "device": settings.device, **dict(zip(values, combination, strict=True))})
+    asked = {key: value if isinstance(value, tuple) else (value,) for key, value in settings.values.items()}
+    every = {key: value for key, value in asked.items() if key in names} | values
+    for combination in itertools.product(*every.values()):
+        case = target.case(**{"device": settings.device, **dict(zip(every, combination, strict=True))})
         yield Task(target, case, label(case), environment or {})
 
 

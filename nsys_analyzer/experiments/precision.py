@@ -122,8 +122,7 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase] | Task[DtypesCase]]:
             raise ConfigurationError(f"{text!r} is no model with a batch size", "Write it as small:64")
         yield from grid(
             TARGET, settings, lambda case: f"{case.model}, batch {case.batch_size}, {case.mode}, {case.precision}",
-            model=(find_model(name).name,), batch_size=(int(batch),), mode=settings["mode"],
-            precision=settings["precision"],
+            model=(find_model(name).name,), batch_size=(int(batch),),
         )  # fmt: skip
 
     def label(case: DtypesCase) -> str:
@@ -133,11 +132,11 @@ def _cases(settings: Settings) -> Iterator[Task[StepCase] | Task[DtypesCase]]:
 
     models = ("toy", "transformer")
     yield from grid(DTYPES_TARGET, settings, label, experiment=("dtypes",), model=models, precision=_AUTOCAST)
-    yield from grid(DTYPES_TARGET, settings, label, experiment=("sums",))
+    yield from grid(DTYPES_TARGET, settings, label, experiment=("sums",), model=("toy",), precision=("bf16",))
     for precision, accumulation in _PRODUCTS[settings.device]:
         yield from grid(
             DTYPES_TARGET, settings, label, experiment=("products",), precision=(precision,),
-            accumulation=(accumulation,),
+            accumulation=(accumulation,), model=("toy",),
         )  # fmt: skip
 
 
@@ -323,8 +322,8 @@ BENCH = Bench(
             StepCase, "model", ("small:64", "large:32"), ("small:1",),
             help="sizes, each with its batch size after a colon",
         ),
-        several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
         several(StepCase, "mode", MODES[:2]),
+        several(StepCase, "precision", PRECISIONS, ("fp32", "bf16")),
         *single(StepCase, "context_length"),
         *SHARED,
         *single(DtypesCase, "terms", "length"),

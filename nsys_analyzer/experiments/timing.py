@@ -54,10 +54,11 @@ _DEFINITIONS = phrase(
 
 def _cases(settings: Settings) -> Iterator[Task[StepCase]]:
     """Yields the grid, in one process as long as memory lasts, from small to large; then the study."""
-    yield from grid(
-        TARGET, settings, lambda case: f"{case.model}, context {case.context_length:,}, {case.mode}",
-        model=models(settings), context_length=settings["context_length"], mode=settings["mode"],
-    )  # fmt: skip
+
+    def label(case: StepCase) -> str:
+        return f"{case.model}, context {case.context_length:,}, {case.mode}"
+
+    yield from grid(TARGET, settings, label, model=models(settings))
     # Each warm-up in a process of its own, for only a process's first steps are slow.
     same = {key: (settings[f"study_{key}"],) for key in _OF_STUDY}
     for warmup in settings["study_warmup_steps"]:

@@ -157,7 +157,6 @@ def _parsed(text: str) -> dict[str, Any]:
 def _cases(settings: Settings) -> Iterator[Task[VariantsCase]]:
     for shape in map(_parsed, settings["shape"]):
         values = {name: (value,) for name, value in shape.items()}
-        values |= {name: settings[name] for name in ("implementation", "causal")}
         yield from grid(TARGET, settings, lambda case: case.name, environment=None, **values)
 
 

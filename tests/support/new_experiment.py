@@ -42,7 +42,7 @@ BENCH = Bench(
     "primes",
     "How many primes there are.",
     (several(PrimesCase, "limit", (10, 100)),),
-    lambda settings: tuple(grid(TARGET, settings, lambda case: f"below {case.limit}", limit=settings["limit"])),
+    lambda settings: tuple(grid(TARGET, settings, lambda case: f"below {case.limit}")),
     _section,
     precisions=lambda _: (),
     targets=(TARGET,),
