@@ -31,7 +31,7 @@ _STALE_SECONDS = 600
 
 
 def attention(implementation: str, q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """Attention by one of ``CPP_VARIANTS``, forward only.
+    """Computes attention by one of ``CPP_VARIANTS``, forward only.
 
     Args:
         implementation: the variant.
@@ -50,7 +50,7 @@ def attention(implementation: str, q: Tensor, k: Tensor, v: Tensor, causal: bool
 
 @cache
 def _library() -> Any:
-    """The compiled variants as operators."""
+    """Returns the compiled variants as operators."""
     compiler = cpp_extension.get_cxx_compiler()  # type: ignore[no-untyped-call]
     if shutil.which(compiler) is None:
         raise NotHereError(
@@ -82,7 +82,7 @@ def _library() -> Any:
 
 
 def _folder() -> Path:
-    """Where the build is kept: one folder for each PyTorch and each set of instructions."""
+    """Returns where the build is kept: one folder for each PyTorch and each set of instructions."""
     root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
     capability = torch.backends.cpu.get_cpu_capability().replace(" ", "-")
     return Path(root) / f"{_NAME}-{torch.__version__}-{platform.machine()}-{capability}"

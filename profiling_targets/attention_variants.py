@@ -57,13 +57,13 @@ class Passes:
     def random(
         cls, attend: Attend, shape: Sequence[int], device: str, precision: str = "fp32", backward: bool = True
     ) -> Passes:
-        """Passes over normally distributed inputs, the same ones each time; ``backward``: q, k and v want gradients."""
+        """Makes passes over the same normally distributed inputs each time; ``backward``: q, k and v want gradients."""
         torch.manual_seed(0)
         q, k, v, gradient = (torch.randn(*shape, device=device, dtype=DTYPES[precision]) for _ in range(4))
         return cls(attend, [tensor.requires_grad_(backward) for tensor in (q, k, v)], gradient)
 
     def like(self, attend: Attend, convert: Callable[[Tensor], Tensor]) -> Passes:
-        """Passes of another attention over the converted inputs: in another precision, or of some of the heads."""
+        """Makes passes of another attention over converted inputs: in another precision, or of some of the heads."""
         inputs = [convert(tensor.detach()).requires_grad_(tensor.requires_grad) for tensor in self.inputs]
         return Passes(attend, inputs, convert(self.gradient))
 
@@ -92,7 +92,7 @@ def relative_error(found: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
 
 
 def _worst(found: Sequence[Tensor], exact: Sequence[Tensor], size: Callable[[Tensor], float]) -> float:
-    """The largest size of a difference ÷ that of its exact tensor; tensors that are zero are left out."""
+    """Returns the largest size of a difference ÷ that of its exact tensor; tensors that are zero are left out."""
     sizes = [size(tensor) for tensor in exact]
     differences = [size(tensor.to(other.dtype) - other) for tensor, other in zip(found, exact, strict=True)]
     errors = [part / whole for part, whole in zip(differences, sizes, strict=True) if not whole <= _ZERO * max(sizes)]
@@ -106,7 +106,7 @@ def check_error(name: str, error: float, tolerance: float) -> None:
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, causal: bool, masked: Tensor | None = None) -> Tensor:
-    """All scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, S, S).
+    """Computes all scores at once: matmul, mask, softmax, matmul, each a pass over (B, H, S, S).
 
     Args:
         q, k, v: (B, H, S, d) each; so for all implementations.
@@ -123,7 +123,7 @@ def later_keys(rows: int, keys: int, device: str | torch.device) -> Tensor:
 
 
 def _masked(scores: Tensor, causal: bool, masked: Tensor | None = None) -> Tensor:
-    """The scores, minus infinity for later keys."""
+    """Returns the scores, minus infinity for later keys."""
     if causal and masked is None:
         rows, keys = scores.shape[-2:]
         masked = later_keys(rows, keys, scores.device)
@@ -131,7 +131,7 @@ def _masked(scores: Tensor, causal: bool, masked: Tensor | None = None) -> Tenso
 
 
 def blocked(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """As ``naive``, with both matmuls in tiles of 256; the scores are still all there."""
+    """Computes as ``naive``, with both matmuls in tiles of 256; the scores are still all there."""
     scores = torch.cat([_scores_by_tile(rows, k) for rows in _split(q, _TILE, -2)], -2)  # (B, H, S, S)
     weights = _masked(scores / math.sqrt(q.shape[-1]), causal).softmax(-1)
     return torch.cat([_values_by_tile(rows, v) for rows in _split(weights, _TILE, -2)], -2)
@@ -153,7 +153,7 @@ def _split(x: Tensor, size: int, dim: int) -> tuple[Tensor, ...]:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """A block of 128 query rows at a time, each from its scores to its output before the next one starts.
+    """Computes 128 query rows at a time, each block from its scores to its output before the next one starts.
 
     A block and not one row: a launch costs more than the work of a row. Rows are whole, so that their softmax is the
     plain one, and a causal block skips the keys after its last row. Backward recomputes the scores of each block.
@@ -169,7 +169,7 @@ def fused(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """FlashAttention-2 in Triton."""
+    """Computes FlashAttention-2 in Triton."""
     return triton_attention(q.shape[-1])(q, k, v, causal)
 
 
@@ -189,12 +189,12 @@ def triton_attention(d_head: int) -> Attention:
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """PyTorch's own, by whichever of its kernels it chooses."""
+    """Computes PyTorch's own, by whichever of its kernels it chooses."""
     return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
 
 
 def sdpa_flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """PyTorch's own, held to its FlashAttention backend."""
+    """Computes PyTorch's own, held to its FlashAttention backend."""
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return sdpa(q, k, v, causal)
 

@@ -28,7 +28,9 @@ class Config(Options[NoReturn]):
     size: ModelSize
 
     def __post_init__(self) -> None:
-        usual = {one.name: one.default for one in OPTIONS.values() if one.default is not None} | {"device": "cuda"}
+        usual = {option.name: option.default for option in OPTIONS.values() if option.default is not None} | {
+            "device": "cuda"
+        }
         for name, default in usual.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default)
@@ -38,7 +40,7 @@ class Config(Options[NoReturn]):
             raise ConfigurationError("--cuda-graph needs a GPU and goes with neither --compile nor --optimizer plain")
 
     def run(self) -> Run:
-        """The configuration as results tell it."""
+        """Returns the configuration as results tell it."""
         size = asdict(self.size)
         return Run(model=size.pop("name"), **size, **{name: getattr(self, name) for name in OPTIONS})
 
@@ -49,7 +51,7 @@ def parse(arguments: list[str]) -> tuple[Config, argparse.Namespace]:
 
 
 def command_line(target: str, description: str, options: Iterable[str] = OPTIONS) -> argparse.ArgumentParser:
-    """The command line of a target that trains the transformer: its model, these options, and where results go."""
+    """Returns the command line of a target that trains the transformer: model, these options, and where results go."""
     parser = argparse.ArgumentParser(f"python -m profiling_targets.{target}", description=description)
     parser.add_argument("--model", default="small", help=model_names())
     for dimension in DIMENSIONS:

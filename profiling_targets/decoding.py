@@ -34,7 +34,7 @@ _FIRST_TOKENS = 5
 
 
 def config_of(case: DecodeCase) -> Config:
-    """The transformer's; its context, for which it has tables, is the cache's length."""
+    """Returns the transformer's configuration; its context, for which it has tables, is the cache's length."""
     return Config(
         case.size, context_length=case.cache_length, batch_size=case.batch_size, mode="forward",
         precision=case.precision, attention=case.attention, device=case.device,
@@ -58,7 +58,7 @@ class Cache:
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-    """PyTorch's own attention, of a whole sequence (causal) or of its last position, which sees all."""
+    """Computes PyTorch's own attention, of a whole sequence (causal) or of its last position, which sees all."""
     del masked
     with annotate("scaled dot product attention"):
         return F.scaled_dot_product_attention(q, k, v, is_causal=q.shape[2] > 1)
@@ -77,13 +77,13 @@ class Decoder(Transformer):
             cast("SelfAttention", block.attention).attend = partial(self._attend, layer)
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, masked: Tensor) -> Tensor:
-        """(B, H, S, d_head) each -> (B, H, S, d_head)."""
+        """Attends to what the cache holds: (B, H, S, d_head) each -> (B, H, S, d_head)."""
         if self.cache is not None:
             k, v = self.cache.extend(layer, k, v)  # (B, H, N + S, d_head)
         return self.attend(q, k, v, masked)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None, last: int = 1) -> Tensor:
-        """The logits after each of the ``last`` tokens, (B, last, V), of new tokens (B, S) behind those in the cache.
+        """Returns the logits of the ``last`` tokens, (B, last, V), of new tokens (B, S) behind those in the cache.
 
         Behind a cache that is not empty S must be 1: attention masks a whole sequence or nothing.
         """
@@ -119,7 +119,7 @@ def generate(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache 
 
 
 def max_error(model: Decoder, sequence: Tensor, prompt_length: int, cache: Cache) -> tuple[float, float, float]:
-    """How the cache changes the logits of the same sequence.
+    """Measures how the cache changes the logits of the same sequence.
 
     Returns:
         The largest difference to one pass over the whole, the largest logit, the share of greedy tokens that agree.
@@ -158,13 +158,13 @@ class _Decoding:
         self.sequence = torch.randint(config.size.vocab_size, shape, device=case.device)  # (B, prompt + tokens)
 
     def tokens_ms(self, tokens: int) -> list[float]:
-        """Milliseconds of each of the first tokens, the device waited for at the end of each."""
+        """Returns the milliseconds of each of the first tokens, the device waited for at the end of each."""
         room = self.sequence[:, : self.case.prompt_length + tokens]
         generation = generate(self.model, room, self.case.prompt_length, self.cache)
         return times_ms(lambda: next(generation), self.case.device, 0, tokens)
 
     def longest(self) -> None:
-        """The token that takes the most memory: the first from a cache, the last without one."""
+        """Makes the token that takes the most memory: the first from a cache, the last without one."""
         length = self.case.prompt_length if self.cache else self.sequence.shape[1] - 1
         next(generate(self.model, self.sequence[:, : length + 1], length, self.cache))
 

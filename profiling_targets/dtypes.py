@@ -37,13 +37,13 @@ def measure(case: DtypesCase, figures: DtypesFigures) -> None:
 
 
 def _toy() -> tuple[nn.Module, Tensor]:
-    """A linear layer, ReLU, LayerNorm and a linear layer, and four inputs of eight features."""
+    """Returns a linear layer, ReLU, LayerNorm and a linear layer, and four inputs of eight features."""
     layers = {"fc1": nn.Linear(8, 10), "relu": nn.ReLU(), "norm": nn.LayerNorm(10), "fc2": nn.Linear(10, 5)}
     return nn.Sequential(OrderedDict(layers)), torch.randn(4, 8)
 
 
 def _transformer() -> tuple[nn.Module, Tensor]:
-    """One block of our transformer, and two sequences of sixteen tokens."""
+    """Returns one block of our transformer, and two sequences of sixteen tokens."""
     size = ModelSize("tiny", d_model=32, d_ff=64, num_layers=1, num_heads=4, vocab_size=50)
     return Transformer(Config(size, context_length=16)), torch.randint(size.vocab_size, (2, 16))
 
@@ -68,7 +68,7 @@ class _Inside(TorchFunctionMode):
 
 
 def _dtypes(case: DtypesCase, figures: DtypesFigures) -> None:
-    """The dtype of parameters, of each layer's output, of logits and loss, and of gradients."""
+    """Notes the dtype of parameters, of each layer's output, of logits and loss, and of gradients."""
     with torch.device(case.device):
         model, batch = _MODELS[case.model]()
     parameters = tuple(model.parameters())

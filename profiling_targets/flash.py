@@ -62,7 +62,7 @@ def _measure_backward(case: FlashCase, passes: Passes, figures: FlashFigures) ->
 
 
 def _attend(case: FlashCase) -> Attend:
-    """The implementation of a case.
+    """Returns the implementation of a case.
 
     Raises:
         NotHereError: this device or installation cannot run it.
@@ -82,13 +82,13 @@ def _attend(case: FlashCase) -> Attend:
 
 
 def _unfused(case: FlashCase) -> Attend:
-    """Naive attention whose mask is made once."""
+    """Returns naive attention whose mask is made once."""
     masked = later_keys(case.context_length, case.context_length, case.device) if case.causal else None  # (S, S)
     return lambda q, k, v: naive(q, k, v, case.causal, masked)
 
 
 def _kernel(case: FlashCase, out: Tensor) -> str:
-    """The name of what ran: of SDPA the backend that PyTorch chose, as the node of its backward pass names it."""
+    """Names what ran: of SDPA the backend that PyTorch chose, as the node of its backward pass names it."""
     if case.implementation == "unfused":
         return "unfused"
     if case.implementation == "flash" and case.device == "cpu":
@@ -101,7 +101,7 @@ def _kernel(case: FlashCase, out: Tensor) -> str:
 
 
 def _times(work: Callable[[], object], case: FlashCase) -> FlashTimes:
-    """Median, shortest and longest time of a pass, by do_bench or, of a long pass or on a CPU, by few calls."""
+    """Returns median, shortest and longest time of a pass, by do_bench or, of a long pass or on a CPU, by few calls."""
     if case.device == "cuda" and (guess := times_ms(work, case.device, 1, 1)[0]) < _LONG_MS:
         from triton.testing import do_bench
 

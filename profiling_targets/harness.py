@@ -76,7 +76,7 @@ class _Range(AbstractContextManager[None]):
 
 @cache
 def _range_functions() -> tuple[Callable[[str], Any], Callable[[], Any]]:
-    """Push and pop of torch.cuda.nvtx; a CPU build of PyTorch has none and takes the ``nvtx`` package's, if any."""
+    """Returns push and pop of torch.cuda.nvtx; a CPU build of PyTorch takes those of the ``nvtx`` package, if any."""
     try:
         torch.cuda.nvtx.mark("ranges of profiling_targets")  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -92,7 +92,7 @@ class Workload(Protocol):
     """The parts that a target makes from its configuration."""
 
     def phases(self) -> Phases:
-        """The phases of a step, in order."""
+        """Returns the phases of a step, in order."""
 
 
 def run(
@@ -155,7 +155,7 @@ def run_measured(
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out: PyTorch's own, cuBLAS's, or Python's."""
+    """Returns whether an error says that memory ran out: PyTorch's own, cuBLAS's, or Python's."""
     return isinstance(error, MemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
@@ -176,7 +176,7 @@ def _measure(phases: Phases, options: Options[NoReturn], times: Times) -> None:
 
 
 def step_ns(phases: Phases, device: str) -> dict[str, int]:
-    """One step, synchronised at the end of each phase: nanoseconds by phase, and of the whole step."""
+    """Runs one step, synchronised at the end of each phase; returns nanoseconds by phase, and of the whole step."""
     ns = {}
     before_step = time.perf_counter_ns()
     with annotate("step"):
@@ -190,7 +190,7 @@ def step_ns(phases: Phases, device: str) -> dict[str, int]:
 
 
 def _captured(phases: Phases) -> Phases:
-    """A CUDA graph for each phase, all in one memory pool; what they replay reads and writes the same tensors."""
+    """Captures a CUDA graph for each phase, all in one memory pool; replays read and write the same tensors."""
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):  # the first steps allocate and choose algorithms, which no capture may do

@@ -44,7 +44,7 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
     phases = training.phases()
     for _ in range(case.warmup_steps):
         step_ns(phases, case.device)
-    figures.moment_bytes = sum(one.untyped_storage().nbytes() for one in _moments(training))
+    figures.moment_bytes = sum(moment.untyped_storage().nbytes() for moment in _moments(training))
     times = _times_ms(phases, case.device, case.steps)
     figures.step_ms = sum(wall for wall, _ in times.values())
     figures.cached_call_us = _cached_call_us(case)
@@ -64,7 +64,7 @@ def _config(case: MemoryCase) -> Config:
 
 
 def _times_ms(phases: Phases, device: str, steps: int) -> dict[str, tuple[float, float]]:
-    """Of each phase the median time to its synchronized end, and to the moment when all its work was issued."""
+    """Returns each phase's median time to its synchronized end, and to the moment when all its work was issued."""
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in phases}
     for _ in range(steps):
         for name, phase in phases.items():
@@ -89,7 +89,7 @@ def _add_cold(phases: Phases, figures: MemoryFigures) -> None:
 
 
 def _cached_call_us(case: MemoryCase) -> float:
-    """The time in which the allocator hands out a residual stream and takes it back, the call from Python included."""
+    """Times how the allocator hands out a residual stream and takes it back, the call from Python included."""
     shape = (case.batch_size, case.context_length, case.size.d_model)
     rounds = []
     for _ in range(_ROUNDS):
@@ -101,13 +101,15 @@ def _cached_call_us(case: MemoryCase) -> float:
 
 
 def _moments(training: Training) -> Iterator[Tensor]:
-    """The optimizer's tensors beside the parameters, on their device: of AdamW two for each."""
+    """Yields the optimizer's tensors beside the parameters, on their device: of AdamW two for each."""
     for parameter, state in training.optimizer.state.items():
-        yield from (one for one in state.values() if isinstance(one, Tensor) and one.device == parameter.device)
+        yield from (
+            tensor for tensor in state.values() if isinstance(tensor, Tensor) and tensor.device == parameter.device
+        )
 
 
 def _living(training: Training) -> Iterator[Tensor]:
-    """All tensors that outlive a step."""
+    """Yields all tensors that outlive a step."""
     yield from training.parameters
     yield from training.model.buffers()
     yield from (parameter.grad for parameter in training.parameters if parameter.grad is not None)
@@ -116,7 +118,7 @@ def _living(training: Training) -> Iterator[Tensor]:
 
 
 def _recorded(case: MemoryCase, training: Training) -> Recording:
-    """One more step, recorded; a snapshot's relative path begins in the bench's folder, or in the working directory."""
+    """Records one more step; a snapshot's relative path begins in the bench's folder, or in the working directory."""
     if case.device == "cpu":
         return record_on_cpu(training.phases(), lambda: _living(training))
     path = Path(os.environ.get(FOLDER, "")) / case.snapshot if case.snapshot else None

@@ -114,7 +114,7 @@ class Recording:
 
 
 def source_of(frames: Iterable[Frame]) -> Source:
-    """The innermost line of the model's own file among the frames of a stack, innermost first."""
+    """Returns the innermost line of the model's own file among the frames of a stack, innermost first."""
     own = [frame for frame in frames if frame[0] == _MODEL]
     if not own:
         return Source()
@@ -124,7 +124,7 @@ def source_of(frames: Iterable[Frame]) -> Source:
 
 
 def code_of(source: str) -> str:
-    """The line of code that a source names, empty for a node of autograd."""
+    """Returns the line of code that a source names, empty for a node of autograd."""
     place = source.partition(" ")[0].rpartition(":")[2]
     return linecache.getline(_MODEL, int(place)).strip() if place.isdigit() else ""
 
@@ -163,7 +163,7 @@ def record_on_gpu(phases: Phases, snapshot: Path | None) -> Recording:
 
 
 def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> tuple[list[MemoryEvent], list[DeviceCall]]:
-    """The tensors' events, and the allocator's calls to the device, of the entries of one device's trace.
+    """Returns the tensors' events, and the allocator's calls to the device, of the entries of one device's trace.
 
     Args:
         trace: the entries; ``time_us`` is Unix time.
@@ -184,7 +184,7 @@ def reduced(trace: Sequence[dict[str, Any]], began_ns: int) -> tuple[list[Memory
 
 
 def made_small(taken: dict[str, Any]) -> dict[str, Any]:
-    """A snapshot of which equal stacks and frames are the same objects, which pickle writes once."""
+    """Returns a snapshot of which equal stacks and frames are the same objects, which pickle writes once."""
     stacks: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     frames: dict[tuple[Any, ...], dict[str, Any]] = {}
     blocks = [block for segment in taken["segments"] for block in segment["blocks"]]
@@ -214,7 +214,9 @@ def record_on_cpu(phases: Phases, living: Callable[[], Iterable[Tensor]]) -> Rec
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         for phase in phases.values():  # the profiler sees no free of what it did not see allocated
             phase()
-        storages = {storage.data_ptr(): storage.nbytes() for storage in (one.untyped_storage() for one in living())}
+        storages = {
+            storage.data_ptr(): storage.nbytes() for storage in (tensor.untyped_storage() for tensor in living())
+        }
         for name, phase in phases.items():
             with record_function(_PHASE + name), marks if name in _MARKED else nullcontext():
                 phase()
@@ -244,7 +246,7 @@ def _frames() -> Iterator[Frame]:
 
 
 def _reduced(trace: Sequence[dict[str, Any]], sources: Sequence[Source], base_bytes: int) -> Recording:
-    """The recording, from the events of a trace in order."""
+    """Returns the recording, from the events of a trace in order."""
     phases, lines, nodes = (list(_intervals(trace, prefix)) for prefix in (_PHASE, _LINE, _NODE))
     begin = phases[0][0]
     events = []
@@ -265,6 +267,6 @@ def _intervals(trace: Sequence[dict[str, Any]], prefix: str) -> Iterator[Interva
 
 
 def _around(intervals: Sequence[Interval], ts: float) -> str | None:
-    """The name of the interval that holds a moment; none of them lies in another."""
+    """Returns the name of the interval that holds a moment; none of them lies in another."""
     index = bisect_right(intervals, ts, key=lambda interval: interval[0]) - 1
     return intervals[index][2] if index >= 0 and ts <= intervals[index][1] else None

@@ -58,7 +58,7 @@ def _phase(
     phase: PhaseMemory, recording: Recording, points: Sequence[Point], wall_ms: float, issue_ms: float,
     cached_call_us: float,
 ) -> PhaseFigures:  # fmt: skip
-    """One phase: its memory, the falls of its curve, the calls to the device in it, and its times."""
+    """Returns the figures of one phase: memory, the falls of its curve, the calls to the device in it, and times."""
     inside = [(phase.start_ms, phase.start_bytes)]
     inside += [point for point in points if phase.start_ms < point[0] <= phase.end_ms]
     calls = [call for call in recording.device_calls if phase.start_ms <= call.ms <= phase.end_ms]
@@ -103,13 +103,13 @@ class Sawtooth(NamedTuple):
 
 
 def levels(events: Sequence[MemoryEvent], base_bytes: int) -> list[Point]:
-    """The bytes alive after each event, of which ``base_bytes`` were there before the first."""
+    """Returns the bytes alive after each event, of which ``base_bytes`` were there before the first."""
     alive = accumulate((event.bytes for event in events), initial=base_bytes)
     return list(zip([0.0, *(event.ms for event in events)], alive, strict=True))
 
 
 def phases_of(events: Sequence[MemoryEvent], spans: Sequence[Span], base_bytes: int) -> list[PhaseMemory]:
-    """The memory of each phase; an event between two phases counts to the first of them."""
+    """Returns the memory of each phase; an event between two phases counts to the first of them."""
     found, before = [], base_bytes
     parts: list[list[MemoryEvent]] = [[] for _ in spans]
     for event in events:
@@ -132,7 +132,7 @@ def _place(event: MemoryEvent, spans: Sequence[Span]) -> int:
 
 
 def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
-    """The allocations among some events, in order, that none of the later ones frees."""
+    """Returns the allocations among some events, in order, that none of the later ones frees."""
     alive: dict[int, MemoryEvent] = {}
     for event in events:
         alive.pop(event.address, None)
@@ -142,13 +142,13 @@ def alive_after(events: Iterable[MemoryEvent]) -> list[MemoryEvent]:
 
 
 def up_to_peak(events: Sequence[MemoryEvent]) -> Sequence[MemoryEvent]:
-    """The events up to the one after which most memory is alive; none where it is never more than at the start."""
+    """Returns the events up to the one after which most memory is alive; none where that is the start."""
     alive = [level for _, level in levels(events, 0)]
     return events[: alive.index(max(alive))]
 
 
 def largest(events: Sequence[MemoryEvent], spans: Sequence[Span], top: int) -> list[Holder]:
-    """The largest allocations, those of one line, phase and size together; ``top`` groups at most."""
+    """Returns the largest allocations, those of one line, phase and size together; ``top`` groups at most."""
     at_peak = Counter(_kind(event, spans) for event in alive_after(up_to_peak(events)))
     counted = Counter(_kind(event, spans) for event in events if event.bytes > 0)
     order = sorted(counted, key=lambda kind: (-kind[2], -counted[kind], kind))
@@ -160,7 +160,7 @@ def _kind(event: MemoryEvent, spans: Sequence[Span]) -> tuple[str, str, int]:
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most ``limit`` points that draw the same curve: its ends, and the extremes of each stretch of time."""
+    """Returns at most ``limit`` points that draw the same curve: its ends, and the extremes of each stretch of time."""
     if len(points) <= limit:
         return list(points)
     inner = pd.DataFrame(points[1:-1], columns=["ms", "bytes"])
@@ -171,7 +171,7 @@ def thinned(points: Sequence[Point], limit: int) -> list[Point]:
 
 
 def sawtooth(points: Sequence[Point], least_bytes: int) -> Sawtooth:
-    """The rises and falls of a curve between its turns, each of ``least_bytes`` or more.
+    """Returns the rises and falls of a curve between its turns, each of ``least_bytes`` or more.
 
     The slopes are all bytes of the rises over the time that they took, and the same of the falls.
     """
@@ -183,7 +183,7 @@ def sawtooth(points: Sequence[Point], least_bytes: int) -> Sawtooth:
 
 
 def _turns(points: Sequence[Point], least_bytes: int) -> Iterator[Point]:
-    """Where the curve starts to rise or fall, where it turns by ``least_bytes`` or more, and its last extreme."""
+    """Yields where a curve starts to rise or fall, where it turns by ``least_bytes`` or more, its last extreme."""
     low = high = edge = points[0]
     direction = 0  # not known before it has risen or fallen far enough
     for point in points:

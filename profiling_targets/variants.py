@@ -64,7 +64,7 @@ def measure(case: VariantsCase, figures: VariantsFigures) -> None:
 
 
 def _find(case: VariantsCase) -> tuple[Attend, bool]:
-    """The variant, and whether it has a backward pass."""
+    """Returns the variant, and whether it has a backward pass."""
     if case.device == "cuda" or case.implementation not in CPP_VARIANTS:
         attend = IMPLEMENTATIONS[case.implementation]
         return lambda q, k, v: attend(q, k, v, case.causal), True
@@ -86,7 +86,7 @@ def _measure(
     exact: Callable[[], tuple[Tensor, ...]],
 ) -> None:
     """Checks one pass, then counts its memory, then times it."""
-    checked, expected = [checked_heads(one.detach()) for one in work()], exact()
+    checked, expected = [checked_heads(tensor.detach()) for tensor in work()], exact()
     found.max_error, found.relative_error = max_error(checked, expected), relative_error(checked, expected)
     check_error(f"{name}_max_error", found.max_error, TOLERANCES[case.precision])
     check_error(f"{name}_relative_error", found.relative_error, RELATIVE_TOLERANCES[case.precision])
@@ -105,7 +105,7 @@ def _measure(
 
 
 def checked_heads(x: Tensor) -> Tensor:  # (B, H, N, d) -> (1, heads that are checked, N, d)
-    """The heads that are checked, evenly spread from the first to the last: heads know nothing of each other."""
+    """Returns the heads to check, evenly spread from the first to the last: heads know nothing of each other."""
     heads = x.flatten(0, 1)
     count = max(2, min(len(heads), _CHECKED_SCORES // x.shape[-2] ** 2))
     chosen = sorted({i * (len(heads) - 1) // (count - 1) for i in range(count)})

@@ -123,7 +123,7 @@ class _Timed(NamedTuple):
     eager: AttentionRow | None
 
     def speed_up(self, name: str) -> float | None:
-        """Eager's time of a pass ÷ compiled's; None where one is missing."""
+        """Returns eager's time of a pass ÷ compiled's; None where one is missing."""
         return ratio(mean_ms(self.eager, name), mean_ms(self.row, name))
 
     @property
@@ -236,7 +236,7 @@ def _figures(rows: Sequence[AttentionRow]) -> Iterator[Lines]:
 
 
 def _minimum_memory(rows: Sequence[AttentionRow]) -> Iterator[tuple[int, MinimumMemory]]:
-    """Before an eager backward three score matrices and the output are alive."""
+    """Yields the memory before each eager backward: three score matrices and the output are alive."""
     for row in rows:
         if (measured := row.figures.before_backward_bytes) and not row.case.compile:
             least = 3 * row.case.shape.square_bytes + row.case.shape.tensor_bytes

@@ -143,7 +143,7 @@ class Pair:
         return ", ".join(f"{word} {row.status}" for word, row in self.rows.items())
 
     def ms(self, part: str) -> tuple[float | None, float | None]:
-        """The sum of the medians of a part's phases, eager and compiled; None where one was not measured to its end."""
+        """Returns the sum of the medians of a part's phases, eager and compiled; None where one was not measured."""
 
         def sum_of(word: str) -> float | None:
             medians = [times.median_ms if (times := self.times(word, phase)) else None for phase in part.split(" + ")]
@@ -153,16 +153,16 @@ class Pair:
         return sum_of("eager"), sum_of("compiled")
 
     def times(self, word: str, phase: str) -> Times | None:
-        """The times of a phase, None where the row was not measured to its end."""
+        """Returns the times of a phase, None where the row was not measured to its end."""
         row = self.rows.get(word)
         return row.figures.phase(phase) if row and row.ok else None
 
     def peak(self, word: str) -> int | None:
-        """The peak of allocated memory, also of a row that ran out."""
+        """Returns the peak of allocated memory, also of a row that ran out."""
         return self.rows[word].figures.peak_allocated_bytes if word in self.rows else None
 
     def speed_up(self, part: str) -> float | None:
-        """Eager time ÷ compiled time."""
+        """Returns eager time ÷ compiled time."""
         return ratio(*self.ms(part))
 
     @property
@@ -182,7 +182,7 @@ class Pair:
 
 
 def pairs_of(rows: Sequence[StepRow]) -> list[Pair]:
-    """The pairs in the order of the rows."""
+    """Returns the pairs in the order of the rows."""
     model_name = model_names(rows, beside=("context_length", "mode", "precision", "compile"))
     found: dict[tuple[str, str], dict[str, StepRow]] = {}
     for row in rows:
@@ -194,7 +194,7 @@ def pairs_of(rows: Sequence[StepRow]) -> list[Pair]:
 
 
 def _answers(pairs: Sequence[Pair]) -> Iterator[Words]:
-    """The span of speed-ups of a step by mode, the parts inside a training step, and the cost of compiling."""
+    """Yields the span of speed-ups of a step by mode, the parts inside a training step, and the cost of compiling."""
     for mode in dict.fromkeys(pair.mode for pair in pairs):
         gains = [(gain, pair.name) for pair in pairs if pair.mode == mode and (gain := pair.speed_up("step"))]
         if gains:
@@ -217,7 +217,7 @@ def _answers(pairs: Sequence[Pair]) -> Iterator[Words]:
 
 
 def _warnings(pairs: Sequence[Pair]) -> Iterator[Words]:
-    """Pairs of which nothing may have been compiled, and unsteady phases."""
+    """Yields pairs of which nothing may have been compiled, and unsteady phases."""
     for pair in pairs:
         if pair.compile_s is not None and pair.compile_s < _TOO_FAST_S:
             yield phrase("**Was anything compiled?** The first step of {} took little more than others.", pair.title)
@@ -293,7 +293,7 @@ class TracePair:
     compiled: CaptureSummary
 
     def phase(self, name: str) -> tuple[PhaseSummary, PhaseSummary] | None:
-        """The phase in both; None where one of them has no measured instance of it."""
+        """Returns the phase in both; None where one of them has no measured instance of it."""
         eager, compiled = self.eager.phase(name), self.compiled.phase(name)
         return (eager, compiled) if eager and compiled else None
 
@@ -315,7 +315,7 @@ class ClassChange:
 
 
 def trace_pairs(captures: Sequence[CaptureSummary]) -> list[TracePair]:
-    """The pairs whose two steps were measured."""
+    """Returns the pairs whose two steps were measured."""
     found: dict[str, dict[bool, CaptureSummary]] = {}
     for capture in captures:
         if capture.run and capture.phase("step"):
@@ -331,7 +331,7 @@ def _configuration_name(capture: CaptureSummary) -> str:
 
 
 def class_changes(pair: TracePair) -> list[ClassChange]:
-    """The classes of forward and backward of one step, the one that shrank most first."""
+    """Returns the classes of forward and backward of one step, the one that shrank most first."""
     eager, compiled = _by_class(pair.eager), _by_class(pair.compiled)
     changes = []
     for name in dict.fromkeys((*eager, *compiled)):
@@ -341,7 +341,7 @@ def class_changes(pair: TracePair) -> list[ClassChange]:
 
 
 def _by_class(capture: CaptureSummary) -> dict[str, tuple[float, float]]:
-    """Milliseconds and launches of each class in the compiled phases of one step."""
+    """Returns milliseconds and launches of each class in the compiled phases of one step."""
     found: dict[str, tuple[float, float]] = {}
     for phase in filter(None, map(capture.phase, _COMPILED)):
         for row in phase.classes:
@@ -351,7 +351,7 @@ def _by_class(capture: CaptureSummary) -> dict[str, tuple[float, float]]:
 
 
 def trace_answers(traces: Sequence[TracePair], pairs: Sequence[Pair], word: str) -> Iterator[str]:
-    """How the kernels of a step fell, which classes shrank most, and how busy the GPU is."""
+    """Yields how the kernels of a step fell, which classes shrank most, and how busy the GPU is."""
     by_title = {pair.title: pair for pair in pairs}
     for trace in traces[:_MOST_NAMED]:
         steps = trace.phase("step")
@@ -371,7 +371,7 @@ def trace_answers(traces: Sequence[TracePair], pairs: Sequence[Pair], word: str)
 
 
 def _busy_shares(pair: Pair, eager: PhaseSummary, compiled: PhaseSummary) -> Iterator[str]:
-    """The GPU's busy share of the unprofiled step, eager and compiled, and whether fewer launches gain as well."""
+    """Yields the GPU's busy share of the unprofiled step, eager and compiled, and whether fewer launches gain too."""
     steps, busy = pair.ms("step"), (eager.gpu_busy_ms.median, compiled.gpu_busy_ms.median)
     shares = [of_gpu / step for of_gpu, step in zip(busy, steps, strict=True) if of_gpu and step]
     if len(shares) < 2:
@@ -388,7 +388,7 @@ def _busy_shares(pair: Pair, eager: PhaseSummary, compiled: PhaseSummary) -> Ite
 
 
 def _trace_blocks(pairs: Sequence[TracePair], word: str) -> Iterator[Block]:
-    """Kernels of each phase and classes of each pair, before and after."""
+    """Yields kernels of each phase and classes of each pair, before and after."""
     if not pairs:
         return
     yield _kernels(pairs, word)
@@ -430,12 +430,12 @@ def _kernels(pairs: Sequence[TracePair], word: str) -> Table:
 
 def _classes(pair: TracePair, word: str) -> Table:
     fields: tuple[Field[ClassChange], ...] = (
-        Field(f"{word} class", "text", lambda one: one.kernel_class),
-        Field("eager ms", "ms", lambda one: one.eager_ms),
-        Field("compiled ms", "ms", lambda one: one.compiled_ms),
-        Field("difference", "ms", lambda one: one.ms),
-        Field("eager launches", "count", lambda one: one.eager_launches),
-        Field("compiled launches", "count", lambda one: one.compiled_launches),
+        Field(f"{word} class", "text", lambda change: change.kernel_class),
+        Field("eager ms", "ms", lambda change: change.eager_ms),
+        Field("compiled ms", "ms", lambda change: change.compiled_ms),
+        Field("difference", "ms", lambda change: change.ms),
+        Field("eager launches", "count", lambda change: change.eager_launches),
+        Field("compiled launches", "count", lambda change: change.compiled_launches),
     )
     caption = f"Classes in forward and backward of {pair.name}, the one that shrank most first:"
     return table(fields, class_changes(pair), caption)

@@ -153,18 +153,18 @@ def _section(results: Results) -> Section:
 
 
 def name_of(row: DecodeRow) -> str:
-    """Model, precision, attention and cache, for a sentence."""
+    """Returns model, precision, attention and cache, for a sentence."""
     return f"{model_of(row)}, {row.case.attention}, {'with' if row.case.cache else 'without'} the cache"
 
 
 def model_of(row: DecodeRow) -> str:
-    """The row's model and precision."""
+    """Returns the row's model and precision."""
     layers = f" ({row.case.num_layers} layers)" if row.case.num_layers else ""
     return f"{row.case.model}{layers} {row.case.precision}"
 
 
 def cold_lengths(row: DecodeRow) -> tuple[float, float] | None:
-    """The median ms of a token at lengths that the warm-up had seen and at others, where these are far slower.
+    """Returns the median ms of a token at lengths that the warm-up had seen and at others, where these are far slower.
 
     Without a cache each token is a pass over a new length, for which kernels may have to be prepared.
     """
@@ -176,22 +176,22 @@ def cold_lengths(row: DecodeRow) -> tuple[float, float] | None:
 
 
 def first_ms(row: DecodeRow) -> float | None:
-    """The mean time to first token."""
+    """Returns the mean time to first token."""
     return mean_ms(row, "first_token")
 
 
 def next_ms(row: DecodeRow) -> float | None:
-    """The median inter-token latency, None where lengths were cold."""
+    """Returns the median inter-token latency, None where lengths were cold."""
     return row.figures.between_tokens.median_ms if row.figures.between_tokens and not cold_lengths(row) else None
 
 
 def tokens_per_s(row: DecodeRow) -> float | None:
-    """Tokens after the first in a second, of all sequences; None where lengths were cold."""
+    """Returns tokens after the first in a second, of all sequences; None where lengths were cold."""
     return None if cold_lengths(row) else row.figures.tokens_per_s
 
 
 def pass_flops(row: DecodeRow, new: int, before: int) -> float:
-    """FLOPs of one pass over ``new`` tokens behind ``before`` others, the head at the last token alone.
+    """Returns FLOPs of one pass over ``new`` tokens behind ``before`` others, the head at the last token alone.
 
     Unfused attention computes every score and masks afterwards: 4·B·new·(before + new)·d·L, two matmuls. A fused one
     need not compute what is masked: at the least new·before + new·(new + 1) ÷ 2 of the scores.
@@ -205,14 +205,14 @@ def pass_flops(row: DecodeRow, new: int, before: int) -> float:
 
 
 def token_flops(row: DecodeRow) -> float:
-    """FLOPs of a token after the first, on average over the generation."""
+    """Returns FLOPs of a token after the first, on average over the generation."""
     lengths = range(row.case.prompt_length + 1, row.case.prompt_length + row.case.tokens)  # tokens that each sees
     passes = ((1, length - 1) if row.case.cache else (length, 0) for length in lengths)
     return statistics.fmean(pass_flops(row, new, before) for new, before in passes)
 
 
 def token_bytes(row: DecodeRow) -> float | None:
-    """The least bytes that a token after the first moves, on average: weights are read, and what the cache holds.
+    """Returns the least bytes that a token after the first moves, on average: the weights, and what the cache holds.
 
     Of the embedding, V·d of the weights, a token reads a row, so it is left out. The cache holds keys and values,
     2·L·B·d for each position.
@@ -229,7 +229,7 @@ def token_bytes(row: DecodeRow) -> float | None:
 
 
 def rates(rows: Sequence[DecodeRow]) -> Iterator[Rate]:
-    """FLOP/s of prefill, a pass over the prompt, and FLOP/s and bytes/s of the tokens after it."""
+    """Yields FLOP/s of prefill, a pass over the prompt, and FLOP/s and bytes/s of the tokens after it."""
     for row in (row for row in rows if row.ok):
         precision = precision_found(row.figures.product_bits, row.case.precision)
         if ms := first_ms(row):
@@ -240,7 +240,7 @@ def rates(rows: Sequence[DecodeRow]) -> Iterator[Rate]:
 
 
 def minimum_memory(rows: Sequence[DecodeRow]) -> Iterator[tuple[bool, MinimumMemory]]:
-    """The peak of each row against weights and cache, by whether there is a cache."""
+    """Yields the peak of each row against weights and cache, by whether there is a cache."""
     for row in (row for row in rows if row.ok):
         figures, parts = row.figures, "weights, cache" if row.case.cache else "weights"
         if figures.peak_bytes and figures.weights_bytes:
@@ -260,7 +260,7 @@ class Group:
     rows: Mapping[Variant, DecodeRow]
 
     def speed_up(self, ms: Callable[[DecodeRow], float | None], slow: Variant, fast: Variant) -> float | None:
-        """Time of one variant ÷ that of the other; None where one was not measured to its end."""
+        """Returns time of one variant ÷ that of the other; None where one was not measured to its end."""
         times = [ms(row) if (row := self.rows.get(variant)) and row.ok else None for variant in (slow, fast)]
         return ratio(*times)
 
@@ -306,7 +306,7 @@ def _answers(rows: Sequence[DecodeRow], groups: Sequence[Group]) -> Iterator[str
 
 
 def _warnings(rows: Sequence[DecodeRow]) -> Iterator[Words]:
-    """Tokens of uneven times, and lengths that the warm-up had not seen."""
+    """Yields tokens of uneven times, and lengths that the warm-up had not seen."""
     steady = [(row, row.figures.between_tokens) for row in rows if row.ok and not cold_lengths(row)]
     yield from unsteady("tokens", {name_of(row): times.cv or 0 for row, times in steady if times})
     for row in rows:
@@ -351,7 +351,7 @@ _CHECK_CAPTION = (
     "positions with the same likeliest token. Peak memory, and in it weights and cache:"
 )
 _SPEED_UPS: tuple[Field[Group], ...] = (
-    Field("model", "text", lambda one: one.name),
+    Field("model", "text", lambda group: group.name),
     *(Field(f"cache: {attention}", "factor", partial(_cache_speed_up, attention)) for attention in ATTENTIONS),
     Field("sdpa: TTFT", "factor", partial(_sdpa_speed_up, first_ms, True)),
     Field("sdpa: inter-token, cache", "factor", partial(_sdpa_speed_up, next_ms, True)),
@@ -360,7 +360,7 @@ _SPEED_UPS: tuple[Field[Group], ...] = (
 
 
 def _figures(groups: Sequence[Group]) -> Iterator[Figure]:
-    """Each token's time of the model with the most measured rows, the largest of those; and tokens/s of all."""
+    """Yields each token's time of the model with the most measured rows, the largest of those; and tokens/s of all."""
     measured = {
         (group.name, f"{row.case.attention}, {'with' if row.case.cache else 'no'} cache"): row
         for group in groups

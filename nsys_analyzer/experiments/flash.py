@@ -132,7 +132,7 @@ class Limits:
     source: str
 
     def least_ms(self, row: FlashRow, name: str) -> float:
-        """The roofline of a pass."""
+        """Returns the roofline of a pass."""
         shape = row.case.shape
         both = ((shape.forward_flops, shape.forward_bytes), (shape.backward_flops, shape.backward_bytes))
         forward, backward = (roofline_ms(*work, self.flops_per_s, self.bytes_per_s) for work in both)
@@ -140,7 +140,7 @@ class Limits:
 
 
 def find_limits(results: Results, precision: str) -> Limits | None:
-    """The datasheet's peaks of the GPU, else the measured ceilings; None where neither is known."""
+    """Returns the datasheet's peaks of the GPU, else the measured ceilings; None where neither is known."""
     peaks = find_peaks(results.gpu)
     in_three = results.on_gpu and any(row.case.fp32_products == "tf32x3" for row in results.rows_of(TARGET))
     if peaks and precision == "fp32" and in_three:
@@ -172,22 +172,22 @@ class Compared:
         self._rows = {(row.case.implementation, row.case.d_head, row.case.context_length): row for row in rows}
 
     def of(self, implementation: str) -> list[FlashRow]:
-        """The rows of an implementation, the shortest context first."""
+        """Returns the rows of an implementation, the shortest context first."""
         return [row for row in self.rows if row.case.implementation == implementation]
 
     def find(self, implementation: str, d: int, length: int) -> FlashRow | None:
-        """The row of a shape."""
+        """Returns the row of a shape."""
         return self._rows.get((implementation, d, length))
 
     def over_peer(self, row: FlashRow, name: str, peer: str | None = None) -> float | None:
-        """A row's time ÷ that of another implementation of its shape, by default the fastest; None without one."""
+        """Returns a row's time ÷ that of another implementation of its shape, by default the fastest, or None."""
         peers = [peer] if peer else [other for other in self.implementations if other != row.case.implementation]
         others = [self.find(other, row.case.d_head, row.case.context_length) for other in peers]
         times = [time for other in others if (time := mean_ms(other, name))]
         return ratio(mean_ms(row, name), min(times, default=None))
 
     def of_roofline(self, row: FlashRow, name: str) -> float | None:
-        """The share of the roofline that a pass reaches; None where either is not known."""
+        """Returns the share of the roofline that a pass reaches; None where either is not known."""
         return ratio(self.limits.least_ms(row, name), mean_ms(row, name)) if self.limits else None
 
 
@@ -257,7 +257,7 @@ def _conditions(results: Results, rows: Sequence[FlashRow]) -> dict[str, str]:
 
 
 def _few_calls(rows: Sequence[FlashRow]) -> Iterator[Words]:
-    """How many passes took so long that few calls fit the time of do_bench."""
+    """Yields how many passes took so long that few calls fit the time of do_bench."""
     passes = [(row.case, times) for row in rows for name in PASSES if (times := figure(row, name))]
     few = sum(
         times.timer == "do_bench" and (times.measured_ms or case.measured_ms) < _ENOUGH_CALLS * times.ms
@@ -342,7 +342,7 @@ def _figures(compared: Compared) -> Iterator[Figure]:
 
 
 def rates(row: FlashRow) -> Iterator[Rate]:
-    """Work of each measured pass: of fused attention what the roofline counts, of unfused attention its own."""
+    """Returns work of each measured pass: of fused attention what the roofline counts, of unfused attention its own."""
     case, label = row.case, f"{{}} of {row.case.name}"
     if case.implementation == "unfused":
         # Forward's matmuls write and read the scores; scale, mask and softmax do both.
@@ -353,7 +353,7 @@ def rates(row: FlashRow) -> Iterator[Rate]:
 
 
 def minimum_memory(rows: Sequence[FlashRow]) -> Iterator[tuple[str, MinimumMemory]]:
-    """Tensors at the end of backward, by the implementation."""
+    """Yields tensors at the end of backward, by the implementation."""
     for row in rows:
         shape, name = row.case.shape, row.case.implementation
         least, why = 4 * shape.tensor_bytes + shape.lse_bytes, "output, three gradients, a number a row"

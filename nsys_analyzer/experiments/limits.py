@@ -53,12 +53,12 @@ _TITLES = {"fp32": "fp32", "tf32": "TF32 (10 bits of mantissa)", "bf16": "bf16 (
 
 
 def precision_found(bits: int | None, asked: str) -> str:
-    """The precision of matmuls that keep so many bits; the one asked for where they were not counted."""
+    """Returns the precision of matmuls that keep so many bits; the one asked for where they were not counted."""
     return _PRECISION_BY_BITS.get(bits or 0, asked)
 
 
 def precision_title(bits: int) -> str:
-    """The precision of matmuls of fp32 or bf16 tensors that keep so many bits, for a sentence."""
+    """Returns the precision of matmuls of fp32 or bf16 tensors that keep so many bits, for a sentence."""
     return _TITLES.get(precision_found(bits, ""), f"{bits} bits")
 
 

@@ -227,7 +227,7 @@ MemoryRow: TypeAlias = Row[MemoryCase, MemoryFigures]
 
 
 def run_name(row: MemoryRow) -> str:
-    """A row in a sentence: ``small 256 train fp32``; ``small-L2`` with two layers in place of the model's own."""
+    """Returns a row's name in a sentence: ``small 256 train fp32``; ``small-L2`` with two layers of its own."""
     case = row.case
     layers = f"-L{case.num_layers}" if case.num_layers else ""
     return f"{case.model}{layers} {case.context_length} {case.mode} {case.precision}"
@@ -318,7 +318,7 @@ def _section(results: Results) -> Section:
 def _answers(every: Sequence[MemoryRow]) -> Iterator[str]:
 
     def counted(words: list[str]) -> str:
-        """``backward (5 of 8), optimizer (3 of 8)``: how often each word occurs, most often first."""
+        """Returns ``backward (5 of 8), optimizer (3 of 8)``: how often each word occurs, most often first."""
         return ", ".join(f"{word} ({count} of {len(words)})" for word, count in Counter(words).most_common())
 
     rows = [row for row in every if row.ok]
@@ -342,7 +342,7 @@ def _answers(every: Sequence[MemoryRow]) -> Iterator[str]:
 
 
 def _phase_of_peak(row: MemoryRow) -> str:
-    """The phase in which memory is highest; of several with the same peak those that rise to it."""
+    """Returns the phase in which memory is highest; of several with the same peak those that rise to it."""
     phases = known(row.figures.phases)
     top = max(phase.peak_bytes for phase in phases)
     tied = [phase for phase in phases if phase.peak_bytes >= top * (1 - _TOLERANCE)]
@@ -379,7 +379,7 @@ def _warnings(results: Results, rows: Sequence[MemoryRow]) -> Iterator[Words]:
 
 
 def _rates(rows: Sequence[MemoryRow]) -> list[Rate]:
-    """FLOPs of the matmuls, and bytes: what the allocator hands out is written once at least."""
+    """Returns FLOPs of the matmuls, and bytes: what the allocator hands out is written once at least."""
     return [
         Rate(
             f"{phase.name}, {run_name(row)}",
@@ -394,7 +394,7 @@ def _rates(rows: Sequence[MemoryRow]) -> list[Rate]:
 
 
 def _minimum_memory(rows: Sequence[MemoryRow]) -> Iterator[tuple[str, MinimumMemory]]:
-    """The tensors that exist as forward ends, by the mode."""
+    """Yields the tensors that exist as forward ends, by the mode."""
     for row in (row for row in rows if row.ok):
         figures = row.figures
         sizes = {"weights": known(figures.parameter_bytes), "logits": known(figures.logits_bytes)}
@@ -422,7 +422,7 @@ def _timeline(row: MemoryRow) -> Lines:
 
 
 def _source(results: Results, rows: Sequence[MemoryRow]) -> Words:
-    """The recorder of the timelines, and links to the snapshots."""
+    """Says what recorded the timelines, with links to the snapshots."""
     if not results.on_gpu:
         return "A CPU has no caching allocator: the timelines are the memory events of torch.profiler."
     named = [PurePosixPath(row.case.snapshot) for row in rows if row.ok and row.case.snapshot]
@@ -499,20 +499,20 @@ def _code(one: Holder | SavedLine) -> str:
 
 
 _LINE: tuple[Field[Any], ...] = (
-    Field("line", "text", lambda one: one.source or "autograd"),
+    Field("line", "text", lambda holder: holder.source or "autograd"),
     Field("code", "code", _code),
 )
 _SAVED_LINES: tuple[Field[SavedLine], ...] = (
     *_LINE,
-    Field("tensors", "count", lambda one: one.tensors or None),
-    Field("bytes", "bytes", lambda one: one.bytes),
+    Field("tensors", "count", lambda line: line.tensors or None),
+    Field("bytes", "bytes", lambda line: line.bytes),
 )
 _HOLDERS: tuple[Field[Holder], ...] = (
     *_LINE,
-    Field("phase", "text", lambda one: one.phase),
-    Field("each", "bytes", lambda one: one.bytes),
-    Field("number", "count", lambda one: one.count),
-    Field("at the peak", "count", lambda one: one.at_peak),
+    Field("phase", "text", lambda holder: holder.phase),
+    Field("each", "bytes", lambda holder: holder.bytes),
+    Field("number", "count", lambda holder: holder.count),
+    Field("at the peak", "count", lambda holder: holder.at_peak),
 )
 
 
@@ -562,20 +562,20 @@ class Slope(NamedTuple):
         return "host" if on_gpu else "CPU"
 
     def third(self, index: int) -> float | None:
-        """Bytes per second in the first (0) or the last (-1) third of a full step's phase; None in forward alone."""
+        """Returns bytes/s in the first (0) or the last (-1) third of a full step's phase; None in forward alone."""
         found = slope_of_thirds(_course(self)) if self.row.case.trains else None
         return found[index] * 1e3 if found else None
 
 
 def slopes_of(rows: Sequence[MemoryRow]) -> Iterator[Slope]:
-    """Each forward and backward phase of the runs that were measured."""
+    """Yields each forward and backward phase of the runs that were measured."""
     for row in rows:
         if row.ok:
             yield from (Slope(row, phase) for phase in known(row.figures.phases) if phase.name in _SLOPED)
 
 
 def slope_of_thirds(points: Sequence[Point]) -> tuple[float, float] | None:
-    """Bytes per ms by which a curve changes in the first and in the last third of its time; None without time."""
+    """Returns bytes/ms by which a curve changes in the first and in the last third of its time; None without time."""
     import numpy as np  # here, so that help need not wait for it
 
     times, levels = np.array(points, float).T
@@ -587,7 +587,7 @@ def slope_of_thirds(points: Sequence[Point]) -> tuple[float, float] | None:
 
 
 def _course(slope: Slope) -> list[Point]:
-    """The curve of a phase, of backward from where the gradients of the step before are freed."""
+    """Returns the curve of a phase, of backward from where the gradients of the step before are freed."""
     phase, figures = slope.phase, slope.row.figures
     timeline = known(figures.timeline_ms_bytes)
     points = [(phase.start_ms, phase.start_bytes)]

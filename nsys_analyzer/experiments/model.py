@@ -36,7 +36,7 @@ AnyRow: TypeAlias = Row[Any, Any]
 
 
 def known(figure: T | None) -> T:
-    """A figure that every row has which was measured to its end.
+    """Returns a figure that every row has which was measured to its end.
 
     Raises:
         LookupError: it is missing.
@@ -47,7 +47,7 @@ def known(figure: T | None) -> T:
 
 
 def option(default: Any, help: str = "", choices: tuple[str, ...] = (), *, cpu: Any = None, least: int = 1) -> Any:
-    """A field of a case, which is an option of its target, and of the experiments that have it among theirs.
+    """Makes a field of a case, which is an option of its target, and of the experiments that have it among theirs.
 
     Args:
         default: the value where none is given.
@@ -97,7 +97,7 @@ def grid(
 
     ``values`` take the place of the settings.
     """
-    names = {one.name for one in fields(target.case)}  # type: ignore[arg-type]
+    names = {known.name for known in fields(target.case)}  # type: ignore[arg-type]
     asked = {key: value if isinstance(value, tuple) else (value,) for key, value in settings.values.items()}
     every = {key: value for key, value in asked.items() if key in names} | values
     for combination in itertools.product(*every.values()):
@@ -124,7 +124,7 @@ class Results:
     folder: str = ""
 
     def rows_of(self, target: CaseTarget[C, F]) -> tuple[Row[C, F], ...]:
-        """The rows of one target."""
+        """Returns the rows of one target."""
         return tuple(row for row in self.rows if row.module == target.module)
 
     @property
@@ -171,7 +171,7 @@ class Bench:
 
 
 def spelled(value: Any) -> Any:
-    """The value of an option as the command line has it; several with commas between them."""
+    """Returns the value of an option as the command line has it; several with commas between them."""
     if isinstance(value, tuple):
         return ",".join(str(spelled(inner)) for inner in value)
     return ("off", "on")[value] if isinstance(value, bool) else value

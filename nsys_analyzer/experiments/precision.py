@@ -195,27 +195,27 @@ _FIELDS: tuple[Field[_Compared], ...] = (
 
 
 def _answers(compared: Sequence[_Compared]) -> Iterator[str]:
-    """The speed-up of each precision in the last mode."""
-    last = max((one.row.case.mode for one in compared), key=MODES.index, default="")
+    """Yields the speed-up of each precision in the last mode."""
+    last = max((pair.row.case.mode for pair in compared), key=MODES.index, default="")
     setups: dict[str, list[str]] = {}
-    for one in compared:
-        case = one.row.case
-        if case.mode == last and case.precision != "fp32" and one.speed_up:
-            setups.setdefault(one.setup, []).append(f"{_NAMES[case.precision]} {factor(one.speed_up)}")
+    for pair in compared:
+        case = pair.row.case
+        if case.mode == last and case.precision != "fp32" and pair.speed_up:
+            setups.setdefault(pair.setup, []).append(f"{_NAMES[case.precision]} {factor(pair.speed_up)}")
     if setups:
         speed_ups = "; ".join(f"{setup}: {', '.join(factors)}" for setup, factors in setups.items())
         yield f"Speed of {last} against fp32: {speed_ups}."
 
 
 def _bars(compared: Sequence[_Compared]) -> Iterator[Bars]:
-    """Throughput and, on a GPU, memory; a group for each configuration and mode, a bar for each precision."""
+    """Yields throughput and, on a GPU, memory; a group for each configuration and mode, a bar for each precision."""
     throughput: dict[tuple[str, str], float | None] = {}
     memory: dict[tuple[str, str], float | None] = {}
-    for one in sorted(compared, key=lambda one: PRECISIONS.index(one.row.case.precision)):
-        bar, figures = (f"{one.setup}, {one.row.case.mode}", one.row.case.precision), one.row.figures
+    for pair in sorted(compared, key=lambda pair: PRECISIONS.index(pair.row.case.precision)):
+        bar, figures = (f"{pair.setup}, {pair.row.case.mode}", pair.row.case.precision), pair.row.figures
         peak = figures.peak_allocated_bytes
-        throughput[bar] = figures.tokens_per_s if one.row.ok else None
-        memory[bar] = peak / 2**30 if one.row.ok and peak is not None else None
+        throughput[bar] = figures.tokens_per_s if pair.row.ok else None
+        memory[bar] = peak / 2**30 if pair.row.ok and peak is not None else None
     yield from bars("precision-throughput", "Throughput by precision", throughput, "tokens/s")
     yield from bars("precision-memory", "Peak of allocated memory by precision", memory, "GiB")
 

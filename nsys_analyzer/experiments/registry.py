@@ -25,7 +25,7 @@ BENCHES: tuple[Bench, ...] = (
 
 
 def find_bench(name: str) -> Bench:
-    """The bench of this name.
+    """Returns the bench of this name.
 
     Raises:
         ConfigurationError: there is none.
@@ -33,11 +33,11 @@ def find_bench(name: str) -> Bench:
     for bench in BENCHES:
         if bench.name == name:
             return bench
-    raise ConfigurationError(f"Unknown bench {name!r}", f"Known benches: {', '.join(one.name for one in BENCHES)}")
+    raise ConfigurationError(f"Unknown bench {name!r}", f"Known benches: {', '.join(bench.name for bench in BENCHES)}")
 
 
 def all_cases(bench: Bench, settings: Settings) -> tuple[Task[Any], ...]:
-    """The device's ceilings in each precision of the bench, then the bench's own cases; each once."""
+    """Returns the device's ceilings in each precision of the bench, then the bench's own cases; each once."""
     first = (
         Task(limits.TARGET, limits.CeilingsCase(settings.device, precision), f"ceilings in {precision}")
         for precision in bench.precisions(settings)

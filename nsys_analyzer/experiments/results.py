@@ -25,7 +25,7 @@ _NEAR = 512
 
 
 def bench_folders(path: Path) -> list[Path]:
-    """The folders of benches at a path: itself, and those one level below."""
+    """Returns the folders of benches at a path: itself, and those one level below."""
     if not path.is_dir():
         return []
     places = (path, *sorted(path.iterdir()))
@@ -34,7 +34,7 @@ def bench_folders(path: Path) -> list[Path]:
 
 
 def read_finished(folder: Path, seen_as: str) -> FinishedBench:
-    """A bench that was run into a folder, with its section; ``seen_as`` is its folder as the section's reader sees it.
+    """Returns a bench that was run into a folder, with its section; ``seen_as`` is the folder as its reader sees it.
 
     Raises:
         ConfigurationError: the file of rows is damaged or of another version, or its bench is unknown.
@@ -53,7 +53,7 @@ def read_finished(folder: Path, seen_as: str) -> FinishedBench:
 
 
 def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
-    """The bench that was run into a folder, and all that its section is made from; raises as ``read_finished``."""
+    """Returns a folder's bench, and all that its section is made from; raises as ``read_finished``."""
     bench, header, rows = read_rows(folder / NAME)
     captures = folder / CAPTURES
     has_captures = captures.is_dir() and holds_captures(captures)
@@ -63,12 +63,12 @@ def read_results(folder: Path, seen_as: str) -> tuple[Bench, Results]:
 
 
 def own_rows(rows: Sequence[AnyRow]) -> tuple[AnyRow, ...]:
-    """The rows without those of the device's ceilings."""
+    """Returns the rows without those of the device's ceilings."""
     return tuple(row for row in rows if row.module != CEILINGS.module)
 
 
 def read_rows(path: Path) -> tuple[Bench, dict[str, Any], tuple[AnyRow, ...]]:
-    """The bench of a file of rows, the file's header, and its rows, each case once; raises as ``read_finished``."""
+    """Returns the bench, the header and the rows of a file, each case once; raises as ``read_finished``."""
     # It loads every experiment, of which a report of captures needs none.
     from nsys_analyzer.experiments.registry import find_bench
 

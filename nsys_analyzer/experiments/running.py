@@ -49,7 +49,7 @@ class BenchPlan:
     shared: Mapping[str, Any] = field(default_factory=dict)
 
     def lines(self) -> Iterator[str]:
-        """Every case as the command that measures it alone, and every program that is profiled."""
+        """Yields every case as the command that measures it alone, and every program that is profiled."""
         for task in self.cases:
             words = [f"{key}={value}" for key, value in task.environment.items()]
             words += ["python", "-m", task.target.module]
@@ -86,7 +86,7 @@ def make_plan(bench: Bench, options: Mapping[str, Any], given: Collection[str]) 
         option.default_on("cpu") != option.default and option.name not in given for option in bench.options
     ):
         notices = (*notices, "On the CPU the defaults are smaller; --help lists them beside those of a GPU.")
-    shared = {one.name: spelled(settings[one.name]) for one in bench.options if not one.several}
+    shared = {option.name: spelled(settings[option.name]) for option in bench.options if not option.several}
     cases = all_cases(bench, settings)
     return BenchPlan(bench, cases, profiled, profiler, notices, {"device": device, **shared})
 
@@ -133,12 +133,12 @@ def run_bench(
         report = Report(f"nsys-analyze bench {plan.bench.name}", (read_finished(folder, "").section,))
         write_as("markdown", report, folder / f"{plan.bench.name}.md")
     keys = {case.key for case in plan.cases}
-    ends = [*(row.status for row in rows if row.key in keys), *(one.status for one in captures_ended)]
+    ends = [*(row.status for row in rows if row.key in keys), *(capture.status for capture in captures_ended)]
     return report, all(status in _NEEDS_NO_RETRY for status in ends)
 
 
 def _prepared(plan: BenchPlan, folder: Path, resume: bool | None, command: str) -> Sequence[AnyRow]:
-    """The rows that are there already; without any the file is begun."""
+    """Returns the rows that are there already; begins the file without any."""
     path = folder / NAME
     if path.exists() and not (resume and b"\n" not in path.read_bytes()):  # an interrupt may have cut its first line
         _, header, rows = read_rows(path)

@@ -33,7 +33,7 @@ def section(
     definitions: Words, warnings: Iterable[Words] = (), rates: Iterable[Rate] = (),
     memory: Iterable[tuple[Hashable, MinimumMemory]] = (),
 ) -> Section:  # fmt: skip
-    """The section of an experiment.
+    """Returns the section of an experiment.
 
     Args:
         name, title, results: the experiment's.
@@ -60,7 +60,7 @@ def section(
 
 
 def conditions(results: Results, how: Mapping[str, str]) -> Paragraph:
-    """Device, versions, the precision that matmuls really had, and how was timed."""
+    """Says the device, versions, the precision that matmuls really had, and how it was timed."""
     found = [(row.case.precision, row.figures.product_bits) for row in results.ceilings.values()]
     machine = next((row.machine for row in (*results.rows, *results.ceilings.values()) if row.machine), {})
     device = machine.get("gpu") or f"CPU, {machine.get('threads', '?')} threads"
@@ -74,7 +74,7 @@ def conditions(results: Results, how: Mapping[str, str]) -> Paragraph:
 
 
 def precision_warnings(results: Results) -> Iterator[Words]:
-    """A line for each precision whose matmuls ran as another one."""
+    """Yields a line for each precision whose matmuls ran as another one."""
     for row in results.ceilings.values():
         asked, bits = row.case.precision, row.figures.product_bits
         if asked == "fp32" and bits is not None and bits < MANTISSA_BITS["fp32"]:
@@ -88,7 +88,7 @@ def precision_warnings(results: Results) -> Iterator[Words]:
 
 
 def unsteady(what: str, variations: Mapping[str, float]) -> Iterator[Words]:
-    """A line for those whose coefficient of variation is above ``UNSTEADY``."""
+    """Yields a line for those whose coefficient of variation is above ``UNSTEADY``."""
     far = {name: value for name, value in variations.items() if value > UNSTEADY}
     if far:
         which = named(f"{name}: {percent(value)}" for name, value in far.items())
@@ -101,37 +101,37 @@ def unsteady(what: str, variations: Mapping[str, float]) -> Iterator[Words]:
 
 
 def named(names: Iterable[str]) -> str:
-    """The names for a sentence, of many the first, and how many more there are."""
+    """Returns the names for a sentence, of many the first, and how many more there are."""
     every = list(names)
     more = f"; {len(every) - _MOST_NAMED} more" if len(every) > _MOST_NAMED else ""
     return "; ".join(every[:_MOST_NAMED]) + more
 
 
 def span(values: Iterable[float], unit: Unit) -> str:
-    """The least and the largest value, for a sentence: ``1.2× to 3.4×``, or one of two that read alike."""
+    """Returns the least and the largest value, for a sentence: ``1.2× to 3.4×``, or one of two that read alike."""
     known = sorted(values)
     return " to ".join(dict.fromkeys(format_number(value, unit) for value in (known[0], known[-1])))
 
 
 def extremes(values: Iterable[tuple[float, str]], write: Callable[[float], str]) -> str:
-    """The least and the largest value with their names, for a sentence: ``1.2× (small) to 3.4× (large)``."""
+    """Returns the least and the largest value with their names, for a sentence: ``1.2× (small) to 3.4× (large)``."""
     known = sorted(values)
     return " to ".join(dict.fromkeys(f"{write(value)} ({name})" for value, name in (known[0], known[-1])))
 
 
 def each(rows: Iterable[AnyRow], option: str) -> str:
-    """The values that an option has in the rows, for a sentence."""
+    """Returns the values that an option has in the rows, for a sentence."""
     values = dict.fromkeys(getattr(row.case, option) for row in rows)
     return ", ".join(f"{value:,}" if type(value) is int else str(value) for value in values)
 
 
 def no_cache(settings: Settings) -> dict[str, str]:
-    """The environment of compiled cases; on a CPU the cache stays in use, as the C++ compiler needs seconds."""
+    """Returns the environment of compiled cases; on a CPU the cache stays in use, as the C++ compiler needs seconds."""
     return _NO_CACHE if settings.device == "cuda" else {}
 
 
 def compile_cache(rows: Iterable[AnyRow]) -> str:
-    """Whether compiled code may come from a cache, for the conditions; empty where nothing was compiled."""
+    """Returns whether compiled code may come from a cache, for the conditions; empty where nothing was compiled."""
     environments = [row.environment for row in rows if row.case.compile]
     if not environments:
         return ""
@@ -140,28 +140,28 @@ def compile_cache(rows: Iterable[AnyRow]) -> str:
 
 
 def ratio(over: float | None, under: float | None) -> float | None:
-    """The one ÷ the other; None where either is missing or 0."""
+    """Returns the one ÷ the other; None where either is missing or 0."""
     return over / under if over and under else None
 
 
 def factor(value: float) -> str:
-    """A ratio, for a sentence."""
+    """Returns a ratio, for a sentence."""
     return format_number(value, "factor")
 
 
 def figure(row: AnyRow | None, name: str) -> Any:
-    """A figure of a row; None where either is missing."""
+    """Returns a figure of a row; None where either is missing."""
     return getattr(row.figures, name) if row else None
 
 
 def mean_ms(row: AnyRow | None, name: str) -> float | None:
-    """The time of a pass; None where it was not measured."""
+    """Returns the time of a pass; None where it was not measured."""
     times = figure(row, name)
     return times.ms if times else None
 
 
 def fitted_exponent(points: Sequence[tuple[float, float]]) -> float | None:
-    """The exponent p of y = c · xᵖ that fits positive points best, by least squares of log y over log x.
+    """Returns the exponent p of y = c · xᵖ that fits positive points best, by least squares of log y over log x.
 
     None below two different x.
     """
@@ -172,7 +172,7 @@ def fitted_exponent(points: Sequence[tuple[float, float]]) -> float | None:
 
 
 def spread(times: Times | None) -> Spread | None:
-    """Mean and standard deviation, for a cell; None of a pass that was not timed."""
+    """Returns mean and standard deviation, for a cell; None of a pass that was not timed."""
     return Spread(times.ms, times.std_ms) if times and times.ms is not None else None
 
 
@@ -180,7 +180,7 @@ def bars(
     key: str, title: str, values: Mapping[tuple[str, str], float | None], axis: str,
     kind: Literal["grouped", "stacked"] = "grouped",
 ) -> Iterator[Bars]:  # fmt: skip
-    """A bar chart of values by group and series; nothing where no value is known."""
+    """Yields a bar chart of values by group and series; nothing where no value is known."""
     groups = tuple(dict.fromkeys(group for group, _ in values))
     names = dict.fromkeys(name for (_, name), value in values.items() if value is not None)
     series = tuple((name, tuple(values.get((group, name)) for group in groups)) for name in names)
@@ -191,14 +191,14 @@ def bars(
 def curves(
     key: str, title: str, points: Mapping[str, Iterable[tuple[float, float | None]]], y_axis: str
 ) -> Iterator[Lines]:
-    """Values over the context length: a curve for each name that has two of them at least."""
+    """Yields values over the context length: a curve for each name that has two of them at least."""
     known = {name: sorted((x, y) for x, y in values if y is not None) for name, values in points.items()}
     if series := tuple((name, tuple(values)) for name, values in known.items() if len(values) > 1):
         yield Lines(key, title, series, "context length, tokens", y_axis, log_x=True, log_y=True)
 
 
 def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str = "") -> Iterator[str]:
-    """A sentence for each status that is not ok, with the rows that ended so, or ``all_well`` where there are none."""
+    """Yields a sentence for each status that is not ok, with the rows that ended so, or ``all_well`` without any."""
     for status, word in _ENDINGS.items():
         if ended := [name(row) for row in rows if row.status == status]:
             yield f"{word}: {named(ended)}."
@@ -207,7 +207,7 @@ def endings(rows: Sequence[AnyRow], name: Callable[[AnyRow], str], all_well: str
 
 
 def messages(rows: Sequence[AnyRow] | Sequence[CaptureSummary], name: Callable[[Any], str]) -> Iterator[Block]:
-    """Why rows or captures are not ok, folded away."""
+    """Yields why rows or captures are not ok, folded away."""
 
     def shortened(row: AnyRow) -> str:
         return row.message if len(row.message) <= _MESSAGE_LENGTH else f"{row.message[:_MESSAGE_LENGTH]}…"

@@ -48,7 +48,7 @@ class StepCase:
         return replace(find_model(self.model), **own)
 
 
-DIMENSIONS = tuple(one.name for one in fields(ModelSize) if one.name != "name")
+DIMENSIONS = tuple(dimension.name for dimension in fields(ModelSize) if dimension.name != "name")
 
 
 @dataclass
@@ -84,7 +84,7 @@ class StepFigures:
     product_bits: int | None = None
 
     def phase(self, name: str) -> Times | None:
-        """The times of one of ``PHASES``, or of the step."""
+        """Returns the times of one of ``PHASES``, or of the step."""
         times: Times | None = getattr(self, name)
         return times
 
@@ -98,13 +98,17 @@ SHARED = single(StepCase, "attention", *DIMENSIONS, "warmup_steps", "steps", "se
 
 
 def models(settings: Settings) -> tuple[str, ...]:
-    """The canonical names of the models that were asked for; an unknown one is a ConfigurationError."""
+    """Returns the canonical names of the models that were asked for; an unknown one is a ConfigurationError."""
     return tuple(find_model(name).name for name in settings["model"])
 
 
 def model_names(rows: Sequence[StepRow], beside: Container[str] = ("context_length", "mode")) -> Namer:
     """Names rows by their model and the options in which they differ, without those that stand beside the name."""
-    keys = [one.name for one in fields(StepCase) if one.name not in ("device", "model") and one.name not in beside]
+    keys = [
+        option.name
+        for option in fields(StepCase)
+        if option.name not in ("device", "model") and option.name not in beside
+    ]
     differing = [key for key in keys if len({getattr(row.case, key) for row in rows}) > 1]
 
     def name(row: StepRow) -> str:
@@ -124,7 +128,7 @@ def step_section(
     name: str, title: str, results: Results, rows: Sequence[StepRow], *, answers: Iterable[Words],
     blocks: Iterable[Block], definitions: Words, suspect: Iterable[Words] = (),
 ) -> Section:  # fmt: skip
-    """The section of an experiment on training steps.
+    """Returns the section of an experiment on training steps.
 
     Args:
         name, title, results, answers, blocks, definitions: as of ``section``.
@@ -156,7 +160,7 @@ _CONDITIONS = {"batch": "batch_size", "context": "context_length", "precision": 
 
 
 def _warnings(rows: Sequence[StepRow]) -> Iterator[Words]:
-    """Matmuls in another precision than asked for, and steps that are too unsteady for their mean."""
+    """Yields a line on matmuls in another precision than asked for, and on steps too unsteady for their mean."""
     other = [row for row in rows if row.figures.product_bits not in (None, MANTISSA_BITS[row.case.precision])]
     if other:
         kept = named(dict.fromkeys(f"{row.case.precision} kept {row.figures.product_bits} bits" for row in other))
@@ -167,7 +171,7 @@ def _warnings(rows: Sequence[StepRow]) -> Iterator[Words]:
 
 
 def rates(rows: Sequence[StepRow]) -> Iterator[Rate]:
-    """FLOP/s of forward and backward, and bytes/s of the optimizer, in the precision that matmuls really had.
+    """Yields FLOP/s of forward and backward, and bytes/s of the optimizer, in the precision that matmuls really had.
 
     The FLOPs are those of the matmuls alone; the times hold the elementwise work as well. AdamW reads parameters,
     gradients and both states, and writes all but the gradients: at least seven times the parameters' bytes.
@@ -186,7 +190,7 @@ def rates(rows: Sequence[StepRow]) -> Iterator[Rate]:
 
 
 def minimum_memory(rows: Sequence[StepRow]) -> Iterator[tuple[str, MinimumMemory]]:
-    """The peak of each row against what is allocated when the last logits are made, by mode."""
+    """Yields the peak of each row against what is allocated when the last logits are made, by mode."""
     title = titles(rows)
     for row in rows:
         peak, sizes = row.figures.peak_allocated_bytes, _held_bytes(row)
@@ -195,7 +199,7 @@ def minimum_memory(rows: Sequence[StepRow]) -> Iterator[tuple[str, MinimumMemory
 
 
 def _held_bytes(row: StepRow) -> dict[str, int]:
-    """Bytes that are allocated as forward ends; gradients and states are those of the step before."""
+    """Returns bytes that are allocated as forward ends; gradients and states are those of the step before."""
     case, figures = row.case, row.figures
     parts = {
         "parameters": figures.parameters_bytes,
@@ -218,7 +222,7 @@ def _held_bytes(row: StepRow) -> dict[str, int]:
 
 
 def cast_bytes(case: StepCase) -> int:
-    """The bf16 casts of the weights that autocast keeps until its block ends; 0 without autocast.
+    """Returns the bf16 casts of the weights that autocast keeps until its block ends; 0 without autocast.
 
     The operands of matmuls are cast: in each layer four projections of d² and three matrices of d·d_ff, and the head
     of V·d, two bytes a number.

@@ -106,18 +106,26 @@ _Modes: TypeAlias = Mapping[str, StepRow]
 
 
 def _times(rows: Sequence[StepRow]) -> Table:
-    """A line for each model and context length, the modes beside each other; throughput and memory of the last."""
+    """Returns a line for each model and context length, the modes side by side; throughput and memory of the last."""
     modes, name = _modes(rows), model_names(rows)
     shapes: dict[tuple[str, int], dict[str, StepRow]] = {}
     for row in rows:
         shapes.setdefault((name(row), row.case.context_length), {})[row.case.mode] = row
     last = modes[-1] if modes else ""
     fields: tuple[Field[_Modes], ...] = (
-        Field("model", "text", lambda one: name(next(iter(one.values())))),
-        Field("context", "count", lambda one: next(iter(one.values())).case.context_length),
+        Field("model", "text", lambda modes_of: name(next(iter(modes_of.values())))),
+        Field("context", "count", lambda modes_of: next(iter(modes_of.values())).case.context_length),
         *(Field(f"{mode} ms", "ms", partial(_time_or_status, mode)) for mode in modes),
-        Field(f"tokens/s, {last}", "count", lambda one: one[last].figures.tokens_per_s if last in one else None),
-        Field(f"peak, {last}", "bytes", lambda one: one[last].figures.peak_allocated_bytes if last in one else None),
+        Field(
+            f"tokens/s, {last}",
+            "count",
+            lambda modes_of: modes_of[last].figures.tokens_per_s if last in modes_of else None,
+        ),
+        Field(
+            f"peak, {last}",
+            "bytes",
+            lambda modes_of: modes_of[last].figures.peak_allocated_bytes if last in modes_of else None,
+        ),
     )
     return table(fields, shapes.values(), "Time of a step by mode, mean ± standard deviation:", names=2)
 
@@ -167,7 +175,7 @@ def _details(rows: Sequence[StepRow]) -> Iterator[Block]:
 
 
 def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
-    """The time of a step over context length in the last mode, a curve for each model, and the shares of its phases."""
+    """Yields the time of a step over context length in the last mode, a curve for each model, and its phases."""
     name = model_names(rows)
     for mode in _modes(rows)[-1:]:
         measured = [(row, step.ms) for row in rows if row.case.mode == mode and row.ok and (step := row.figures.step)]
@@ -179,7 +187,9 @@ def _figures(rows: Sequence[StepRow]) -> Iterator[Figure]:
             title, axis = f"Time of a step by context length, {mode}", "context length, tokens"
             yield Lines("timing-step", title, series, axis, "ms", log_x=True, log_y=True)
         lengths = [row.case.context_length for row, _ in measured]
-        length = max(lengths, key=lambda one: (lengths.count(one), one), default=0)  # the longest most models have
+        length = max(
+            lengths, key=lambda length: (lengths.count(length), length), default=0
+        )  # the longest most models have
         shares = {
             (name(row), phase): 100 * times.ms / ms if (times := row.figures.phase(phase)) else None
             for row, ms in measured
@@ -221,7 +231,7 @@ def _processes(rows: Sequence[StepRow]) -> list[_Process]:
         for row in rows
         if row.ok and (step := row.figures.step) and (times := row.figures.times_ms)
     ]
-    return sorted(measured, key=lambda one: one.row.case.warmup_steps) if len(measured) > 1 else []
+    return sorted(measured, key=lambda process: process.row.case.warmup_steps) if len(measured) > 1 else []
 
 
 _STUDY: tuple[Field[_Process], ...] = (
@@ -243,14 +253,18 @@ def _study(processes: Sequence[_Process]) -> Iterator[Block]:
     about = f"{case.mode} steps of {case.model}, context {case.context_length:,}, batch {case.batch_size}"
     caption = phrase("*Warm-up study*: {} measured {}; a fresh process for each warm-up.", case.steps, about)
     yield table(_STUDY, processes, caption)
-    numbered = [(number, ms / one.steady_ms) for one in processes for number, ms in enumerate(one.all_ms, 1)]
+    numbered = [
+        (number, ms / process.steady_ms) for process in processes for number, ms in enumerate(process.all_ms, 1)
+    ]
     slow = Counter(number for number, times in numbered if times > _SLOW)
     words = f"No step of a process took more than {_SLOW} times its steady step."
     if slow:
         steps = ", ".join(f"step {number} in {slow[number]} of {len(processes)} processes" for number in sorted(slow))
         words = f"Slower than {_SLOW} times the steady step, warm-up included: {steps}."
     yield Paragraph(phrase(_STUDY_DEFINITION, words))
-    series = tuple((f"warm-up of {one.row.case.warmup_steps}", tuple(enumerate(one.all_ms, 1))) for one in processes)
+    series = tuple(
+        (f"warm-up of {process.row.case.warmup_steps}", tuple(enumerate(process.all_ms, 1))) for process in processes
+    )
     title, axis = f"Every step of each process: {about}", "step of the process, warm-up included"
     yield Lines("timing-warmup", title, series, axis, "ms", log_y=True)
 
@@ -260,7 +274,10 @@ def _study_answers(processes: Sequence[_Process]) -> Iterator[str]:
     if not processes:
         return
     least, most = processes[0], processes[-1]
-    errors = [f"{factor(one.mean_over_steady)} with a warm-up of {one.row.case.warmup_steps}" for one in (least, most)]
+    errors = [
+        f"{factor(process.mean_over_steady)} with a warm-up of {process.row.case.warmup_steps}"
+        for process in (least, most)
+    ]
     yield f"The mean step ÷ the steady step of the process is {' and '.join(errors)}."
     excess = [max(ms - least.steady_ms, 0) for ms in least.times_ms]
     if sum(excess):

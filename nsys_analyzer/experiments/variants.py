@@ -145,7 +145,7 @@ def shape_name(shape: AttentionShape) -> str:
 
 
 def _parsed(text: str) -> dict[str, Any]:
-    """The options that a text such as 1x4x1024x32:bf16 stands for."""
+    """Returns the options that a text such as 1x4x1024x32:bf16 stands for."""
     found = _SHAPE.fullmatch(text)
     sides = [int(side) for side in found.groups()[:4]] if found else []
     if not found or 0 in sides:
@@ -171,15 +171,15 @@ class Variants:
         self._rows = {(row.case.shape, row.case.implementation): row for row in self.rows}
 
     def find(self, shape: AttentionShape, implementation: str, causal: bool) -> VariantsRow | None:
-        """The row of a variant at a shape."""
+        """Returns the row of a variant at a shape."""
         return self._rows.get((replace(shape, causal=causal), implementation))
 
     def gain(self, row: VariantsRow, name: str = "forward") -> float | None:
-        """Naive's time ÷ that of a variant; None where one of the two is missing."""
+        """Returns naive's time ÷ that of a variant; None where one of the two is missing."""
         return ratio(mean_ms(self.find(row.case.shape, "naive", row.case.causal), name), mean_ms(row, name))
 
     def families(self) -> list[list[AttentionShape]]:
-        """Shapes that differ in their tokens alone, where there are several, the shortest first."""
+        """Returns shapes that differ in their tokens alone, where there are several, the shortest first."""
         groups: dict[AttentionShape, list[AttentionShape]] = {}
         for shape in sorted(self.shapes, key=lambda shape: shape.context_length):
             groups.setdefault(replace(shape, context_length=0), []).append(shape)
@@ -187,17 +187,17 @@ class Variants:
 
 
 def bytes_of(row: VariantsRow | None, name: str, kind: str = "peak") -> int | None:
-    """The peak or the total memory of a pass; None where it was not measured."""
+    """Returns the peak or the total memory of a pass; None where it was not measured."""
     return getattr(figure(row, name), f"{kind}_bytes", None)
 
 
 def error_of(row: VariantsRow, name: str, kind: str = "max") -> float | None:
-    """The max or the relative error of a pass; None where it was not checked."""
+    """Returns the max or the relative error of a pass; None where it was not checked."""
     return getattr(figure(row, name), f"{kind}_error", None)
 
 
 def status(row: VariantsRow, name: str) -> str:
-    """How one pass of a row ended; an ok row without the time of a pass never ran it."""
+    """Returns how one pass of a row ended; an ok row without the time of a pass never ran it."""
     if mean_ms(row, name) is not None:
         return "ok"
     asked = name == "forward" or row.case.backward
@@ -255,7 +255,7 @@ def _answers(variants: Variants) -> Iterator[Words]:
         yield f"Beyond a fixed part, peak memory of forward grows with the tokens to the power: {powers}."
 
     def failed_name(row: VariantsRow) -> str:
-        """The case, and where its forward pass was measured, that only backward failed."""
+        """Returns the case, and where its forward pass was measured, that only backward failed."""
         return f"{row.case.name}, backward only" if mean_ms(row, "forward") else row.case.name
 
     yield from endings(variants.rows, failed_name, "No variant ran out of memory.")
@@ -333,7 +333,7 @@ def growths(variants: Variants) -> Iterator[tuple[list[AttentionShape], list[Gro
 
 
 def _power(points: Sequence[tuple[int, float | None]]) -> float | None:
-    """The power p of a + b·Nᵖ through the last three points, of N, 2N and 4N say; of two points that of b·Nᵖ.
+    """Returns the power p of a + b·Nᵖ through the last three points, of N, 2N and 4N say; of two points that of b·Nᵖ.
 
     What does not grow, such as tiles of a fixed size, drops out of the differences: these go with Nᵖ alone.
     """
@@ -384,7 +384,7 @@ def _rates(row: VariantsRow) -> Iterator[Rate]:
 
 
 def _minimum_memory(rows: Sequence[VariantsRow]) -> Iterator[tuple[str, MinimumMemory]]:
-    """Of each variant: the output of forward, and of two of them every score."""
+    """Yields the memory of each variant: the output of forward, and of two of them every score."""
     for row in rows:
         shape, name = row.case.shape, row.case.implementation
         scores, why = (shape.square_bytes, "output and scores") if name in _STORES_SCORES else (0, "output")
