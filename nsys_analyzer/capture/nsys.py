@@ -191,20 +191,28 @@ def find_importer(nsys: Path, root: Path = Path("/")) -> Path | None:
     asks for its own real path, does not look. Where ``nsys`` is a script (the toolkit's ``bin``), the importer is
     that of the installation with its version below ``root``. None where there is no importer.
     """
-    folders = [name.parent.parent for name in _names_of(nsys)]
+    names = [nsys.absolute()]  # the command, and every link on the way to the file itself
+    while names[-1].is_symlink() and len(names) < _LINKS_FOLLOWED:
+        names.append(names[-1].parent / names[-1].readlink())
+    folders = [name.parent.parent for name in (*names, nsys.resolve())]
     real = nsys.resolve()
     if len(real.parents) > 3:  # lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys: lib/nsight-systems
         folders.append(real.parents[3] / real.parents[1].name)
     beside = (importer for folder in folders for importer in sorted(folder.resolve().glob("*/QdstrmImporter")))
-    return next(beside, None) or _importer_of_version(nsys, root)
+    if first := next(beside, None):
+        return first
+    short = ".".join(nsys_version(nsys).split(".")[:3])  # 2023.4.4.54 is installed in a folder 2023.4.4
+    return next(iter(sorted(root.glob(f"opt/nvidia/nsight-systems*/{short}/host-linux-*/QdstrmImporter"))), None)
 
 
 def importer_check(nsys: Nsys) -> Check:
     """Checks whether what an nsys records can become a report here."""
     importer = find_importer(nsys.path)
-    if importer is None and not _is_binary(nsys.path):
-        return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
     if importer is None:
+        with nsys.path.open("rb") as file:
+            is_script = file.read(4) != b"\x7fELF"
+        if is_script:
+            return Check("importer", "unknown", f"{nsys.path} is a script, and only it knows")
         return Check("importer", "missing", f"no QdstrmImporter belongs to {nsys.path}", INSTALL_NSYS)
     fault = start_fault(importer)
     if fault is None:
@@ -213,11 +221,6 @@ def importer_check(nsys: Nsys) -> Check:
     if missing:
         return Check("importer", "broken", f"{importer} lacks {', '.join(missing)}", library_remedy(missing))
     return Check("importer", "broken", f"{importer} does not start: {fault}", INSTALL_NSYS)
-
-
-def _is_binary(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(4) == b"\x7fELF"
 
 
 def missing_libraries(binary: Path) -> tuple[str, ...]:
@@ -246,16 +249,3 @@ def library_remedy(libraries: tuple[str, ...]) -> str:
     commands = [f"apt-get install {' '.join(installable)}"] if installable else []
     unknown = [library for library, package in packages.items() if package is None]
     return ", then ".join([*commands, *(f"find the package: apt-file search {shlex.quote(name)}" for name in unknown)])
-
-
-def _names_of(command: Path) -> list[Path]:
-    """The command and every link on the way to the file itself."""
-    names = [command.absolute()]
-    while names[-1].is_symlink() and len(names) < _LINKS_FOLLOWED:
-        names.append(names[-1].parent / names[-1].readlink())
-    return [*names, command.resolve()]
-
-
-def _importer_of_version(nsys: Path, root: Path) -> Path | None:
-    short = ".".join(nsys_version(nsys).split(".")[:3])  # 2023.4.4.54 is installed in a folder 2023.4.4
-    return next(iter(sorted(root.glob(f"opt/nvidia/nsight-systems*/{short}/host-linux-*/QdstrmImporter"))), None)

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,7 +49,12 @@ def find_every_nsys(root: Path = Path("/")) -> tuple[Path, ...]:
     Raises:
         ExportError: ``NSYS`` is set to something that cannot be run: another must not answer in its place.
     """
-    candidates = list(_installed(root))
+    candidates = [
+        path
+        for pattern in SEARCH_PATTERNS
+        for path in sorted(root.glob(pattern), key=numbers_in, reverse=True)
+        if _is_command(path)
+    ]
     if on_path := shutil.which("nsys"):
         candidates.insert(0, Path(on_path))
     if override := os.environ.get("NSYS"):
@@ -77,11 +81,6 @@ def nsys_version(nsys: Path) -> str:
     if match is None:
         raise ExportError(f"{nsys} --version prints no version", _INSTALL_HINT)
     return match[1]
-
-
-def _installed(root: Path) -> Iterator[Path]:
-    for pattern in SEARCH_PATTERNS:
-        yield from filter(_is_command, sorted(root.glob(pattern), key=numbers_in, reverse=True))
 
 
 def _is_command(path: Path) -> bool:

@@ -154,7 +154,9 @@ class CountedStep:
                     flops = flops * _MATMULS_OF_MODEL // _MATMULS_COUNTED
                 elif phase == "forward":
                     self._fused += flops
-                    self._fused_softmax += _OF_A_SCORE * _scores(arguments)
+                    query, key = arguments[:2]  # a score for each of batch × heads × queries × keys
+                    scores = query.shape[0] * query.shape[1] * query.shape[-2] * key.shape[-2]
+                    self._fused_softmax += _OF_A_SCORE * int(scores)
             elif name in ("aten.bmm", "aten.baddbmm") and phase == "forward":
                 self._batched[module] += flops
             self._by_class[phase, kind] += flops
@@ -183,12 +185,6 @@ def _class_of(name: str) -> str:
     if any(word in name for word in _FUSED):
         return "fused attention"
     return "convolution" if "conv" in name else "matmul"
-
-
-def _scores(arguments: Any) -> int:
-    """Scores of a fused attention: batch × heads × queries × keys."""
-    query, key = arguments[:2]
-    return int(query.shape[0] * query.shape[1] * query.shape[-2] * key.shape[-2])
 
 
 def _formulas(torch: Any) -> dict[Any, Any]:

@@ -63,7 +63,8 @@ class Modules:
         self._names: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self._roots: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
         self._threads: dict[int, _Thread] = {}
-        self._next_number = getattr(torch._C._autograd, "_get_sequence_nr", _unknown)
+        # The number of the next node. Where PyTorch does not say it, modules are known in forward alone.
+        self._next_number = getattr(torch._C._autograd, "_get_sequence_nr", lambda: 0)
 
     def current(self) -> str | None:
         """The module that this thread is in, None outside of all."""
@@ -191,11 +192,6 @@ class Modules:
         for child in wrappers:
             self._names[child] = self._names[inner]
         return self._names[module]
-
-
-def _unknown() -> int:
-    """The number of the next node, of a PyTorch that does not say it: modules are known in forward alone."""
-    return 0
 
 
 def _unwrapped(module: Any) -> Iterator[Any]:
