@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.attention import BENCH, TARGET, AttentionCase
 from nsys_analyzer.experiments.model import AnyRow as Row
-from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.report.model import Lines, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
@@ -19,7 +19,7 @@ from profiling_targets.attention import saved_tensors
 from profiling_targets.attention_variants import Passes, later_keys
 from profiling_targets.harness import allocations
 from profiling_targets.transformer import unfused_attention
-from tests.support.rows import unpadded
+from tests.support.rows import default_settings, unpadded
 
 COLD = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1"}
 CASE = {"device": "cuda", "batch_size": 8, "precision": "fp32", "warmup_steps": 5, "steps": 100}
@@ -54,13 +54,11 @@ def plain(*rows: Row) -> str:
 
 
 def test_cases() -> None:
-    settings = Settings("cuda", {option.name: option.default_on("cuda") for option in BENCH.options})
-    cases = all_cases(BENCH, settings)
+    cases = all_cases(BENCH, default_settings(BENCH, "cuda"))
     assert len(cases) == 1 + 2 * 4 * 5  # the ceilings; eager and compiled, four widths, five lengths
     assert cases[1].case == AttentionCase(**CASE, d=16, context_length=256, compile=False)
     assert [case.environment for case in (cases[1], cases[-1])] == [{}, COLD]  # eager first, compiled last
-    on_cpu = {option.name: option.default_on("cpu") for option in BENCH.options}
-    assert not any(case.environment for case in all_cases(BENCH, Settings("cpu", on_cpu)))
+    assert not any(case.environment for case in all_cases(BENCH, default_settings(BENCH, "cpu")))
 
 
 def test_section() -> None:

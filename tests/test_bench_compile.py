@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,13 @@ from click.testing import CliRunner
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli
 from nsys_analyzer.experiments.compile import BENCH, TracePair, class_changes, pairs_of, trace_answers, trace_pairs
-from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures, StepRow
-from nsys_analyzer.report.model import Bars, Report, unfolded
-from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.report.model import Bars, unfolded
 from nsys_analyzer.runs.captures import load_captures
 from nsys_analyzer.runs.rows import NAME, read_file
-from tests.support.rows import default_settings, typed_row, unpadded
+from tests.support.rows import default_settings, page, typed_row
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "sweep"
 PARTED = ("forward", "loss", "backward", "optimizer", "step")
@@ -31,8 +31,7 @@ CASE = {
 }  # fmt: skip
 
 
-def settings(device: str = "cuda", **changes: Any) -> Settings:
-    return default_settings(BENCH, device, **changes)
+settings = partial(default_settings, BENCH)
 
 
 def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, **figures: Any) -> StepRow:
@@ -51,8 +50,7 @@ def row(compiled: bool, step_ms: float, changes: dict[str, Any] | None = None, *
 
 
 def said(*rows: StepRow, captures: tuple[CaptureSummary, ...] = ()) -> str:
-    text = render(Report("x", (BENCH.section(Results(rows, captures=captures)),)), {})
-    return unpadded(text).replace("\N{MINUS SIGN}", "-")
+    return page(BENCH, rows, captures=captures).replace("\N{MINUS SIGN}", "-")
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,11 @@ from nsys_analyzer.experiments.decode import (
     token_flops,
 )
 from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
-from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.registry import all_cases
-from nsys_analyzer.report.model import Bars, Lines, Report, unfolded
-from nsys_analyzer.report.renderers.markdown import render
+from nsys_analyzer.report.model import Bars, Lines, unfolded
 from nsys_analyzer.runs.rows import NAME, Row, Times, read_file
-from tests.support.rows import default_settings, typed_row, unpadded
+from tests.support.rows import default_settings, page, typed_row
 
 SHARED = {
     "device": "cuda", "num_layers": 0, "batch_size": 16, "prompt_length": 1024, "cache_length": 2048, "tokens": 100,
@@ -39,8 +39,7 @@ PARAMETERS = 128_625_408  # of small
 CACHE_BYTES = 12 * 2 * 16 * 2048 * 768 * 4  # layers, keys and values, sequences, positions, features, fp32
 
 
-def settings(device: str, **changes: Any) -> Settings:
-    return default_settings(BENCH, device, **changes)
+settings = partial(default_settings, BENCH)
 
 
 def row(
@@ -74,8 +73,7 @@ def ceilings(bytes_per_s: float = 4e12) -> dict[str, Row[CeilingsCase, CeilingsF
 
 
 def said(*rows: DecodeRow) -> str:
-    text = render(Report("x", (BENCH.section(Results(rows, ceilings())),)), {})
-    return unpadded(text)
+    return page(BENCH, rows, ceilings=ceilings())
 
 
 def test_cases() -> None:

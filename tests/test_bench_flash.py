@@ -28,15 +28,14 @@ from nsys_analyzer.experiments.flash import (  # noqa: E402  # noqa: E402
 )
 from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures  # noqa: E402
 from nsys_analyzer.experiments.model import AnyRow as Row  # noqa: E402
-from nsys_analyzer.experiments.model import Results, Settings  # noqa: E402
+from nsys_analyzer.experiments.model import Results  # noqa: E402
 from nsys_analyzer.experiments.registry import all_cases  # noqa: E402
-from nsys_analyzer.report.model import Lines, Report  # noqa: E402
-from nsys_analyzer.report.renderers.markdown import render  # noqa: E402
+from nsys_analyzer.report.model import Lines  # noqa: E402
 from nsys_analyzer.runs.rows import NAME, read_file, typed  # noqa: E402
 from profiling_targets import flash  # noqa: E402
 from profiling_targets.attention_variants import Attend  # noqa: E402
 from profiling_targets.harness import NotHereError, measured  # noqa: E402
-from tests.support.rows import unpadded  # noqa: E402
+from tests.support.rows import default_settings, page  # noqa: E402
 
 SMALL = {"device": "cpu", "precision": "fp32", "context_length": 40, "d_head": 8, "heads": 2, "steps": 2}
 CASE = {"device": "cuda", "batch_size": 1, "heads": 8, "causal": True, "fp32_products": "tf32x3", "warmup_ms": 25,
@@ -116,19 +115,16 @@ def row(implementation: str, length: int, end_to_end_ms: float, **changes: Any) 
 
 
 def text(*rows: FlashRow) -> str:
-    said = render(Report("x", (BENCH.section(Results(rows)),)), {})
-    return unpadded(said)
+    return page(BENCH, rows)
 
 
 def test_cases() -> None:
-    values = {option.name: option.default_on("cuda") for option in BENCH.options}
-    cases = all_cases(BENCH, Settings("cuda", values))
+    cases = all_cases(BENCH, default_settings(BENCH, "cuda"))
     # ceilings in both precisions; three implementations in both, SDPA's FlashAttention in bf16; 4 widths, 10 lengths
     assert len(cases) == 2 + (3 * 2 + 1) * 4 * 10
     shape = {"precision": "bf16", "d_head": 16, "context_length": 128}
     assert cases[2].case == FlashCase(**{**CASE, **shape, "implementation": "flash"})
-    on_cpu = {option.name: option.default_on("cpu") for option in BENCH.options}
-    assert len(all_cases(BENCH, Settings("cpu", on_cpu))) == 1 + 3 * 3
+    assert len(all_cases(BENCH, default_settings(BENCH, "cpu"))) == 1 + 3 * 3
 
 
 def test_ratios() -> None:

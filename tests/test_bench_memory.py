@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import ModelSize
 from nsys_analyzer.experiments import memory as memory_case
 from nsys_analyzer.experiments.memory import BENCH, TARGET, MemoryFigures, MemoryRow
-from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.report.model import Lines, Report, unfolded
 from nsys_analyzer.report.renderers import markdown
 from nsys_analyzer.report.renderers.markdown import render
@@ -22,8 +23,7 @@ from tests.support.rows import default_settings, typed_row, unpadded
 GIB = 2**30
 
 
-def settings(device: str = "cuda", **changes: Any) -> Settings:
-    return default_settings(BENCH, device, **changes)
+settings = partial(default_settings, BENCH)
 
 
 def phase(name: str, peak_bytes: int, **changes: Any) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures
-from nsys_analyzer.experiments.model import AnyRow, Results, Row, Settings
+from nsys_analyzer.experiments.model import AnyRow, Results, Row
 from nsys_analyzer.experiments.precision import BENCH, DTYPES_TARGET, DtypesCase, DtypesFigures
 from nsys_analyzer.experiments.steps import TARGET, StepCase
 from nsys_analyzer.report.model import Bars, Report, Spread, Table, unfolded
@@ -54,8 +55,7 @@ def text(*rows: AnyRow, **more: Any) -> str:
     return render(Report("x", (section,)), {}).replace("\N{NO-BREAK SPACE}", " ")
 
 
-def settings(device: str, **changes: Any) -> Settings:
-    return default_settings(BENCH, device, **changes)
+settings = partial(default_settings, BENCH)
 
 
 def test_cases_on_a_gpu() -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments import timing
-from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepRow, cast_bytes, minimum_memory, rates
 from nsys_analyzer.experiments.timing import BENCH
-from nsys_analyzer.report.model import Bars, Lines, Report, Spread, Table, unfolded
-from nsys_analyzer.report.renderers.markdown import render
-from tests.support.rows import default_settings, typed_row, unpadded
+from nsys_analyzer.report.model import Bars, Lines, Spread, Table, unfolded
+from tests.support.rows import default_settings, page, typed_row
 
 GIB = 2**30
 CASE = {
@@ -48,15 +48,14 @@ def studied(warmup_steps: int, times: list[float]) -> StepRow:
 
 
 def text(*rows: StepRow) -> str:
-    return unpadded(render(Report("x", (BENCH.section(Results(rows)),)), {}))
+    return page(BENCH, rows)
 
 
 def tables(*rows: StepRow) -> list[Table]:
     return [block for block in unfolded(BENCH.section(Results(rows)).blocks) if isinstance(block, Table)]
 
 
-def settings(device: str, **changes: Any) -> Settings:
-    return default_settings(BENCH, device, **changes)
+settings = partial(default_settings, BENCH)
 
 
 def test_cases_on_a_gpu() -> None:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ import pytest
 
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.model import AnyRow as Row
-from nsys_analyzer.experiments.model import Results, Settings
+from nsys_analyzer.experiments.model import Results
 from nsys_analyzer.experiments.registry import all_cases
 from nsys_analyzer.experiments.variants import BENCH, TARGET, VariantsCase
 from nsys_analyzer.report.model import Bars, Lines, Report, Section, Spread, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import typed
+from tests.support.rows import default_settings
 
 CASE = {
     "device": "cuda", "batch_size": 1, "heads": 4, "context_length": 1024, "d_head": 32, "precision": "fp32",
@@ -24,9 +26,7 @@ CASE = {
 INPUTS = 3 * 4 * 1024 * 32 * 4
 
 
-def settings(**values: Any) -> Settings:
-    defaults = {option.name: option.default_on("cpu") for option in BENCH.options}
-    return Settings("cpu", {**defaults, **values})
+settings = partial(default_settings, BENCH, "cpu")
 
 
 def row(implementation: str, forward_ms: float, peak_bytes: int = INPUTS, figures: Any = None, **case: Any) -> Row:

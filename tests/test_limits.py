@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.transformer.peaks import PEAKS, find_peaks
-from nsys_analyzer.experiments.limits import CeilingsCase, CeilingsFigures, MinimumMemory, Rate, check_limits
+from nsys_analyzer.experiments.limits import (
+    MANTISSA_BITS,
+    CeilingsCase,
+    CeilingsFigures,
+    MinimumMemory,
+    Rate,
+    check_limits,
+    precision_found,
+    precision_title,
+)
 from nsys_analyzer.experiments.model import Results, Row
 from nsys_analyzer.experiments.section import conditions, fitted_exponent, precision_warnings
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Table
@@ -126,3 +135,25 @@ def test_an_exact_power_is_found(exponent: float, factor: float, xs: list[int]) 
 
 def test_one_point_has_no_exponent() -> None:
     assert fitted_exponent([(2, 4), (2, 5)]) is None
+
+
+@pytest.mark.parametrize(
+    ("bits", "asked", "found"),
+    [
+        (23, "other", "fp32"),
+        (10, "fp32", "tf32"),  # of fp32 tensors; fp16 keeps as many
+        (7, "other", "bf16"),
+        (None, "bf16", "bf16"),  # not counted: what was asked for
+    ],
+)
+def test_bits_tell_the_precision(bits: int | None, asked: str, found: str) -> None:
+    assert precision_found(bits, asked) == found
+    assert bits is None or MANTISSA_BITS[found] == bits
+
+
+@pytest.mark.parametrize(
+    ("bits", "title"),
+    [(23, "fp32"), (10, "TF32 (10 bits of mantissa)"), (7, "bf16 (7 bits of mantissa)"), (3, "3 bits")],
+)
+def test_titles(bits: int, title: str) -> None:
+    assert precision_title(bits) == title

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from nsys_analyzer.experiments.model import Bench, CaseTarget, Row, Settings
+from nsys_analyzer.experiments.model import AnyRow, Bench, CaseTarget, Results, Row, Settings
+from nsys_analyzer.report.model import Report
+from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.runs.rows import typed
 
 C = TypeVar("C")
@@ -19,6 +21,11 @@ def unpadded(page: str) -> str:
     return re.sub(" {2,}", " ", page.replace("\N{NO-BREAK SPACE}", " "))
 
 
+def page(bench: Bench, rows: Sequence[AnyRow], **more: Any) -> str:
+    """The section of rows as markdown; ``more`` is what else the results hold."""
+    return unpadded(render(Report("x", (bench.section(Results(tuple(rows), **more)),)), {}))
+
+
 def typed_row(
     target: CaseTarget[C, F], case: Mapping[str, Any], figures: Mapping[str, Any], status: str = "ok",
     message: str = "", machine: Mapping[str, Any] = H200, environment: Mapping[str, str] | None = None,
@@ -29,6 +36,6 @@ def typed_row(
     return typed(row, target)
 
 
-def default_settings(bench: Bench, device: str, **changes: Any) -> Settings:
+def default_settings(bench: Bench, device: str = "cuda", **changes: Any) -> Settings:
     """What a bench is asked for where the command line says nothing, but for the changes."""
     return Settings(device, {**{one.name: one.default_on(device) for one in bench.options}, **changes})
