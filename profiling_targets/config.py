@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,7 +14,7 @@ from nsys_analyzer.configuration import DIMENSIONS, OPTIONS, Options, Run
 from nsys_analyzer.configuration import MODES as MODES
 from nsys_analyzer.configuration import PRECISIONS as PRECISIONS
 from nsys_analyzer.errors import ConfigurationError
-from profiling_targets.harness import add_option, default_device
+from profiling_targets.harness import NotHereError, add_option, default_device
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,19 @@ class Config(Options[NoReturn]):
         """Returns the configuration as results tell it."""
         size = asdict(self.size)
         return Run(model=size.pop("name"), **size, **{name: getattr(self, name) for name in OPTIONS})
+
+
+def config_of(case: Any, **more: Any) -> Config:
+    """Returns the transformer's configuration in a case of an experiment: the options that both have, and more.
+
+    Raises:
+        NotHereError: this device cannot run it.
+    """
+    shared = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
+    try:
+        return Config(**{"size": case.size, **{name: getattr(case, name) for name in shared}, **more})
+    except ConfigurationError as error:
+        raise NotHereError(str(error)) from error
 
 
 def parse(arguments: list[str]) -> tuple[Config, argparse.Namespace]:

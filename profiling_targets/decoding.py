@@ -22,8 +22,8 @@ from torch import Tensor
 
 from nsys_analyzer.experiments.decode import TARGET, DecodeCase, DecodeFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.config import Config
-from profiling_targets.harness import NotHereError, allocations, annotate, kept_bits, main, set_precision, times_ms
+from profiling_targets.config import Config, config_of
+from profiling_targets.harness import allocations, annotate, kept_bits, main, set_precision, times_ms
 from profiling_targets.transformer import SelfAttention, Transformer, unfused_attention
 
 #: How far logits with and without the cache may differ, as a share of the largest: matmuls of other shapes are summed
@@ -31,14 +31,6 @@ from profiling_targets.transformer import SelfAttention, Transformer, unfused_at
 TOLERANCE = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 #: Samples of the time to the first token.
 _FIRST_TOKENS = 5
-
-
-def config_of(case: DecodeCase) -> Config:
-    """Returns the transformer's configuration; its context, for which it has tables, is the cache's length."""
-    return Config(
-        case.size, context_length=case.cache_length, batch_size=case.batch_size, mode="forward",
-        precision=case.precision, attention=case.attention, device=case.device,
-    )  # fmt: skip
 
 
 class Cache:
@@ -145,12 +137,17 @@ def _made_in(dtype: torch.dtype, device: str) -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
+def _config(case: DecodeCase) -> Config:
+    # The model has tables for the whole cache.
+    return config_of(case, context_length=case.cache_length, mode="forward")
+
+
 class _Decoding:
     """The model of a case, its sequences, and its cache."""
 
     def __init__(self, case: DecodeCase) -> None:
         torch.manual_seed(case.seed)
-        self.case, config = case, config_of(case)
+        self.case, config = case, _config(case)
         with _made_in(torch.bfloat16 if case.precision == "bf16" else torch.float32, case.device):
             self.model = Decoder(config)
             self.cache = Cache(config) if case.cache else None
@@ -171,8 +168,6 @@ class _Decoding:
 
 def measure(case: DecodeCase, figures: DecodeFigures) -> None:
     """Times the first token and those after it, warm, after comparing logits with and without the cache."""
-    if case.precision == "tf32" and case.device == "cpu":
-        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
     set_precision(case.precision)
     with torch.inference_mode():
         _measure(case, figures)
@@ -206,7 +201,7 @@ def _check(case: DecodeCase, decoding: _Decoding, figures: DecodeFigures) -> Non
     cache = decoding.cache
     if cache is None:
         with _made_in(decoding.model.head.weight.dtype, case.device):
-            cache = Cache(config_of(case))
+            cache = Cache(_config(case))
     error, largest, same = max_error(decoding.model, decoding.sequence, case.prompt_length, cache)
     allowed = TOLERANCE[case.precision] * largest
     figures.max_error, figures.largest_logit = error, largest

@@ -19,10 +19,9 @@ from torch import Tensor
 
 from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.capture.jobs import FOLDER
-from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
-from profiling_targets.config import Config
-from profiling_targets.harness import NotHereError, Phases, main, step_ns, synchronize
+from profiling_targets.config import config_of
+from profiling_targets.harness import Phases, main, step_ns, synchronize
 from profiling_targets.memory_recording import Recording, record_on_cpu, record_on_gpu
 from profiling_targets.memory_timeline import add_figures
 from profiling_targets.transformer import Training
@@ -40,7 +39,7 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
     if case.trains:
         by_shapes = layer_saved_bytes(size, *shape, case.precision, case.device == "cuda")
         figures.layer_saves_by_shapes_bytes = by_shapes
-    training = Training(_config(case))
+    training = Training(config_of(case))
     phases = training.phases()
     for _ in range(case.warmup_steps):
         step_ns(phases, case.device)
@@ -53,14 +52,6 @@ def measure(case: MemoryCase, figures: MemoryFigures) -> None:
     if case.device == "cuda":
         # The last of all: an empty cache takes some steps to settle again, which no other figure may see.
         _add_cold(phases, figures)
-
-
-def _config(case: MemoryCase) -> Config:
-    same = {key: getattr(case, key) for key in ("context_length", "batch_size", "mode", "precision", "device")}
-    try:
-        return Config(case.size, **same)
-    except ConfigurationError as error:
-        raise NotHereError(str(error)) from error
 
 
 def _times_ms(phases: Phases, device: str, steps: int) -> dict[str, tuple[float, float]]:

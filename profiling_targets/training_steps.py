@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import sys
 from collections.abc import Iterable
-from dataclasses import fields
 from itertools import chain
 
 import torch
@@ -18,8 +17,8 @@ from torch import Tensor
 from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
 from nsys_analyzer.runs.rows import Times
-from profiling_targets.config import Config
-from profiling_targets.harness import NotHereError, kept_bits, main, step_ns, synchronize
+from profiling_targets.config import config_of
+from profiling_targets.harness import kept_bits, main, step_ns, synchronize
 from profiling_targets.transformer import Training
 
 
@@ -35,11 +34,8 @@ def measure(case: StepCase, figures: StepFigures) -> None:
     hidden = attention_matmul_flops(*shape) // 2 if case.attention == "sdpa" else 0
     figures.forward_flops = forward_flops(*shape) - hidden
     figures.backward_flops = 2 * figures.forward_flops  # a matmul for the gradient of each operand
-    if case.precision == "tf32" and case.device == "cpu":
-        raise NotHereError("TF32 is a precision of NVIDIA's tensor cores")
-    shared = {option.name for option in fields(Config)} & {option.name for option in fields(case)}
     try:
-        training = Training(Config(size=case.size, **{name: getattr(case, name) for name in shared}))
+        training = Training(config_of(case))
         figures.parameters = sum(parameter.numel() for parameter in training.parameters)
         figures.parameters_bytes = _bytes(training.parameters)
         _time_steps(training, case, figures)

@@ -73,7 +73,7 @@ def test_a_full_step_gives_back_what_it_takes() -> None:
 def test_the_recorder_sees_the_peak_of_an_unmarked_forward() -> None:
     case = replace(CASE, mode="forward")
     figures = figures_of(case)
-    training = Training(memory_history._config(case))
+    training = Training(memory_history.config_of(case))
     training.forward()
     with allocations("cpu") as counted:
         training.forward()
@@ -271,12 +271,12 @@ def test_the_figures_of_a_gpus_recording(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_the_cold_step_comes_after_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU, for which stand a model on the CPU and an allocator that counts 5 segments for each phase."""
-    config, order = memory_history._config(CASE), []
+    config, order = memory_history.config_of(CASE), []
     _Memory().install(monkeypatch)
     counts = iter((10, 15))
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"segment.all.allocated": next(counts)})
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    monkeypatch.setattr(memory_history, "_config", lambda _: config)
+    monkeypatch.setattr(memory_history, "config_of", lambda _: config)
     monkeypatch.setattr(memory_history, "_cached_call_us", lambda *_: 2.0)
     recorded = memory_history._recorded
 
@@ -295,7 +295,7 @@ def test_the_cold_step_comes_after_the_recording(monkeypatch: pytest.MonkeyPatch
 def test_the_snapshot_lies_in_the_benchs_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     paths: list[Path | None] = []
     monkeypatch.setattr(memory_history, "record_on_gpu", lambda _, path: paths.append(path))
-    training = Training(memory_history._config(CASE))
+    training = Training(memory_history.config_of(CASE))
     case = replace(CASE, device="cuda", snapshot="snapshots/one.pickle")
     memory_history._recorded(case, training)
     monkeypatch.setenv(memory_history.FOLDER, str(tmp_path))
