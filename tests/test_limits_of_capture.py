@@ -16,7 +16,8 @@ from msgspec import structs
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.summary.complete import complete
-from nsys_analyzer.analysis.summary.limits import Limits, limits_of, on_tensor_cores, tensor_core_share
+from nsys_analyzer.analysis.summary.limits import limits_of, on_tensor_cores, tensor_core_share
+from nsys_analyzer.analysis.summary.shares import Limits
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, Unprofiled
@@ -125,7 +126,7 @@ def test_the_best_known_time() -> None:
     assert step is not None
     assert (step.ms, step.time_of) == (4 * MS, "estimated")
     # A phase that the GPU fills for less than 90 % of its wall time: the profiler's cost is not hidden.
-    waiting = replace(capture.phases[0], wall_ms=stats(MS / 0.89))
+    waiting = structs.replace(capture.phases[0], wall_ms=stats(MS / 0.89))
     first = found(replace(capture, phases=(waiting, *capture.phases[1:]))).phase("forward")
     assert first is not None
     assert (first.ms, first.time_of) == (MS, "gpu_busy")
@@ -144,9 +145,9 @@ def test_accumulated_gradients_are_several_passes_a_step() -> None:
 def test_an_inference_step_is_its_forward_passes() -> None:
     capture = training()
     forward, _, _, step = capture.phases
-    inference = replace(capture, phases=(forward, step), configuration=replace(KNOWN, mode="forward"))
+    inference = replace(capture, phases=(forward, step), configuration=structs.replace(KNOWN, mode="forward"))
     assert mfu(found(inference)) == pytest.approx({"forward": 42.8 / 67, "step": 42.8 / 4 / 67})
-    unnamed = replace(inference, configuration=replace(KNOWN, mode="train"))
+    unnamed = replace(inference, configuration=structs.replace(KNOWN, mode="train"))
     assert "step" not in mfu(found(unnamed))
     assert "No range names the backward pass, so the FLOPs of a step are not known." in found(unnamed).notes
 
@@ -198,7 +199,10 @@ def test_fused_attention_is_a_class_of_its_own() -> None:
     ("changed", "said"),
     [
         # 8.56 of the 4.28 million FLOPs are for batch size 4: 2 · 42.8 ÷ 67 = 1.28; the matmuls alone 1.6.
-        ({"configuration": replace(KNOWN, batch_size=4)}, "matmul in forward would run at 1.6 times the GPU's peak"),
+        (
+            {"configuration": structs.replace(KNOWN, batch_size=4)},
+            "matmul in forward would run at 1.6 times the GPU's peak",
+        ),
         ({"configuration": Configuration(replace(MODEL, num_layers=3), 10, 2)}, "needs 13 matmuls per forward or more"),
     ],
 )

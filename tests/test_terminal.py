@@ -13,7 +13,6 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.renderers.terminal import print_answers
@@ -63,7 +62,7 @@ def printed(*captures: CaptureSummary, stream: io.StringIO | None = None) -> str
     before = sys.stdout
     sys.stdout = Screen(file)  # type: ignore[assignment]
     try:
-        print_answers(build_report(Evidence(complete(captures))))
+        print_answers(build_report(Evidence(captures)))
     finally:
         sys.stdout = before
     return file.getvalue()

@@ -9,8 +9,9 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.phases import LEAF_PHASES, OTHER_STEP, STEP
+from nsys_analyzer.analysis.summary.shares import ClassShares, Leader, MatmulShare
 from nsys_analyzer.analysis.summary.statistics import KernelRow, class_rows, merge_kernels
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassShares, Leader, MatmulShare, PhaseSummary
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 
 #: The phases that tables compare, and the step that holds them.

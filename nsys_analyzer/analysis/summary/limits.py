@@ -16,17 +16,9 @@ import numpy as np
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limits, PhaseRate, TimeOf
 from nsys_analyzer.analysis.summary.statistics import KernelRow
-from nsys_analyzer.analysis.summary.summary import (
-    FUSED,
-    MATMUL,
-    CaptureSummary,
-    ClassRate,
-    Limits,
-    PhaseRate,
-    PhaseSummary,
-    TimeOf,
-)
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND
 from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
 from nsys_analyzer.analysis.transformer.least_bytes import (
