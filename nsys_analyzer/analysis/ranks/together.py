@@ -193,13 +193,14 @@ class _Join:
         member, steps, clock = self.members[position], self.steps[position], self.clocks[position]
         waiting, exposed = (float(ns[steps].mean()) / _NS_PER_MS for ns in (waits.waiting, waits.exposed_waiting))
         waiting, exposed = waiting + (scale - 1) * exposed, scale * exposed
+        typical = Stats.of_ns(own[position])  # of the shared steps, which may be longer than the others
         return replace(
             figures,
             waiting_ms=waiting,
             transfer_ms=figures.communication_ms - waiting,
             exposed_waiting_ms=exposed,
             exposed_transfer_ms=figures.exposed_communication_ms - exposed,
-            own_ms=replace(Stats.of_ns(own[position]), median=max(member.length_ms - exposed, 0.0)),
+            own_ms=replace(typical, median=min(typical.median or 0.0, member.length_ms)),
             late_ms=Stats.of_ns(own[position] - own[int(np.argmin(np.median(own, axis=1)))]),
             slowest_steps=int((own.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,

@@ -133,11 +133,12 @@ class _ProcessView:
         if self.steps:
             step, study, lanes = summarize_steps(self.attributed, self.process.global_pid, self.steps)
             members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
-            phases = tuple(_with_length(phases, step))
-            summary = replace(summary, step=step, study=study, lanes=lanes, members=members, phases=phases)
+            summary = replace(summary, step=step, study=study, lanes=lanes, members=members)
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
-        return replace(summary, warnings=(*warnings, contradiction) if contradiction else warnings)
+        warnings = (*warnings, contradiction) if contradiction else warnings
+        phases = tuple(_with_length(phases, summary.step)) if summary.step else phases
+        return replace(summary, phases=phases, warnings=warnings)
 
     def attention(
         self, configuration: Configuration | None, gpu: Gpu | None, modules: Modules | None
