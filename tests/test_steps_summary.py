@@ -122,7 +122,7 @@ def test_a_step_by_class_and_by_phase(tmp_path: Path) -> None:
     summary = summary_of(training_step(training_step(export), 1000), tmp_path)
     ns = 1e-6
     assert {one.kernel_class: round(one.ms / ns) for one in summary.classes} == {"matmul": 300, "elementwise": 140}
-    phases = {one.phase: (round(one.parts.compute_ms / ns), round(one.parts.idle_ms / ns)) for one in summary.phases}
+    phases = {one.phase: (round(one.compute_ms / ns), round(one.idle_ms / ns)) for one in summary.phases}
     assert phases == {"forward": (120, 130), "backward": (240, 210), "optimizer": (80, 120), OUTSIDE: (0, 100)}
     check_sums(summary)
 
