@@ -48,6 +48,8 @@ from nsys_analyzer.trace.trace import Trace
 #: Clock skew that is no lack of synchronisation, and the share of instances that may lack it.
 _SKEW_NS, _STRAGGLERS = 5_000, 0.05
 _LISTED = 3
+#: What tells the steps where ranges name them.
+_BY_RANGES = ("range", "profiler_step")
 
 
 def summarize(
@@ -133,11 +135,14 @@ class _ProcessView:
         if self.steps:
             step, study, lanes = summarize_steps(self.attributed, self.process.global_pid, self.steps)
             members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
-            summary = replace(summary, step=step, study=study, lanes=lanes, members=members)
+            phases = tuple(_with_length(phase, step) for phase in phases)
+            summary = replace(summary, step=step, study=study, lanes=lanes, members=members, phases=phases)
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         warnings = (*warnings, contradiction) if contradiction else warnings
-        phases = tuple(_with_length(phases, summary.step)) if summary.step else phases
+        # Ranges that are called steps and are none, around several passes or a part of one, are shown nowhere else.
+        is_named = summary.step is None or summary.step.source in _BY_RANGES
+        phases = phases if is_named else tuple(phase for phase in phases if phase.phase != STEP)
         return replace(summary, phases=phases, warnings=warnings)
 
     def attention(
@@ -314,17 +319,12 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(names[:_LISTED]) + more
 
 
-def _with_length(phases: Sequence[PhaseSummary], step: StepSummary) -> Iterator[PhaseSummary]:
-    """The phases; that of the step has its length, from the start of one to the next.
-
-    Ranges that are called steps, and are none, are left out: around several passes, or around a part of one.
-    """
-    for phase in phases:
-        if phase.phase != STEP:
-            yield phase
-        elif step.source in ("range", "profiler_step"):
-            wall = replace(step.wall_ms, median=step.length_ms)
-            yield structs.replace(phase, wall_ms=wall, wall_values_ms=step.wall_values_ms, synchronized=True)
+def _with_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
+    """Returns the phase; that of the step with its length, from the start of one to the next."""
+    if phase.phase != STEP or step.source not in _BY_RANGES:
+        return phase
+    wall = replace(step.wall_ms, median=step.length_ms)
+    return structs.replace(phase, wall_ms=wall, wall_values_ms=step.wall_values_ms, synchronized=True)
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
