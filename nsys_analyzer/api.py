@@ -97,7 +97,7 @@ def compare(before: _Path, after: _Path, *, repeats: bool = False, force: bool =
 def build_report(captures: Iterable[CaptureSummary]) -> Report:
     """The report of these captures: sections for people, and the data they are written from."""
     from nsys_analyzer.report import sections as questions
-    from nsys_analyzer.report.sections.evidence import Evidence
+    from nsys_analyzer.report.evidence import Evidence
 
     return questions.build_report(Evidence(tuple(captures)))
 

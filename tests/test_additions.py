@@ -20,8 +20,8 @@ from nsys_analyzer.analysis.transformer import peaks
 from nsys_analyzer.cli import bench as cli_bench
 from nsys_analyzer.experiments import registry
 from nsys_analyzer.report import sections
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence
 from tests.conftest import Main
 from tests.support import new_experiment
 

@@ -15,11 +15,11 @@ from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, l2_bytes, memory_bytes_per_s
 from nsys_analyzer.analysis.transformer.softmax_traffic import Pass, SoftmaxKernels, pass_of, softmax_traffic
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.trace.metadata import Gpu
 from tests.support.export import ADD, GEMM, MAIN, Export, global_tid
 

@@ -12,9 +12,9 @@ from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import configuration_from_name
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.text import plain
 from tests.support.export import ADD, AUTOGRAD, GEMM, MAIN, Export, global_tid, training_step
 

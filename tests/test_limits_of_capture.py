@@ -27,11 +27,11 @@ from nsys_analyzer.analysis.transformer.least_bytes import (
     linear_elements,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize, find_model
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.figures import draw
 from nsys_analyzer.report.model import Roofline, Section, Table, WorkPoint
 from nsys_analyzer.report.renderers.json_report import report_data
 from nsys_analyzer.report.sections import build_report, limits
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.trace.metadata import CPU, Gpu
 from tests.support.export import GEMM
 

@@ -11,10 +11,10 @@ import pytest
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.cli.report import report
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Report
 from nsys_analyzer.report.renderers import RENDERERS, Format
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.writing import write_as
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.trace import Trace

@@ -25,12 +25,12 @@ from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.statistics import MemoryRow, Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing, Paragraph, Table, Timeline, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.renderers.terminal import print_answers
 from nsys_analyzer.report.sections import build_report, steps
 from nsys_analyzer.report.sections.anatomy import CAUSES
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.units import about_milliseconds, format_cell, milliseconds_between
 from nsys_analyzer.text import plain
 from tests.test_report_command import section, two_steps

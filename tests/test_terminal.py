@@ -15,10 +15,10 @@ from rich.text import Text
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.renderers.terminal import print_answers
 from nsys_analyzer.report.screen import Screen
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.evidence import Evidence
 from tests.conftest import Main
 from tests.support.hostile import TEXTS, WORST, controls
 from tests.support.ranks import one_capture, own_captures, write

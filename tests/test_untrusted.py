@@ -21,10 +21,10 @@ from nsys_analyzer.configuration import Run
 from nsys_analyzer.experiments.model import Bench, Results
 from nsys_analyzer.experiments.registry import BENCHES
 from nsys_analyzer.experiments.results import read_results
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.sections import build_report
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.rows import loaded, written
 from nsys_analyzer.text import Text
 from nsys_analyzer.trace.metadata import Recording

@@ -178,8 +178,8 @@ def test_the_span_of_a_capture_with_warm_up_inside_is_not_known(tmp_path: Path) 
 
 def test_the_figure_of_kernels_counts_none_twice(tmp_path: Path) -> None:
     """The optimizer's kernel stands in the figure of the optimizer; the whole capture has a table of its own."""
+    from nsys_analyzer.report.evidence import Evidence
     from nsys_analyzer.report.sections import build_report
-    from nsys_analyzer.report.sections.evidence import Evidence
 
     summary = summary_of(optimizer_alone(), tmp_path)
     figures = build_report(Evidence(complete([summary]), "nsys-analyze report t.sqlite")).figures

@@ -50,13 +50,13 @@ def explain(
     """
     from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.experiments.loading import load_evidence
+    from nsys_analyzer.report.evidence import FEW
     from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import STEPS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
     from nsys_analyzer.report.sections import ranks, steps
-    from nsys_analyzer.report.sections.evidence import FEW
     from nsys_analyzer.report.sections.folding import fold
     from nsys_analyzer.system.cluster import Workers
     from nsys_analyzer.text import plain

@@ -65,9 +65,8 @@ def report(
         raise click.UsageError("--open shows a page in the browser: it needs --format html, and no -o -.")
     from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.experiments.loading import load_evidence
-    from nsys_analyzer.report.renderers.terminal import print_answers
+    from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.sections import build_report
     from nsys_analyzer.report.writing import check_target, write_as
     from nsys_analyzer.system.cluster import Workers
     from nsys_analyzer.text import plural
@@ -87,13 +86,20 @@ def report(
     )  # fmt: skip
     if target:  # reading has made exports
         check_target(target, sources, force=force)
-    built = build_report(evidence)
+    chosen = RENDERERS[output_format]
+    if chosen.is_data:  # what programs read has no sentences
+        built = Report("", (), evidence.captures, benches=evidence.benches, runs=evidence.runs)
+    else:
+        from nsys_analyzer.report.sections import build_report
+
+        built = build_report(evidence)
     if target is None:
-        chosen = RENDERERS[output_format]
         click.echo(chosen.render(built, {}), nl=False, file=data_stream() if chosen.is_data else None)
         return
     write_as(output_format, built, target, figures=not no_figures, force=force)
     if not RENDERERS[output_format].is_data:
+        from nsys_analyzer.report.renderers.terminal import print_answers
+
         print_answers(built)
         warnings = sum(len(capture.warnings) for capture in evidence.captures)
         count = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""

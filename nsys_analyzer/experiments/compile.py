@@ -105,7 +105,7 @@ def _captures(settings: Settings) -> Profiled:
 
 
 def _section(results: Results) -> Section:
-    from nsys_analyzer.report.sections.evidence import kernel_word  # numpy with it, which help must not wait for
+    from nsys_analyzer.report.evidence import kernel_word  # numpy with it, which help must not wait for
 
     rows = results.rows_of(TARGET)
     pairs, traces = pairs_of(rows), trace_pairs(results.captures)

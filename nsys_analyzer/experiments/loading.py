@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.configuration import Run
 from nsys_analyzer.errors import NsysAnalyzerError
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import FinishedBench, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.runs.captures import Loaded, holds_captures, load_captures, timings_beside
 from nsys_analyzer.system.cluster import IN_TURN, Workers
 from nsys_analyzer.text import Words, phrase

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nsys_analyzer.report.evidence import FEW, Evidence
 from nsys_analyzer.report.model import Report, Section
 from nsys_analyzer.report.sections import (
     attribution_check,
@@ -29,7 +30,6 @@ from nsys_analyzer.report.sections import (
     top_kernel,
     warnings,
 )
-from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.folding import fold
 
 QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.summary.summary import Coverage
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.text import phrase
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.report.evidence import Evidence, status_of
 from nsys_analyzer.report.model import Answer, Section
-from nsys_analyzer.report.sections.evidence import Evidence, status_of
 from nsys_analyzer.report.sections.models import flops_of
 from nsys_analyzer.report.tables import Field, table
 

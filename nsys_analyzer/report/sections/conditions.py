@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import OPTIONS, Option
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Block, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import percent
 from nsys_analyzer.text import phrase

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nsys_analyzer.report.evidence import FEW
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Seen, Table
-from nsys_analyzer.report.sections.evidence import FEW
 from nsys_analyzer.report.units import format_cell
 from nsys_analyzer.text import joined, phrase, plain
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from nsys_analyzer.analysis.ranges.inference import FUNCTION_RANGES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.share.names import shown_command
 from nsys_analyzer.text import Words, code, joined, phrase
 from nsys_analyzer.trace.metadata import Recording

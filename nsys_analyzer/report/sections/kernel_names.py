@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Details, Listing, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.text import phrase
 
 

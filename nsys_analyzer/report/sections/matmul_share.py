@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from nsys_analyzer.analysis.summary.shares import MATMUL, ClassShares, MatmulShare
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
-from nsys_analyzer.report.sections.evidence import NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from nsys_analyzer.analysis.modules.folding import Folded, Odd, fold_modules
 from nsys_analyzer.analysis.modules.module import Module, Modules, Work
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import Evidence
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase

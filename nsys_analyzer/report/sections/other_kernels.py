@@ -13,8 +13,8 @@ from nsys_analyzer.analysis.summary.compared import (
 from nsys_analyzer.analysis.summary.shares import MATMUL, ClassShares
 from nsys_analyzer.analysis.summary.statistics import merge_kernels
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.evidence import FEW, NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.model import Answer, Bars, Block, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, NOTHING_MEASURED, Evidence, figures_of, kernel_word
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, milliseconds, percent

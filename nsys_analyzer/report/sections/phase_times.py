@@ -6,8 +6,8 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.evidence import NOTHING_MEASURED, Evidence, figures_of, spread, typical
 from nsys_analyzer.report.model import Answer, Bars, Block, Cell, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import NOTHING_MEASURED, Evidence, figures_of, spread, typical
 from nsys_analyzer.report.sections.overhead import overhead
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.sections.verdicts import busy_of, how_costs_are_estimated, verdicts

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.analysis.steps.step import OUTSIDE
+from nsys_analyzer.report.evidence import Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.anatomy import CAUSES
-from nsys_analyzer.report.sections.evidence import Evidence, typical
 from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS
 from nsys_analyzer.report.sections.findings import FIRST, fixed, saves_of, seen
 from nsys_analyzer.report.tables import Field, table

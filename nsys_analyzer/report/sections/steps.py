@@ -11,6 +11,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.step import OUTSIDE, StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import FEW, Evidence
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.sections.anatomy import (
     anatomy_tables,
@@ -19,7 +20,6 @@ from nsys_analyzer.report.sections.anatomy import (
     tables_of_cpu,
     words_of,
 )
-from nsys_analyzer.report.sections.evidence import FEW, Evidence
 from nsys_analyzer.report.sections.findings import (
     findings_of,
     first_to_fix,

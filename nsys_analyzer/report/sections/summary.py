@@ -9,8 +9,8 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.compared import compared_phases
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.evidence import FEW, Evidence, ended, status_of
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, status_of
 from nsys_analyzer.report.sections.findings import first_to_fix, in_lines
 from nsys_analyzer.report.sections.folding import fold_table
 from nsys_analyzer.report.sections.ranks import of_one_side

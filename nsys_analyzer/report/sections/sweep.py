@@ -8,8 +8,8 @@ from typing import NamedTuple
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
+from nsys_analyzer.report.evidence import FEW, Evidence, model_of
 from nsys_analyzer.report.model import Bars, Block, Cell, Curves, Panels, Table, Unit
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, model_of
 from nsys_analyzer.report.tables import Field, table
 
 #: Models and contexts that a variant needs for a table of its own.

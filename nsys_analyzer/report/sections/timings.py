@@ -6,8 +6,8 @@ from functools import partial
 
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
+from nsys_analyzer.report.evidence import FEW, Evidence, ended, spread, typical
 from nsys_analyzer.report.model import Answer, Block, Cell, Paragraph, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, Evidence, ended, spread, typical
 from nsys_analyzer.report.sections.sweep import draw_over_context, over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds, signed_percent

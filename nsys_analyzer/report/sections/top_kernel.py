@@ -6,8 +6,8 @@ from nsys_analyzer.analysis.summary.compared import BOTH
 from nsys_analyzer.analysis.summary.shares import Leader
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import FEW, NOTHING_MEASURED, Evidence
 from nsys_analyzer.report.model import Answer, Block, Section, Table
-from nsys_analyzer.report.sections.evidence import FEW, NOTHING_MEASURED, Evidence
 from nsys_analyzer.report.sections.sweep import over_sweep
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import counted, percent

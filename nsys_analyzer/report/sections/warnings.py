@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nsys_analyzer.report.evidence import Evidence, shortened
 from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
-from nsys_analyzer.report.sections.evidence import Evidence, shortened
 from nsys_analyzer.text import Words, phrase
 from nsys_analyzer.trace.metadata import first_sentence, touches_no_figure
 
