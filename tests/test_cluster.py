@@ -445,7 +445,7 @@ def test_a_capture_that_no_process_survives_keeps_its_row(address: str, many: Pa
     evidence = load_evidence([many], [], "command", workers=Deadly(address))
     in_turn = load_evidence([many], [], "command")
     assert [row.name for row in evidence.captures] == [row.name for row in in_turn.captures]
-    lost = {row.name: row.message for row in evidence.captures if "killed" in row.message}
+    lost = {row.name: row.message for row in evidence.captures if "killed" in (row.message or "")}
     assert list(lost) == ["many/twice", "sub/twice"]
     assert f"nsys-analyze report {many}/twice.sqlite" in lost["many/twice"]
 
