@@ -17,8 +17,7 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranks.captures import runs_of
-from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.record import record_members
+from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
 from nsys_analyzer.analysis.ranks.together import join_ranks
 from nsys_analyzer.analysis.steps.groups import find_steps

@@ -12,8 +12,7 @@ from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.analysis.ranks.clocks import Clock
-from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.ranks.record import record_members
+from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.ranks.together import clocks_of
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.errors import TraceError

@@ -1,12 +1,24 @@
-"""What one rank did in each of its steps: the record that is joined with those of the other ranks."""
+"""What one rank did in each of its steps: the record that is made of a trace, and joined with those of other ranks."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
-from nsys_analyzer.trace.arrays import Ints
-from nsys_analyzer.trace.columns import Columns
+import numpy as np
+
+from nsys_analyzer.analysis.attribution.processes import Process
+from nsys_analyzer.analysis.intervals.axis import Axis
+from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace
+from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
+from nsys_analyzer.analysis.steps.groups import Steps
+from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
+from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, Columns, process_of
+from nsys_analyzer.trace.ranks import UNKNOWN
 
 #: The kinds of collective, in the order of ``Collectives.kind``'s codes.
 COLLECTIVE_KINDS = (
@@ -16,11 +28,27 @@ COLLECTIVE_KINDS = (
 (
     ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, SEND_RECEIVE, ALL_TO_ALL, GATHER, SCATTER, OTHER_KIND,
 ) = range(len(COLLECTIVE_KINDS))  # fmt: skip
-
+#: The kind of a collective by its kernel's name, or by the function of NCCL that it carries out.
+_KINDS = tuple(
+    (kind, re.compile(pattern, re.IGNORECASE))
+    for kind, pattern in (
+        ("all-reduce", "all_?reduce"),
+        ("all-gather", "all_?gather"),
+        ("reduce-scatter", "reduce_?scatter"),
+        ("broadcast", "broadcast|bcast"),
+        ("send/receive", "send_?recv|send|recv"),
+        ("all-to-all", "all_?to_?all"),
+        ("reduce", "reduce"),
+        ("gather", "gather"),
+        ("scatter", "scatter"),
+    )
+)
+#: A launch that takes this long waits for room in the queue, ns.
+_LONG_CALL_NS = 50_000
+_RECEIVES = re.compile("recv", re.IGNORECASE)
+_NUMBER = re.compile(r"\D*(\d{1,9})\D*")
 #: The run of captures whose order in the call is said to be that of their ranks.
 BY_ORDER = "--ranks"
-#: Start and end, ns.
-Stretches: TypeAlias = "tuple[Ints, Ints]"
 
 
 @dataclass(frozen=True)
@@ -28,7 +56,6 @@ class Collectives(Columns):
     """The collectives of a rank, each a kernel, in order of start.
 
     Attributes:
-        length_ms: the length of a step.
         start, end: ns.
         launched: ns, when the program launched it.
         step: which of the rank's steps launched it; -1 outside.
@@ -86,7 +113,7 @@ class Member:
         start, end: shape (steps,), ns.
         length_ms: the length of a step, which parts are scaled to.
         cpu: shape (steps,), ns that the program needs for a step itself: without calls that wait for the GPU.
-        exposed: the stretches, in order and apart, in which collectives run and nothing else does.
+        exposed: start and end, ns, of the stretches in which collectives run and nothing else does, in order and apart.
     """
 
     capture: str
@@ -104,7 +131,7 @@ class Member:
     parts: StepParts
     collectives: Collectives
     cpu: Ints
-    exposed: Stretches = field(repr=False)
+    exposed: tuple[Ints, Ints] = field(repr=False)
     run: str = ""
     named: str = ""
 
@@ -113,5 +140,180 @@ class Member:
 
     @property
     def label(self) -> str:
-        """The rank, else the device."""
+        """Returns the rank, else the device."""
         return f"device {self.device}" if self.rank is None else f"rank {self.rank}"
+
+
+def record_members(attributed: AttributedTrace, process: Process, steps: Steps, capture: str) -> tuple[Member, ...]:
+    """Returns the record of each device that a process uses; none where it exchanges nothing with another one.
+
+    A process exchanges something if it runs collectives, or uses several devices.
+    """
+    trace, windows = attributed.trace, steps.windows
+    operations, metadata = trace.operations, trace.metadata
+    of_class = np.array([*(name == COMMUNICATION for name in attributed.kernels.classes), False], np.bool_)
+    is_collective: Bools = of_class[attributed.kernels.code]
+    index = np.flatnonzero(operations.process == process.global_pid)
+    index = index[np.argsort(operations.start[index], kind="stable")]
+    exchanges = index[is_collective[index]]
+    devices = np.unique(operations.device[index]).tolist()
+    if len(devices) < 2 and not len(exchanges):
+        return ()
+    collectives = _collectives(attributed, windows, exchanges)
+    numbers, numbered = _numbers(attributed, process.global_pid, steps)
+    cpu = _cpu(attributed, process.global_pid, windows)
+    world = trace.ranks.get(process.global_pid) or trace.ranks.get(0)
+    members = []
+    for device in devices:
+        on_device = index[operations.device[index] == device]
+        parts, exposed = _parts(attributed, windows, on_device, is_collective[on_device])
+        members.append(
+            Member(
+                capture=capture,
+                source=trace.path.name,
+                rank=process.rank if len(devices) == 1 else None,
+                world_size=world.world_size if world else 0,
+                process=process.global_pid,
+                device=device,
+                started_utc_ns=metadata.started_utc_ns - metadata.time_shift_ns if metadata.started_utc_ns else 0,
+                number=numbers,
+                numbered=numbered,
+                start=windows.start,
+                end=windows.end,
+                length_ms=steps.length_ms,
+                parts=parts,
+                collectives=collectives.select(operations.device[exchanges] == device),
+                cpu=cpu,
+                exposed=exposed,
+            )
+        )
+    return tuple(members)
+
+
+def _numbers(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[Ints, bool]:
+    """Returns the number of each step by its range's name, such as ``ProfilerStep#12``; else by its place, from 0."""
+    windows, by_place = steps.windows, (steps.number, False)
+    instances, ranges = attributed.instances, attributed.trace.ranges
+    are_steps = np.isin(instances.phase, [instances.phases.index(name) for name in (STEP, OTHER_STEP)])
+    index = np.flatnonzero(are_steps & (instances.process == process))
+    index = index[np.argsort(instances.start[index], kind="stable")]
+    place = np.searchsorted(instances.start[index], windows.called)
+    if windows.source not in ("range", "profiler_step") or len(place) == 0 or place.max() >= len(index):
+        return by_place
+    names = [ranges.names[ranges.name[instances.range[i]]] for i in index[place].tolist()]
+    numbers = np.array([int(match[1]) if (match := _NUMBER.fullmatch(name)) else NONE for name in names])
+    rising = (numbers != NONE).all() and (np.diff(numbers) > 0).all()
+    return (numbers, True) if rising and len(numbers) > 1 else by_place
+
+
+def _cpu(attributed: AttributedTrace, process: int, windows: Windows) -> Ints:
+    """Returns, for each step, the time from its begin in the program to the next without calls that wait, ns.
+
+    A call waits if it synchronizes or copies, or if it takes so long that the queue of launches must be full.
+    """
+    launches = attributed.trace.launches
+    waits = np.isin(launches.call, (SYNCHRONIZE, COPY)) | (launches.end - launches.start > _LONG_CALL_NS)
+    calls = np.flatnonzero(waits & (process_of(launches.thread) == process))
+    calls = calls[np.argsort(launches.start[calls], kind="stable")]
+    begin, end = windows.called, windows.left
+    cpu: Ints = end - begin - Cover.of(launches.start[calls], launches.end[calls]).within(begin, end)
+    return cpu
+
+
+def _parts(
+    attributed: AttributedTrace, windows: Windows, index: Ints, is_collective: Bools
+) -> tuple[StepParts, tuple[Ints, Ints]]:
+    """Returns what fills the steps on one device, and the stretches of exposed communication.
+
+    ``index`` are the operations of the device, in the order of their starts. Compute comes before copies, and these
+    before communication.
+    """
+    operations = attributed.trace.operations
+    is_copy = operations.kind[index] == MEMCPY
+    compute, work, communication, busy = (
+        Cover.of(operations.start[index[mask]], operations.end[index[mask]])
+        for mask in (~is_copy & ~is_collective, ~is_collective, is_collective, np.ones_like(is_copy))
+    )
+    compute_ns, work_ns, communication_ns, busy_ns = (
+        cover.within(windows.start, windows.end) for cover in (compute, work, communication, busy)
+    )
+    parts = StepParts(
+        compute=compute_ns,
+        exposed_copy=work_ns - compute_ns,
+        exposed_communication=busy_ns - work_ns,
+        idle=windows.end - windows.start - busy_ns,
+        communication=communication_ns,
+    )
+    _, start, end = work.without(communication.start, communication.end)
+    return parts, (start, end)
+
+
+def _collectives(attributed: AttributedTrace, windows: Windows, index: Ints) -> Collectives:
+    """Returns the collectives of a process; ``index`` are their operations, in the order of their starts."""
+    trace, launched = attributed.trace, attributed.attribution.time[index]
+    operations, calls, instances = trace.operations, trace.nccl_calls, attributed.instances
+    place, call = _calls(attributed, index)
+    last = np.full(len(index), NONE)  # the last call of each
+    last[place] = call
+    # An exchange sends and receives at the same time.
+    is_receive = np.array([bool(_RECEIVES.search(name)) for name in (*calls.names, "")])[calls.name]
+    sent, received = np.zeros((2, len(index)), np.int64)
+    for total, mask in ((sent, ~is_receive), (received, is_receive)):
+        np.add.at(total, place, np.where(mask, calls.bytes, 0)[call])
+    with_peer = np.flatnonzero(calls.peer[call] >= 0)
+    pairs, _ = distinct_rows(place[with_peer], calls.peer[call[with_peer]])
+    by_kernel = np.array([_kind(name) for name in (*operations.names, "")])[operations.name[index]]
+    by_call = np.array([_kind(name) for name in (*calls.names, "")])[np.append(calls.name, NONE)[last]]
+    communicator = np.append(calls.communicator, 0)[last]
+    since = np.searchsorted(windows.called, launched, side="right") - 1
+    return Collectives(
+        start=operations.start[index],
+        end=operations.end[index],
+        launched=launched,
+        step=np.where((since != NONE) & (launched < windows.left[since]), since, NONE),
+        since=since,
+        kind=np.where(by_call != OTHER_KIND, by_call, by_kernel),
+        communicator=np.where(communicator != 0, communicator, -operations.stream[index].astype(np.int64) - 1),
+        bytes=np.where(np.append(calls.bytes, UNKNOWN)[last] != UNKNOWN, np.maximum(sent, received), UNKNOWN),
+        peer=np.append(calls.peer, UNKNOWN)[last],
+        ranks=np.append(calls.ranks, 0)[last],
+        peers=np.bincount(place[with_peer[pairs]], minlength=len(index)),
+        phase=np.append(instances.phase, NONE)[attributed.instance_pair[0][index]],
+        names=instances.phases,
+    )
+
+
+def _calls(attributed: AttributedTrace, index: Ints) -> tuple[Ints, Ints]:
+    """Returns NCCL's calls by the collective that carries them out: its place in ``index``, and the call, of each.
+
+    A call belongs to the next collective that its thread launches. A group of calls is launched when the last one has
+    been made: as one kernel, or for several devices as one of each, in the order of the calls. Calls that do not go
+    into the kernels evenly belong to none.
+    """
+    calls, attribution = attributed.trace.nccl_calls, attributed.attribution
+    launched = np.flatnonzero(attribution.thread[index] != NONE)
+    if not len(calls) or not len(launched):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    thread, time = attribution.thread[index[launched]], attribution.time[index[launched]]
+    axis = Axis(thread, time)
+    place = axis.place(thread, time)
+    # Those that one call launches, on several devices, are in order of start.
+    order = np.argsort(place, kind="stable")
+    at = np.searchsorted(place[order], axis.place(calls.thread, calls.start))
+    known = np.flatnonzero((at < len(order)) & np.isin(calls.thread, thread))
+    known = known[thread[order[at[known]]] == calls.thread[known]]
+    first, group, count = np.unique(at[known], return_inverse=True, return_counts=True)
+    last = np.minimum(np.append(first[1:], len(order)), np.searchsorted(thread[order], thread[order[first]], "right"))
+    kernels = last - first
+    each = np.where(kernels > count, 1, np.where(count % kernels == 0, count // kernels, 0))[group]
+    by_group = np.argsort(group, kind="stable")  # the calls are in order of start
+    number = np.empty_like(group)
+    number[by_group] = np.arange(len(group)) - np.repeat(np.cumsum(count) - count, count)
+    even = each > 0
+    at_kernel = first[group[even]] + number[even] // each[even]
+    return launched[order[at_kernel]], known[even]
+
+
+def _kind(name: str) -> int:
+    """Returns the kind of collective that the name of a kernel or of a function of NCCL tells."""
+    return next((COLLECTIVE_KINDS.index(kind) for kind, pattern in _KINDS if pattern.search(name)), OTHER_KIND)

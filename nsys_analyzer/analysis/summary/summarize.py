@@ -16,7 +16,7 @@ from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.modules.summarize import summarize_modules
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
-from nsys_analyzer.analysis.ranks.record import record_members
+from nsys_analyzer.analysis.ranks.member import record_members
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
