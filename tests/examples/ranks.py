@@ -14,8 +14,7 @@ from statistics import median
 import numpy as np
 
 from nsys_analyzer.analysis.ranks.captures import runs_of
-from nsys_analyzer.analysis.ranks.grouping import group_members
-from nsys_analyzer.analysis.ranks.matching import match_collectives
+from nsys_analyzer.analysis.ranks.matching import group_members, match_collectives
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.runs.captures import load_captures
@@ -88,7 +87,7 @@ def kernel_starts_ms() -> float:
     """By how much the collectives of the late rank start later, median over those of a step, and over steps."""
     members = [member for one in captures() if one.name.startswith("late_rank") for member in one.members]
     (group,) = group_members(members)
-    (matches,) = match_collectives(group.members).found
+    (matches,) = match_collectives(group.members).matches
     first, late = (one.collectives for one in group.members)
     apart = (late.start[matches.index[1]] - first.start[matches.index[0]]) / 1e6
     offset = float(np.median((late.end[matches.index[1]] - first.end[matches.index[0]]) / 1e6))

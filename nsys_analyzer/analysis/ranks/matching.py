@@ -1,21 +1,200 @@
-"""Which collectives of several ranks are one: the same place in the same step of the same communicator.
+"""What belongs together in the records of ranks: members of one run, collectives that are one, and times of one moment.
 
-Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They are
-of no step, but a rank may wait for them when the next one has begun.
+A collective ends on all of its ranks at once, by which their clocks are compared.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.ranks.member import ALL_TO_ALL, SEND_RECEIVE, Member
+from nsys_analyzer.analysis.ranks.member import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    REDUCE_SCATTER,
+    SEND_RECEIVE,
+    Member,
+)
+from nsys_analyzer.text import Words, phrase
 from nsys_analyzer.trace.arrays import Ints, dense_codes
+
+#: Clocks of hosts that run for one job differ by less, ns.
+_CLOCKS_DIFFER_NS = 10_000_000_000
+#: Those that no rank leaves before all have come, and all leave at about the same time.
+_END_TOGETHER = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL)
+#: Clocks drift if they do so by more than the measure's own error, this many times.
+_SURELY = 3
+#: The median absolute deviation of what is normally distributed, to its standard deviation.
+_TO_DEVIATION = 1.4826
+
+
+# --- which members are of one run
+
+
+@dataclass(frozen=True)
+class Group:
+    """Members of one run, in order of rank, and what a reader must know of how they came together."""
+
+    members: tuple[Member, ...]
+    notes: tuple[Words, ...]
+
+
+def group_members(members: Sequence[Member]) -> tuple[Group, ...]:
+    """Returns the members of each run, those of most members first: that share a communicator, a capture or a run.
+
+    Where neither communicators nor manifests tell, captures of different ranks of as many are of one run, if they
+    were recorded at one time as far as that is known.
+    """
+    once: list[Member] = []
+    originals: dict[str, str] = {}  # the capture that stays, by that which is its copy
+    for member in members:
+        original = next((other for other in once if _is_copy(member, other)), None)
+        if original is None:
+            once.append(member)
+        else:
+            originals[member.capture] = original.capture
+    runs: list[tuple[list[Member], list[Words]]] = []
+    for part in (part for joined in _join_by_keys(once) for part in _split_by_rank(joined)):
+        reasons = [_why_apart(part, run) for run, _ in runs]
+        if None in reasons:
+            runs[reasons.index(None)][0].extend(part)
+        else:
+            runs.append((part, [reason for reason in reasons if reason]))
+    groups = []
+    for run, why_apart in runs:
+        captures = {member.capture for member in run}
+        copies = [(copy, original) for copy, original in originals.items() if original in captures]
+        notes: list[Words] = [phrase("`{}` is the same capture as `{}`, and counts once.", *pair) for pair in copies]
+        # A run that has all of its ranks is nobody's rest.
+        if missing_ranks(run) or len(run) == 1:
+            notes += why_apart[:1]
+        run.sort(key=_order)
+        groups.append(Group(_with_all_to_all(run), tuple(notes)))
+    return tuple(sorted(groups, key=lambda group: -len(group.members)))
+
+
+def missing_ranks(group: Sequence[Member]) -> tuple[int, ...]:
+    """Returns the ranks that no member is, as far as it is known how many there are, and which the members are."""
+    size = max(member.world_size for member in group)
+    ranks = _ranks(group)
+    return () if not ranks and len(group) >= size else tuple(sorted(set(range(size)) - ranks))
+
+
+def knows_communicators(member: Member) -> bool:
+    """Returns whether it is known which communicators a member's collectives are of."""
+    return bool((member.collectives.communicator > 0).any())
+
+
+def _order(member: Member) -> tuple[bool, int, int, str, int]:
+    return member.rank is None, member.rank or 0, member.device, member.capture, member.process
+
+
+def _is_copy(member: Member, other: Member) -> bool:
+    """Returns whether two members are one, of captures of different names."""
+    alike = (member.process, member.device, member.rank) == (other.process, other.device, other.rank)
+    columns = [(each.start, each.collectives.start, each.collectives.communicator) for each in (member, other)]
+    return alike and member.capture != other.capture and all(map(np.array_equal, *columns))
+
+
+def _join_by_keys(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Yields the members in groups that share a communicator, a capture, or a run of their manifests."""
+    groups: list[tuple[set[Hashable], list[Member]]] = []
+    for member in members:
+        ids = np.unique(member.collectives.communicator)
+        keys: set[Hashable] = {("capture", member.capture), *(("communicator", i) for i in ids[ids > 0].tolist())}
+        if member.run:
+            keys.add(("run", member.run))
+        joined, rest = [member], []
+        for other_keys, group in groups:
+            if other_keys.isdisjoint(keys):
+                rest.append((other_keys, group))
+            else:
+                keys, joined = keys | other_keys, [*group, *joined]
+        groups = [*rest, (keys, joined)]
+    return (group for _, group in groups)
+
+
+def _split_by_rank(group: Sequence[Member]) -> list[list[Member]]:
+    """Returns several parts where several captures are of one rank, the first capture of each in the first."""
+    parts: list[list[Member]] = []
+    for member in sorted(group, key=lambda member: (member.started_utc_ns, member.capture)):
+        free = [part for part in parts if member.rank is None or member.rank not in _ranks(part)]
+        if free:
+            free[0].append(member)
+        else:
+            parts.append([member])
+    return parts
+
+
+def _why_apart(group: Sequence[Member], other: Sequence[Member]) -> Words | None:
+    """Returns why two groups that share nothing are not taken to be of one run; None where they are."""
+    both = _ranks(group) & _ranks(other)
+    sizes = sorted({member.world_size for member in (*group, *other) if member.world_size})
+    if both:
+        why = f"both hold rank {min(both)}"
+    elif any(member.rank is None for member in (*group, *other)):
+        why = "the rank of one is not known"
+    elif len(sizes) > 1:
+        why = f"one is of {sizes[0]} ranks, one of {sizes[-1]}"
+    elif all(map(knows_communicators, (*group, *other))):
+        why = "they share no communicator"
+    elif len({member.run for member in (*group, *other) if member.run}) > 1:
+        why = "their manifests name different runs"
+    elif len({member.named for member in (*group, *other) if member.named}) > 1:
+        why = "their names differ in more than the rank"
+    elif _at_different_times(group[0], other[0]):
+        why = "one had ended before the other began"
+    else:
+        return None
+    return phrase("`{}` and `{}` are not joined: {}.", other[0].capture, group[0].capture, why)
+
+
+def _ranks(group: Sequence[Member]) -> set[int]:
+    return {member.rank for member in group if member.rank is not None}
+
+
+def _at_different_times(member: Member, other: Member) -> bool:
+    """Returns whether one had ended before the other began, as far as clocks of two hosts tell."""
+    if not (member.started_utc_ns and other.started_utc_ns):
+        return False
+    begins = [int(each.start[0]) + each.started_utc_ns for each in (member, other)]
+    ends = [int(each.end[-1]) + each.started_utc_ns for each in (member, other)]
+    return max(begins) - min(ends) > _CLOCKS_DIFFER_NS
+
+
+def _with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
+    """Returns the members, with exchanges of every rank with every rank as what they are.
+
+    NCCL sends and receives for them. A message then is what passes between two ranks.
+    """
+    size: dict[int, int] = defaultdict(lambda: 2)  # ranks of each communicator with an ID
+    for member in members:
+        ids, peer, ranks = (getattr(member.collectives, name) for name in ("communicator", "peer", "ranks"))
+        for communicator in np.unique(ids[ids > 0]).tolist():
+            users = sum(communicator in other.collectives.communicator for other in members)
+            mine = ids == communicator
+            size[communicator] = max(size[communicator], users, int(peer[mine].max()) + 1, int(ranks[mine].max()))
+    changed = []
+    for member in members:
+        collectives = member.collectives
+        distinct, code = dense_codes(collectives.communicator)
+        ranks = np.array([size.get(communicator, 0) for communicator in distinct.tolist()], np.int64)[code]
+        is_all = (collectives.kind == SEND_RECEIVE) & (ranks > 0) & (collectives.peers >= ranks)
+        kind = np.where(is_all, ALL_TO_ALL, collectives.kind)
+        sizes = np.where(is_all & (collectives.bytes > 0), collectives.bytes // np.maximum(ranks, 1), collectives.bytes)
+        changed.append(replace(member, collectives=replace(collectives, kind=kind, bytes=sizes)))
+    return tuple(changed)
+
+
+# --- which collectives of several ranks are one
 
 
 @dataclass(frozen=True)
@@ -35,6 +214,11 @@ class Matches:
     def __len__(self) -> int:
         return int(self.index.shape[1])
 
+    def of(self, position: int) -> Ints:
+        """Returns the index into the collectives of one of the members."""
+        index: Ints = self.index[self.members.index(position)]
+        return index
+
 
 @dataclass(frozen=True)
 class Matched:
@@ -42,70 +226,44 @@ class Matched:
 
     Attributes:
         numbers: shape (steps,), of the steps that all members have.
-        found: the matches, of one communicator each.
+        matches: of one communicator each.
         apart: the steps, by number, whose collectives differ from rank to rank: who waits in them is not known.
     """
 
     numbers: Ints
-    found: tuple[Matches, ...]
+    matches: tuple[Matches, ...]
     apart: tuple[int, ...]
 
     @property
     def alike(self) -> Ints:
-        """The numbers of the steps whose collectives are the same on all ranks."""
+        """Returns the numbers of the steps whose collectives are the same on all ranks."""
         alike: Ints = np.setdiff1d(self.numbers, self.apart)
         return alike
 
 
-def with_all_to_all(members: Sequence[Member]) -> tuple[Member, ...]:
-    """The members, with exchanges of every rank with every rank as what they are: NCCL sends and receives for them."""
-    size: dict[int, int] = defaultdict(lambda: 2)
-    for member in members:
-        ids, peer, noted = (getattr(member.collectives, name) for name in ("communicator", "peer", "ranks"))
-        for one in np.unique(ids[ids > 0]).tolist():
-            users = sum(one in other.collectives.communicator for other in members)
-            size[one] = max(size[one], users, int(peer[ids == one].max()) + 1, int(noted[ids == one].max()))
-    return tuple(_with_all_to_all(member, size) for member in members)
-
-
-def _with_all_to_all(member: Member, size: Mapping[int, int]) -> Member:
-    """A member, where the communicators are of so many ranks; a message then is what passes between two of them."""
-    collectives = member.collectives
-    ids, code = dense_codes(collectives.communicator)
-    ranks = np.array([size.get(one, 0) for one in ids.tolist()], np.int64)[code]
-    is_all = (collectives.kind == SEND_RECEIVE) & (ranks > 0) & (collectives.peers >= ranks)
-    if not is_all.any():
-        return member
-    kind = np.where(is_all, ALL_TO_ALL, collectives.kind)
-    sizes = np.where(is_all & (collectives.bytes > 0), collectives.bytes // np.maximum(ranks, 1), collectives.bytes)
-    return replace(member, collectives=replace(collectives, kind=kind, bytes=sizes))
-
-
 def match_collectives(members: Sequence[Member]) -> Matched:
-    """The collectives that are one, in the steps that all members have."""
-    numbers = common_numbers(members)
-    found: list[Matches] = []
+    """Returns the collectives that are one: of one place in a step of one communicator, in the steps of all members.
+
+    Those that a program launches between two steps, such as a loss that is averaged, are matched among themselves. They
+    are of no step, but a rank may wait for them when the next one has begun.
+    """
+    numbers, *others = numbers_of(members)
+    for other in others:
+        numbers = np.intersect1d(numbers, other)
+    matches: list[Matches] = []
     apart: set[int] = set()
-    for users in _users(members).values():
+    for users in _users_of_communicators(members):
         for pairwise in (False, True):
-            for some in _groups(members, users, pairwise=pairwise):
-                matches, lost = _match(members, some, numbers, pairwise=pairwise)
-                apart |= lost
-                if len(matches):
-                    found.append(matches)
-    return Matched(numbers, tuple(found), tuple(sorted(apart)))
-
-
-def common_numbers(members: Sequence[Member]) -> Ints:
-    """The numbers of the steps that all members have; by place, where the ranges of one do not say them."""
-    common, *others = numbers_of(members)
-    for numbers in others:
-        common = np.intersect1d(common, numbers)
-    return common
+            for group in _groups(members, users, pairwise=pairwise):
+                matched, differing = _match(members, group, numbers, pairwise=pairwise)
+                apart |= differing
+                if len(matched):
+                    matches.append(matched)
+    return Matched(numbers, tuple(matches), tuple(sorted(apart)))
 
 
 def numbers_of(members: Sequence[Member]) -> list[Ints]:
-    """Shape (steps,) for each member: its steps' numbers; their places, where the ranges of one do not say them."""
+    """Returns the number of each step of each member; their places, where the ranges of one do not say them."""
     numbered = all(member.numbered for member in members)
     return [member.number if numbered else np.arange(len(member)) for member in members]
 
@@ -114,68 +272,159 @@ def numbers_of(members: Sequence[Member]) -> list[Ints]:
 _Users = dict[int, Ints]
 
 
-def _users(members: Sequence[Member]) -> dict[tuple[str, int], _Users]:
-    """The collectives of each communicator; one without an ID is known by the place of its stream among such."""
-    users: dict[tuple[str, int], _Users] = {}
+def _users_of_communicators(members: Sequence[Member]) -> list[_Users]:
+    """Returns the users of each communicator; one without an ID is known by the place of its stream among such."""
+    users: dict[tuple[str, int], _Users] = defaultdict(dict)
     for position, member in enumerate(members):
         communicator = member.collectives.communicator
         ids, first = np.unique(communicator, return_index=True)
         streams = iter(range(len(ids)))
-        for one in ids[np.argsort(first)].tolist():
-            key = ("id", one) if one > 0 else ("stream", next(streams))
-            users.setdefault(key, {})[position] = np.flatnonzero(communicator == one)
-    return users
+        for number in ids[np.argsort(first)].tolist():
+            key = ("id", number) if number > 0 else ("stream", next(streams))
+            users[key][position] = np.flatnonzero(communicator == number)
+    return list(users.values())
 
 
 def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list[_Users]:
-    """The collectives to match with each other: those of all, or for exchanges those of each pair."""
+    """Returns the collectives to match with each other: those of all, or for exchanges those of each pair."""
     kept: _Users = {}
     for position, index in users.items():
         exchanges = members[position].collectives.kind[index] == SEND_RECEIVE
-        if len(some := index[exchanges == pairwise]):
-            kept[position] = some
+        if len(of_kind := index[exchanges == pairwise]):
+            kept[position] = of_kind
     if not pairwise or len(kept) <= 2:
         return [kept] if len(kept) > 1 else []
     # A peer is known by its rank in the communicator: that of the run, if the communicator is of all.
     ranks = sorted(kept, key=lambda position: (members[position].rank or 0, members[position].device))
-    with_peer = [
-        {
-            one: kept[one][members[one].collectives.peer[kept[one]] == ranks.index(other)]
-            for one, other in ((low, high), (high, low))
-        }
-        for low, high in combinations(ranks, 2)
-    ]
-    return [pair for pair in with_peer if all(map(len, pair.values()))]
+
+    def with_peer(position: int, peer: int) -> Ints:
+        index = kept[position]
+        exchanges: Ints = index[members[position].collectives.peer[index] == ranks.index(peer)]
+        return exchanges
+
+    pairs = [{low: with_peer(low, high), high: with_peer(high, low)} for low, high in combinations(ranks, 2)]
+    return [pair for pair in pairs if all(map(len, pair.values()))]
 
 
 def _match(members: Sequence[Member], users: _Users, numbers: Ints, *, pairwise: bool) -> tuple[Matches, set[int]]:
-    """The matches of one communicator in and behind some steps, and those steps in which its ranks' collectives differ.
+    """Returns the matches of one communicator, and the steps by number in which its ranks' collectives differ.
 
     There are two places for collectives in each step: launched in it, and launched behind it, before the next one.
     """
-    known_numbers = numbers_of(members)
-    ordered, steps = [], []
-    for position, index in users.items():
+    numbers_of_member = numbers_of(members)
+    indices, places = [], []
+    for position, every in users.items():
         collectives = members[position].collectives
-        known = collectives.since[index] != NONE
-        number = known_numbers[position][collectives.since[index[known]]]
-        place = np.searchsorted(numbers, number)
-        inside = np.append(numbers, NONE)[place] == number
-        index, place = index[known][inside], place[inside]
-        place = 2 * place + (collectives.step[index] == NONE)
+        index = every[collectives.since[every] != NONE]
+        number = numbers_of_member[position][collectives.since[index]]
+        step = np.searchsorted(numbers, number)
+        is_common = np.append(numbers, NONE)[step] == number
+        index, step = index[is_common], step[is_common]
+        place = 2 * step + (collectives.step[index] == NONE)
         order = np.lexsort((collectives.start[index], collectives.launched[index], place))
-        ordered.append(index[order])
-        steps.append(place[order])
-    counts = np.array([np.bincount(step, minlength=2 * len(numbers)) for step in steps])
+        indices.append(index[order])
+        places.append(place[order])
+    counts = np.array([np.bincount(place, minlength=2 * len(numbers)) for place in places])
     alike = (counts == counts[0]).all(axis=0)
-    kept = [index[alike[step]] for index, step in zip(ordered, steps, strict=True)]
-    step = steps[0][alike[steps[0]]]
-    kinds = [
-        members[position].collectives.kind[index] for position, index in zip(users, kept, strict=True)
-    ]  # the same number of collectives in each step
-    differs = np.zeros(len(step), np.bool_)
-    for kind in kinds[1:]:
-        differs |= kind != kinds[0]
-    alike[step[differs]] = False
-    index = np.array([one[alike[step]] for one in kept])
-    return Matches(tuple(users), index, pairwise), set(numbers[~alike[::2]].tolist())
+    # Of the places that are left all members have as many collectives.
+    indices = [index[alike[place]] for index, place in zip(indices, places, strict=True)]
+    place = places[0][alike[places[0]]]
+    kinds = np.array([members[at].collectives.kind[index] for at, index in zip(users, indices, strict=True)])
+    alike[place[(kinds != kinds[0]).any(axis=0)]] = False
+    matched = np.array([index[alike[place]] for index in indices])
+    return Matches(tuple(users), matched, pairwise), set(numbers[~alike[::2]].tolist())
+
+
+# --- which times of several clocks are one
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A member's clock against that of the first member.
+
+    Attributes:
+        offset_ns: what it is ahead by, in the middle of the capture.
+        drift: by how much that grows, ns per ns.
+        middle: the middle of the capture on its own clock, ns.
+        spread_ns: how far ends that should be one are apart then, a standard deviation; 0 where none was seen.
+        collectives: on how many that rests.
+    """
+
+    offset_ns: float = 0.0
+    drift: float = 0.0
+    middle: float = 0.0
+    spread_ns: float = 0.0
+    collectives: int = 0
+
+    def aligned(self, time: Ints) -> Ints:
+        """Returns times of the member on the first one's clock."""
+        shift = self.offset_ns + self.drift * (time - self.middle)
+        aligned: Ints = time - np.floor(shift + 0.5).astype(np.int64)  # halves go one way, whatever the offset
+        return aligned
+
+
+def align_clocks(members: Sequence[Member], matches: Sequence[Matches]) -> list[Clock | None]:
+    """Returns the clock of each member; None for one that shares no collective with the first, nor with one that does.
+
+    Members of one capture have one clock.
+    """
+    clocks: list[Clock | None] = [Clock(), *(None for _ in members[1:])]
+    for _ in members:  # as often as a chain of shared collectives can be long
+        for position in range(1, len(members)):
+            if clocks[position] is None:
+                clocks[position] = _clock(members, matches, clocks, position)
+    return clocks
+
+
+def _clock(
+    members: Sequence[Member], matches: Sequence[Matches], clocks: Sequence[Clock | None], position: int
+) -> Clock | None:
+    """Returns the clock of a member by the collectives that it shares with one whose clock is known: with whom most."""
+    known = [other for other, clock in enumerate(clocks) if clock]
+    ends = {other: _ends(members, matches, position, other) for other in known}
+    alike = [other for other in known if members[other].capture == members[position].capture]
+    other = max(alike or known, key=lambda other: len(ends[other][0]))
+    (own, others), clock = ends[other], clocks[other]
+    assert clock
+    if alike:
+        # On one clock, ends that are far apart are not those of one collective.
+        spread = _deviation((own - others).astype(np.float64)) if len(own) else 0.0
+        return Clock(clock.offset_ns, clock.drift, clock.middle, spread, len(own))
+    return _fitted(own, clock.aligned(others)) if len(own) else None
+
+
+def _fitted(own: Ints, others: Ints) -> Clock:
+    """Returns the line through the middles of the first and the last third of the differences.
+
+    It is level where it drifts little.
+    """
+    order = np.argsort(own)
+    own, apart = own[order], (own - others)[order]
+    offset, middle = float(np.median(apart)), float(np.median(own))
+    spread = _deviation(apart - offset)
+    third = len(own) // 3
+    if third:
+        run = float(np.median(own[-third:]) - np.median(own[:third]))
+        rise = float(np.median(apart[-third:]) - np.median(apart[:third]))
+        level = Clock(offset, 0.0, middle, spread, len(own))
+        drift = rise / run if run else 0.0
+        drifting = Clock(offset, drift, middle, _deviation(apart - offset - drift * (own - middle)), len(own))
+        return drifting if _SURELY * drifting.spread_ns < abs(rise) else level
+    return Clock(offset, 0.0, middle, spread, len(own))
+
+
+def _deviation(apart: npt.NDArray[np.floating[Any]]) -> float:
+    return _TO_DEVIATION * float(np.median(np.abs(apart)))
+
+
+def _ends(members: Sequence[Member], matches: Sequence[Matches], position: int, other: int) -> tuple[Ints, Ints]:
+    """Returns when shared collectives ended on two members: those that end together where there are any."""
+    none = np.zeros(0, np.int64)
+    rows = [(none, none, none)]
+    for match in matches:
+        if position in match.members and other in match.members:
+            own, others = (members[place].collectives.select(match.of(place)) for place in (position, other))
+            rows.append((own.end, others.end, own.kind))
+    end, other_end, kind = (np.concatenate(column) for column in zip(*rows, strict=True))
+    together = np.isin(kind, _END_TOGETHER)
+    return (end[together], other_end[together]) if together.any() else (end, other_end)

@@ -9,10 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.ranks.clocks import Clock, align_clocks
 from nsys_analyzer.analysis.ranks.exchanged import collective_figures
-from nsys_analyzer.analysis.ranks.grouping import Group, group_members, knows_communicators, missing_ranks
-from nsys_analyzer.analysis.ranks.matching import match_collectives, numbers_of, with_all_to_all
+from nsys_analyzer.analysis.ranks.matching import (
+    Clock,
+    Group,
+    align_clocks,
+    group_members,
+    knows_communicators,
+    match_collectives,
+    missing_ranks,
+    numbers_of,
+)
 from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
 from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, ParallelRun, RankFigures, RanksFrom, RankStep
 from nsys_analyzer.analysis.ranks.strategies import name_strategies
@@ -63,17 +70,17 @@ class _Join:
     """The members of one run, the steps that they share, and who waited for whom."""
 
     def __init__(self, group: Group) -> None:
-        self.group, self.members = group, with_all_to_all(group.members)
+        self.group, self.members = group, group.members
         self.matched = match_collectives(self.members)
         self.missing = missing_ranks(self.members)
         self.numbers = numbers_of(self.members)
         shared = self.shared = self.matched.alike if len(self.matched.alike) else self.matched.numbers
         #: The places of the shared steps among those of each member; where they share none, of all that it has.
         self.steps = [np.flatnonzero(np.isin(one, shared if len(shared) else one)) for one in self.numbers]
-        self.clocks = align_clocks(self.members, self.matched.found)
+        self.clocks = align_clocks(self.members, self.matched.matches)
         self.alignment = self._alignment()
         known = [clock or Clock() for clock in self.clocks]
-        self.waits = find_waits(self.members, self.matched.found, known) if self.alignment else None
+        self.waits = find_waits(self.members, self.matched.matches, known) if self.alignment else None
 
     def run(self) -> ParallelRun:
         """The figures."""
@@ -106,12 +113,12 @@ class _Join:
         """The collectives of the shared steps, if there are any."""
         if not len(self.shared):
             return ()
-        return collective_figures(self.members, self.matched.found, self.steps, self.waits, bool(self.missing))
+        return collective_figures(self.members, self.matched.matches, self.steps, self.waits, bool(self.missing))
 
     def _alignment(self) -> Alignment | None:
         """How well the clocks agree; None where they do not, or where there is nothing to align."""
         others = self.clocks[1:]
-        if not others or any(clock is None for clock in others) or not self.matched.found or self._all_apart:
+        if not others or any(clock is None for clock in others) or not self.matched.matches or self._all_apart:
             return None
         known = [clock for clock in others if clock]
         spread = max(clock.spread_ns for clock in known)
@@ -276,7 +283,7 @@ class _Join:
             return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", named)
         if self._all_apart:
             return "The collectives of every step differ from rank to rank, so nothing is known to wait."
-        if not self.matched.found:
+        if not self.matched.matches:
             return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
         spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
         return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)

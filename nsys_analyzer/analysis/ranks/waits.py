@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.ranks.clocks import Clock
-from nsys_analyzer.analysis.ranks.matching import Matches
+from nsys_analyzer.analysis.ranks.matching import Clock, Matches
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.trace.arrays import Ints
 
