@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.kernels.frame import kernel_frame
-from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.cli.main import cli

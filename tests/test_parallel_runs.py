@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.run import CollectiveFigures, ParallelRun
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.text import plain

@@ -16,10 +16,9 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.join import join_ranks, runs_of
 from nsys_analyzer.analysis.ranks.member import Member, record_members
 from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
-from nsys_analyzer.analysis.ranks.together import join_ranks
 from nsys_analyzer.analysis.steps.groups import find_steps
 from tests.support.ranks import Rank, one_capture, own_captures, summaries, write
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
-from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from tests.support.ranks import summaries
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
+from nsys_analyzer.analysis.ranks.join import join_ranks
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.ranks.run import ParallelRun
-from nsys_analyzer.analysis.ranks.together import join_ranks
 from nsys_analyzer.runs.captures import load_captures
 from tests.conftest import Main
 from tests.support.hostile import controls
@@ -93,7 +93,7 @@ def test_ranks_are_joined_once(run_main: Main, apart: list[Path], monkeypatch: p
         joins.append(len(members))
         return join_ranks(members)
 
-    monkeypatch.setattr("nsys_analyzer.analysis.ranks.captures.join_ranks", counted)
+    monkeypatch.setattr("nsys_analyzer.analysis.ranks.join.join_ranks", counted)
     assert_late(data(run_main, *apart), ["rank0", "rank1"])
     assert joins == [2]
 

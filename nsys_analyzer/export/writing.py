@@ -11,9 +11,9 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
+from nsys_analyzer.analysis.ranks.join import clocks_of
 from nsys_analyzer.analysis.ranks.matching import Clock
 from nsys_analyzer.analysis.ranks.member import Member, record_members
-from nsys_analyzer.analysis.ranks.together import clocks_of
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.errors import TraceError
 from nsys_analyzer.export import FORMATS

@@ -53,7 +53,7 @@ class Evidence:
             return self.joined
         if not any(capture.members for capture in self.captures):
             return ()
-        from nsys_analyzer.analysis.ranks.captures import runs_of  # a report of one rank starts without it
+        from nsys_analyzer.analysis.ranks.join import runs_of  # a report of one rank starts without it
 
         return runs_of(self.captures)
 

@@ -194,7 +194,7 @@ def load_captures(
     rows = sorted(_with_ranks(rows, [titles[trace] for trace in traces] if in_order else []), key=_order)
     runs: tuple[ParallelRun, ...] = ()
     if any(row.members for row in rows):
-        from nsys_analyzer.analysis.ranks.captures import runs_of  # captures of one rank need none of it
+        from nsys_analyzer.analysis.ranks.join import runs_of  # captures of one rank need none of it
 
         runs = runs_of(rows)
     if timings or step_ms:

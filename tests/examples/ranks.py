@@ -13,7 +13,7 @@ from statistics import median
 
 import numpy as np
 
-from nsys_analyzer.analysis.ranks.captures import runs_of
+from nsys_analyzer.analysis.ranks.join import runs_of
 from nsys_analyzer.analysis.ranks.matching import group_members, match_collectives
 from nsys_analyzer.analysis.ranks.run import ParallelRun
 from nsys_analyzer.analysis.summary.summary import CaptureSummary

@@ -12,6 +12,8 @@ from nsys_analyzer.text import Words
 
 RanksFrom = Literal["file names", "order of the call"]
 Part = Literal["compute", "copies", "idle", "transferring"]
+#: The ways to share work between ranks that findings ask for.
+DATA_PARALLEL, SHARDED, PIPELINE = "data parallel (DDP)", "fully sharded (FSDP)", "pipeline parallel"
 
 
 @dataclass(frozen=True)
@@ -181,11 +183,16 @@ class ParallelRun:
     notes: tuple[Words, ...] = ()
 
     @property
+    def is_pipeline(self) -> bool:
+        """Returns whether the ranks are stages, which are not meant to take equally long."""
+        return PIPELINE in self.strategies
+
+    @property
     def least_cpu_ms(self) -> float:
-        """What a step takes at least without the slowest rank: the programs of the others need so much of the CPU."""
-        return max((one.cpu_ms for one in self.ranks if one is not self.slowest_rank), default=0.0)
+        """Returns what a step takes at least without the slowest rank: the others' programs need so much of the CPU."""
+        return max((rank.cpu_ms for rank in self.ranks if rank is not self.slowest_rank), default=0.0)
 
     @property
     def slowest_rank(self) -> RankFigures | None:
-        """The rank with the most own time."""
+        """Returns the rank with the most own time."""
         return None if self.slowest is None else self.ranks[self.slowest]

@@ -8,7 +8,6 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.ranks.strategies import PIPELINE
 from nsys_analyzer.analysis.steps.step import OUTSIDE
 from nsys_analyzer.report.evidence import Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Section
@@ -138,7 +137,7 @@ def _who_is_late(run: ParallelRun) -> Words:
         return "Who waits for whom is not known."
     if run.skew_ms < _MATTERS * slowest.step_ms.median:
         return f"No rank is late: their own times differ by {milliseconds(run.skew_ms)}."
-    if PIPELINE in run.strategies:
+    if run.is_pipeline:
         return phrase("The longest stage is {}'s: {} more own time.", slowest.label, milliseconds(run.skew_ms))
     if run.takes_turns:
         return (

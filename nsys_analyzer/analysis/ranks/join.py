@@ -1,0 +1,298 @@
+"""From the records of ranks to the figures of each run: joined on the steps' numbers and on shared collectives."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from nsys_analyzer.analysis.ranks.collectives import collective_figures, find_waits, name_strategies
+from nsys_analyzer.analysis.ranks.findings import find_in_run, find_losses
+from nsys_analyzer.analysis.ranks.matching import (
+    Clock,
+    Group,
+    align_clocks,
+    group_members,
+    knows_communicators,
+    match_collectives,
+    missing_ranks,
+    numbers_of,
+)
+from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
+from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures, RanksFrom, RankStep
+from nsys_analyzer.analysis.summary.statistics import Stats
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.text import Words, phrase, plural
+from nsys_analyzer.trace.arrays import Ints
+
+_NS_PER_MS = 1e6
+#: Clocks whose error is a larger share of a step tell nothing of who waits for whom.
+_TOO_FAR = 0.05
+#: A rank that is the slowest in fewer of the steps is so by chance as well.
+_STEADY = 0.75
+#: Steps that are named.
+_NAMED = 3
+_RANK_AT_END = re.compile(r"[\W_]*(?:rank|(?<![^\W_])r)?[\W_]*$", re.IGNORECASE)
+
+
+def runs_of(captures: Sequence[CaptureSummary]) -> tuple[ParallelRun, ...]:
+    """Returns the runs that captures are of, as far as these exchange something with others; that of most ranks first.
+
+    Each has its findings, and where its ranks lose time to the one with least own time.
+    """
+    capture_of = {
+        (member.capture, member.process, member.device): capture for capture in captures for member in capture.members
+    }
+    members = [member for capture in captures for member in capture.members]
+    runs = (_with_losses(run, capture_of) for run in join_ranks(members))
+    return tuple(replace(run, findings=find_in_run(run)) for run in runs)
+
+
+def join_ranks(members: Sequence[Member]) -> tuple[ParallelRun, ...]:
+    """Returns the runs that some members are of, the one of most ranks first."""
+    return tuple(_Join(group).run() for group in group_members(members))
+
+
+def clocks_of(members: Sequence[Member]) -> dict[str, tuple[str, Clock]]:
+    """Returns, by capture of a run whose clocks agree, the one whose clock is the run's, and its own against that."""
+    clocks: dict[str, tuple[str, Clock]] = {}
+    for group in group_members(members):
+        join = _Join(group)
+        if join.alignment:
+            first = join.members[0].capture
+            pairs = zip(join.members, join.clocks, strict=True)
+            clocks |= {member.capture: (first, clock) for member, clock in pairs if clock}
+    return clocks
+
+
+def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureSummary]) -> ParallelRun:
+    """Returns the run with where its ranks lose time to the fastest one, and how late each of them is by that."""
+    if run.slowest is None or run.fastest is None or run.slowest == run.fastest:
+        return run
+    pairs = [(rank, captures[rank.capture, rank.process, rank.device]) for rank in run.ranks]
+    losses = [find_losses(pair, pairs[run.fastest]) for pair in pairs]
+    most = losses[run.slowest]
+    if most is None:
+        return run
+    ranks = list(run.ranks)
+    for position, (rank, loss) in enumerate(zip(run.ranks, losses, strict=True)):
+        if loss and rank.late_ms and position != run.fastest:
+            ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(loss.slowed_ms))
+    skew = (run.skew_ms or 0.0) + most.slowed_ms
+    return replace(run, ranks=tuple(ranks), skew_ms=skew, lost=most.rows, slowed_ms=most.slowed_ms)
+
+
+class _Join:
+    """The members of one run, the steps that they share, and who waited for whom."""
+
+    def __init__(self, group: Group) -> None:
+        self.members, self.notes = group.members, group.notes
+        self.missing = missing_ranks(self.members)
+        self.numbers = numbers_of(self.members)
+        self.matched = match_collectives(self.members)
+        #: Whether there is no step of all ranks in which their collectives are the same.
+        self.all_apart = bool(self.matched.apart) and not len(self.matched.alike)
+        shared = self.shared = self.matched.numbers if self.all_apart else self.matched.alike
+        #: The places of the shared steps among those of each member; where they share none, of all that it has.
+        self.steps = [np.flatnonzero(np.isin(numbers, shared if len(shared) else numbers)) for numbers in self.numbers]
+        #: Shape (steps,) of each member: the lengths of these steps, ns.
+        self.walls = [(m.end - m.start)[steps] for m, steps in zip(self.members, self.steps, strict=True)]
+        self.clocks = align_clocks(self.members, self.matched.matches)
+        self.alignment = self._alignment()
+        clocks = [clock or Clock() for clock in self.clocks]
+        #: None where waiting is not known.
+        self.waits = find_waits(self.members, self.matched.matches, clocks) if self.alignment else None
+        named = any(member.named for member in self.members)
+        by_order = any(member.run == BY_ORDER for member in self.members)
+        self.ranks_from: RanksFrom | None = "file names" if named else "order of the call" if by_order else None
+
+    def run(self) -> ParallelRun:
+        """Returns the figures."""
+        own = self._own()
+        slowest = fastest = skew = None
+        takes_turns = False
+        if own is not None and own.size:
+            median = np.median(own, axis=1)
+            slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
+            skew = max(float(np.median(own[slowest] - own[fastest])), 0.0) / _NS_PER_MS
+            takes_turns = float((own.argmax(axis=0) == slowest).mean()) < _STEADY
+        collectives = (
+            collective_figures(
+                self.members, self.matched.matches, self.steps, self.waits, lacks_ranks=len(self.missing) > 0
+            )
+            if len(self.shared)
+            else ()
+        )
+        return ParallelRun(
+            name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
+            strategies=name_strategies(self.members),
+            world_size=max(member.world_size for member in self.members),
+            missing=self.missing,
+            steps=len(self.shared),
+            ranks=tuple(self._rank(position, own) for position in range(len(self.members))),
+            collectives=collectives,
+            slowest=slowest,
+            fastest=fastest,
+            takes_turns=takes_turns,
+            skew_ms=skew,
+            alignment=self.alignment,
+            ranks_from=self.ranks_from,
+            notes=(*self.notes, *self._notes()),
+        )
+
+    def _own(self) -> Ints | None:
+        """Returns the steps without exposed waiting, shape (members, steps), ns; None where waiting is not known."""
+        if not self.waits:
+            return None
+        rows = zip(self.walls, self.waits, self.steps, strict=True)
+        return np.array([walls - waits.exposed_waiting[steps] for walls, waits, steps in rows])
+
+    def _alignment(self) -> Alignment | None:
+        """Returns how well the clocks agree; None where they do not, or where there is nothing to align."""
+        others = [clock for clock in self.clocks[1:] if clock]
+        if not others or len(others) < len(self.members) - 1 or not self.matched.matches or self.all_apart:
+            return None
+        spread = max(clock.spread_ns for clock in others)
+        if spread > _TOO_FAR * np.median(self.walls[0]):
+            return None
+        one_clock = len({member.capture for member in self.members}) == 1
+        return Alignment(
+            one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in others if clock.collectives)
+        )
+
+    def _rank(self, position: int, own: Ints | None) -> RankFigures:
+        """Returns the figures of a member: means of the shared steps, and these one by one."""
+        member, steps, walls = self.members[position], self.steps[position], self.walls[position]
+        parts = member.parts
+
+        def ms(ns: Ints) -> float:
+            return float(ns[steps].mean()) / _NS_PER_MS if len(steps) else 0.0
+
+        # What means of exposed communication and idle time are multiplied by, so that parts add up to a step's length:
+        # computing and copying take as long in a long step as in others.
+        works = (parts.compute + parts.exposed_copy)[steps]
+        rest = float(walls.sum() - works.sum())
+        scale = max(member.length_ms * _NS_PER_MS - float(works.mean()), 0.0) * len(walls) / rest if rest else 1.0
+
+        exposed_ms = ms(parts.exposed_communication)
+        of_step = parts.compute, parts.exposed_copy, parts.communication, parts.exposed_communication, parts.idle
+        columns = [walls, *(part[steps] for part in of_step)]
+        if self.waits is not None and own is not None:
+            columns += [self.waits[position].exposed_waiting[steps], own[position]]
+        rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
+        numbers = self.numbers[position][steps].tolist()
+        figures = RankFigures(
+            label=member.label,
+            rank=member.rank,
+            process=member.process,
+            capture=member.capture,
+            source=member.source,
+            device=member.device,
+            step_ms=replace(Stats.of_ns(walls), median=member.length_ms),
+            compute_ms=ms(parts.compute),
+            exposed_copy_ms=ms(parts.exposed_copy),
+            communication_ms=ms(parts.communication) + (scale - 1) * exposed_ms,
+            exposed_communication_ms=scale * exposed_ms,
+            idle_ms=scale * ms(parts.idle),
+            cpu_ms=ms(member.cpu),
+            steps=tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True)),
+        )
+        if self.waits is None or own is None:
+            return figures
+        clock, exposed_waiting = self.clocks[position], ms(self.waits[position].exposed_waiting)
+        waiting = ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting
+        typical = Stats.of_ns(own[position])  # of the shared steps, which may be longer than the others
+        return replace(
+            figures,
+            waiting_ms=waiting,
+            transfer_ms=figures.communication_ms - waiting,
+            exposed_waiting_ms=scale * exposed_waiting,
+            exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting,
+            own_ms=replace(typical, median=min(typical.median or 0.0, member.length_ms)),
+            late_ms=Stats.of_ns(own[position] - own[int(np.argmin(np.median(own, axis=1)))]),
+            slowest_steps=int((own.argmax(axis=0) == position).sum()),
+            offset_ms=self._offset_ms(member, clock) if clock else None,
+            shift_ns=clock.offset_ns if clock else None,
+        )
+
+    def _offset_ms(self, member: Member, clock: Clock) -> float:
+        """Returns by how much a member's clock is ahead of the first one's: absolute times where both are known."""
+        first = self.members[0]
+        starts = member.started_utc_ns - first.started_utc_ns if member.started_utc_ns and first.started_utc_ns else 0
+        return (clock.offset_ns + starts) / _NS_PER_MS
+
+    def _notes(self) -> Iterator[Words]:
+        """Yields what a reader must know of the join."""
+        if self.ranks_from == "file names":
+            yield "Which capture is of which rank is taken from the files' names: nothing in them says it."
+        elif self.ranks_from:
+            yield phrase("The captures are taken for ranks in the order of the call (`--ranks`).")
+        if self.missing:
+            ranks = f"{plural(len(self.missing), 'rank')} {', '.join(map(str, self.missing))}"
+            counted = "time spent waiting for it counts as transferring"
+            yield phrase("No capture is of {}: {}.", ranks, counted if self.waits else "who waits for it is unknown")
+        common = len(self.matched.numbers)
+        if common and any(len(member) != common for member in self.members):
+            counts = ", ".join(f"{member.label} has {len(member)}" for member in self.members)
+            yield phrase("The ranks have different steps ({}): {} of all are looked at.", counts, common)
+        if self.matched.apart and not self.all_apart:
+            named = ", ".join(map(str, self.matched.apart[:_NAMED]))
+            more = ", …" if len(self.matched.apart) > _NAMED else ""
+            count = len(self.matched.apart)
+            steps, left_out = ("step", "it is") if count == 1 else ("steps", "they are")
+            yield phrase(
+                "The collectives of {} {} differ from rank to rank ({} {}{}): {} left out of all figures.",
+                count, steps, steps, named, more, left_out,
+            )  # fmt: skip
+        if self.waits and len(self.members) > 2 and not all(map(knows_communicators, self.members)):
+            yield phrase(
+                "The captures do not name communicators: each collective is taken to be of all {} ranks, which is "
+                "wrong where groups of them have their own. Of reports of nsys, `nsys export --include-blobs=true` "
+                "keeps them.",
+                len(self.members),
+            )  # fmt: skip
+        if far := self._far_apart_ms():
+            yield phrase(
+                "The captures' clocks are {:,.0f} ms apart, more than half a step. If the captures did not begin with "
+                "one step, put its number into the range of each: `step 17`.",
+                far,
+            )
+        if len(self.members) > 1 and self.alignment is None:
+            yield self._why_not_aligned()
+
+    def _far_apart_ms(self) -> float:
+        """Returns how far apart clocks are that are known, where steps joined by their places may be others; else 0."""
+        if all(member.numbered for member in self.members) or not self.alignment:
+            return 0.0
+        pairs = zip(self.members, self.clocks, strict=True)
+        offsets_ms = [abs(self._offset_ms(m, clock)) for m, clock in pairs if clock and m.started_utc_ns]
+        far = max(offsets_ms, default=0.0) if self.members[0].started_utc_ns else 0.0
+        return far if far > float(np.median(self.walls[0])) / _NS_PER_MS / 2 else 0.0
+
+    def _why_not_aligned(self) -> Words:
+        """Returns why the clocks of several members are not aligned."""
+        if not len(self.matched.numbers):
+            return "The ranks have no step of one number in common: each is shown by its own steps, and none compared."
+        if None in self.clocks:
+            labels = (m.label for m, clock in zip(self.members, self.clocks, strict=True) if clock is None)
+            alone = ", ".join(labels)
+            return phrase("The clocks cannot be aligned: {} shares no collective with the other ranks.", alone)
+        if self.all_apart:
+            return "The collectives of every step differ from rank to rank, so nothing is known to wait."
+        if not self.matched.matches:
+            return "No collective of a rank can be told to be one of another rank, so nothing is known to wait."
+        spread = max(clock.spread_ns for clock in self.clocks if clock) / _NS_PER_MS
+        return phrase("The clocks cannot be aligned: collectives end {:.3g} ms apart from rank to rank.", spread)
+
+
+def _name(captures: Sequence[str]) -> str:
+    """Returns what a run is called: as its capture, or as its captures begin."""
+    if len(captures) == 1:
+        return captures[0]
+    # The names are sorted so that the first and the last differ soonest.
+    first, *_, last = sorted(captures)
+    length = next((i for i, pair in enumerate(zip(first, last, strict=False)) if pair[0] != pair[1]), len(first))
+    alike = _RANK_AT_END.sub("", first[:length])
+    return f"{alike} ({len(captures)} captures)" if alike else f"{captures[0]} and {len(captures) - 1} more"
