@@ -74,7 +74,7 @@ _Key = tuple[int, str, int, int]
 
 
 def collective_figures(
-    members: Sequence[Member], matches: Sequence[Matches], steps: Sequence[Ints], waits: Sequence[Waits] | None,
+    members: Sequence[Member], matches: Sequence[Matches], steps: Sequence[Ints], waits: Sequence[Waits],
     *, lacks_ranks: bool,
 ) -> tuple[CollectiveFigures, ...]:  # fmt: skip
     """Returns the collectives of some steps by kind, phase and size, those that take longest in all first.
@@ -83,7 +83,7 @@ def collective_figures(
         members: of the run.
         matches: their collectives that are one.
         steps: the places of the steps among those of each member, as many of each.
-        waits: of each member; None where that is not known.
+        waits: of each member; empty where that is not known.
         lacks_ranks: whether ranks of the run are no members, so that nobody knows how long these wait.
     """
     durations = [member.collectives.end - member.collectives.start for member in members]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -10,11 +10,9 @@ from nsys_analyzer.analysis.findings.case import three, times
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding, Place
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
-from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranks.run import (
     DATA_PARALLEL,
     SHARDED,
-    CollectiveFigures,
     LostTime,
     ParallelRun,
     Part,
@@ -22,7 +20,7 @@ from nsys_analyzer.analysis.ranks.run import (
 )
 from nsys_analyzer.analysis.steps.step import DeviceSteps
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.text import Words, phrase
+from nsys_analyzer.text import phrase
 
 #: A timeline shows what a run's findings are about by its collectives.
 _SEEN = Place("class", COMMUNICATION)
@@ -37,6 +35,16 @@ _SLOWS = 0.35
 _LAST_BUCKETS = 3
 #: Messages smaller than this take as long as this one would, about, bytes.
 _SMALL = 4 * 2**20
+#: What to try where collectives are not hidden, in a run with replicas of the model, and in others.
+_OVERLAP = (
+    "with model.no_sync(): ...  # accumulate gradients, and reduce those of several batches at once",
+    "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
+    "# FSDP2: layer.set_modules_to_forward_prefetch([next_layer]); reshard_after_forward=False where memory allows",
+)
+_FEWER = (
+    "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
+    "torch._inductor.config._micro_pipeline_tp = True  # torch.compile overlaps matmuls with their collectives",
+)
 #: What makes up so much of a part explains it.
 _EXPLAINS = 0.5
 
@@ -60,26 +68,56 @@ class Losses:
 
 
 def find_losses(slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]) -> Losses | None:
-    """The own time of a rank less that of a faster one, ms of a step; None where a step is not known.
+    """Returns the own time of a rank less that of a faster one, ms of a step; None where a step is not known.
 
     The rows less what slowed the faster one down add up to what their steps differ by without exposed waiting, as far
     as all steps were looked at. A collective that waits occupies a part of the GPU: kernels beside it take longer than
     on the rank that is waited for, as far as collectives waited beside other work.
     """
-    devices = [_device(figures, capture) for figures, capture in (slow, fast)]
-    if devices[0] is None or devices[1] is None:
+    devices = [
+        device
+        for figures, capture in (slow, fast)
+        for device in (capture.step.devices if capture.step else ())
+        if device.device == figures.device
+    ]
+    if len(devices) < 2:
         return None
-    here, there = devices[0], devices[1]
-    less = _less(_own(here), _own(there))
-    slowed = _slowed(less, fast[0])
+    less = _less(*map(_own, devices))
+    slowed = _take_off_slowed(less, fast[0])
     transfers = (slow[0].exposed_transfer_ms or 0.0) - (fast[0].exposed_transfer_ms or 0.0)
     rows = [LostTime(phase, part, ms) for (phase, part), ms in less.items()]
     rows = sorted((*rows, LostTime("", "transferring", transfers)), key=lambda row: -row.ms)
-    return Losses(tuple(_with_reasons(rows, here, there, slow[1].modules, fast[1].modules)), slowed)
+    # The largest loss in compute and the largest in idle time get what explains most of them.
+    largest: dict[Part, int] = {}
+    for place, row in enumerate(rows):
+        largest.setdefault(row.part, place)
+    if "idle" in largest:
+        row = rows[largest["idle"]]
+        causes = ({(idle.cause, idle.range or ""): idle.ms for idle in device.idle_by_cause} for device in devices)
+        if cause := _most(row.ms, _less(*causes)):
+            rows[largest["idle"]] = replace(row, cause=cause[0], range=cause[1])
+    if "compute" in largest:
+        row = rows[largest["compute"]]
+        classes = _less(*({each.kernel_class: each.ms for each in device.classes} for device in devices))
+        trees = (capture.modules.modules if capture.modules else () for _, capture in (slow, fast))
+        modules = _less(*({each.path: each.own_forward_ms + each.own_backward_ms for each in tree} for tree in trees))
+        explained = replace(row, kernel_class=_most(row.ms, classes) or "", module=_most(row.ms, modules) or "")
+        rows[largest["compute"]] = explained
+    return Losses(tuple(rows), slowed)
 
 
-def _slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:
-    """What slowed the faster rank's kernels down, ms, which is taken off the losses.
+def _own(device: DeviceSteps) -> dict[tuple[str, Part], float]:
+    """Returns the time of a device but for communication, by phase and part."""
+    own: dict[tuple[str, Part], float] = {}
+    for row in device.phases:
+        own[row.phase, "compute"] = row.compute_ms
+        own[row.phase, "copies"] = row.exposed_copy_ms
+        own[row.phase, "idle"] = row.idle_ms
+    return own
+
+
+def _take_off_slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:
+    """Takes off the losses what slowed the faster rank's kernels down, and returns it, ms.
 
     In a phase in which they take longer, as far as its other parts do not make up for it: kernels that take longer
     leave less time in which the GPU is idle.
@@ -87,8 +125,7 @@ def _slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:
     left = (fast.waiting_ms or 0.0) - (fast.exposed_waiting_ms or 0.0)
     slowed = 0.0
     for phase in dict.fromkeys(phase for phase, _ in less):
-        parts = [key for key in less if key[0] == phase]
-        compute, all_ms = less.get((phase, "compute"), 0.0), sum(less[key] for key in parts)
+        compute, all_ms = less.get((phase, "compute"), 0.0), sum(ms for key, ms in less.items() if key[0] == phase)
         ms = min(max(-compute, 0.0), max(-all_ms, 0.0), left)
         if ms:
             less[phase, "compute"] += ms
@@ -96,98 +133,45 @@ def _slowed(less: dict[tuple[str, Part], float], fast: RankFigures) -> float:
     return slowed
 
 
-def _device(figures: RankFigures, capture: CaptureSummary) -> DeviceSteps | None:
-    devices = capture.step.devices if capture.step else ()
-    return next((one for one in devices if one.device == figures.device), None)
-
-
-def _own(device: DeviceSteps) -> dict[tuple[str, Part], float]:
-    """The time of a device but for communication, by phase and part."""
-    own: dict[tuple[str, Part], float] = {}
-    for one in device.phases:
-        own[one.phase, "compute"] = one.compute_ms
-        own[one.phase, "copies"] = one.exposed_copy_ms
-        own[one.phase, "idle"] = one.idle_ms
-    return own
-
-
-def _less(one: Mapping[Key, float], other: Mapping[Key, float]) -> dict[Key, float]:
-    keys = dict.fromkeys((*one, *other))
-    return {key: ms for key in keys if (ms := one.get(key, 0.0) - other.get(key, 0.0))}
-
-
-def _with_reasons(
-    rows: Sequence[LostTime], here: DeviceSteps, there: DeviceSteps, modules: Modules | None, others: Modules | None
-) -> Iterator[LostTime]:
-    """The rows, of which the largest in compute and the largest in idle time get what explains most of them."""
-    classes = _less(*({one.kernel_class: one.ms for one in device.classes} for device in (here, there)))
-    own = _less(*(dict(_by_module(tree)) for tree in (modules, others)))
-    idle = ({(row.cause, row.range or ""): row.ms for row in device.idle_by_cause} for device in (here, there))
-    causes = _less(*idle)
-    seen: set[Part] = set()
-    for row in rows:
-        first = row.part not in seen
-        seen.add(row.part)
-        if first and row.part == "idle" and (cause := _most(row.ms, causes)):
-            yield replace(row, cause=cause[0], range=cause[1])
-        elif first and row.part == "compute":
-            yield replace(row, kernel_class=_most(row.ms, classes) or "", module=_most(row.ms, own) or "")
-        else:
-            yield row
+def _less(here: Mapping[Key, float], there: Mapping[Key, float]) -> dict[Key, float]:
+    """Returns the values of one table less those of another, without zeros."""
+    keys = dict.fromkeys((*here, *there))
+    return {key: ms for key in keys if (ms := here.get(key, 0.0) - there.get(key, 0.0))}
 
 
 def _most(ms: float, less: Mapping[Key, float]) -> Key | None:
-    """The key of the largest difference, where it explains the loss."""
+    """Returns the key of the largest difference, where it explains the loss."""
     largest = max(less, key=lambda key: less[key], default=None)
     return largest if largest is not None and less[largest] >= _EXPLAINS * ms > 0 else None
-
-
-def _by_module(modules: Modules | None) -> Iterator[tuple[str, float]]:
-    for one in modules.modules if modules else ():
-        yield one.path, one.own_forward_ms + one.own_backward_ms
 
 
 # --- what would make the steps shorter
 
 
-@dataclass(frozen=True)
-class _Saving:
-    """A finding before it is ranked: what a step saves at least and at most, ms."""
-
-    id: str
-    title: str
-    low: float
-    high: float
-    evidence: tuple[Words, ...]
-    derivation: Words
-    remedy: tuple[str, ...]
-    disproof: Words
-
-
 def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
-    """The findings of a run of several ranks, the largest saving first."""
+    """Returns the findings of a run of several ranks, the largest saving first."""
     slowest = run.slowest_rank
     if slowest is None or slowest.own_ms is None or len(run.ranks) < 2 or run.missing:
         return ()  # of ranks that are missing nobody knows who waits for them
-    step_ms = max(one.step_ms.median or 0.0 for one in run.ranks)
-    rules = _late_rank, _unhidden, _small_collectives, _bubble
-    found = [one for rule in rules for one in rule(run, slowest)]
-    kept = [one for one in found if (one.low + one.high) / 2 >= LEAST * step_ms]
-    return tuple(_ranked(sorted(kept, key=lambda one: -(one.low + one.high)), step_ms))
-
-
-def _ranked(found: Sequence[_Saving], step_ms: float) -> Iterator[Finding]:
-    """The findings; they are of different time, so each leaves what those before it left, less its own saving."""
+    step_ms = max(rank.step_ms.median or 0.0 for rank in run.ranks)
+    case = run, slowest, step_ms
+    # Communication that nothing hides: for the size of the buckets, else for whatever reason.
+    unhidden = list(_large_buckets(*case)) or list(_exposed(*case))
+    candidates = [*_late_rank(*case), *unhidden, *_small_collectives(*case), *_bubble(*case)]
+    findings = []
     left = step_ms
-    for one in found:
-        left = max(left - (one.low + one.high) / 2, 0.0)
-        said = one.evidence, one.derivation, one.remedy, one.disproof
-        yield Finding(one.id, one.title, one.low, min(one.high, step_ms), step_ms, left, *said, _SEEN)
+    for finding in sorted(candidates, key=lambda finding: -finding.saves_ms):
+        if finding.saves_ms >= LEAST * step_ms:
+            # They are of different time, so each leaves what those before it left, less its own saving.
+            left = max(left - finding.saves_ms, 0.0)
+            high = min(finding.saves_ms_high, step_ms)
+            findings.append(replace(finding, saves_ms_high=high, left_after_all_ms=left))
+    return tuple(findings)
 
 
-def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """The rank that all others wait for."""
-    others = sorted(one.late_ms.median or 0.0 for one in run.ranks if one is not slowest and one.late_ms)
+def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
+    """Yields the rank that all others wait for."""
+    others = sorted(rank.late_ms.median or 0.0 for rank in run.ranks if rank is not slowest and rank.late_ms)
     late = run.skew_ms or 0.0
     if not others or run.takes_turns or run.is_pipeline:  # stages are not meant to take equally long
         return
@@ -196,11 +180,13 @@ def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
     most_saved = own - run.least_cpu_ms
     least, most = (min(late - other, most_saved) for other in (others[-1], others[(len(others) - 1) // 2]))
     apart = _CPU_RUNS if run.lost and run.lost[0].part == "idle" else _GPUS
-    yield _Saving(
+    yield Finding(
         "late_rank",
         "All ranks wait for one",
         max(least, 0.0) * (1 - apart),
         max(most, 0.0) * (1 + apart),
+        step_ms,
+        step_ms,
         (
             f"{slowest.label.capitalize()} needs {three(late)} ms more of its own than the rank with least, and is the "
             f"slowest in {slowest.slowest_steps} of {run.steps} steps.",
@@ -214,17 +200,16 @@ def _late_rank(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
             "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
         ),
         "Swap the ranks' GPUs: if the same rank is late, it is the program; if the same GPU is, the machine.",
+        _SEEN,
     )
 
 
-def _unhidden(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """Communication that nothing hides: for the size of the buckets, else for whatever reason."""
-    yield from list(_large_buckets(run, slowest)) or _exposed(run, slowest)
-
-
-def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """Gradients that wait for the end of backward, since a bucket holds so many of them."""
-    rows, exposed = _of_gradients(run), slowest.exposed_transfer_ms or 0.0
+def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
+    """Yields gradients that wait for the end of backward, since a bucket holds so many of them."""
+    exposed = slowest.exposed_transfer_ms or 0.0
+    # The all-reduces that backward launches, of a run that shares its data alone.
+    is_alone = run.strategies == (DATA_PARALLEL,)
+    rows = [row for row in run.collectives if is_alone and (row.kind, row.phase) == ("all-reduce", "backward")]
     transfer = sum(row.transfer_ms or 0.0 for row in rows)
     count = sum(row.count for row in rows)
     sizes = sorted(row.bytes or 0 for row in rows for _ in range(min(round(row.count), 2)))
@@ -237,11 +222,13 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
     high = exposed - min(exposed, transfer / buckets)
     low = exposed - min(exposed, _LAST_BUCKETS * transfer / buckets) - _SLOWS * high
     is_one, size = count == 1, f"{sizes[-1] / 2**20:,.0f} MiB"
-    yield _Saving(
+    yield Finding(
         "large_buckets",
         "Buckets of gradients are too large to be hidden",
         max(low, 0.0) * (1 - _RUNS),
         high * (1 + _RUNS),
+        step_ms,
+        step_ms,
         (
             f"{times(count, 'bucket')} a step of up to {size} {'is' if is_one else 'are'} reduced in {three(transfer)} "
             f"ms, of which nothing hides {three(min(exposed, transfer))} ms: a bucket can start when its last gradient "
@@ -251,14 +238,15 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
         f"others slow backward down by up to {_SLOWS:.0%} of their time.",
         ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
         "Time the step with bucket_cap_mb=25: exposed communication falls to that of the last buckets.",
+        _SEEN,
     )
 
 
-def _small_collectives(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """Messages so small that each takes the time of a larger one."""
-    known = [row for row in run.collectives if row.bytes and row.bus_bytes_per_s and row.transfer_ms]
-    large = [row.bus_bytes_per_s or 0.0 for row in known if (row.bytes or 0) >= _SMALL]
-    small = [row for row in known if (row.bytes or 0) < _SMALL]
+def _small_collectives(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
+    """Yields messages so small that each takes the time of a larger one."""
+    rows = [row for row in run.collectives if row.bytes and row.bus_bytes_per_s and row.transfer_ms]
+    large = [row.bus_bytes_per_s or 0.0 for row in rows if (row.bytes or 0) >= _SMALL]
+    small = [row for row in rows if (row.bytes or 0) < _SMALL]
     if not large or not small:
         return  # nothing tells how fast larger ones would be
     fastest = max(large)
@@ -267,11 +255,13 @@ def _small_collectives(run: ParallelRun, slowest: RankFigures) -> Iterator[_Savi
     needed = sum((row.transfer_ms or 0.0) * (row.bus_bytes_per_s or 0.0) / fastest for row in small)
     count = sum(row.count for row in small)
     high = min(spent - needed, slowest.exposed_transfer_ms or 0.0)
-    yield _Saving(
+    yield Finding(
         "small_collectives",
         "Collectives are too small",
         0.0,
         high * (1 + _RUNS),
+        step_ms,
+        step_ms,
         (
             f"{times(count, 'collective')} a step of less than {_SMALL // 2**20} MiB take {three(spent)} ms; at "
             f"the {fastest / 1e9:,.0f} GB/s of the fastest ones they would take {three(needed)} ms.",
@@ -282,21 +272,24 @@ def _small_collectives(run: ParallelRun, slowest: RankFigures) -> Iterator[_Savi
             "# FSDP2: fully_shard whole blocks, not single layers; join small tensors before dist.all_reduce",
         ),
         "Time the step with larger messages: if it is as long, their time was hidden.",
+        _SEEN,
     )
 
 
-def _exposed(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """Communication that nothing hides, where the stages of a pipeline are not meant to wait for it."""
+def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
+    """Yields communication that nothing hides, where the stages of a pipeline are not meant to wait for it."""
     exposed = slowest.exposed_transfer_ms or 0.0
     if run.is_pipeline:
         return
     replicas = not set(run.strategies).isdisjoint((DATA_PARALLEL, SHARDED))
     remedy = _OVERLAP if replicas else _FEWER
-    yield _Saving(
+    yield Finding(
         "exposed_communication",
         "Collectives are not hidden by computation",
         0.0,
         exposed * (1 + _RUNS),
+        step_ms,
+        step_ms,
         (
             f"Collectives transfer for {three(slowest.transfer_ms or 0.0)} ms a step, of which nothing hides "
             f"{three(exposed)} ms ({slowest.label}; waiting for other ranks is not counted).",
@@ -304,30 +297,22 @@ def _exposed(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
         "From nothing, if none of it can be hidden or left out, to all of it.",
         remedy,
         "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
+        _SEEN,
     )
 
 
-_OVERLAP = (
-    "with model.no_sync(): ...  # accumulate gradients, and reduce those of several batches at once",
-    "model.register_comm_hook(None, torch.distributed.algorithms.ddp_comm_hooks.default_hooks.bf16_compress_hook)",
-    "# FSDP2: layer.set_modules_to_forward_prefetch([next_layer]); reshard_after_forward=False where memory allows",
-)
-_FEWER = (
-    "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
-    "torch._inductor.config._micro_pipeline_tp = True  # torch.compile overlaps matmuls with their collectives",
-)
-
-
-def _bubble(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
-    """Stages of a pipeline that wait for each other."""
+def _bubble(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[Finding]:
+    """Yields stages of a pipeline that wait for each other."""
     waits = slowest.exposed_waiting_ms or 0.0
     if not run.is_pipeline or slowest.idle_ms > slowest.compute_ms:
         return  # smaller microbatches need more launches, for which this one has no time
-    yield _Saving(
+    yield Finding(
         "pipeline_bubble",
         "The stages of the pipeline wait for each other",
         0.0,
         waits / 2 * (1 + _RUNS),
+        step_ms,
+        step_ms,
         (
             f"{slowest.label.capitalize()}, the longest stage, waits {three(waits)} ms a step for others.",
             f"The stages' own times differ by {three(run.skew_ms or 0.0)} ms.",
@@ -339,11 +324,5 @@ def _bubble(run: ParallelRun, slowest: RankFigures) -> Iterator[_Saving]:
             "# layers from the longest stage to the others",
         ),
         phrase("Time the step with twice the microbatches; `nsys-analyze report` shows what each stage waits for."),
+        _SEEN,
     )
-
-
-def _of_gradients(run: ParallelRun) -> list[CollectiveFigures]:
-    """The all-reduces that backward launches, of a run that shares its data alone."""
-    if run.strategies != (DATA_PARALLEL,):
-        return []
-    return [row for row in run.collectives if row.kind == "all-reduce" and row.phase == "backward"]

@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.ranks.matching import (
     numbers_of,
 )
 from nsys_analyzer.analysis.ranks.member import BY_ORDER, Member
-from nsys_analyzer.analysis.ranks.run import Alignment, ParallelRun, RankFigures, RanksFrom, RankStep
+from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, ParallelRun, RankFigures, RanksFrom, RankStep
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import Words, phrase, plural
@@ -102,36 +102,35 @@ class _Join:
         self.clocks = align_clocks(self.members, self.matched.matches)
         self.alignment = self._alignment()
         clocks = [clock or Clock() for clock in self.clocks]
-        #: None where waiting is not known.
-        self.waits = find_waits(self.members, self.matched.matches, clocks) if self.alignment else None
+        #: Empty where waiting is not known, as is ``own``.
+        self.waits = find_waits(self.members, self.matched.matches, clocks) if self.alignment else []
+        rows = zip(self.waits, self.walls, self.steps, strict=False)
+        #: Shape (members, steps): the steps without exposed waiting, ns.
+        self.own = np.array([walls - waits.exposed_waiting[steps] for waits, walls, steps in rows])
         named = any(member.named for member in self.members)
         by_order = any(member.run == BY_ORDER for member in self.members)
         self.ranks_from: RanksFrom | None = "file names" if named else "order of the call" if by_order else None
 
     def run(self) -> ParallelRun:
         """Returns the figures."""
-        own = self._own()
         slowest = fastest = skew = None
         takes_turns = False
-        if own is not None and own.size:
-            median = np.median(own, axis=1)
+        if self.own.size:
+            median = np.median(self.own, axis=1)
             slowest, fastest = int(np.argmax(median)), int(np.argmin(median))
-            skew = max(float(np.median(own[slowest] - own[fastest])), 0.0) / _NS_PER_MS
-            takes_turns = float((own.argmax(axis=0) == slowest).mean()) < _STEADY
-        collectives = (
-            collective_figures(
-                self.members, self.matched.matches, self.steps, self.waits, lacks_ranks=len(self.missing) > 0
-            )
-            if len(self.shared)
-            else ()
-        )
+            skew = max(float(np.median(self.own[slowest] - self.own[fastest])), 0.0) / _NS_PER_MS
+            takes_turns = float((self.own.argmax(axis=0) == slowest).mean()) < _STEADY
+        collectives: tuple[CollectiveFigures, ...] = ()
+        if len(self.shared):
+            matches, lacks_ranks = self.matched.matches, len(self.missing) > 0
+            collectives = collective_figures(self.members, matches, self.steps, self.waits, lacks_ranks=lacks_ranks)
         return ParallelRun(
             name=_name(tuple(dict.fromkeys(member.capture for member in self.members))),
             strategies=name_strategies(self.members),
             world_size=max(member.world_size for member in self.members),
             missing=self.missing,
             steps=len(self.shared),
-            ranks=tuple(self._rank(position, own) for position in range(len(self.members))),
+            ranks=tuple(self._rank(position) for position in range(len(self.members))),
             collectives=collectives,
             slowest=slowest,
             fastest=fastest,
@@ -141,13 +140,6 @@ class _Join:
             ranks_from=self.ranks_from,
             notes=(*self.notes, *self._notes()),
         )
-
-    def _own(self) -> Ints | None:
-        """Returns the steps without exposed waiting, shape (members, steps), ns; None where waiting is not known."""
-        if not self.waits:
-            return None
-        rows = zip(self.walls, self.waits, self.steps, strict=True)
-        return np.array([walls - waits.exposed_waiting[steps] for walls, waits, steps in rows])
 
     def _alignment(self) -> Alignment | None:
         """Returns how well the clocks agree; None where they do not, or where there is nothing to align."""
@@ -162,7 +154,7 @@ class _Join:
             one_clock, spread / _NS_PER_MS, min(clock.collectives for clock in others if clock.collectives)
         )
 
-    def _rank(self, position: int, own: Ints | None) -> RankFigures:
+    def _rank(self, position: int) -> RankFigures:
         """Returns the figures of a member: means of the shared steps, and these one by one."""
         member, steps, walls = self.members[position], self.steps[position], self.walls[position]
         parts = member.parts
@@ -179,8 +171,8 @@ class _Join:
         exposed_ms = ms(parts.exposed_communication)
         of_step = parts.compute, parts.exposed_copy, parts.communication, parts.exposed_communication, parts.idle
         columns = [walls, *(part[steps] for part in of_step)]
-        if self.waits is not None and own is not None:
-            columns += [self.waits[position].exposed_waiting[steps], own[position]]
+        if self.waits:
+            columns += [self.waits[position].exposed_waiting[steps], self.own[position]]
         rows = zip(*((column / _NS_PER_MS).tolist() for column in columns), strict=True)
         numbers = self.numbers[position][steps].tolist()
         figures = RankFigures(
@@ -199,11 +191,12 @@ class _Join:
             cpu_ms=ms(member.cpu),
             steps=tuple(RankStep(number, *row) for number, row in zip(numbers, rows, strict=True)),
         )
-        if self.waits is None or own is None:
+        if not self.waits:
             return figures
-        clock, exposed_waiting = self.clocks[position], ms(self.waits[position].exposed_waiting)
+        own, clock = self.own[position], self.clocks[position]
+        exposed_waiting = ms(self.waits[position].exposed_waiting)
         waiting = ms(self.waits[position].waiting) + (scale - 1) * exposed_waiting
-        typical = Stats.of_ns(own[position])  # of the shared steps, which may be longer than the others
+        typical = Stats.of_ns(own)  # of the shared steps, which may be longer than the others
         return replace(
             figures,
             waiting_ms=waiting,
@@ -211,8 +204,8 @@ class _Join:
             exposed_waiting_ms=scale * exposed_waiting,
             exposed_transfer_ms=figures.exposed_communication_ms - scale * exposed_waiting,
             own_ms=replace(typical, median=min(typical.median or 0.0, member.length_ms)),
-            late_ms=Stats.of_ns(own[position] - own[int(np.argmin(np.median(own, axis=1)))]),
-            slowest_steps=int((own.argmax(axis=0) == position).sum()),
+            late_ms=Stats.of_ns(own - self.own[int(np.argmin(np.median(self.own, axis=1)))]),
+            slowest_steps=int((self.own.argmax(axis=0) == position).sum()),
             offset_ms=self._offset_ms(member, clock) if clock else None,
             shift_ns=clock.offset_ns if clock else None,
         )
