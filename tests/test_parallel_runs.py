@@ -325,35 +325,31 @@ def test_one_capture_and_one_of_each_rank_say_the_same(noted: Noted, tmp_path: P
 # --- steps
 
 
-@pytest.mark.parametrize("name", ["step {}", "ProfilerStep#{}", "step_{}"])
-def test_steps_are_joined_by_their_numbers(name: str, tmp_path: Path) -> None:
-    """Rank 1's capture begins a step later; steps 4 to 6 are those of both. Rank 1 is late by 100 µs in each."""
+@pytest.mark.parametrize(
+    ("name", "first", "second", "common"),
+    [
+        # Rank 1's capture begins a step later; steps 4 to 6 are those of both.
+        ("step {}", range(3, 7), range(4, 7), 3),
+        ("ProfilerStep#{}", range(3, 7), range(4, 7), 3),
+        ("step_{}", range(3, 7), range(4, 7), 3),
+        # As many steps of other numbers: 1 and 2 are those of both.
+        ("step {}", range(3), range(1, 4), 2),
+        # Without numbers they are joined by place.
+        ("step", range(3), range(4), 3),
+    ],
+)
+def test_steps_are_joined_by_their_numbers(name: str, first: range, second: range, common: int, tmp_path: Path) -> None:
+    """Rank 1 is late by 100 µs in each."""
     ranks = own_captures(2)
-    ddp(ranks[:1], range(3, 7), name)
-    ddp(ranks[1:], range(4, 7), name)
+    ddp(ranks[:1], first, name)
+    ddp(ranks[1:], second, name)
     run = joined(ranks, tmp_path)
-    assert run.steps == 3
+    assert (run.steps, run.ranks[1].offset_ms) == (common, 0)
     assert figures(run, "waiting", "own") == [(100, 900), (0, 1000)]
-    assert run.ranks[1].offset_ms == 0
-    assert notes(run) == ["The ranks have different steps (rank 0 has 4, rank 1 has 3): 3 of all are looked at."]
-
-
-def test_steps_without_numbers_are_joined_by_place(tmp_path: Path) -> None:
-    ranks = own_captures(2)
-    ddp(ranks[:1], range(3))
-    ddp(ranks[1:], range(4))
-    run = joined(ranks, tmp_path)
-    assert (run.steps, figures(run, "waiting")) == (3, [(100,), (0,)])
-    assert notes(run) == ["The ranks have different steps (rank 0 has 3, rank 1 has 4): 3 of all are looked at."]
-
-
-def test_as_many_steps_of_other_numbers_are_named(tmp_path: Path) -> None:
-    ranks = own_captures(2)
-    ddp(ranks[:1], range(3), "step {}")
-    ddp(ranks[1:], range(1, 4), "step {}")
-    run = joined(ranks, tmp_path)
-    assert (run.steps, figures(run, "waiting")) == (2, [(100,), (0,)])
-    assert notes(run) == ["The ranks have different steps (rank 0 has 3, rank 1 has 3): 2 of all are looked at."]
+    assert notes(run) == [
+        f"The ranks have different steps (rank 0 has {len(first)}, rank 1 has {len(second)}): {common} of all are "
+        "looked at."
+    ]
 
 
 def test_no_step_in_common(tmp_path: Path) -> None:
@@ -550,6 +546,19 @@ def test_several_gpus_in_one_process(tmp_path: Path) -> None:
     assert collective(run).bus_bytes_per_s == pytest.approx(1e6 / 100e-6)  # 2 × 1/2 × 1 MB
 
 
+def test_a_device_without_a_collective(tmp_path: Path) -> None:
+    """Of two devices of one process one runs an all-reduce, the other one computes alone: nobody is known to wait."""
+    export = with_schemas(Export())
+    first, second = Rank(0, export, device=0), Rank(0, export, device=1)
+    for at, rank in steps([first]):
+        rank.collective("all-reduce", at + 200 * US, at + 300 * US)
+        second.kernel(at + 200 * US, at + 250 * US)
+    run = joined([first, second], tmp_path)
+    assert figures(run, "compute", "communication", "waiting") == [(0, 100, None), (50, 0, None)]
+    assert (collective(run).count, us(collective(run).duration_ms.mean)) == (1, 100)
+    assert notes(run) == ["No collective of a rank can be told to be one of another rank, so nothing is known to wait."]
+
+
 # --- strategies
 
 
@@ -675,42 +684,6 @@ def test_one_device_of_an_unknown_number_of_ranks(made: Ranks, tmp_path: Path) -
     assert (run.world_size, collective(run).ranks) == (0, None)
 
 
-def apart(first: Rank, second: Rank, folder: Path) -> list[str]:
-    """What is said of two captures that are not one run, each with its own figures."""
-    paths = [rank.export.write(folder / f"{name}.sqlite") for name, rank in (("a", first), ("b", second))]
-    runs = runs_of(summaries(paths))
-    assert [len(run.ranks) for run in runs] == [1, 1]
-    assert [run.slowest for run in runs] == [None, None]
-    return [note for run in runs for note in notes(run) if "not joined" in note]
-
-
-def test_two_captures_of_one_rank(tmp_path: Path) -> None:
-    first = ddp(own_captures(2))[0]
-    second = ddp(own_captures(2, offsets=[500]), communicator=OTHER)[0]
-    assert apart(first, second, tmp_path) == ["`a` and `b` are not joined: both hold rank 0."]
-
-
-def test_two_captures_of_one_rank_of_one_run(tmp_path: Path) -> None:
-    """They share the communicator, as reports of one process do that nsys wrote one after another."""
-    first, second = ddp(own_captures(2))[0], ddp(own_captures(2, offsets=[500]))[0]
-    assert apart(first, second, tmp_path) == ["`a` and `b` are not joined: both hold rank 0."]
-
-
-def test_runs_of_other_sizes(tmp_path: Path) -> None:
-    first, second = ddp(own_captures(2))[0], ddp(own_captures(4)[:2], communicator=OTHER)[1]
-    assert apart(first, second, tmp_path) == ["`a` and `b` are not joined: one is of 2 ranks, one of 4."]
-
-
-def test_runs_of_other_communicators(tmp_path: Path) -> None:
-    first, second = ddp(own_captures(2))[0], ddp(own_captures(2), communicator=OTHER)[1]
-    assert apart(first, second, tmp_path) == ["`a` and `b` are not joined: they share no communicator."]
-
-
-def test_ranks_that_nobody_knows(tmp_path: Path) -> None:
-    first, second = ddp(own_captures(2, "none"))
-    assert apart(first, second, tmp_path) == ["`a` and `b` are not joined: the rank of one is not known."]
-
-
 def environment(rank: Rank, start: int) -> Rank:
     """A rank that only the environment tells, of a session that began some ns after another one."""
     for name, value in (("RANK", rank.number), ("WORLD_SIZE", rank.ranks)):
@@ -719,17 +692,54 @@ def environment(rank: Rank, start: int) -> Rank:
     return rank
 
 
+#: Two captures that are not of one run, and why.
+APART: dict[str, Callable[[], Sequence[Rank]]] = {
+    "both hold rank 0": lambda: (
+        ddp(own_captures(2))[0],
+        ddp(own_captures(2, offsets=[500]), communicator=OTHER)[0],
+    ),
+    "one is of 2 ranks, one of 4": lambda: (
+        ddp(own_captures(2))[0],
+        ddp(own_captures(4)[:2], communicator=OTHER)[1],
+    ),
+    "they share no communicator": lambda: (
+        ddp(own_captures(2))[0],
+        ddp(own_captures(2), communicator=OTHER)[1],
+    ),
+    "the rank of one is not known": lambda: ddp(own_captures(2, "none")),
+    # The other session began 60 s later: a clock that far ahead would be seen on no host.
+    "one had ended before the other began": lambda: [
+        environment(rank, rank.number * 60 * 10**9) for rank in ddp(own_captures(2, "none"))
+    ],
+}
+
+
+def assert_apart(ranks: Sequence[Rank], why: str, folder: Path) -> None:
+    """Each capture has its own figures, and it is said why."""
+    paths = [rank.export.write(folder / f"{name}.sqlite") for name, rank in zip("ab", ranks, strict=True)]
+    runs = runs_of(summaries(paths))
+    assert [(len(run.ranks), run.slowest) for run in runs] == [(1, None)] * 2
+    assert [note for run in runs for note in notes(run) if "not joined" in note] == [
+        f"`a` and `b` are not joined: {why}."
+    ]
+
+
+@pytest.mark.parametrize("why", APART)
+def test_captures_that_are_not_of_one_run(why: str, tmp_path: Path) -> None:
+    assert_apart(APART[why](), why, tmp_path)
+
+
+def test_two_captures_of_one_rank_of_one_run(tmp_path: Path) -> None:
+    """They share the communicator, as reports of one process do that nsys wrote one after another."""
+    ranks = ddp(own_captures(2))[0], ddp(own_captures(2, offsets=[500]))[0]
+    assert_apart(ranks, "both hold rank 0", tmp_path)
+
+
 def test_the_environment_joins_ranks_of_one_time(tmp_path: Path) -> None:
     ranks = [environment(rank, rank.number * 2 * 10**9) for rank in ddp(own_captures(2, "none"))]
     run = joined(ranks, tmp_path)
     assert figures(run, "waiting") == [(100,), (0,)]
     assert run.ranks[1].offset_ms == pytest.approx(2_000)
-
-
-def test_captures_of_other_times(tmp_path: Path) -> None:
-    """The other session began 60 s later: a clock that far ahead would be seen on no host."""
-    first, second = (environment(rank, rank.number * 60 * 10**9) for rank in ddp(own_captures(2, "none")))
-    assert apart(first, second, tmp_path) == ["`a` and `b` are not joined: one had ended before the other began."]
 
 
 def test_the_same_file_twice(tmp_path: Path) -> None:

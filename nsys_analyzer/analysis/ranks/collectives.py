@@ -138,7 +138,8 @@ def _alike(
         noted |= {int(ids[at]): int(sizes[at]) for at in first if sizes[at]}
         for communicator in np.unique(ids[ids > 0]).tolist():
             users[communicator] += 1
-    ranks_of = {communicator: noted.get(communicator, is_whole * count) for communicator, count in users.items()}
+    ranks_of = {each: noted.get(each, count if is_whole else 0) for each, count in users.items()}
+    of_all = len(members) if is_whole else 0
     alike: dict[_Key, list[tuple[int, Ints]]] = defaultdict(list)
     for position, member in enumerate(members):
         collectives = member.collectives
@@ -147,12 +148,12 @@ def _alike(
             collectives.kind, collectives.phase, collectives.bytes, collectives.communicator, collectives.ranks,
         )  # fmt: skip
         first, group = distinct_rows(*(column[index] for column in columns))
-        ends = np.cumsum(np.bincount(group, minlength=len(first)))
-        in_groups = index[np.argsort(group, kind="stable")]
-        for at, end, begin in zip(index[first], ends, [0, *ends[:-1]], strict=True):
+        count = np.bincount(group, minlength=len(first))
+        in_groups, ends = index[np.argsort(group, kind="stable")], np.cumsum(count)
+        for at, begin, end in zip(index[first], ends - count, ends, strict=True):
             kind, phase, size, communicator, ranks = (int(column[at]) for column in columns)
             name = collectives.names[phase] if phase != NONE else ""
-            key = kind, name, size, ranks or ranks_of.get(communicator, is_whole * len(members))
+            key = kind, name, size, ranks or ranks_of.get(communicator, of_all)
             alike[key].append((position, in_groups[begin:end]))
     return alike
 
