@@ -694,18 +694,11 @@ def environment(rank: Rank, start: int) -> Rank:
 
 #: Two captures that are not of one run, and why.
 APART: dict[str, Callable[[], Sequence[Rank]]] = {
-    "both hold rank 0": lambda: (
-        ddp(own_captures(2))[0],
-        ddp(own_captures(2, offsets=[500]), communicator=OTHER)[0],
-    ),
-    "one is of 2 ranks, one of 4": lambda: (
-        ddp(own_captures(2))[0],
-        ddp(own_captures(4)[:2], communicator=OTHER)[1],
-    ),
-    "they share no communicator": lambda: (
-        ddp(own_captures(2))[0],
-        ddp(own_captures(2), communicator=OTHER)[1],
-    ),
+    "both hold rank 0": lambda: [
+        ddp(own_captures(2, offsets=[offset]), communicator=which)[0] for offset, which in ((0, WORLD), (500, OTHER))
+    ],
+    "one is of 2 ranks, one of 4": lambda: [ddp(own_captures(2))[0], ddp(own_captures(4)[:2], communicator=OTHER)[1]],
+    "they share no communicator": lambda: [ddp(own_captures(2))[0], ddp(own_captures(2), communicator=OTHER)[1]],
     "the rank of one is not known": lambda: ddp(own_captures(2, "none")),
     # The other session began 60 s later: a clock that far ahead would be seen on no host.
     "one had ended before the other began": lambda: [

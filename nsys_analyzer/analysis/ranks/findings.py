@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from nsys_analyzer.analysis.findings.case import three, times
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
 from nsys_analyzer.analysis.findings.finding import Finding, Place
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
-from nsys_analyzer.analysis.ranks.run import (
-    DATA_PARALLEL,
-    SHARDED,
-    LostTime,
-    ParallelRun,
-    Part,
-    RankFigures,
-)
+from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.steps.step import DeviceSteps
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.text import phrase
@@ -54,25 +47,16 @@ Key = TypeVar("Key", bound=Hashable)
 # --- what one rank loses to another
 
 
-@dataclass(frozen=True)
-class Losses:
-    """The own time that a rank loses to another one.
-
-    Attributes:
-        rows: by phase and part, the largest first.
-        slowed_ms: of the other rank: by how much its own work took longer because its collectives waited beside it.
-    """
-
-    rows: tuple[LostTime, ...]
-    slowed_ms: float
-
-
-def find_losses(slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]) -> Losses | None:
+def find_losses(
+    slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigures, CaptureSummary]
+) -> tuple[tuple[LostTime, ...], float] | None:
     """Returns the own time of a rank less that of a faster one, ms of a step; None where a step is not known.
 
-    The rows less what slowed the faster one down add up to what their steps differ by without exposed waiting, as far
-    as all steps were looked at. A collective that waits occupies a part of the GPU: kernels beside it take longer than
-    on the rank that is waited for, as far as collectives waited beside other work.
+    Of two values the first are the rows by phase and part, the largest first, and the second is by how much the own
+    work of the faster one took longer because its collectives waited beside it. A collective that waits occupies a part
+    of the GPU: kernels beside it take longer than on the rank that is waited for, as far as collectives waited beside
+    other work. The rows less the second value add up to what their steps differ by without exposed waiting, as far as
+    all steps were looked at.
     """
     devices = [
         device
@@ -103,7 +87,7 @@ def find_losses(slow: tuple[RankFigures, CaptureSummary], fast: tuple[RankFigure
         modules = _less(*({each.path: each.own_forward_ms + each.own_backward_ms for each in tree} for tree in trees))
         explained = replace(row, kernel_class=_most(row.ms, classes) or "", module=_most(row.ms, modules) or "")
         rows[largest["compute"]] = explained
-    return Losses(tuple(rows), slowed)
+    return tuple(rows), slowed
 
 
 def _own(device: DeviceSteps) -> dict[tuple[str, Part], float]:
@@ -165,7 +149,7 @@ def find_in_run(run: ParallelRun) -> tuple[Finding, ...]:
             # They are of different time, so each leaves what those before it left, less its own saving.
             left = max(left - finding.saves_ms, 0.0)
             high = min(finding.saves_ms_high, step_ms)
-            findings.append(replace(finding, saves_ms_high=high, left_after_all_ms=left))
+            findings.append(replace(finding, saves_ms_high=high, left_after_all_ms=left, place=_SEEN))
     return tuple(findings)
 
 
@@ -200,7 +184,6 @@ def _late_rank(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterat
             "# if it does the same as the others: nvidia-smi -q -d CLOCK,TEMPERATURE, and the CPUs that it may use",
         ),
         "Swap the ranks' GPUs: if the same rank is late, it is the program; if the same GPU is, the machine.",
-        _SEEN,
     )
 
 
@@ -238,7 +221,6 @@ def _large_buckets(run: ParallelRun, slowest: RankFigures, step_ms: float) -> It
         f"others slow backward down by up to {_SLOWS:.0%} of their time.",
         ("model = DistributedDataParallel(model, bucket_cap_mb=25, gradient_as_bucket_view=True)",),
         "Time the step with bucket_cap_mb=25: exposed communication falls to that of the last buckets.",
-        _SEEN,
     )
 
 
@@ -272,7 +254,6 @@ def _small_collectives(run: ParallelRun, slowest: RankFigures, step_ms: float) -
             "# FSDP2: fully_shard whole blocks, not single layers; join small tensors before dist.all_reduce",
         ),
         "Time the step with larger messages: if it is as long, their time was hidden.",
-        _SEEN,
     )
 
 
@@ -297,7 +278,6 @@ def _exposed(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator
         "From nothing, if none of it can be hidden or left out, to all of it.",
         remedy,
         "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
-        _SEEN,
     )
 
 
@@ -324,5 +304,4 @@ def _bubble(run: ParallelRun, slowest: RankFigures, step_ms: float) -> Iterator[
             "# layers from the longest stage to the others",
         ),
         phrase("Time the step with twice the microbatches; `nsys-analyze report` shows what each stage waits for."),
-        _SEEN,
     )

@@ -79,9 +79,11 @@ def _with_losses(run: ParallelRun, captures: dict[tuple[str, int, int], CaptureS
     ranks = list(run.ranks)
     for position, (rank, loss) in enumerate(zip(run.ranks, losses, strict=True)):
         if loss and rank.late_ms and position != run.fastest:
-            ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(loss.slowed_ms))
-    skew = (run.skew_ms or 0.0) + most.slowed_ms
-    return replace(run, ranks=tuple(ranks), skew_ms=skew, lost=most.rows, slowed_ms=most.slowed_ms)
+            _, slowed_ms = loss
+            ranks[position] = replace(rank, late_ms=rank.late_ms.shifted(slowed_ms))
+    lost, slowed_ms = most
+    skew = (run.skew_ms or 0.0) + slowed_ms
+    return replace(run, ranks=tuple(ranks), skew_ms=skew, lost=lost, slowed_ms=slowed_ms)
 
 
 class _Join:

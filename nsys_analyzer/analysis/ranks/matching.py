@@ -241,6 +241,10 @@ class Matched:
         return alike
 
 
+#: The collectives of a communicator that each member has: position to indices.
+_Users = dict[int, Ints]
+
+
 def match_collectives(members: Sequence[Member]) -> Matched:
     """Returns the collectives that are one: of one place in a step of one communicator, in the steps of all members.
 
@@ -250,9 +254,18 @@ def match_collectives(members: Sequence[Member]) -> Matched:
     numbers, *others = numbers_of(members)
     for other in others:
         numbers = np.intersect1d(numbers, other)
+    # A communicator without an ID is known by the place of its stream among such.
+    users_of: dict[tuple[str, int], _Users] = defaultdict(dict)
+    for position, member in enumerate(members):
+        communicator = member.collectives.communicator
+        ids, first = np.unique(communicator, return_index=True)
+        streams = iter(range(len(ids)))
+        for number in ids[np.argsort(first)].tolist():
+            key = ("id", number) if number > 0 else ("stream", next(streams))
+            users_of[key][position] = np.flatnonzero(communicator == number)
     matches: list[Matches] = []
     apart: set[int] = set()
-    for users in _users_of_communicators(members):
+    for users in users_of.values():
         for pairwise in (False, True):
             for group in _groups(members, users, pairwise=pairwise):
                 matched, differing = _match(members, group, numbers, pairwise=pairwise)
@@ -266,23 +279,6 @@ def numbers_of(members: Sequence[Member]) -> list[Ints]:
     """Returns the number of each step of each member; their places, where the ranges of one do not say them."""
     numbered = all(member.numbered for member in members)
     return [member.number if numbered else np.arange(len(member)) for member in members]
-
-
-#: The collectives of a communicator that each member has: position to indices.
-_Users = dict[int, Ints]
-
-
-def _users_of_communicators(members: Sequence[Member]) -> list[_Users]:
-    """Returns the users of each communicator; one without an ID is known by the place of its stream among such."""
-    users: dict[tuple[str, int], _Users] = defaultdict(dict)
-    for position, member in enumerate(members):
-        communicator = member.collectives.communicator
-        ids, first = np.unique(communicator, return_index=True)
-        streams = iter(range(len(ids)))
-        for number in ids[np.argsort(first)].tolist():
-            key = ("id", number) if number > 0 else ("stream", next(streams))
-            users[key][position] = np.flatnonzero(communicator == number)
-    return list(users.values())
 
 
 def _groups(members: Sequence[Member], users: _Users, *, pairwise: bool) -> list[_Users]:
