@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from nsys_analyzer.analysis import findings
 from nsys_analyzer.analysis.findings import diagnosis
-from nsys_analyzer.analysis.findings.case import Candidate, Case, saved_work
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, saved_work
 from nsys_analyzer.analysis.kernels import classes
 from nsys_analyzer.analysis.kernels.class_rules import Rule
 from nsys_analyzer.analysis.ranges import phases
@@ -75,7 +74,7 @@ def test_a_finding_is_a_function_and_an_entry(
             "Call it in every tenth step: if the step is no shorter, the GPU had other work.",
         )
 
-    monkeypatch.setattr(diagnosis, "RULES", (*findings.RULES, find))
+    monkeypatch.setattr(diagnosis, "RULES", (*diagnosis.RULES, find))
     monkeypatch.setattr(diagnosis, "LEAST", 0.0)
     path = real_capture("train_small256")
     (capture,) = json.loads(run_main("explain", path, "--format", "json").out)["captures"]

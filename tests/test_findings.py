@@ -21,25 +21,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import summarize
-from nsys_analyzer.analysis.findings import (
-    allocator,
-    data_loading,
-    device_to_host_copy,
-    exposed_communication,
-    fp32_matmul,
-    host_stall,
-    host_sync,
-    launch_bound,
-    layout_copies,
-    pageable_copy,
-    small_grids,
-    unfused_attention,
-    unfused_elementwise,
-    unfused_optimizer,
-)
-from nsys_analyzer.analysis.findings.case import Candidate, Case, Rule
+from nsys_analyzer.analysis.findings.copies import find_device_to_host_copy, find_layout_copies, find_pageable_copy
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Rule
+from nsys_analyzer.analysis.findings.kernels import (
+    find_exposed_communication,
+    find_fp32_matmul,
+    find_small_grids,
+    find_unfused_attention,
+    find_unfused_elementwise,
+    find_unfused_optimizer,
+)
+from nsys_analyzer.analysis.findings.waits import (
+    find_allocator,
+    find_data_loading,
+    find_host_stall,
+    find_host_sync,
+    find_launch_bound,
+)
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (
     DEVICE_TO_PAGEABLE,
@@ -179,16 +178,16 @@ def evidence(rule: Rule, steps: Steps, **idle_ms: float) -> str:
 def test_data_loading(name: str) -> None:
     """3,000 + 10 µs of calls, 100 of work. A batch that is ready leaves 500 + 10, or the work."""
     steps = Steps().call(EVENT, 3_000, range=name).kernel(100)
-    assert saved_us(data_loading.find, steps) == [3_010 - 510, 3_010 - 100]
-    assert f"in the range {name}: 1 stretch." in evidence(data_loading.find, steps, data=2.9)
+    assert saved_us(find_data_loading, steps) == [3_010 - 510, 3_010 - 100]
+    assert f"in the range {name}: 1 stretch." in evidence(find_data_loading, steps, data=2.9)
 
 
 @pytest.mark.parametrize("way", [PAGEABLE_TO_DEVICE, PINNED_TO_DEVICE])
 def test_data_loading_without_a_range_is_before_a_copy(way: int) -> None:
     """3,000 + 10 + 10 µs of calls, 20 + 100 of work."""
     steps = Steps().call(EVENT, 3_000).copy(20, way, 1 << 20).kernel(100)
-    assert saved_us(data_loading.find, steps) == [3_020 - 520, 3_020 - 120]
-    assert "between two steps, before the batch is copied" in evidence(data_loading.find, steps)
+    assert saved_us(find_data_loading, steps) == [3_020 - 520, 3_020 - 120]
+    assert "between two steps, before the batch is copied" in evidence(find_data_loading, steps)
 
 
 @pytest.mark.parametrize(
@@ -202,27 +201,27 @@ def test_data_loading_without_a_range_is_before_a_copy(way: int) -> None:
     ],
 )
 def test_no_data_loading(steps: Steps) -> None:
-    assert saved_us(data_loading.find, steps) == []
+    assert saved_us(find_data_loading, steps) == []
 
 
 def test_host_sync() -> None:
     """The work ends at 20, the wait with it, 50 behind it: 70. Without the wait 10 + 25; without the call 20."""
     steps = Steps().kernel(20).sync(50, range="log")
-    assert saved_us(host_sync.find, steps) == [70 - 35, 70 - 20]
-    assert evidence(host_sync.find, steps) == "Each step waits in 1 call: cudaStreamSynchronize, in the range log."
+    assert saved_us(find_host_sync, steps) == [70 - 35, 70 - 20]
+    assert evidence(find_host_sync, steps) == "Each step waits in 1 call: cudaStreamSynchronize, in the range log."
 
 
 def test_what_backtraces_say_of_waits() -> None:
     """Three waits a step with a backtrace, and one without."""
     steps = Steps().kernel(20).sync(caller="item").sync(caller="nonzero").sync(caller="item").sync()
-    assert "Those with a backtrace come from item (2 a step), nonzero (1 a step)." in evidence(host_sync.find, steps)
+    assert "Those with a backtrace come from item (2 a step), nonzero (1 a step)." in evidence(find_host_sync, steps)
 
 
 def test_values_that_are_read() -> None:
     """The work ends at 20 + 2, the wait with it, 50 behind it: 72. 10 + 5 + 25 of calls, 22 of work; or 10 and 20."""
     steps = Steps().kernel(20).copy(2, DEVICE_TO_PAGEABLE, 4).sync(50)
-    assert saved_us(host_sync.find, steps) == [72 - 40, 72 - 20]
-    assert "1 value a step are copied to the host" in evidence(host_sync.find, steps)
+    assert saved_us(find_host_sync, steps) == [72 - 40, 72 - 20]
+    assert "1 value a step are copied to the host" in evidence(find_host_sync, steps)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_values_that_are_read() -> None:
     ],
 )
 def test_no_host_sync(steps: Steps) -> None:
-    assert saved_us(host_sync.find, steps) == []
+    assert saved_us(find_host_sync, steps) == []
 
 
 def kernels(count: int, us: float, name: str = GEMM, after: float = 10, steps: Steps | None = None) -> Steps:
@@ -248,19 +247,19 @@ def kernels(count: int, us: float, name: str = GEMM, after: float = 10, steps: S
 def test_launch_bound() -> None:
     """10 launches 10 µs apart, 3 µs of work each: 100, and 30 without what launching takes."""
     steps = kernels(10, 3)
-    assert saved_us(launch_bound.find, steps, launch=0.07) == [70, 70]
-    assert "10 operations a step take 3 µs on the GPU each" in evidence(launch_bound.find, steps, launch=0.07)
+    assert saved_us(find_launch_bound, steps, launch=0.07) == [70, 70]
+    assert "10 operations a step take 3 µs on the GPU each" in evidence(find_launch_bound, steps, launch=0.07)
 
 
 def test_launch_bound_with_work_of_the_program_between_launches() -> None:
     """9 · 10 + 500 µs of calls, 30 of work: without launching 500, without both the work."""
     steps = kernels(9, 3).kernel(3, after=500)
-    assert saved_us(launch_bound.find, steps, launch=0.5) == [590 - 500, 590 - 30]
+    assert saved_us(find_launch_bound, steps, launch=0.5) == [590 - 500, 590 - 30]
 
 
 def test_no_graph_holds_a_wait() -> None:
     """Between waits so close, nothing becomes a graph. Behind the last one 10 µs go, of three steps."""
-    assert saved_us(launch_bound.find, kernels(10, 3).sync(), launch=0.07) == [3.3, 3.3]
+    assert saved_us(find_launch_bound, kernels(10, 3).sync(), launch=0.07) == [3.3, 3.3]
 
 
 @pytest.mark.parametrize(
@@ -272,14 +271,14 @@ def test_no_graph_holds_a_wait() -> None:
     ],
 )
 def test_not_launch_bound(steps: Steps, idle: dict[str, float]) -> None:
-    assert saved_us(launch_bound.find, steps, **idle) == []
+    assert saved_us(find_launch_bound, steps, **idle) == []
 
 
 def test_pageable_copy() -> None:
     """400 + 100 µs of work, and 10 behind the wait. 2.5 MB take 100 at 25 GB/s; or the copy is hidden."""
     steps = Steps().copy(400, PAGEABLE_TO_DEVICE, 2_500_000, waits=True).kernel(100)
-    assert saved_us(pageable_copy.find, steps) == [510 - 200, 510 - 100]
-    said = evidence(pageable_copy.find, steps)
+    assert saved_us(find_pageable_copy, steps) == [510 - 200, 510 - 100]
+    said = evidence(find_pageable_copy, steps)
     assert said.startswith("1 copy a step from pageable memory: 2.4 MiB in 0.4 ms, 6.25 GB/s.")
 
 
@@ -287,15 +286,15 @@ def test_pageable_copy() -> None:
     ("way", "size"), [(PAGEABLE_TO_DEVICE, (64 << 10) - 1), (PINNED_TO_DEVICE, 1 << 30), (DEVICE_TO_PAGEABLE, 1 << 30)]
 )
 def test_no_pageable_copy(way: int, size: int) -> None:
-    assert saved_us(pageable_copy.find, Steps().copy(400, way, size).kernel(100)) == []
+    assert saved_us(find_pageable_copy, Steps().copy(400, way, size).kernel(100)) == []
 
 
 def test_device_to_host_copy() -> None:
     """500 + 1,000 µs of work, and 10 behind the wait; of the copy 15 % is left, or nothing."""
     steps = Steps().kernel(500).copy(1_000, DEVICE_TO_PAGEABLE, 8 << 20, waits=True, range="checkpoint")
-    assert saved_us(device_to_host_copy.find, steps) == [1_510 - 650, 1_510 - 500]
+    assert saved_us(find_device_to_host_copy, steps) == [1_510 - 650, 1_510 - 500]
     said = "1 copy a step from the GPU: 8.0 MiB in 1 ms, 100% of it to pageable memory, in the range checkpoint."
-    assert evidence(device_to_host_copy.find, steps) == said
+    assert evidence(find_device_to_host_copy, steps) == said
 
 
 def test_the_code_around_a_copy_goes_with_it() -> None:
@@ -303,21 +302,21 @@ def test_the_code_around_a_copy_goes_with_it() -> None:
     steps = Steps().kernel(100).copy(1_000, DEVICE_TO_PAGEABLE, 8 << 20, waits=True, range="checkpoint")
     steps.call(EVENT, 3_000, range="checkpoint")
     # A copy that is not waited for: 10 + 10 + 3,000 of calls; without the range's calls 10, and 100 of work.
-    assert saved_us(device_to_host_copy.find, steps) == [4_110 - 3_020, 4_110 - 100]
+    assert saved_us(find_device_to_host_copy, steps) == [4_110 - 3_020, 4_110 - 100]
 
 
 def test_the_code_of_a_phase_stays() -> None:
     """A copy in forward: the other calls of forward are no part of it."""
     steps = Steps().kernel(100).copy(1_000, DEVICE_TO_PAGEABLE, 8 << 20, waits=True, range="forward")
     steps.call(EVENT, 3_000, range="forward")
-    assert saved_us(device_to_host_copy.find, steps) == [4_110 - 3_020, 4_110 - 3_010]
+    assert saved_us(find_device_to_host_copy, steps) == [4_110 - 3_020, 4_110 - 3_010]
 
 
 @pytest.mark.parametrize(
     ("way", "size"), [(DEVICE_TO_PAGEABLE, 4_096), (PAGEABLE_TO_DEVICE, 1 << 30), (ON_DEVICE, 1 << 30)]
 )
 def test_no_device_to_host_copy(way: int, size: int) -> None:
-    assert saved_us(device_to_host_copy.find, Steps().kernel(500).copy(1_000, way, size)) == []
+    assert saved_us(find_device_to_host_copy, Steps().kernel(500).copy(1_000, way, size)) == []
 
 
 def test_fp32_matmul() -> None:
@@ -326,8 +325,8 @@ def test_fp32_matmul() -> None:
     Of 1,000 µs 343.0 are left, or 163.8.
     """
     steps = Steps().kernel(1_000, GEMM).kernel(500, BF16_GEMM)
-    assert saved_us(fp32_matmul.find, steps) == [657.0, 836.2]
-    assert "1 kernel of matmuls a step run in fp32 for 1 ms (67% of the step)." in evidence(fp32_matmul.find, steps)
+    assert saved_us(find_fp32_matmul, steps) == [657.0, 836.2]
+    assert "1 kernel of matmuls a step run in fp32 for 1 ms (67% of the step)." in evidence(find_fp32_matmul, steps)
 
 
 @pytest.mark.parametrize(
@@ -340,28 +339,28 @@ def test_fp32_matmul() -> None:
     ],
 )
 def test_no_fp32_matmul(steps: Steps) -> None:
-    assert saved_us(fp32_matmul.find, steps) == []
+    assert saved_us(find_fp32_matmul, steps) == []
 
 
 def test_fp32_on_a_gpu_without_tf32() -> None:
     steps = Steps().kernel(1_000, GEMM)
     assert steps.gpu is not None
     steps.gpu = replace(steps.gpu, name="NVIDIA GeForce GTX 1080")
-    assert saved_us(fp32_matmul.find, steps) == []
+    assert saved_us(find_fp32_matmul, steps) == []
 
 
 @pytest.mark.parametrize(("name", "kind"), [(FOREACH, "multi-tensor (foreach)"), (ADD, "a parameter at a time")])
 def test_unfused_optimizer(name: str, kind: str) -> None:
     """100 · 20 µs of work: 40 % or 70 % less of it."""
     steps = kernels(100, 20, name, steps=Steps(phase="optimizer"))
-    assert saved_us(unfused_optimizer.find, steps) == [800, 1_400]
-    assert f"100 kernels a step ({kind}) for 2 ms" in evidence(unfused_optimizer.find, steps)
+    assert saved_us(find_unfused_optimizer, steps) == [800, 1_400]
+    assert f"100 kernels a step ({kind}) for 2 ms" in evidence(find_unfused_optimizer, steps)
 
 
 def test_launches_of_an_unfused_optimizer() -> None:
     """100 · 10 µs of calls, 100 · 1 of work: 40 launches are left, 400."""
     steps = kernels(100, 1, ADD, steps=Steps(phase="optimizer"))
-    assert saved_us(unfused_optimizer.find, steps) == [600, 600]
+    assert saved_us(find_unfused_optimizer, steps) == [600, 600]
 
 
 @pytest.mark.parametrize(
@@ -373,29 +372,29 @@ def test_launches_of_an_unfused_optimizer() -> None:
     ],
 )
 def test_no_unfused_optimizer(steps: Steps) -> None:
-    assert saved_us(unfused_optimizer.find, steps) == []
+    assert saved_us(find_unfused_optimizer, steps) == []
 
 
 def test_allocator() -> None:
     """The wait ends with the work at 100, 10 + 200 µs behind it: 310. Without both calls the work is left."""
     steps = Steps().kernel(100).call("cudaDeviceSynchronize_v3020", waits=True).call("cudaFree_v3020", 200)
-    assert saved_us(allocator.find, steps) == [310 - 100]
-    assert "Each step makes 1 call of cudaFree. A call that frees" in evidence(allocator.find, steps)
+    assert saved_us(find_allocator, steps) == [310 - 100]
+    assert "Each step makes 1 call of cudaFree. A call that frees" in evidence(find_allocator, steps)
 
 
 def test_a_wait_that_frees_nothing_is_no_allocator_s() -> None:
     """cudaMalloc takes 200: without it, the wait ends at 100 and takes 10 more."""
     steps = Steps().call("cudaMalloc_v3020", 200).kernel(100).sync()
-    assert saved_us(allocator.find, steps) == [310 - 110]
+    assert saved_us(find_allocator, steps) == [310 - 110]
 
 
 def test_an_allocation_now_and_then() -> None:
     """One call in four steps is what the cache needs to grow."""
     case = Steps(steps=4).call("cudaMalloc_v3020", 200).kernel(100).case()
-    assert list(allocator.find(case))
+    assert list(find_allocator(case))
     call = case.study.call.copy()
     call[2:] = OTHER_CALL
-    assert list(allocator.find(replace(case, study=replace(case.study, call=call)))) == []
+    assert list(find_allocator(replace(case, study=replace(case.study, call=call)))) == []
 
 
 def layer(steps: Steps, softmax: str = SOFTMAX, *, part: str = "") -> Steps:
@@ -413,9 +412,9 @@ def test_unfused_attention_by_its_ranges() -> None:
     steps.phase = "backward"
     steps.kernel(200, BF16_GEMM).kernel(300, ADD, blocks=777).kernel(200, BF16_GEMM)
     steps.kernel(50, ADD).kernel(50, ADD).kernel(500, BF16_GEMM)
-    assert saved_us(unfused_attention.find, steps) == [600, 960]
+    assert saved_us(find_unfused_attention, steps) == [600, 960]
     said = "2 kernels a step over its scores for 0.6 ms, and 4 matmuls for 0.6 ms."
-    assert said in evidence(unfused_attention.find, steps)
+    assert said in evidence(find_unfused_attention, steps)
 
 
 @pytest.mark.parametrize(("outside_us", "saved"), [(150, [600, 720]), (151, [300, 420])])
@@ -428,12 +427,12 @@ def test_blocks_that_say_little(outside_us: float, saved: list[float]) -> None:
     steps = layer(Steps(), part="attention").kernel(outside_us, ADD, blocks=777)
     steps.phase = "backward"
     steps.kernel(200, BF16_GEMM).kernel(300, ADD, blocks=777).kernel(200, BF16_GEMM)
-    assert saved_us(unfused_attention.find, steps) == saved
+    assert saved_us(find_unfused_attention, steps) == saved
 
 
 def test_unfused_attention_by_its_softmax() -> None:
     """Two layers: 600 µs of softmax, 400 of matmuls."""
-    assert saved_us(unfused_attention.find, layer(layer(Steps()))) == [600, 840]
+    assert saved_us(find_unfused_attention, layer(layer(Steps()))) == [600, 840]
 
 
 @pytest.mark.parametrize(
@@ -450,17 +449,17 @@ def test_unfused_attention_by_its_softmax() -> None:
     ],
 )
 def test_no_unfused_attention(steps: Steps) -> None:
-    assert saved_us(unfused_attention.find, steps) == []
+    assert saved_us(find_unfused_attention, steps) == []
 
 
 def test_host_stall() -> None:
     """5,000 + 10 µs of calls, 100 of work: pauses of 200 leave 210, those of 20 the work."""
     steps = Steps().call(EVENT, 5_000, pause="gc").kernel(100)
-    assert saved_us(host_stall.find, steps) == [5_010 - 210, 5_010 - 100]
+    assert saved_us(find_host_stall, steps) == [5_010 - 210, 5_010 - 100]
     said = (
         "1 pause of 3 ms or more, 5 ms together, in which the program makes no CUDA call, most of it in the range gc."
     )
-    assert said in evidence(host_stall.find, steps)
+    assert said in evidence(find_host_stall, steps)
 
 
 @pytest.mark.parametrize(
@@ -471,18 +470,18 @@ def test_host_stall() -> None:
     ],
 )
 def test_no_host_stall(steps: Steps) -> None:
-    assert saved_us(host_stall.find, steps) == []
+    assert saved_us(find_host_stall, steps) == []
 
 
 def test_unfused_elementwise() -> None:
     """Chains of 4 and of 5 kernels, 100 µs each: of 900 µs are left 2 · 200, or 2 · 100."""
     steps = kernels(5, 100, ADD, steps=kernels(4, 100, ADD).kernel(100, BF16_GEMM)).kernel(100, BF16_GEMM)
-    assert saved_us(unfused_elementwise.find, steps) == [900 - 400, 900 - 200]
+    assert saved_us(find_unfused_elementwise, steps) == [900 - 400, 900 - 200]
     said = (
         "9 kernels a step, elementwise, reductions, norms and casts, take 0.9 ms (82% of the step), 100 µs each. "
         "They stand in chains of 4.6 kernels on average, one directly behind the other."
     )
-    assert evidence(unfused_elementwise.find, steps) == said  # (4 · 4 + 5 · 5) ÷ 9
+    assert evidence(find_unfused_elementwise, steps) == said  # (4 · 4 + 5 · 5) ÷ 9
 
 
 def test_kernels_that_are_one_pass_already() -> None:
@@ -491,9 +490,9 @@ def test_kernels_that_are_one_pass_already() -> None:
     Of a sum the same is left, unless it becomes one kernel with those before it.
     """
     steps = kernels(3, 100, ADD).kernel(100, SOFTMAX).kernel(100, BF16_GEMM)
-    assert saved_us(unfused_elementwise.find, steps) == [150, 225]
+    assert saved_us(find_unfused_elementwise, steps) == [150, 225]
     steps = kernels(3, 100, ADD).kernel(100, REDUCTION).kernel(100, BF16_GEMM)
-    assert saved_us(unfused_elementwise.find, steps) == [150, 300]
+    assert saved_us(find_unfused_elementwise, steps) == [150, 300]
 
 
 def test_launches_of_unfused_elementwise_kernels() -> None:
@@ -501,8 +500,8 @@ def test_launches_of_unfused_elementwise_kernels() -> None:
 
     With 1 µs of work each, launching is the limit, and only that work is counted: none that the step waits for.
     """
-    assert saved_us(unfused_elementwise.find, kernels(4, 8, ADD).kernel(8, BF16_GEMM)) == [20, 30]
-    assert saved_us(unfused_elementwise.find, kernels(4, 1, ADD).kernel(1, BF16_GEMM)) == [0, 0]
+    assert saved_us(find_unfused_elementwise, kernels(4, 8, ADD).kernel(8, BF16_GEMM)) == [20, 30]
+    assert saved_us(find_unfused_elementwise, kernels(4, 1, ADD).kernel(1, BF16_GEMM)) == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -517,21 +516,21 @@ def test_launches_of_unfused_elementwise_kernels() -> None:
     ],
 )
 def test_no_unfused_elementwise(steps: Steps) -> None:
-    assert saved_us(unfused_elementwise.find, steps) == []
+    assert saved_us(find_unfused_elementwise, steps) == []
 
 
 def test_layout_copies() -> None:
     """4 · 100 µs of copies: 65 % or all of it."""
     steps = kernels(4, 100, CAST).kernel(100, BF16_GEMM)
-    assert saved_us(layout_copies.find, steps) == [260, 400]
-    assert "4 copies a step stand in chains of 3 or more" in evidence(layout_copies.find, steps)
+    assert saved_us(find_layout_copies, steps) == [260, 400]
+    assert "4 copies a step stand in chains of 3 or more" in evidence(find_layout_copies, steps)
 
 
 def test_a_chain_of_cudas_own_copies() -> None:
     steps = Steps().kernel(100, BF16_GEMM)
     for _ in range(3):
         steps.copy(100, ON_DEVICE, 1 << 20)
-    assert saved_us(layout_copies.find, steps) == [195, 300]
+    assert saved_us(find_layout_copies, steps) == [195, 300]
 
 
 @pytest.mark.parametrize(
@@ -546,15 +545,15 @@ def test_a_chain_of_cudas_own_copies() -> None:
     ],
 )
 def test_no_layout_copies(steps: Steps) -> None:
-    assert saved_us(layout_copies.find, steps) == []
+    assert saved_us(find_layout_copies, steps) == []
 
 
 def test_small_grids() -> None:
     """66 blocks on 132 multiprocessors, 200 µs: 50 % or 90 % of the half that has nothing to do."""
     steps = Steps().kernel(200, BF16_GEMM, blocks=66).kernel(100, BF16_GEMM)
-    assert saved_us(small_grids.find, steps) == [50, 90]
+    assert saved_us(find_small_grids, steps) == [50, 90]
     said = "1 kernel a step of fewer blocks than the GPU's 132 multiprocessors take 0.2 ms; 66 blocks on average."
-    assert said in evidence(small_grids.find, steps)
+    assert said in evidence(find_small_grids, steps)
 
 
 @pytest.mark.parametrize(
@@ -569,19 +568,19 @@ def test_small_grids() -> None:
     ],
 )
 def test_no_small_grids(steps: Steps) -> None:
-    assert saved_us(small_grids.find, steps) == []
+    assert saved_us(find_small_grids, steps) == []
 
 
 def test_exposed_communication() -> None:
     """300 µs of matmul, 200 of a collective that 200 more are hidden of: 55 % or all of the 200."""
     steps = Steps(phase="backward").kernel(300, BF16_GEMM).kernel(200, NCCL, duration=400)
-    assert saved_us(exposed_communication.find, steps) == [110, 200]
+    assert saved_us(find_exposed_communication, steps) == [110, 200]
     said = "1 collective a step take 0.4 ms, of which nothing hides 0.2 ms."
-    assert said in evidence(exposed_communication.find, steps)
+    assert said in evidence(find_exposed_communication, steps)
 
 
 def test_no_exposed_communication() -> None:
-    assert saved_us(exposed_communication.find, kernels(3, 100)) == []
+    assert saved_us(find_exposed_communication, kernels(3, 100)) == []
 
 
 # --- the ranking

@@ -8,8 +8,8 @@ import pytest
 from msgspec import structs
 
 from nsys_analyzer import Trace
+from nsys_analyzer.analysis.findings.diagnosis import why_missing
 from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.findings.missing import why_missing
 from nsys_analyzer.analysis.steps.groups import StepGroup
 from nsys_analyzer.analysis.steps.step import (
     ClassTime,

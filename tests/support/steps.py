@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.case import Case
+from nsys_analyzer.analysis.findings.finding import Case
 from nsys_analyzer.analysis.kernels.classes import classify
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
 from nsys_analyzer.analysis.steps.groups import StepGroup

@@ -1,19 +1,53 @@
-"""Looks for every finding in a capture and ranks them by the time that they would free."""
+"""The findings of a capture, ranked by the time that they would free, or why it has none."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from nsys_analyzer.analysis.findings import RULES
-from nsys_analyzer.analysis.findings.case import Candidate, Case
-from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
-from nsys_analyzer.analysis.findings.gpu_idle import find_idle_gpu
+from nsys_analyzer.analysis.findings.copies import find_device_to_host_copy, find_layout_copies, find_pageable_copy
+from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Place, Rule
+from nsys_analyzer.analysis.findings.kernels import (
+    find_exposed_communication,
+    find_fp32_matmul,
+    find_small_grids,
+    find_unfused_attention,
+    find_unfused_elementwise,
+    find_unfused_optimizer,
+)
+from nsys_analyzer.analysis.findings.waits import (
+    find_allocator,
+    find_data_loading,
+    find_host_stall,
+    find_host_sync,
+    find_launch_bound,
+)
+from nsys_analyzer.analysis.kernels.classes import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.text import Words, phrase
 
+#: What is looked for; of two findings that save as much, the one that is named first here comes first.
+RULES: tuple[Rule, ...] = (
+    find_data_loading,
+    find_host_sync,
+    find_launch_bound,
+    find_pageable_copy,
+    find_device_to_host_copy,
+    find_fp32_matmul,
+    find_unfused_optimizer,
+    find_allocator,
+    find_unfused_attention,
+    find_host_stall,
+    find_unfused_elementwise,
+    find_layout_copies,
+    find_small_grids,
+    find_exposed_communication,
+)
 #: What saves less than this share of a step is not listed.
 LEAST = 0.03
 #: The CPU is faster without a profiler beside it, by more than the recording of events: what takes it 1 under the
@@ -35,10 +69,38 @@ _ROUNDS, _MOST = 16, 4.0
 _TOLD_OF_RUNS = frozenset({"exposed_communication"})
 #: The columns of a replay that are times.
 _TIMES = ("after", "own", "lag", "latency", "spacing", "work", "pause")
+#: A GPU that computes for less of a step than this is mostly idle.
+_BUSY = 0.7
+#: What the program does while the GPU idles, and the lines that tell more.
+_TITLES: dict[Cause, str] = {
+    "sync": "the program waits for it",
+    "allocator": "memory is allocated and freed",
+    "copy": "the program waits for copies",
+    "launch": "it waits for launches",
+    "host": "the program works on the CPU",
+    "data": "batches are loaded",
+    "communication": "collectives wait to start",
+    "unknown": "the cause is unknown",
+}
+_REMEDIES: dict[Cause, tuple[str, ...]] = {
+    "copy": (
+        "# copy what is needed next while the GPU computes, from pinned memory, on a stream of its own:",
+        "with torch.cuda.stream(side): ahead = host.to(device, non_blocking=True)",
+        "# keep on the GPU what fits: fewer layers offloaded, smaller data types",
+    ),
+    "communication": ("# compare the ranks: a collective waits for the last one. Give the captures of all ranks.",),
+    "unknown": ("# record the CPU, too: nsys profile --trace=cuda,nvtx; PyTorch: ProfilerActivity.CPU and CUDA",),
+}
+_DISPROOF = "Time the part by itself: if the step is no shorter without it, the GPU waits for something else."
+_LOOK = ("# put a range around what you suspect, torch.cuda.nvtx.range_push(name) ... range_pop(), and record again",)
+#: From this share of the compute on, kernels inside CUDA graphs hide what could be found.
+_HIDDEN = 0.3
+_BY_NSYS = phrase("Capture with `nsys profile --trace=cuda,nvtx`")
+_BY_TORCH = phrase("Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 
 
 def diagnose(capture: CaptureSummary) -> Diagnosis | None:
-    """The findings of a capture; None where no launches are known to replay its steps from."""
+    """Returns the findings of a capture; None where no launches are known to replay its steps from."""
     if capture.step is None or capture.study is None or capture.on_cpu:
         return None
     study, profiled = capture.study, capture.step.length_ms
@@ -58,18 +120,18 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
         why = f"a replay of the recorded steps is {abs(error):.0%} {'longer' if error > 0 else 'shorter'} than they are"
     has_others = any(len(member.collectives) and member.world_size != 1 for member in capture.members)
     without = _TOLD_OF_RUNS if has_others else frozenset()
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if not why:
         case = Case(capture.step, study, capture.configuration, baselines, scale, (low + high) / 2)
-        candidates = [one for rule in RULES for one in rule(case) if one.id not in without]
-        found = list(_ranked(case, candidates))
-    told = {one.place.name for one in found if one.place} | ({"communication"} if without else set())
-    if idle := find_idle_gpu(capture.step, profiled if why else (low + high) / 2, frozenset(told)):
-        place = sum(one.saves_ms >= idle.saves_ms for one in found)
-        left = found[place - 1].left_after_all_ms if place else idle.step_ms
-        found.insert(place, replace(idle, left_after_all_ms=left))
+        candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
+        findings = list(_ranked(case, candidates))
+    told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())
+    if idle := _find_idle_gpu(capture.step, profiled if why else (low + high) / 2, frozenset(told)):
+        place = sum(finding.saves_ms >= idle.saves_ms for finding in findings)
+        left = findings[place - 1].left_after_all_ms if place else idle.step_ms
+        findings.insert(place, replace(idle, left_after_all_ms=left))
     overhead = _overhead(profiled, replayed)
-    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(found), why)
+    return Diagnosis(low, high, profiled, busy, error, bool(unprofiled), overhead, tuple(findings), why)
 
 
 def _ends(values: Sequence[float]) -> tuple[float, float]:
@@ -77,19 +139,19 @@ def _ends(values: Sequence[float]) -> tuple[float, float]:
 
 
 def _overhead(profiled_ms: float, replayed: Sequence[float]) -> tuple[float, float] | None:
-    """The least and the most that the profiler takes of a step, ms, where that hides what the program does."""
+    """Returns the least and the most that the profiler takes of a step, ms, where that hides what the program does."""
     low, high = (profiled_ms - ms for ms in reversed(_ends(replayed)))
     return (low, high) if low > _HIDES * profiled_ms else None
 
 
 def _estimated(study: Study) -> tuple[Replay, ...]:
-    """The steps without the least and without the most that the profiler may have cost."""
+    """Returns the steps without the least and without the most that the profiler may have cost."""
     least, most = study.replay.with_events_costing(study.low_share), study.replay.with_events_costing(1.0)
     return least, most, most.at_pace(_CPU)
 
 
 def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
-    """The steps with so much of the profiler's cost taken off that they take their unprofiled time.
+    """Returns the steps with so much of the profiler's cost taken off that they take their unprofiled time.
 
     Where that does not suffice, or they are shorter than that as they were recorded, the machine's pace was another
     one: all of their times are scaled.
@@ -101,54 +163,160 @@ def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
             low = middle
         else:
             high = middle
-    found = study.replay.with_events_costing(high)
-    pace = step_ns / found.step_ns if found.step_ns else 1.0
-    return (replace(found, **{name: getattr(found, name) * pace for name in _TIMES}),)
+    cheapest = study.replay.with_events_costing(high)
+    pace = step_ns / cheapest.step_ns if cheapest.step_ns else 1.0
+    return (replace(cheapest, **{name: getattr(cheapest, name) * pace for name in _TIMES}),)
 
 
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
-    """The findings worth a change, the largest saving first; each with what is left of a step after all up to it.
+    """Yields the findings worth a change, the largest saving first, each with what is left after all up to it.
 
     What is left for a cause that others explain is valued without these, and stands behind them.
     """
-    explaining = [one for one in candidates if one.explains]
-    found = []
-    for one in candidates:
-        saves = _saves(case, one, () if one.explains or not one.explained else explaining)
+    explaining = [candidate for candidate in candidates if candidate.explains]
+    ranked = []
+    for candidate in candidates:
+        saves = _saves(case, candidate, () if candidate.explains or not candidate.explained else explaining)
         if sum(saves) / 2 >= LEAST * case.step_ms:
-            found.append((one, saves))
-    found.sort(key=lambda pair: -sum(pair[1]))
-    last = max((place for place, (one, _) in enumerate(found) if one.explains), default=-1)
-    for place, pair in enumerate(found[:last]):
+            ranked.append((candidate, saves))
+    ranked.sort(key=lambda pair: -sum(pair[1]))
+    last = max((place for place, (candidate, _) in enumerate(ranked) if candidate.explains), default=-1)
+    for place, pair in enumerate(ranked[:last]):
         if pair[0].explained:  # behind the last one that explains it
-            found.insert(last + 1, pair)
-            del found[place]
+            ranked.insert(last + 1, pair)
+            del ranked[place]
             break
     left = list(case.baselines)
-    for one, (low, high) in found:
+    for candidate, (low, high) in ranked:
         # The first change saves least; beside others a change may cost, and is not made then.
-        left = [min(one.changes[0](replay), replay, key=lambda one: one.step_ns) for replay in left]
-        steps = [replay.step_ns / 1e6 * case.scale for replay in left]
+        left = [min(candidate.changes[0](replay), replay, key=lambda steps: steps.step_ns) for replay in left]
+        left_ms = [replay.step_ns / 1e6 * case.scale for replay in left]
         words = case.step.in_words
-        said = tuple(map(words, one.evidence)), words(one.derivation), one.remedy, words(one.disproof)
-        yield Finding(one.id, one.title, low, high, case.step_ms, sum(_ends(steps)) / 2, *said, one.place)
+        yield Finding(
+            candidate.id,
+            candidate.title,
+            low,
+            high,
+            case.step_ms,
+            sum(_ends(left_ms)) / 2,
+            tuple(map(words, candidate.evidence)),
+            words(candidate.derivation),
+            candidate.remedy,
+            words(candidate.disproof),
+            candidate.place,
+        )
 
 
 def _saves(case: Case, candidate: Candidate, before: Sequence[Candidate]) -> tuple[float, float]:
-    """The least and the most that a candidate's changes make a step shorter, ms, on any of the baselines.
+    """Returns the least and the most that a candidate's changes make a step shorter, ms, on any of the baselines.
 
     ``before``: the candidates whose most saving changes are made first.
     """
-    saved = []
+    saved_ms: list[float] = []
     for baseline in case.baselines:
         for other in before:
-            baseline = min(other.changes[-1](baseline), baseline, key=lambda one: one.step_ns)
+            baseline = min(other.changes[-1](baseline), baseline, key=lambda steps: steps.step_ns)
         ns = [baseline.step_ns - change(baseline).step_ns for change in candidate.changes]
-        saved += [max(one, 0.0) / 1e6 * case.scale for one in ns]
-        if max(saved) < _NEGLIGIBLE * case.step_ms:
+        saved_ms += [max(saved_ns, 0.0) / 1e6 * case.scale for saved_ns in ns]
+        if max(saved_ms) < _NEGLIGIBLE * case.step_ms:
             return 0.0, 0.0  # other baselines differ by less
-    low, high = min(saved) * (1 - _RUNS), max(saved) * (1 + _RUNS)
+    low, high = min(saved_ms) * (1 - _RUNS), max(saved_ms) * (1 + _RUNS)
     if candidate.of_cpu:
         runs, middle = _CPU_RUNS if len(case.baselines) > 1 else _TIMED_CPU_RUNS, (low + high) / 2
         low, high = min(low, (1 - runs) * middle), max(high, (1 + runs) * middle)
     return low, min(high, case.step_ms)
+
+
+def _find_idle_gpu(step: StepSummary, step_ms: float, told: frozenset[str]) -> Finding | None:
+    """Finds the largest part of a step in which the GPU does not compute; None where that is small, or told.
+
+    Args:
+        step: the steps.
+        step_ms: what one takes without the profiler.
+        told: the idle causes and kernel classes that other findings are about.
+    """
+    if not step_ms or step.compute_ms >= _BUSY * step_ms:
+        return None
+    causes: dict[Cause, float] = {}
+    for row in step.idle_by_cause:
+        causes[row.cause] = causes.get(row.cause, 0.0) + row.ms
+    # Without the profiler the GPU idles for less; copies and collectives take as long.
+    idle_ms = max(step_ms - (step.total_ms - step.idle_ms), 0.0)
+    scale = idle_ms / step.idle_ms if step.idle_ms else 0.0
+    rest: list[tuple[float, Cause, str]]
+    rest = [(ms * scale, cause, f"The GPU is idle: {_TITLES[cause]}") for cause, ms in causes.items()]
+    rest.append((step.exposed_copy_ms, "copy", "Copies that nothing hides take most of the step"))
+    rest.append((step.exposed_communication_ms, "communication", "Collectives take most of the step"))
+    ms, cause, title = max(rest)
+    if cause in told or not ms:
+        return None
+    where = max((row for row in step.idle_by_cause if row.cause == cause), key=lambda row: row.ms, default=None)
+    place = f", most of it in the range {where.range}" if where and where.range else ""
+    ms, of = min(ms, step_ms), "the capture" if step.is_pass else "a step"
+    return Finding(
+        "gpu_idle",
+        str(step.in_words(title)),
+        0.0,
+        ms,
+        step_ms,
+        step_ms,
+        (f"The GPU computes for {step.compute_ms / step_ms:.0%} of {of}; {ms:.3g} ms of the rest are this{place}.",),
+        "No change that is looked for removes this time: between nothing and all of it may be saved.",
+        _REMEDIES.get(cause, _LOOK),
+        step.in_words(_DISPROOF),
+        Place("idle", cause),
+    )
+
+
+def why_missing(capture: CaptureSummary) -> Words | None:
+    """Says why some findings, or all of them, cannot be had; None where all were looked for."""
+    step = capture.step
+    if capture.on_cpu:
+        return "The program ran on the CPU: no findings are looked for."
+    if capture.metadata is None:
+        return capture.message or "There is no capture of this run."
+    if has_no_kernel(capture):
+        return phrase("No kernel was recorded. {} around steps that run on the GPU.", _how(capture))
+    if step is None or not works(step):
+        return "Nothing runs on the GPU in the steps."
+    if capture.ranges_on_gpu or step.launch_latency_us is None:
+        return phrase(
+            "This trace has no {}: without them no waits and launches are known, and nothing can be replayed. So "
+            "all findings are missing: on launches, waits, copies, memory and data loading, and on matmuls, attention, "
+            "elementwise kernels and the optimizer. {}.",
+            "CPU events" if capture.ranges_on_gpu else "API calls",
+            _how(capture),
+        )
+    if capture.diagnosis is None:
+        return "Findings need the API calls of whole steps, and this capture holds too few of them."
+    if capture.diagnosis.doubt:
+        return f"No saving can be told here: {capture.diagnosis.doubt}."
+    return _inside_graphs(capture, step)
+
+
+def has_no_kernel(capture: CaptureSummary) -> bool:
+    """Tells whether a trace holds no kernel, and no graph that may hide some."""
+    hidden = capture.whole is not None and capture.whole.opaque
+    return capture.coverage is not None and not capture.coverage.kernels and not hidden
+
+
+def works(step: StepSummary) -> bool:
+    """Tells whether anything runs on a GPU in the steps."""
+    return any(device.total_ms > device.idle_ms for device in step.devices)
+
+
+def _how(capture: CaptureSummary) -> Words:
+    return _BY_TORCH if capture.metadata and capture.metadata.profiler == "torch" else _BY_NSYS
+
+
+def _inside_graphs(capture: CaptureSummary, step: StepSummary) -> Words | None:
+    """Says that CUDA graphs hide the kernels, where they do."""
+    compute, opaque = step.compute_ms, capture.whole is not None and capture.whole.opaque
+    hidden = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
+    if not opaque or hidden < _HIDDEN * compute:
+        return None
+    return phrase(
+        "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "
+        "attention, elementwise kernels and the optimizer cannot be had. Capture with `--cuda-graph-trace=node`.",
+        f"{hidden / compute:.0%}".replace("%", "\N{NO-BREAK SPACE}%"),
+    )

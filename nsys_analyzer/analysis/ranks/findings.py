@@ -6,9 +6,8 @@ from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from nsys_analyzer.analysis.findings.case import three, times
 from nsys_analyzer.analysis.findings.diagnosis import LEAST
-from nsys_analyzer.analysis.findings.finding import Finding, Place
+from nsys_analyzer.analysis.findings.finding import Finding, Place, three, times
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranks.run import DATA_PARALLEL, SHARDED, LostTime, ParallelRun, Part, RankFigures
 from nsys_analyzer.analysis.steps.step import DeviceSteps

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from msgspec import structs
 
-from nsys_analyzer.analysis.findings.diagnosis import diagnose
-from nsys_analyzer.analysis.findings.missing import why_missing
+from nsys_analyzer.analysis.findings.diagnosis import diagnose, why_missing
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.step import StepSummary, UnprofiledStep

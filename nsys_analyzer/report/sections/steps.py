@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from nsys_analyzer.analysis.findings.diagnosis import has_no_kernel, works
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.findings.missing import has_no_kernel, works
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.step import OUTSIDE, StepSummary

@@ -1,0 +1,325 @@
+"""Rules on kernels that could take less time: other cores, larger grids, fewer passes, hidden behind computation."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+
+from nsys_analyzer.analysis.findings.copies import layout_chains
+from nsys_analyzer.analysis.findings.finding import (
+    Candidate,
+    Case,
+    Change,
+    Place,
+    Shares,
+    saved_launches,
+    saved_work,
+    three,
+    times,
+)
+from nsys_analyzer.analysis.findings.waits import IDLE
+from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
+from nsys_analyzer.analysis.steps.replay import Floats
+from nsys_analyzer.analysis.transformer.peaks import find_peaks
+from nsys_analyzer.trace.arrays import Bools
+from nsys_analyzer.trace.columns import KERNEL
+
+#: How much faster TF32 is than fp32 in practice, of what the peaks say: the least and the most.
+_OF_TF32_PEAK = (0.3, 0.8)
+#: Products with a vector read each number once: no other cores make them faster.
+_NO_TILES = re.compile(r"(?i)gemv|dot_kernel")
+#: A shorter matmul is too small to be faster on other cores, ns.
+_LARGE_MATMUL_NS = 15_000
+#: A shorter kernel is done before more blocks would help, ns.
+_LONG_KERNEL_NS = 20_000
+#: The least and the most of what full occupation would save.
+_SAVED_OF_GRIDS = (0.5, 0.9)
+#: The time of fused attention ÷ that of the matmuls of unfused attention, backward included.
+_FUSED_OF_MATMULS = (1.0, 0.4)
+#: Softmax kernels of one step, at least, and kernels from a matmul over the softmax to the next, at most.
+_FEWEST_LAYERS, _LONGEST_CHAIN = 2, 20
+#: Kernels of as many blocks outside of attention, of the time of those inside, at most.
+_SHARED = 0.5
+#: The softmax of a loss over the vocabulary, and that of a backward pass.
+_OF_LOSS, _BACKWARD, _MAXIMUM = re.compile("(?i)log"), re.compile("(?i)backward|bwd"), re.compile("(?i)max")
+_ON_SCORES = ("elementwise", "reduction", "softmax", "copy/layout", "random")
+#: Kernels that torch.compile or XLA made.
+_COMPILED = re.compile("^triton_|_fusion")
+_PLAIN_CLASSES = ("elementwise", "copy/layout")
+_ONE_PASS_CLASSES = (*_PLAIN_CLASSES, "reduction", "normalization", "softmax")
+#: A fused AdamW moves 7 tensors of a parameter's size, a naive one 20; those that fit the cache cost less.
+_SAVED_OF_OPTIMIZER = (0.4, 0.7)
+#: A fused optimizer's kernel, of PyTorch, of Apex and those like it, and of a compiler.
+_FUSED_OPTIMIZER = re.compile(r"[Ff]used\w*(?:MathFunctor|[Aa]dam|[Ss]gd)|AdamFunctor|^triton_")
+#: Fused optimizers need fewer kernels than this.
+_FUSED_KERNELS = 40
+#: The least and the most of exposed communication that overlap can hide.
+_SAVED_IN_TRAINING, _SAVED_IN_INFERENCE = (0.55, 1.0), (0.0, 0.5)
+
+_TRAINING_REMEDY = (
+    "model = DistributedDataParallel(model, bucket_cap_mb=100, gradient_as_bucket_view=True)",
+    "# FSDP2: fully_shard each block, with reshard_after_forward=False where memory allows",
+)
+_INFERENCE_REMEDY = (
+    "# fewer ranks for each copy of the model, or larger batches: a collective for each layer stays",
+    'model = torch.compile(model, mode="max-autotune")  # may overlap matmuls with collectives',
+)
+
+
+def find_fp32_matmul(case: Case) -> Iterator[Candidate]:
+    """Finds matmuls whose kernels multiply in fp32 on CUDA cores, on a GPU whose TF32 peak is known."""
+    study = case.study
+    peaks = find_peaks(study.gpu.name if study.gpu else None)
+    if peaks is None:
+        return
+    speedup = peaks.flops_per_s["tf32"] / peaks.flops_per_s["fp32"]
+    slow_names = (gemm_precision(name) == "fp32" and not _NO_TILES.search(name) for name in study.kernels)
+    in_fp32 = np.array([*slow_names, False])
+    slow_matmuls = in_fp32[study.kernel] & (study.duration >= _LARGE_MATMUL_NS)
+    if speedup < 1.5 or not slow_matmuls.any():
+        return
+    ms = case.ms(slow_matmuls)
+    slow, fast = (1 + (speedup - 1) * share for share in _OF_TF32_PEAK)
+    yield Candidate(
+        "fp32_matmul",
+        "Matmuls run in fp32, without tensor cores",
+        (saved_work(slow_matmuls * (1 - 1 / slow)), saved_work(slow_matmuls * (1 - 1 / fast))),
+        (
+            f"{times(study.count(slow_matmuls), 'kernel')} of matmuls a step run in fp32 for {three(ms)} ms "
+            f"({ms / case.step_ms:.0%} of the step).",
+            f"The {peaks.name} does {peaks.flops_per_s['fp32'] / 1e12:.3g} TFLOP/s in fp32, "
+            f"{peaks.flops_per_s['tf32'] / 1e12:.3g} in TF32 and {peaks.flops_per_s['bf16'] / 1e12:.3g} in bf16.",
+        ),
+        f"The step is replayed with these matmuls {slow:.2g} to {fast:.2g} times faster: TF32's "
+        f"peak is {speedup:.2g} times that of fp32; {_OF_TF32_PEAK[0]:.0%} to {_OF_TF32_PEAK[1]:.0%} of the gain are "
+        "assumed.",
+        (
+            'torch.set_float32_matmul_precision("high")  # TF32: 10 bits of mantissa in the factors',
+            "# or, with 7 bits: with torch.autocast('cuda', torch.bfloat16): ...",
+        ),
+        "The kernels' names hold tf32 or bf16 afterwards; if they do and the step is no shorter, it waits for "
+        "something else.",
+        place=Place("class", "matmul"),
+    )
+
+
+def find_small_grids(case: Case) -> Iterator[Candidate]:
+    """Finds long kernels of fewer blocks than the GPU has multiprocessors, collectives left out."""
+    study = case.study
+    units = study.gpu.sm_count if study.gpu else 0
+    small = (study.kind == KERNEL) & (study.size > 0) & (study.size < units) & (study.duration >= _LONG_KERNEL_NS)
+    small &= ~study.of_class("communication")
+    if not units or not small.any():
+        return
+    idle = np.where(small, 1 - study.size / units, 0.0)
+    ms = case.ms(small)
+    worst = study.kernels[int(np.bincount(study.kernel[small], study.replay.work[small]).argmax())]
+    yield Candidate(
+        "small_grids",
+        "Kernels are too small to fill the GPU",
+        tuple(saved_work(share * idle) for share in _SAVED_OF_GRIDS),
+        (
+            f"{times(study.count(small), 'kernel')} a step of fewer blocks than the GPU's {units} multiprocessors take "
+            f"{ms:.3g} ms; {np.average(study.size[small], weights=study.replay.work[small]):.0f} blocks on average.",
+            f"Most of that time is in {worst[:80]}.",
+        ),
+        f"The step is replayed with {_SAVED_OF_GRIDS[0]:.0%} to {_SAVED_OF_GRIDS[1]:.0%} of what the idle "
+        "multiprocessors could do.",
+        (
+            "# a larger batch, or several small problems at once: torch.bmm, torch._foreach_*, streams",
+            'model = torch.compile(model, mode="max-autotune")  # tries split-K and smaller tiles',
+        ),
+        "Double the batch: if these kernels take twice as long, their grids were not what limits them.",
+        place=Place("kernel", worst),
+    )
+
+
+def find_unfused_attention(case: Case) -> Iterator[Candidate]:
+    """Finds attention with kernels over the scores, by its ranges or by its softmax."""
+    study = case.study
+    matmuls, chain = _attention_work(case)
+    if not matmuls.any() or not chain.any() or study.of_class("fused attention").any():
+        return
+    fused_ms, chain_ms = case.ms(matmuls), case.ms(chain)
+
+    yield Candidate(
+        "unfused_attention",
+        "Attention is not fused",
+        tuple(_less_of(chain + matmuls * (1 - ratio), case.calls_of(chain), 0.0) for ratio in _FUSED_OF_MATMULS),
+        (
+            f"Attention runs {times(study.count(chain), 'kernel')} a step over its scores for {chain_ms:.3g} ms, and "
+            f"{times(study.count(matmuls), 'matmul')} for {fused_ms:.3g} ms.",
+        ),
+        "The step is replayed without the kernels over the scores, and with 0.4 to 1 times the matmuls' time: a fused "
+        "kernel does the same matmuls, half of them where a causal mask lets it.",
+        ("out = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # in bf16 or fp16: FlashAttention",),
+        "The kernels' names hold flash or fmha afterwards; the softmax's kernels are gone.",
+        place=Place("class", "softmax"),
+    )
+
+
+def _attention_work(case: Case) -> tuple[Bools, Bools]:
+    """Marks the pieces that are attention's matmuls, and those that work on its scores, forward and backward.
+
+    Softmax stands between them: in a forward pass behind one matmul and before another, in a backward pass behind two
+    and before two. Where the program's ranges name the parts of attention, these say it of the forward pass.
+    """
+    study = case.study
+    matmul, moving = study.of_class("matmul"), study.of_class(*_ON_SCORES)
+    matmuls = study.in_part("scores", "values") & matmul
+    part = study.in_part(*ATTENTION_PARTS)
+    chain = part & moving if matmuls.any() else np.zeros_like(part)
+    # One that is written by hand takes the maximum first.
+    by_hand = part & study.of_class("reduction") & study.named(_MAXIMUM)
+    softmax = (study.of_class("softmax") & ~study.named(_OF_LOSS) & (part if part.any() else True)) | by_hand
+    softmax &= ~study.in_phase("loss", "optimizer")
+    backward = study.of_class("softmax") & (study.in_phase("backward") | study.named(_BACKWARD))
+    backward &= ~study.named(_OF_LOSS)
+    forward = softmax & ~backward if not matmuls.any() else np.zeros_like(part)
+    at = np.flatnonzero(matmul)
+    for softmaxes, around in ((forward, 1), (backward, 2)):
+        # Every layer has one; a single one is of something else.
+        is_of_layers = part.any() or study.count(softmaxes) >= _FEWEST_LAYERS
+        for piece in np.flatnonzero(softmaxes).tolist() if is_of_layers else ():
+            behind = int(np.searchsorted(at, piece))
+            between = at[max(behind - around, 0) : behind + around]
+            if len(between) == 2 * around and between[-1] - between[0] <= _LONGEST_CHAIN:
+                matmuls[between] = True
+                chain[between[0] : between[-1]] |= moving[between[0] : between[-1]]
+    if chain.any() and not backward.any():
+        more = _by_grids(case, part, chain)
+        return matmuls | more[0], chain | more[1]
+    return matmuls, chain
+
+
+def _by_grids(case: Case, part: Bools, chain: Bools) -> tuple[Bools, Bools]:
+    """Marks the same of a backward pass without a softmax by name.
+
+    Kernels of as many thread blocks as those of the forward pass work on the same scores, and the matmuls beside them
+    are attention's. Where the forward pass has kernels of as many blocks outside of attention, too, that says little of
+    the backward pass, and nothing of its matmuls.
+    """
+    study = case.study
+    moving, matmul = study.of_class(*_ON_SCORES), study.of_class("matmul")
+    outside = study.in_phase("forward", "loss") & ~part & ~chain & moving
+    backward = study.in_phase("backward") & ~part & moving
+    grids = np.unique(study.size[chain & (study.duration >= 5_000) & (study.size > 0)])
+    inside_ms, outside_ms = (
+        np.array([case.ms(some & (study.size == grid)) for grid in grids.tolist()]) for some in (chain, outside)
+    )
+    mostly, only = grids[outside_ms <= _SHARED * inside_ms], grids[outside_ms == 0]
+    near = np.flatnonzero(backward & np.isin(study.size, only))
+    beside = np.zeros(len(study.size), np.bool_)
+    candidates = np.flatnonzero(study.in_phase("backward") & ~part & matmul)
+    if len(near) and len(candidates):
+        place = np.searchsorted(near, candidates)
+        before = candidates - near[np.maximum(place - 1, 0)]
+        behind = near[np.minimum(place, len(near) - 1)] - candidates
+        beside[candidates[((before > 0) & (before <= 3)) | ((behind > 0) & (behind <= 3))]] = True
+    return beside, backward & np.isin(study.size, mostly)
+
+
+def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
+    """Finds elementwise kernels, casts and the like that no compiler made, outside the optimizer.
+
+    A compiler makes one kernel of a chain of k that follow each other: between 1/k and 2/k of their time is left.
+    Kernels that are one pass already (a norm, a softmax, a sum) are part of a chain, and keep their time.
+    """
+    study = case.study
+    compiled = np.array([*(bool(_COMPILED.search(name)) for name in study.kernels), False])
+    separate = study.of_class(*_ONE_PASS_CLASSES) & ~compiled[study.kernel] & ~study.in_phase("optimizer")
+    separate &= ~_attention_work(case)[1] & ~layout_chains(case)  # which have findings of their own
+    if study.count(separate) < 2:
+        return
+    # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
+    # launches save: of two models so bound, compiling made one 43 % faster, the other 2 %.
+    saved = saved_work if case.idle_share >= IDLE else partial(saved_launches, case)
+    length = _chain_lengths(separate)
+    least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / length, 0.0), 0.0)
+    most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / length, 0.0)
+    ms, typical = case.ms(separate), float(np.average(length[separate], weights=study.replay.work[separate]))
+    yield Candidate(
+        "unfused_elementwise",
+        "Elementwise kernels are not fused",
+        tuple(saved(share * separate) for share in (least, most)),
+        (
+            f"{times(study.count(separate), 'kernel')} a step, elementwise, reductions, norms and casts, take {ms:.3g} "
+            f"ms ({ms / case.step_ms:.0%} of the step), {ms / study.count(separate) * 1e3:.3g} µs each.",
+            f"They stand in chains of {typical:.2g} kernels on average, one directly behind the other.",
+        ),
+        "The step is replayed with each chain of k kernels as one: 1/k to 2/k of the time of its elementwise kernels "
+        "and casts is left, and of their launches, unless launching is the limit: compiled code costs the CPU, too.",
+        ("model = torch.compile(model)  # or block.compile() for each block: it compiles faster",),
+        "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
+        place=Place("class", "elementwise"),
+    )
+
+
+def _chain_lengths(separate: Bools) -> Floats:
+    """Counts, shape (pieces,), how many of some pieces stand in a row around each of them, 1 for the others."""
+    length = np.ones(len(separate))
+    index = np.flatnonzero(separate)
+    if len(index):
+        starts = np.flatnonzero(np.append(True, np.diff(index) > 1))
+        lengths = np.diff(np.append(starts, len(index)))
+        length[index] = np.repeat(lengths, lengths)
+    return length
+
+
+def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:
+    """Finds an optimizer of many kernels, none of them fused: a fused one reads and writes each parameter once."""
+    study = case.study
+    updates = study.in_phase("optimizer") & study.of_class("optimizer", "elementwise", "reduction", "copy/layout")
+    fused = np.array([*(bool(_FUSED_OPTIMIZER.search(name)) for name in study.kernels), False])
+    if study.count(updates) < _FUSED_KERNELS or (fused[study.kernel] & updates).any():
+        return
+    calls = case.calls_of(updates)
+    per_step = study.count(updates)
+    foreach = study.of_class("optimizer") & updates
+    kind = "multi-tensor (foreach)" if foreach.sum() > 0.5 * updates.sum() else "a parameter at a time"
+    yield Candidate(
+        "unfused_optimizer",
+        "The optimizer is not fused",
+        tuple(_less_of(updates * share, calls, _FUSED_KERNELS / per_step) for share in _SAVED_OF_OPTIMIZER),
+        (f"It runs {times(per_step, 'kernel')} a step ({kind}) for {three(case.ms(updates))} ms on the GPU.",),
+        f"The step is replayed with {_FUSED_KERNELS} launches in the optimizer and {_SAVED_OF_OPTIMIZER[0]:.0%} to "
+        f"{_SAVED_OF_OPTIMIZER[1]:.0%} less work: a fused AdamW moves 7 tensors of the parameters' size, a naive one "
+        "20, some of them in the cache.",
+        ("optimizer = torch.optim.AdamW(model.parameters(), lr, fused=True)",),
+        "Count the optimizer's kernels afterwards: if they are few and the step is no shorter, the GPU had other work.",
+        place=Place("phase", "optimizer"),
+    )
+
+
+def find_exposed_communication(case: Case) -> Iterator[Candidate]:
+    """Finds collectives, as far as nothing computes meanwhile."""
+    study = case.study
+    collectives = study.of_class("communication")
+    if not collectives.any():
+        return
+    trains = study.in_phase("backward").any() or not study.in_phase("forward").any()
+    saved, remedy = (_SAVED_IN_TRAINING, _TRAINING_REMEDY) if trains else (_SAVED_IN_INFERENCE, _INFERENCE_REMEDY)
+    ms, whole = case.ms(collectives), study.duration[collectives & study.first].sum() / study.steps / 1e6
+    yield Candidate(
+        "exposed_communication",
+        "Collectives are not hidden by computation",
+        tuple(saved_work(collectives * share) for share in saved),
+        (
+            f"{times(study.count(collectives), 'collective')} a step take {three(whole)} ms, of which nothing hides "
+            f"{three(ms)} ms. A part of that may be waiting for a rank that comes late.",
+        ),
+        f"The step is replayed with {saved[0]:.0%} to {saved[1]:.0%} of it hidden.",
+        remedy,
+        "Run on one GPU with the same batch: if the step is as long, collectives do not hold it up.",
+        place=Place("class", "communication"),
+    )
+
+
+def _less_of(share: Shares, calls: Bools, kept: float) -> Change:
+    """Returns a change that saves a share of each piece's work, and keeps ``kept`` of the time behind some calls."""
+    work, after = (1 - share).astype(np.float64), np.where(calls, kept, 1.0)
+    return lambda replay: replay.with_launching(after).with_work(work)
