@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.modules.calls import Calls, find_calls, is_call, parents, path_of
-from nsys_analyzer.analysis.modules.places import Places
+from nsys_analyzer.analysis.modules.calls import Calls, Places, find_calls, parents, path_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from tests.support.export import AUTOGRAD, GEMM, MAIN, PID, Export
 from tests.support.kineto import AUTOGRAD as KINETO_AUTOGRAD
@@ -168,14 +167,6 @@ def test_the_parent_of_a_range_is_the_innermost_one_around_it() -> None:
     end = np.array([90, 40, 30, 28, 60, 60, 95])
     # 1 and 4 lie in 0, 2 in 1, 5 in 4; 3 is of another group, 6 goes across the end of 0.
     assert parents(group, start, end).tolist() == [-1, 0, 1, -1, 0, 4, -1]
-
-
-def test_the_mask_of_calls_holds_their_ranges_alone(tmp_path: Path) -> None:
-    """Of three ranges the second is a call."""
-    trace = attributed(Export().range("forward", 0, 90).range("block 0", 10, 40).range("block", 95, 99), tmp_path)
-    calls = find_calls(trace)
-    assert calls is not None
-    assert is_call(calls, 3).tolist() == [False, True, False]
 
 
 # --- places ----------------------------------------------------------------------------------------------------------

@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.modules.counted import with_flops
-from nsys_analyzer.analysis.modules.folding import Odd, fold_modules
-from nsys_analyzer.analysis.modules.module import Module, Modules, Work
-from nsys_analyzer.analysis.modules.shapes import counted_operators
+from nsys_analyzer.analysis.modules.module import Module, Modules, Outlier, Work, fold_modules
+from nsys_analyzer.analysis.modules.summarize import counted_operators, with_flops
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import CountedFlops
@@ -517,7 +515,7 @@ def test_the_layers_of_a_list_are_one_with_their_work_added_up() -> None:
     assert (layer.forward, layer.backward) == (Work(24.0, 24), Work(48.0, 36))
     assert (layer.own_forward_ms, layer.own_backward_ms) == (12.0, 24.0)
     assert (attention.forward.ms, attention.own_forward_ms, attention.kind) == (12.0, 12.0, "Attention")
-    assert folded.odd == ()
+    assert folded.outliers == ()
 
 
 def test_layers_inside_layers_are_one_too() -> None:
@@ -615,14 +613,14 @@ def test_a_layer_that_differs_by_more_than_a_fifth_from_the_median_is_named(ms: 
 
     Its attention differs alike, but the layer says so.
     """
-    found = fold_modules(model([1.0] * 4 + [ms] + [1.0] * 7)).odd
+    found = fold_modules(model([1.0] * 4 + [ms] + [1.0] * 7)).outliers
     layers = [one for one in found if not one.path.endswith("attn")]
-    assert layers == ([Odd("GPT.h.4", ms + 2 * ms, 3.0)] if odd else [])
+    assert layers == ([Outlier("GPT.h.4", ms + 2 * ms, 3.0)] if odd else [])
 
 
 def test_of_two_layers_neither_is_odd() -> None:
     """There is no telling which."""
-    assert fold_modules(model([1.0, 3.0])).odd == ()
+    assert fold_modules(model([1.0, 3.0])).outliers == ()
 
 
 LABELS = st.lists(st.sampled_from(["h.0", "h.1", "h.2", "ln_1", "ln_2", "0", "1", "block 0", "block 1"]), unique=True)
@@ -778,4 +776,4 @@ def test_an_odd_layer_inside_layers_that_are_folded() -> None:
             path = f"GPT.h.{i}.experts.{expert}"
             one = module(path, f"experts.{expert}", 2, "Expert")
             modules += [replace(one, forward=Work(ms, 1), backward=NOTHING), module(f"{path}.fc", "fc", 3, "Linear")]
-    assert fold_modules(modules).odd == (Odd("GPT.h.*.experts.2", 2.0, 1.0),)
+    assert fold_modules(modules).outliers == (Outlier("GPT.h.*.experts.2", 2.0, 1.0),)

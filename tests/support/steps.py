@@ -162,7 +162,7 @@ class Steps:
     def case(self, **idle_ms: float) -> Case:
         """What a rule looks at, where no profiler cost anything; ``idle_ms`` is by cause."""
         study = self.study()
-        return Case(step_summary(study, idle_ms), study, None, (study.replay,), 1.0, study.replay.step_ns / 1e6)
+        return Case(step_summary(study, idle_ms), study, (study.replay,), 1.0, study.replay.step_ns / 1e6)
 
     def capture(
         self, *, unprofiled_us: float | None = None, measured_us: float | None = None, low_share: float = 1.0,

@@ -122,7 +122,7 @@ def diagnose(capture: CaptureSummary) -> Diagnosis | None:
     without = _TOLD_OF_RUNS if has_others else frozenset()
     findings: list[Finding] = []
     if not why:
-        case = Case(capture.step, study, capture.configuration, baselines, scale, (low + high) / 2)
+        case = Case(capture.step, study, baselines, scale, (low + high) / 2)
         candidates = [candidate for rule in RULES for candidate in rule(case) if candidate.id not in without]
         findings = list(_ranked(case, candidates))
     told = {finding.place.name for finding in findings if finding.place} | ({"communication"} if without else set())

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.text import Words, plural
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import SYNCHRONIZE
@@ -118,7 +117,6 @@ class Case:
 
     step: StepSummary
     study: Study
-    configuration: Configuration | None
     baselines: tuple[Replay, ...]
     scale: float
     step_ms: float

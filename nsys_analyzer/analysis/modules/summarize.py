@@ -1,25 +1,43 @@
-"""From an attributed trace to the time of each module."""
+"""From an attributed trace to the time and the FLOPs of each module.
+
+FLOPs were counted while the program ran, or follow from the sizes of operators' inputs where a trace has them: a matmul
+of (m, k) and (k, n) is 2·m·k·n, a fused attention of B·H heads, N queries and M keys 4·B·H·N·M·d_head, and twice that
+backward: what computes its scores again is no work of the model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import math
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
-from nsys_analyzer.analysis.modules.calls import Calls, Path, find_calls
+from nsys_analyzer.analysis.modules.calls import Calls, Path, Places, find_calls, parents, path_of
 from nsys_analyzer.analysis.modules.module import BACKWARD, DIRECTIONS, FORWARD, Module, Modules, Work
-from nsys_analyzer.analysis.modules.places import Places
-from nsys_analyzer.analysis.modules.shapes import counted_operators
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
-from nsys_analyzer.trace.arrays import Bools, Ints
-from nsys_analyzer.trace.columns import KERNEL, process_of
+from nsys_analyzer.configuration import CountedFlops
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
+from nsys_analyzer.trace.columns import KERNEL, Operators, process_of
 
 _NS_PER_MS = 1e6
 _WAYS = len(DIRECTIONS)
+#: The phases, by the names of counted FLOPs, whose work is backward's: a forward pass that runs again is, too.
+_BACKWARD_PHASES = ("backward", "recomputed")
+Sizes = Sequence[Sequence[int]]
+
+_FUSED_ATTENTION = re.compile(
+    r"aten::_scaled_dot_product_(?:flash|efficient|cudnn)_attention(?:_for_cpu)?(?P<backward>_backward)?"
+)
+#: More FLOPs than this no operator has, and fewer fit 64 bits.
+_MOST_FLOPS = 2**62
 
 
 class _Sums(NamedTuple):
@@ -31,7 +49,7 @@ class _Sums(NamedTuple):
 
 
 def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | None:
-    """The time of each module of one process, mean of a step; None where no range names a module.
+    """Sums up the time of each module of one process, mean of a step; None where no range names a module.
 
     Counted are the kernels of measured phases: those of backward phases as backward, all others as forward. Optimizers
     are no part of a module.
@@ -55,15 +73,15 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     classes = np.array(attributed.kernels.classes, np.str_)[attributed.kernels.code[kernels]]
     module[classes == COMMUNICATION] = len(calls.paths) + 1
     ns, launches = (_by_module(calls, module, way, values) for values in (duration, np.ones_like(duration)))
-    sums = _Sums(ns, launches, _flops(attributed, calls, places, direction))
+    sums = _Sums(ns, launches, _flops_by_module(attributed, calls, places, direction))
     tree = _Tree(calls, trace.ranges.start[calls.range], sums, units)
     outside, communication = (
-        [tree.work([len(calls.paths) + more], one) for one in (FORWARD, BACKWARD)] for more in (0, 1)
+        [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)
     )
     softmax = (way == BACKWARD) & _is_softmax(attributed, calls, call, classes)
-    found = Work(int(duration[softmax].sum()) / _NS_PER_MS, int(softmax.sum()))
-    passes = int((direction[:-1] == BACKWARD).sum())
-    a_pass = Work(found.ms / passes, found.launches / passes) if found.launches else None
+    passes, launches_in_all = int((direction[:-1] == BACKWARD).sum()), int(softmax.sum())
+    ms_in_all = int(duration[softmax].sum()) / _NS_PER_MS
+    a_pass = Work(ms_in_all / passes, launches_in_all / passes) if launches_in_all else None
     modules = tuple(tree.modules())
     if not modules:  # but for collectives
         return None
@@ -79,8 +97,8 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
     )
 
 
-def _flops(attributed: AttributedTrace, calls: Calls, places: Places, direction: Ints) -> Ints:
-    """The FLOPs of the operators with sizes, by module and direction; ``direction`` is that of each instance."""
+def _flops_by_module(attributed: AttributedTrace, calls: Calls, places: Places, direction: Ints) -> Ints:
+    """Sums up the FLOPs of operators with sizes, by module and direction; ``direction`` is that of each instance."""
     instances = attributed.instances
     operators, flops = counted_operators(attributed.trace.operators)
     started = attributed.trace.operators.select(operators)
@@ -92,7 +110,7 @@ def _flops(attributed: AttributedTrace, calls: Calls, places: Places, direction:
 
 
 def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: Any) -> Bools:
-    """Which kernels are of attention's softmax: by the range around it in forward, else by name inside attention."""
+    """Marks the kernels of attention's softmax: by the range around it in forward, else by name inside attention."""
     part = np.append(attributed.roles.codes(ATTENTION_PARTS)[calls.range], NONE)[call]
     by_range: Bools = part == ATTENTION_PARTS.index("softmax")
     by_name: Bools = (part == ATTENTION_PARTS.index("attention")) & (classes == "softmax")
@@ -100,7 +118,7 @@ def _is_softmax(attributed: AttributedTrace, calls: Calls, call: Ints, classes: 
 
 
 def _units(attributed: AttributedTrace, process: int) -> tuple[str, int, Bools]:
-    """What figures are a mean of, how many these are, and the instances of phases that count.
+    """Returns what figures are a mean of, how many these are, and the instances of phases that count.
 
     Units are measured steps that hold phases, else forward passes.
     """
@@ -121,7 +139,7 @@ def _units(attributed: AttributedTrace, process: int) -> tuple[str, int, Bools]:
 
 
 def _by_module(calls: Calls, module: Ints, way: Ints, values: Ints) -> Ints:
-    """Sums (exact below 2**53), shape (modules + 2, directions)."""
+    """Returns sums (exact below 2**53), shape (modules + 2, directions)."""
     size = (len(calls.paths) + 2) * _WAYS
     return np.bincount(module * _WAYS + way, values, size).astype(np.int64).reshape(-1, _WAYS)
 
@@ -135,12 +153,12 @@ class _Tree:
         first = np.full(len(calls.paths), np.iinfo(np.int64).max)
         np.minimum.at(first, calls.path, started)
         self._inside: dict[Path, list[int]] = {}
-        known = set(calls.paths)
+        paths = set(calls.paths)
         for code in np.argsort(first, kind="stable").tolist():
-            self._inside.setdefault(_around(calls.paths[code], known), []).append(code)
+            self._inside.setdefault(_around(calls.paths[code], paths), []).append(code)
 
     def modules(self, around: Path = (), depth: int = 0) -> Iterator[Module]:
-        """The modules inside another one that launch something, each with those inside it behind it."""
+        """Yields the modules inside another one that launch something, each with those inside it behind it."""
         for code in self._inside.get(around, ()):
             path, below = self._calls.paths[code], self._below(code)
             if self._sums.launches[below].any():
@@ -158,16 +176,96 @@ class _Tree:
                 yield from self.modules(path, depth + 1)
 
     def work(self, modules: Sequence[int], way: int) -> Work:
-        """The work of some modules in one direction."""
+        """Returns the work of some modules in one direction."""
         ns, launches, flops = (int(values[modules, way].sum()) / self._units for values in self._sums)
         return Work(ns / _NS_PER_MS, launches, flops or None)
 
     def _below(self, code: int) -> Sequence[int]:
-        """A module and all inside it."""
-        return [code, *(one for child in self._inside.get(self._calls.paths[code], ()) for one in self._below(child))]
+        """Returns a module and all inside it."""
+        inside = self._inside.get(self._calls.paths[code], ())
+        return [code, *(below for child in inside for below in self._below(child))]
 
 
-def _around(path: Path, known: set[Path]) -> Path:
-    """The path of the innermost module around one; empty for the outermost."""
+def _around(path: Path, paths: set[Path]) -> Path:
+    """Returns the path of the innermost module around one; empty for the outermost."""
     shorter = (path[:length] for length in range(len(path) - 1, 0, -1))
-    return next((one for one in shorter if one in known), ())
+    return next((around for around in shorter if around in paths), ())
+
+
+def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
+    """Returns the modules of steps with the FLOPs that were counted in one step, those of the modules inside included.
+
+    A forward pass that runs again in backward is work of backward.
+    """
+    if modules.per != "step":
+        return modules
+    flops: dict[str, dict[str, float]] = {way: defaultdict(float) for way in DIRECTIONS}
+    for name, by_phase in counted.modules.items():
+        words = path_of(name.rpartition(": ")[0])
+        for phase, count in by_phase.items():
+            way = flops["backward" if phase in _BACKWARD_PHASES else "forward"]
+            for length in range(1, len(words) + 1):
+                way[".".join(words[:length])] += count
+
+    def with_counted(module: Module) -> Module:
+        forward, backward = (direction.get(module.path) for direction in flops.values())
+        return replace(
+            module,
+            forward=module.forward if forward is None else replace(module.forward, flops=forward),
+            backward=module.backward if backward is None else replace(module.backward, flops=backward),
+        )
+
+    return replace(modules, modules=tuple(map(with_counted, modules.modules)))
+
+
+def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
+    """Finds the operators with known FLOPs, and these; of one that calls another of them (a cast) the inner one."""
+    has_formula = np.array([*(_formula(name) is not None for name in operators.names), False])[operators.name]
+    index = np.flatnonzero(has_formula & (operators.shapes >= 0))
+    around = parents(operators.thread[index], operators.start[index], operators.end[index])
+    index = np.delete(index, np.unique(around[around >= 0]))
+    name, shapes = operators.name[index], operators.shapes[index]
+    first, pair = distinct_rows(name, shapes)
+    pairs = zip(name[first].tolist(), shapes[first].tolist(), strict=True)
+    flops = [_flops(operators.names[code], operators.shape_texts[shape]) for code, shape in pairs]
+    return index, np.array(flops, np.int64)[pair]
+
+
+def _flops(name: str, sizes: str) -> int:
+    """Returns the FLOPs of an operator with inputs of these sizes; 0 where they are not those of the operator."""
+    formula = _formula(name)
+    try:
+        flops = formula(json.loads(sizes)) if formula else 0
+    except (IndexError, RecursionError, TypeError, ValueError):
+        return 0
+    return flops if 0 <= flops < _MOST_FLOPS else 0
+
+
+def _formula(name: str) -> Callable[[Sizes], int] | None:
+    if match := _FUSED_ATTENTION.fullmatch(name):
+        return _attention_backward if match["backward"] else _attention
+    return _MATMULS.get(name)
+
+
+def _matmul(left: Sequence[int], right: Sequence[int]) -> int:
+    *batch, rows, inner = map(int, left)
+    *_, same, columns = map(int, right)
+    return 2 * math.prod(batch) * rows * inner * columns if inner == same else 0
+
+
+_MATMULS: Mapping[str, Callable[[Sizes], int]] = {
+    "aten::mm": lambda sizes: _matmul(sizes[0], sizes[1]),
+    "aten::bmm": lambda sizes: _matmul(sizes[0], sizes[1]),
+    "aten::addmm": lambda sizes: _matmul(sizes[1], sizes[2]),
+    "aten::baddbmm": lambda sizes: _matmul(sizes[1], sizes[2]),
+}
+
+
+def _attention(sizes: Sizes) -> int:
+    query, key = sizes[:2]
+    batch, heads, queries, d_head = map(int, query)
+    return 4 * batch * heads * queries * int(key[-2]) * d_head
+
+
+def _attention_backward(sizes: Sizes) -> int:
+    return 2 * _attention(sizes[1:])

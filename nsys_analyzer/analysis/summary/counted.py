@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nsys_analyzer.analysis.modules.counted import with_flops
+from nsys_analyzer.analysis.modules.summarize import with_flops
 from nsys_analyzer.analysis.ranges.phases import module_key
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.attention import FORWARD, AttentionSummary

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.modules.folding import Folded, Odd, fold_modules
-from nsys_analyzer.analysis.modules.module import Module, Modules, Work
+from nsys_analyzer.analysis.modules.module import Folded, Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
@@ -16,7 +15,7 @@ from nsys_analyzer.text import Words, joined, phrase
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
 _MOST_ROWS, _LEAST_SHARE = 40, 0.002
 #: Layers that differ are named one by one, so many of them.
-_MOST_ODD = 4
+_MOST_OUTLIERS = 4
 #: Modules in the few words of an answer.
 _NAMED, _MATTERS = 3, 0.01
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
@@ -62,8 +61,8 @@ def _of_capture(title: str, modules: Modules, *, every: bool) -> Iterator[Block]
     folded = fold_modules(modules.modules)
     yield _answer(title, modules, folded)
     yield _table(title, modules, modules.modules if every else folded.modules, every=every)
-    if folded.odd and not every:
-        yield Listing(tuple(_odd(one, modules) for one in folded.odd[:_MOST_ODD]), capture=title)
+    if folded.outliers and not every:
+        yield Listing(tuple(_outlier(layer, modules) for layer in folded.outliers[:_MOST_OUTLIERS]), capture=title)
     covered = modules.backward_coverage
     if covered is not None and covered < _COVERED * (modules.forward_coverage or 0.0):
         yield Paragraph(_how(1 - covered), capture=title)
@@ -110,8 +109,8 @@ def _called(path: str, modules: Modules) -> str:
     return path.partition(".")[2] or path if len(models) == 1 and models[0].kind else path
 
 
-def _odd(odd: Odd, modules: Modules) -> Words:
-    called, ms, median_ms = _called(odd.path, modules), milliseconds(odd.ms), milliseconds(odd.median_ms)
+def _outlier(layer: Outlier, modules: Modules) -> Words:
+    called, ms, median_ms = _called(layer.path, modules), milliseconds(layer.ms), milliseconds(layer.median_ms)
     return phrase("`{}` takes {}, the layers of its kind {} (median).", called, ms, median_ms)
 
 
