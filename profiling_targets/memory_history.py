@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
+from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes, residual_bytes
 from nsys_analyzer.capture.jobs import FOLDER
 from nsys_analyzer.experiments.memory import TARGET, MemoryCase, MemoryFigures
 from profiling_targets.config import config_of

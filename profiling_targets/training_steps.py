@@ -14,7 +14,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
+from nsys_analyzer.analysis.transformer.costs import attention_matmul_flops, forward_flops
 from nsys_analyzer.experiments.steps import TARGET, StepCase, StepFigures
 from nsys_analyzer.runs.rows import Times
 from profiling_targets.config import config_of

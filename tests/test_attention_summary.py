@@ -11,10 +11,15 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.analysis.transformer.attention import AttentionSummary
+from nsys_analyzer.analysis.transformer.attention import (
+    AttentionSummary,
+    Pass,
+    SoftmaxKernels,
+    pass_of,
+    softmax_traffic,
+)
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.analysis.transformer.peaks import find_peaks, l2_bytes, memory_bytes_per_s
-from nsys_analyzer.analysis.transformer.softmax_traffic import Pass, SoftmaxKernels, pass_of, softmax_traffic
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers.json_report import report_data

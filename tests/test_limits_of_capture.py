@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.summary.shares import Limits
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, Unprofiled
-from nsys_analyzer.analysis.transformer.least_bytes import (
+from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_elements,
     fused_attention_elements,
     linear_elements,

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer.analysis.summary.summarize import summarize
+from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes, residual_bytes
 from nsys_analyzer.analysis.transformer.models import ModelSize
-from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes, residual_bytes
 from nsys_analyzer.experiments.memory import Holder, Point, Slope, slope_of_thirds
 from nsys_analyzer.trace.trace import Trace
 from profiling_targets.memory_recording import MemoryEvent, Source, Span

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the targets need PyTorch")
 
-from nsys_analyzer.analysis.transformer.flops import forward_flops  # noqa: E402
+from nsys_analyzer.analysis.transformer.costs import forward_flops  # noqa: E402
 from profiling_targets import training_steps  # noqa: E402
 from profiling_targets.harness import main, measured  # noqa: E402
 from profiling_targets.training_steps import TARGET, StepCase, measure  # noqa: E402

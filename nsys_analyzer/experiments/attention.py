@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
+from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import (
     AnyRow,

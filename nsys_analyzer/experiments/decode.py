@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeAlias
 
-from nsys_analyzer.analysis.transformer.flops import feed_forward_flops, head_flops, projection_flops
+from nsys_analyzer.analysis.transformer.costs import feed_forward_flops, head_flops, projection_flops
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate, precision_found

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape, roofline_ms
-from nsys_analyzer.analysis.transformer.peaks import find_peaks
+from nsys_analyzer.analysis.transformer.costs import AttentionShape
+from nsys_analyzer.analysis.transformer.peaks import find_peaks, roofline_ms
 from nsys_analyzer.experiments.attention import drawn_width, fused_rates, unfused_rates
 from nsys_analyzer.experiments.limits import MinimumMemory, Rate
 from nsys_analyzer.experiments.model import (

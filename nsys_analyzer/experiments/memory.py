@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from nsys_analyzer.analysis.transformer.flops import backward_flops, forward_flops
+from nsys_analyzer.analysis.transformer.costs import backward_flops, forward_flops
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError

@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
+from nsys_analyzer.analysis.transformer.costs import layer_saved_bytes
 from nsys_analyzer.analysis.transformer.models import ModelSize, find_model
-from nsys_analyzer.analysis.transformer.saved_tensors import layer_saved_bytes
 from nsys_analyzer.experiments.limits import MANTISSA_BITS, MinimumMemory, Rate, precision_found
 from nsys_analyzer.experiments.model import CaseTarget, Results, Row, Settings, Times, option, single
 from nsys_analyzer.experiments.section import compile_cache, each, endings, named, section, unsteady

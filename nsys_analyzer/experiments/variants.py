@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
-from nsys_analyzer.analysis.transformer.attention_costs import AttentionShape
+from nsys_analyzer.analysis.transformer.costs import AttentionShape
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.errors import ConfigurationError
 from nsys_analyzer.experiments.attention import fused_rates

@@ -20,10 +20,11 @@ from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limi
 from nsys_analyzer.analysis.summary.statistics import KernelRow
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
 from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND
-from nsys_analyzer.analysis.transformer.flops import attention_matmul_flops, forward_flops
-from nsys_analyzer.analysis.transformer.least_bytes import (
+from nsys_analyzer.analysis.transformer.costs import (
     ELEMENT_BYTES,
     attention_matmul_elements,
+    attention_matmul_flops,
+    forward_flops,
     fused_attention_elements,
     linear_elements,
 )

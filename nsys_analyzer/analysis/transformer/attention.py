@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,13 +11,13 @@ import numpy as np
 from nsys_analyzer.analysis.intervals.timeline import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP
-from nsys_analyzer.analysis.transformer.flops import (
+from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_flops,
     attention_to_softmax_flop_ratio,
     softmax_flops,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
-from nsys_analyzer.analysis.transformer.softmax_traffic import SoftmaxKernels, SoftmaxTraffic, softmax_traffic
+from nsys_analyzer.analysis.transformer.peaks import l2_bytes, memory_bytes_per_s
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts
 from nsys_analyzer.trace.columns import KERNEL
 from nsys_analyzer.trace.metadata import Gpu
@@ -26,7 +27,35 @@ _BY_RANGE = "every kernel of the softmax ranges"
 _BY_NAME = "softmax kernels by name inside the attention ranges"
 #: What the figures may be of, besides a step.
 FORWARD, CAPTURE = "forward", "capture"
+#: From this share of the peak bandwidth on, beyond the cache, work is called memory-bound.
+MEMORY_BOUND = 0.6
+#: Kernels whose bytes cannot be counted may have this share of the softmax's time; with more there is no figure.
+_UNCOUNTED = 0.05
+
+_TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
+_SIZES = {"float": 4, "double": 8}  # of bytes; the others have 16 bits
 _Scope = tuple[str, Ints, Ints, int, Ints | None]
+
+
+@dataclass(frozen=True)
+class SoftmaxTraffic:
+    """The bytes that the softmax moved, counted by kernel (see ``softmax_traffic``); None where a figure is unknown.
+
+    Attributes:
+        bytes: of one forward pass, or of whatever else the attention's times are of.
+        score_bytes: one score tensor, B·H·S² elements of the widest type.
+        fits_in_l2: whether the L2 cache holds a score tensor, so that bytes need not have come from memory.
+        memory_bound: whether ``peak_share`` reaches ``MEMORY_BOUND``; None where the cache may have served it.
+    """
+
+    bytes: float
+    bytes_per_s: float
+    score_bytes: int
+    peak_bytes_per_s: float | None
+    l2_bytes: int | None
+    peak_share: float | None
+    fits_in_l2: bool | None
+    memory_bound: bool | None
 
 
 @dataclass(frozen=True)
@@ -90,12 +119,12 @@ def summarize_attention(
     known to be attention.
     """
     scopes = (_Parts(attributed, *scope) for scope in _scopes(attributed, process))
-    parts = next((one for one in scopes if one.found), None)
+    parts = next((scope for scope in scopes if scope.has_attention), None)
     return _summary(parts, configuration, gpu) if parts else None
 
 
 def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
-    """Forward, step and capture, as far as they are there.
+    """Yields forward, step and capture, as far as they are there.
 
     Each is a unit, the indices of kernels, the part of attention each is in (-1: none), the number of units, and the
     kernels that are left out as warm-up. Outside a forward only kernels inside attention ranges count: a fused kernel
@@ -104,10 +133,10 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     operations, instances = attributed.trace.operations, attributed.instances
 
     def inside(per: str, instance_of: SmallInts) -> tuple[Ints, int]:
-        chosen = (instances.phase == instances.phases.index(per)) & (instances.process == process)
-        chosen &= instances.measured
-        of_kernel = np.append(chosen, False)[instance_of]  # the last entry serves no instance
-        return np.flatnonzero((operations.kind == KERNEL) & of_kernel), int(chosen.sum())
+        units = (instances.phase == instances.phases.index(per)) & (instances.process == process)
+        units &= instances.measured
+        of_kernel = np.append(units, False)[instance_of]  # the last entry serves no instance
+        return np.flatnonzero((operations.kind == KERNEL) & of_kernel), int(units.sum())
 
     phase_instance, step_instance = attributed.instance_pair
     forward, forwards = inside(FORWARD, phase_instance)
@@ -145,25 +174,25 @@ class _Parts:
         in_parts = matmuls & np.isin(part, [ATTENTION_PARTS.index(name) for name in ("scores", "values")])
         # A range around all of attention may hold the projections too.
         self.matmul: Bools = in_parts if in_parts.any() else matmuls
-        self.found = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
+        self.has_attention = bool(self.fused.any() or (self.softmax.any() and self.matmul.any()))
 
-    def ms(self, chosen: Bools) -> float | None:
-        """Time of some of the kernels, per unit."""
-        return int(self.duration[chosen].sum()) / self.units / 1e6 if chosen.any() else None
+    def ms(self, some: Bools) -> float | None:
+        """Returns the time of some of the kernels, per unit."""
+        return int(self.duration[some].sum()) / self.units / 1e6 if some.any() else None
 
-    def launches(self, chosen: Bools) -> float:
-        """Launches of some of the kernels, per unit."""
-        return int(chosen.sum()) / self.units
+    def launches(self, some: Bools) -> float:
+        """Counts the launches of some of the kernels, per unit."""
+        return int(some.sum()) / self.units
 
 
 def _occurrences(attributed: AttributedTrace, kernels: Ints) -> int | None:
-    """The number of attention ranges around some kernels, one that a graph captured once for each replay."""
+    """Counts the attention ranges around some kernels, one that a graph captured once for each replay."""
     part = attributed.roles.codes(ATTENTION_PARTS)
     around = part == ATTENTION_PARTS.index("attention")
-    found = attributed.attribution.innermost(around if around.any() else part != NONE, kernels)
+    attention = attributed.attribution.innermost(around if around.any() else part != NONE, kernels)
     replayed = attributed.trace.operations.graph_node[kernels] != 0
     replay = np.where(replayed, attributed.attribution.launch[kernels], NONE)
-    pairs = np.unique(np.stack([found, replay])[:, found != NONE], axis=1)
+    pairs = np.unique(np.stack([attention, replay])[:, attention != NONE], axis=1)
     return pairs.shape[1] or None
 
 
@@ -171,8 +200,8 @@ def _summary(parts: _Parts, configuration: Configuration | None, gpu: Gpu | None
     softmax_ms, matmul_ms = parts.ms(parts.softmax), parts.ms(parts.matmul)
     around = parts.softmax if parts.softmax.any() else parts.fused
     occurrences = _occurrences(parts.attributed, parts.kernels[around])
-    known = configuration or Configuration()
-    model, batch, context = known.model, known.batch_size, known.context_length
+    configuration = configuration or Configuration()
+    model, batch, context = configuration.model, configuration.batch_size, configuration.context_length
     shapes = (model, batch, context) if model and batch and context else None
     # Outside a forward, attention runs once a layer in each forward pass; None where that does not come out even.
     forwards, rest = divmod(occurrences or 0, model.num_layers * parts.units) if model else (0, 0)
@@ -201,12 +230,95 @@ def _summary(parts: _Parts, configuration: Configuration | None, gpu: Gpu | None
 def _traffic(
     parts: _Parts, shapes: tuple[ModelSize, int, int] | None, occurrences: int | None, gpu: Gpu | None
 ) -> SoftmaxTraffic | None:
-    """The bytes of the softmax, where attention runs once a layer, on all of the layer's scores."""
+    """Counts the bytes of the softmax, where attention runs once a layer, on all of the layer's scores."""
     if shapes is None or gpu is None or gpu.is_cpu or not occurrences or occurrences % shapes[0].num_layers:
         return None
     model, batch, context = shapes
     operations, duration = parts.attributed.trace.operations, parts.duration[parts.softmax]
     name = operations.name[parts.kernels[parts.softmax]]
     same = {code: name == code for code in np.unique(name).tolist()}
-    kernels = [SoftmaxKernels(operations.names[i], int(one.sum()), int(duration[one].sum())) for i, one in same.items()]
+    kernels = [SoftmaxKernels(operations.names[i], int(at.sum()), int(duration[at].sum())) for i, at in same.items()]
     return softmax_traffic(kernels, (batch, model.num_heads, context), parts.units, gpu)
+
+
+@dataclass(frozen=True)
+class SoftmaxKernels:
+    """The kernels of one name in the softmax: launches and their summed time, ns."""
+
+    name: str
+    launches: int
+    ns: int
+
+
+def softmax_traffic(
+    kernels: Iterable[SoftmaxKernels], shape: tuple[int, int, int], units: int, gpu: Gpu | None
+) -> SoftmaxTraffic | None:
+    """Counts the least bytes that an unfused softmax moves, against the peak bandwidth of the GPU's memory.
+
+    A trace has no counter of bytes, so the least is counted: each kernel of the softmax reads its score tensor
+    (B, H, S, S) once and writes its result once, a reduction writes B·H·S values in place of a tensor, and an operation
+    with such a row (subtract the maximum, divide by the sum) reads it once. Sizes of elements are those of the types in
+    the kernel's name.
+
+    Args:
+        kernels: every kernel of the softmax, each on the score tensor of one layer.
+        shape: batch size, heads, context length.
+        units: over how many forward passes (or steps) the launches are.
+        gpu: where they ran.
+
+    Returns:
+        None where too many kernels are of no known kind, or where the rate is above the peak with a tensor that no
+        cache holds: the kernels are of other tensors than assumed.
+    """
+    batch, heads, context = shape
+    kernels = list(kernels)
+    counted = [(kernel, moves) for kernel in kernels if (moves := pass_of(kernel.name))]
+    ns = sum(kernel.ns for kernel in kernels)
+    if not ns or sum(kernel.ns for kernel, _ in counted) < (1 - _UNCOUNTED) * ns:
+        return None
+    rows = batch * heads * context
+    moved = rows * sum(
+        kernel.launches * (context * (moves.read + moves.written) + moves.row) for kernel, moves in counted
+    )
+    score_bytes = rows * context * max(max(moves.read, moves.written) for _, moves in counted)
+    rate, peak, cache = moved / ns * 1e9, memory_bytes_per_s(gpu), l2_bytes(gpu)
+    share = rate / peak if peak else None
+    fits = score_bytes <= cache if cache else None
+    if share and share > 1 and not fits:
+        return None
+    reaches = share >= MEMORY_BOUND if share is not None else None
+    bound = reaches if fits is False or reaches is False else None
+    return SoftmaxTraffic(moved / units, rate, score_bytes, peak, cache, share, fits, bound)
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The bytes that one kernel moves: of an element read and written of score tensors, and of its row, 0 for none."""
+
+    read: int
+    written: int
+    row: int = 0
+
+
+def pass_of(name: str) -> Pass | None:
+    """Says what bytes a kernel of a softmax moves: PyTorch's softmax, reductions, copies and elementwise kernels.
+
+    None for any other, and for a fill, whose tensor may be a scalar.
+    """
+    sizes = [_SIZES.get(written, 2) for written in _TYPE.findall(name)]
+    if re.search(r"\b[bf]+loat16_copy_kernel", name):
+        return Pass(4, 2)
+    if not sizes or "FillFunctor" in name:
+        return None
+    first = sizes[0]
+    if "softmax_warp_forward<" in name and len(sizes) > 1:  # <input, output, accumulator, ...>
+        return Pass(first, sizes[1])
+    if re.search(r"cunn_(Spatial)?SoftMaxForward", name) and len(sizes) > 2:  # <..., input, accumulator, output, ...>
+        return Pass(first, sizes[2])
+    if re.search(r"\breduce_kernel<", name):
+        return Pass(first, 0, first)
+    if "elementwise_kernel<" not in name:
+        return None
+    if "copy_kernel" in name and re.search(r"LoadWithCast|gpu_kernel_impl<", name):  # between 32 and 16 bits
+        return Pass(4 if first == 2 else 2, first)
+    return Pass(first, first, first if re.search(r"CUDAFunctor_add<|\bBinaryFunctor<", name) else 0)

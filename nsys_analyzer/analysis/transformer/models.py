@@ -81,27 +81,27 @@ MODEL_SIZES: tuple[ModelSize, ...] = (
 
 
 def model_names() -> str:
-    """The known model names as one line of text, for messages."""
+    """Returns the known model names as one line of text, for messages."""
     return ", ".join(model.name for model in MODEL_SIZES)
 
 
 def find_model(name: str) -> ModelSize:
-    """The known size of this name, in any case; ``2_7B`` and ``2p7b`` are ``2.7B``, ``xl_2026`` is ``xl-2026``.
+    """Finds the known size of this name, in any case; ``2_7B`` and ``2p7b`` are ``2.7B``, ``xl_2026`` is ``xl-2026``.
 
     Raises:
         ConfigurationError: no such size.
     """
     wanted = re.sub(r"^2[._p-]7b$", "2.7b", re.sub(r"[\s_]+", "-", name.strip().lower()))
-    found = next((model for model in MODEL_SIZES if model.name.lower() == wanted), None)
-    if found is None:
+    model = next((model for model in MODEL_SIZES if model.name.lower() == wanted), None)
+    if model is None:
         raise ConfigurationError(f"Unknown model {name!r}", f"Known models: {model_names()}")
-    return found
+    return model
 
 
 def model_from_dimensions(
     d_model: int, d_ff: int, num_layers: int, num_heads: int, vocab_size: int = DEFAULT_VOCAB_SIZE
 ) -> ModelSize:
-    """The known size with these dimensions, or one named after its width and depth, such as ``d512-L4``.
+    """Returns the known size with these dimensions, or one named after its width and depth, such as ``d512-L4``.
 
     Raises:
         ConfigurationError: the dimensions are impossible.
@@ -114,7 +114,7 @@ def model_from_dimensions(
 def resolve_model(
     name: str | None, dimensions: tuple[int, int, int, int] | None, vocab_size: int | None = None
 ) -> ModelSize | None:
-    """The model that a name, its four dimensions or both describe; ``None`` where neither is given.
+    """Returns the model that a name, its four dimensions or both describe; ``None`` where neither is given.
 
     The dimensions decide. A known name used for other dimensions (the 2026 course calls the 2.7B ``xl``) gives way to
     the name they stand for.
@@ -174,12 +174,12 @@ def _canonical(text: str, synonyms: dict[str, tuple[str, ...]]) -> str:
 
 
 def precision_from_text(text: str) -> str:
-    """``fp32``, ``tf32``, ``bf16`` or ``fp16`` from a dtype's spelling; an unknown spelling in lower case."""
+    """Reads ``fp32``, ``tf32``, ``bf16`` or ``fp16`` from a dtype's spelling; an unknown spelling in lower case."""
     return _canonical(text.strip().lower().removeprefix("torch."), _PRECISIONS)
 
 
 def mode_from_text(text: str) -> str:
-    """``forward``, ``forward+backward`` or ``train`` from its usual spellings; an unknown one in lower case."""
+    """Reads ``forward``, ``forward+backward`` or ``train`` from its usual spellings; an unknown one in lower case."""
     return _canonical(text, _MODES)
 
 
@@ -202,15 +202,15 @@ _OTHER_FAMILY = re.compile(r"(?<![a-z0-9])(?:[a-z]*bert|gpt|t5|opt|llama|vit|whi
 
 
 def configuration_from_name(stem: str) -> Configuration | None:
-    """The configuration in a capture's file name, without its extension: ``train_small256``, ``2.7B_ctx256_b4``.
+    """Reads the configuration in a capture's file name, without its extension: ``train_small256``, ``2.7B_ctx256_b4``.
 
     A size word counts beside another detail (context, batch, precision, mode, attention) or alone as the whole name.
     ``None`` when unsure: two sizes or two context lengths in one name, another family of models, nothing recognised.
     """
     name = stem.strip().lower()
-    found = list(_MODEL.finditer(name))
-    models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in found}
-    numbers = {int(match["context"]) for match in found if match["context"]}
+    matches = list(_MODEL.finditer(name))
+    models = {re.sub(r"[_-]?2026", "-2026", match["model"]) for match in matches}
+    numbers = {int(match["context"]) for match in matches if match["context"]}
     contexts = {length for length in map(int, _CONTEXT.findall(name)) if length >= 16}  # "seq_3" counts files
     contexts |= {length for length in numbers if 32 <= length <= 131_072 and length.bit_count() == 1}
     if len(models) > 1 or len(contexts) > 1 or _OTHER_FAMILY.search(name):

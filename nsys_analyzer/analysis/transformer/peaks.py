@@ -29,7 +29,7 @@ class Peaks:
 def _peaks(
     name: str, fp32: float, tf32: float, half: float, bandwidth: float, source: str, l2_mib: int | None = None
 ) -> Peaks:
-    """A row in TFLOP/s, TB/s and MiB; bf16 and fp16 have one rate on all of these."""
+    """Makes a row from TFLOP/s, TB/s and MiB; bf16 and fp16 have one rate on all of these."""
     rates = {"fp32": fp32 * 1e12, "tf32": tf32 * 1e12, "bf16": half * 1e12, "fp16": half * 1e12}
     return Peaks(name, rates, bandwidth * 1e12, source, l2_mib and l2_mib << 20)
 
@@ -53,7 +53,7 @@ PEAKS: tuple[Peaks, ...] = (
 
 
 def find_peaks(gpu: str | None) -> Peaks | None:
-    """The peaks of the GPU of exactly this name; None where the table has no row for it.
+    """Finds the peaks of the GPU of exactly this name; None where the table has no row for it.
 
     A name that only holds another one, such as ``NVIDIA H200 NVL`` or ``NVIDIA L40``, is of another GPU.
     """
@@ -62,12 +62,20 @@ def find_peaks(gpu: str | None) -> Peaks | None:
 
 
 def memory_bytes_per_s(gpu: Gpu | None) -> float | None:
-    """The peak bandwidth of a GPU's memory: its datasheet's, else what the trace says; None where neither does."""
+    """Finds the peak bandwidth of a GPU's memory: its datasheet's, else the trace's; None where neither says."""
     peaks = find_peaks(gpu.name if gpu else None)
     return peaks.bytes_per_s if peaks else (gpu.memory_bytes_per_s or None if gpu else None)
 
 
 def l2_bytes(gpu: Gpu | None) -> int | None:
-    """The L2 cache of a GPU: what the trace says, else its datasheet; None where neither does."""
+    """Returns the size of the L2 cache of a GPU: what the trace says, else its datasheet; None where neither does."""
     peaks = find_peaks(gpu.name if gpu else None)
     return (gpu.l2_bytes if gpu else 0) or (peaks.l2_bytes if peaks else None)
+
+
+def roofline_ms(flops: float, moved_bytes: float, flops_per_s: float, bytes_per_s: float) -> float:
+    """Returns the least milliseconds for the work: the longer of computing and moving, which at best overlap.
+
+    Source: Williams, Waterman and Patterson, Roofline, Communications of the ACM 52 (4), 2009.
+    """
+    return max(flops / flops_per_s, moved_bytes / bytes_per_s) * 1e3

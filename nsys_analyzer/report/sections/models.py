@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nsys_analyzer.analysis.transformer.flops import forward_flops
+from nsys_analyzer.analysis.transformer.costs import forward_flops
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Block, Paragraph, Section

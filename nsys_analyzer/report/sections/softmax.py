@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.analysis.transformer.attention import CAPTURE, FORWARD, AttentionSummary
-from nsys_analyzer.analysis.transformer.softmax_traffic import MEMORY_BOUND, SoftmaxTraffic
+from nsys_analyzer.analysis.transformer.attention import (
+    CAPTURE,
+    FORWARD,
+    MEMORY_BOUND,
+    AttentionSummary,
+    SoftmaxTraffic,
+)
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Paragraph, Section
 from nsys_analyzer.report.sections.sweep import over_sweep

@@ -1,0 +1,215 @@
+"""What a transformer costs, from its shapes alone: FLOPs, the least bytes moved, and what is saved for backward.
+
+B is the batch size, S the context length, d = d_model, H the heads, L the layers, V the vocabulary. A matmul of
+(m, k) and (k, n) counts 2·m·k·n FLOPs: one multiplication and one addition per term. Norms, RoPE, the activation and
+the residual additions are too few to count. The same matmul reads both operands once and writes its result once:
+m·k + k·n + m·n elements; a backward pass moves twice as much: of each matmul the gradients of both operands are matmuls
+of the same three matrices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nsys_analyzer.analysis.transformer.models import ModelSize
+
+SOFTMAX_FLOPS_PER_SCORE = 5
+"""The convention for softmax: max, subtract, exp, sum, divide, each one operation per score."""
+
+#: Bytes of an element that a matmul of this precision reads and writes.
+ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}
+_FP32, _HALF = 4, 2
+#: Of one number per row in fp32, from which backward recomputes the probabilities.
+_LSE_BYTES = 4
+
+
+def projection_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of Q, K, V and output projections in one forward: 8·B·S·d²·L, four (B·S, d) × (d, d) a layer."""
+    return 8 * batch_size * context_length * model.d_model**2 * model.num_layers
+
+
+def attention_matmul_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of Q·Kᵀ and of the weights times V in one forward: 4·B·S²·d·L, two matmuls of 2·B·S²·d a layer.
+
+    The whole S × S square is counted: unfused attention computes it and masks afterwards.
+    """
+    return 4 * batch_size * context_length**2 * model.d_model * model.num_layers
+
+
+def feed_forward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of SwiGLU's three matmuls in one forward: 6·B·S·d·d_ff·L."""
+    return 6 * batch_size * context_length * model.d_model * model.d_ff * model.num_layers
+
+
+def head_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of the head, the matmul with the vocabulary, in one forward: 2·B·S·d·V."""
+    return 2 * batch_size * context_length * model.d_model * model.vocab_size
+
+
+def forward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of one forward pass: projections, attention matmuls, feed-forward and head."""
+    parts = (projection_flops, attention_matmul_flops, feed_forward_flops, head_flops)
+    return sum(part(model, batch_size, context_length) for part in parts)
+
+
+def backward_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of one backward pass: twice the forward's, a matmul for each of its two operands' gradients."""
+    return 2 * forward_flops(model, batch_size, context_length)
+
+
+def softmax_flops(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the FLOPs of the attention's softmax in one forward: 5·B·H·S²·L, by ``SOFTMAX_FLOPS_PER_SCORE``."""
+    scores = batch_size * model.num_heads * context_length**2 * model.num_layers
+    return SOFTMAX_FLOPS_PER_SCORE * scores
+
+
+def attention_to_softmax_flop_ratio(model: ModelSize) -> float:
+    """Divides attention matmuls by softmax in FLOPs: 4·d_head ÷ 5, whatever B and S. Their times have another ratio."""
+    return 4 * model.d_head / SOFTMAX_FLOPS_PER_SCORE
+
+
+def attention_matmul_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the elements of Q·Kᵀ and of the weights times V, as matmuls of their own: 2·(2·B·S·d + B·H·S²)·L."""
+    vectors = 2 * batch_size * context_length * model.d_model
+    scores = batch_size * model.num_heads * context_length**2
+    return 2 * (vectors + scores) * model.num_layers
+
+
+def fused_attention_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the elements of attention as one kernel, which reads Q, K and V and writes the result: 4·B·S·d·L.
+
+    Backward it reads these four and the result's gradient, and writes three gradients: twice as many.
+    """
+    return 4 * batch_size * context_length * model.d_model * model.num_layers
+
+
+def linear_elements(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the elements of every matmul with a weight.
+
+    Those are four projections and three matmuls of the feed-forward a layer, and the head.
+    """
+    tokens, d = batch_size * context_length, model.d_model
+    projections = 4 * (2 * tokens * d + d * d)
+    feed_forward = 3 * (tokens * d + d * model.d_ff + tokens * model.d_ff)
+    head = tokens * d + d * model.vocab_size + tokens * model.vocab_size
+    return (projections + feed_forward) * model.num_layers + head
+
+
+def residual_bytes(model: ModelSize, batch_size: int, context_length: int) -> int:
+    """Counts the bytes of the residual stream, (B, S, d) in fp32: autocast leaves embedding and additions in fp32."""
+    return batch_size * context_length * model.d_model * _FP32
+
+
+def layer_saved_bytes(
+    model: ModelSize, batch_size: int, context_length: int, precision: str, on_gpu: bool = True
+) -> int:
+    """Counts the bytes that one layer saves in forward for backward, in ``fp32``, ``tf32`` (as fp32) or ``bf16``.
+
+    Counted is what autograd saves of a pre-norm layer with naive (unfused) attention: the operands of matmuls, the
+    operand or the result of each other operation as its derivative needs it. Parameters are not counted, nor what lives
+    in every layer alike (mask, RoPE's tables).
+
+    Under autocast (bf16) the matmuls' operands are saved in bf16: each projection saves its own cast of the normed
+    input, and a cast of its weight. On a GPU autocast computes ``exp`` in fp32, on the CPU in bf16.
+    """
+    tokens = batch_size * context_length
+    d, d_ff, scores = tokens * model.d_model, tokens * model.d_ff, tokens * model.num_heads * context_length
+    row_of_scores = tokens * model.num_heads
+    half = precision == "bf16"
+    wide = _HALF if half else _FP32
+    exp = _HALF if half and not on_gpu else _FP32
+    weights = 4 * model.d_model**2 + 3 * model.d_model * model.d_ff
+    # Autocast casts the norm's output for each of q, k, v, w1 and w3 anew, and the weights.
+    inputs = (5 * d + weights) * _HALF if half else 2 * d * _FP32
+    sizes = (
+        2 * d * _FP32,  # residual stream after attention and after feed-forward
+        2 * d * _FP32,  # input of each norm ÷ its RMS
+        2 * tokens * _FP32,  # 1 ÷ RMS of each norm
+        inputs,  # output of each norm
+        3 * d * wide,  # rotated q and k, and v
+        scores * wide,  # masked scores
+        row_of_scores * wide,  # maximum of each row
+        (scores + row_of_scores) * exp,  # exponentials, and the sum of each row
+        scores * wide,  # attention weights
+        d * wide,  # attended values
+        4 * d_ff * wide,  # w1 x, its SiLU, w3 x, and their product
+    )
+    return sum(sizes)
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """The shape of one attention, and its costs: queries, keys and values are (B, H, S, d) in ``precision``.
+
+    Causal: a token sees no later one. Softmax is not counted. Fused attention reads and writes queries, keys, values,
+    output and their gradients alone, not its scores.
+    """
+
+    batch_size: int
+    heads: int
+    context_length: int
+    d_head: int
+    causal: bool
+    precision: str
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Returns B, H, S and d."""
+        return self.batch_size, self.heads, self.context_length, self.d_head
+
+    @property
+    def tensor_bytes(self) -> int:
+        """Counts the bytes of the queries; keys, values, output and each gradient take as many."""
+        return self.batch_size * self.heads * self.context_length * self.d_head * ELEMENT_BYTES[self.precision]
+
+    @property
+    def lse_bytes(self) -> int:
+        """Counts the bytes of the log-sum-exp: one number in each row, saved for backward."""
+        return self.batch_size * self.heads * self.context_length * _LSE_BYTES
+
+    @property
+    def square(self) -> int:
+        """Counts the numbers in all scores of unfused attention, masked ones too: B·H·S²."""
+        return self.batch_size * self.heads * self.context_length**2
+
+    @property
+    def square_bytes(self) -> int:
+        """Counts the bytes of all scores, or of all weights, of unfused attention."""
+        return self.square * ELEMENT_BYTES[self.precision]
+
+    @property
+    def scores(self) -> int:
+        """Counts the pairs of a query and a key that it sees: B·H·S², or B·H·S·(S + 1) ÷ 2 of causal attention."""
+        length = self.context_length
+        pairs = length * (length + 1) // 2 if self.causal else length**2
+        return self.batch_size * self.heads * pairs
+
+    @property
+    def forward_flops(self) -> int:
+        """Counts the FLOPs of forward: 4·d for each score, for q·kᵀ and for its weight times v."""
+        return 4 * self.d_head * self.scores
+
+    @property
+    def backward_flops(self) -> int:
+        """Counts the FLOPs of backward: 10·d for each score.
+
+        Five matmuls: q·kᵀ once more, dv, the weights' gradient, dk and dq; four (8·d) where the weights were saved.
+        Source: Dao, FlashAttention-2, 2023, section 4.1: backward counts 2.5 forwards.
+        """
+        return 10 * self.d_head * self.scores
+
+    @property
+    def forward_bytes(self) -> int:
+        """Counts the minimum bytes of forward.
+
+        q, k and v are read, the output and the log-sum-exp written, each once.
+        """
+        return 4 * self.tensor_bytes + self.lse_bytes
+
+    @property
+    def backward_bytes(self) -> int:
+        """Counts the minimum bytes of backward.
+
+        q, k, v, output, its gradient and lse are read, three gradients written, once.
+        """
+        return 8 * self.tensor_bytes + self.lse_bytes
