@@ -1,4 +1,4 @@
-"""What a new thing costs: a module and an entry, or one row.
+"""What a new thing costs: a module or a function and an entry, or one row.
 
 A format of a report is in ``test_renderers``, one of input in ``test_sources``, an option in ``test_configuration``.
 """

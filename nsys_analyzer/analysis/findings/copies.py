@@ -189,8 +189,13 @@ def layout_chains(case: Case) -> Bools:
         return in_chain
     size = np.maximum(study.size[index], 1)
     unlike = np.maximum(size[1:], size[:-1]) > _ALIKE_BLOCKS * np.minimum(size[1:], size[:-1])
-    starts = np.flatnonzero(np.append(True, (np.diff(index) > 1) | unlike))
-    lengths = np.diff(np.append(starts, len(index)))
-    length = np.repeat(lengths, lengths)
+    length = row_lengths(np.append(True, (np.diff(index) > 1) | unlike))
     in_chain[index[(length >= _CHAIN) & (length <= _LONGEST_CHAIN)]] = True
     return in_chain
+
+
+def row_lengths(starts: Bools) -> Ints:
+    """Returns how many pieces stand in the row of each; ``starts`` marks those that begin a row."""
+    first = np.flatnonzero(starts)
+    lengths = np.diff(np.append(first, len(starts)))
+    return np.repeat(lengths, lengths)

@@ -94,7 +94,7 @@ _REMEDIES: dict[Cause, tuple[str, ...]] = {
 _DISPROOF = "Time the part by itself: if the step is no shorter without it, the GPU waits for something else."
 _LOOK = ("# put a range around what you suspect, torch.cuda.nvtx.range_push(name) ... range_pop(), and record again",)
 #: From this share of the compute on, kernels inside CUDA graphs hide what could be found.
-_HIDDEN = 0.3
+_IN_GRAPHS = 0.3
 _BY_NSYS = phrase("Capture with `nsys profile --trace=cuda,nvtx`")
 _BY_TORCH = phrase("Record with `activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]`")
 
@@ -163,9 +163,9 @@ def _timed(study: Study, step_ns: float) -> tuple[Replay, ...]:
             low = middle
         else:
             high = middle
-    cheapest = study.replay.with_events_costing(high)
-    pace = step_ns / cheapest.step_ns if cheapest.step_ns else 1.0
-    return (replace(cheapest, **{name: getattr(cheapest, name) * pace for name in _TIMES}),)
+    unprofiled = study.replay.with_events_costing(high)
+    pace = step_ns / unprofiled.step_ns if unprofiled.step_ns else 1.0
+    return (replace(unprofiled, **{name: getattr(unprofiled, name) * pace for name in _TIMES}),)
 
 
 def _ranked(case: Case, candidates: Sequence[Candidate]) -> Iterator[Finding]:
@@ -313,7 +313,7 @@ def _inside_graphs(capture: CaptureSummary, step: StepSummary) -> Words | None:
     """Says that CUDA graphs hide the kernels, where they do."""
     compute, opaque = step.compute_ms, capture.whole is not None and capture.whole.opaque
     hidden = sum(row.ms for row in step.classes if row.kernel_class == UNKNOWN)
-    if not opaque or hidden < _HIDDEN * compute:
+    if not opaque or hidden < _IN_GRAPHS * compute:
         return None
     return phrase(
         "{} of the GPU's compute time is inside CUDA graphs whose kernels were not recorded: findings about matmuls, "

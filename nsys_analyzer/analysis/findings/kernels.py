@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from nsys_analyzer.analysis.findings.copies import layout_chains
+from nsys_analyzer.analysis.findings.copies import layout_chains, row_lengths
 from nsys_analyzer.analysis.findings.finding import (
     Candidate,
     Case,
@@ -23,7 +23,6 @@ from nsys_analyzer.analysis.findings.finding import (
 from nsys_analyzer.analysis.findings.waits import IDLE
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS
-from nsys_analyzer.analysis.steps.replay import Floats
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.arrays import Bools
 from nsys_analyzer.trace.columns import KERNEL
@@ -238,7 +237,9 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
     # Each compiled region costs the CPU time of its own. Where launching is the limit, that may take all that fewer
     # launches save: of two models so bound, compiling made one 43 % faster, the other 2 %.
     saved = saved_work if case.idle_share >= IDLE else partial(saved_launches, case)
-    length = _chain_lengths(separate)
+    # Of each kernel, how many stand in a row around it.
+    index, length = np.flatnonzero(separate), np.ones(len(separate))
+    length[index] = row_lengths(np.append(True, np.diff(index) > 1))
     least = np.where(study.of_class(*_PLAIN_CLASSES), np.maximum(1 - 2 / length, 0.0), 0.0)
     most = np.where(study.of_class(*_PLAIN_CLASSES, "reduction"), 1 - 1 / length, 0.0)
     ms, typical = case.ms(separate), float(np.average(length[separate], weights=study.replay.work[separate]))
@@ -257,17 +258,6 @@ def find_unfused_elementwise(case: Case) -> Iterator[Candidate]:
         "Kernels named triton_… take the place of these; if the step is no shorter, it waits for something else.",
         place=Place("class", "elementwise"),
     )
-
-
-def _chain_lengths(separate: Bools) -> Floats:
-    """Counts, shape (pieces,), how many of some pieces stand in a row around each of them, 1 for the others."""
-    length = np.ones(len(separate))
-    index = np.flatnonzero(separate)
-    if len(index):
-        starts = np.flatnonzero(np.append(True, np.diff(index) > 1))
-        lengths = np.diff(np.append(starts, len(index)))
-        length[index] = np.repeat(lengths, lengths)
-    return length
 
 
 def find_unfused_optimizer(case: Case) -> Iterator[Candidate]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -31,11 +30,8 @@ _NS_PER_MS = 1e6
 _WAYS = len(DIRECTIONS)
 #: The phases, by the names of counted FLOPs, whose work is backward's: a forward pass that runs again is, too.
 _BACKWARD_PHASES = ("backward", "recomputed")
-Sizes = Sequence[Sequence[int]]
-
-_FUSED_ATTENTION = re.compile(
-    r"aten::_scaled_dot_product_(?:flash|efficient|cudnn)_attention(?:_for_cpu)?(?P<backward>_backward)?"
-)
+#: The kinds of fused attention, as ATen calls them behind ``aten::_scaled_dot_product_``.
+_FUSED_ATTENTIONS = ("flash_attention", "flash_attention_for_cpu", "efficient_attention", "cudnn_attention")
 #: More FLOPs than this no operator has, and fewer fit 64 bits.
 _MOST_FLOPS = 2**62
 
@@ -79,9 +75,8 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
         [tree.work([len(calls.paths) + more], direction) for direction in (FORWARD, BACKWARD)] for more in (0, 1)
     )
     softmax = (way == BACKWARD) & _is_softmax(attributed, calls, call, classes)
-    passes, launches_in_all = int((direction[:-1] == BACKWARD).sum()), int(softmax.sum())
-    ms_in_all = int(duration[softmax].sum()) / _NS_PER_MS
-    a_pass = Work(ms_in_all / passes, launches_in_all / passes) if launches_in_all else None
+    softmax_ms, softmax_launches = int(duration[softmax].sum()) / _NS_PER_MS, int(softmax.sum())
+    passes = int((direction[:-1] == BACKWARD).sum())
     modules = tuple(tree.modules())
     if not modules:  # but for collectives
         return None
@@ -93,7 +88,7 @@ def summarize_modules(attributed: AttributedTrace, process: int) -> Modules | No
         outside_backward=outside[BACKWARD],
         communication_forward=communication[FORWARD],
         communication_backward=communication[BACKWARD],
-        softmax_backward=a_pass,
+        softmax_backward=Work(softmax_ms / passes, softmax_launches / passes) if softmax_launches else None,
     )
 
 
@@ -220,7 +215,7 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
 
 def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
     """Finds the operators with known FLOPs, and these; of one that calls another of them (a cast) the inner one."""
-    has_formula = np.array([*(_formula(name) is not None for name in operators.names), False])[operators.name]
+    has_formula = np.array([*(name in _FORMULAS for name in operators.names), False])[operators.name]
     index = np.flatnonzero(has_formula & (operators.shapes >= 0))
     around = parents(operators.thread[index], operators.start[index], operators.end[index])
     index = np.delete(index, np.unique(around[around >= 0]))
@@ -233,18 +228,11 @@ def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
 
 def _flops(name: str, sizes: str) -> int:
     """Returns the FLOPs of an operator with inputs of these sizes; 0 where they are not those of the operator."""
-    formula = _formula(name)
     try:
-        flops = formula(json.loads(sizes)) if formula else 0
+        flops = _FORMULAS[name](json.loads(sizes))
     except (IndexError, RecursionError, TypeError, ValueError):
         return 0
     return flops if 0 <= flops < _MOST_FLOPS else 0
-
-
-def _formula(name: str) -> Callable[[Sizes], int] | None:
-    if match := _FUSED_ATTENTION.fullmatch(name):
-        return _attention_backward if match["backward"] else _attention
-    return _MATMULS.get(name)
 
 
 def _matmul(left: Sequence[int], right: Sequence[int]) -> int:
@@ -253,19 +241,20 @@ def _matmul(left: Sequence[int], right: Sequence[int]) -> int:
     return 2 * math.prod(batch) * rows * inner * columns if inner == same else 0
 
 
-_MATMULS: Mapping[str, Callable[[Sizes], int]] = {
-    "aten::mm": lambda sizes: _matmul(sizes[0], sizes[1]),
-    "aten::bmm": lambda sizes: _matmul(sizes[0], sizes[1]),
-    "aten::addmm": lambda sizes: _matmul(sizes[1], sizes[2]),
-    "aten::baddbmm": lambda sizes: _matmul(sizes[1], sizes[2]),
-}
-
-
-def _attention(sizes: Sizes) -> int:
-    query, key = sizes[:2]
+def _attention(query: Sequence[int], key: Sequence[int]) -> int:
     batch, heads, queries, d_head = map(int, query)
     return 4 * batch * heads * queries * int(key[-2]) * d_head
 
 
-def _attention_backward(sizes: Sizes) -> int:
-    return 2 * _attention(sizes[1:])
+#: The FLOPs of an operator by the sizes of its inputs; the first input of a fused attention's backward is a gradient.
+_FORMULAS: Mapping[str, Callable[[Sequence[Sequence[int]]], int]] = {
+    "aten::mm": lambda sizes: _matmul(sizes[0], sizes[1]),
+    "aten::bmm": lambda sizes: _matmul(sizes[0], sizes[1]),
+    "aten::addmm": lambda sizes: _matmul(sizes[1], sizes[2]),
+    "aten::baddbmm": lambda sizes: _matmul(sizes[1], sizes[2]),
+    **{f"aten::_scaled_dot_product_{name}": lambda sizes: _attention(*sizes[:2]) for name in _FUSED_ATTENTIONS},
+    **{
+        f"aten::_scaled_dot_product_{name}_backward": lambda sizes: 2 * _attention(*sizes[1:3])
+        for name in _FUSED_ATTENTIONS
+    },
+}

@@ -34,7 +34,6 @@ _UNCOUNTED = 0.05
 
 _TYPE = re.compile(r"BFloat16|bfloat16|Half\b|\bhalf\b|__half|\bfloat\b|\bdouble\b")
 _SIZES = {"float": 4, "double": 8}  # of bytes; the others have 16 bits
-_Scope = tuple[str, Ints, Ints, int, Ints | None]
 
 
 @dataclass(frozen=True)
@@ -118,17 +117,14 @@ def summarize_attention(
     The configuration gives FLOPs and bytes, the GPU its peak bandwidth. None where no range or kernel is
     known to be attention.
     """
-    scopes = (_Parts(attributed, *scope) for scope in _scopes(attributed, process))
-    parts = next((scope for scope in scopes if scope.has_attention), None)
+    parts = next((scope for scope in _scopes(attributed, process) if scope.has_attention), None)
     return _summary(parts, configuration, gpu) if parts else None
 
 
-def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
+def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Parts]:
     """Yields forward, step and capture, as far as they are there.
 
-    Each is a unit, the indices of kernels, the part of attention each is in (-1: none), the number of units, and the
-    kernels that are left out as warm-up. Outside a forward only kernels inside attention ranges count: a fused kernel
-    elsewhere may be of backward.
+    Outside a forward only kernels inside attention ranges count: a fused kernel elsewhere may be of backward.
     """
     operations, instances = attributed.trace.operations, attributed.instances
 
@@ -141,7 +137,7 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     phase_instance, step_instance = attributed.instance_pair
     forward, forwards = inside(FORWARD, phase_instance)
     if len(forward):
-        yield FORWARD, forward, attributed.attention_part(forward), forwards, None
+        yield _Parts(attributed, FORWARD, forward, attributed.attention_part(forward), forwards, None)
     if not attributed.roles.mask(*ATTENTION_PARTS).any():
         return
     mine = np.flatnonzero((operations.kind == KERNEL) & (operations.process == process))
@@ -152,8 +148,8 @@ def _scopes(attributed: AttributedTrace, process: int) -> Iterator[_Scope]:
     left_out = mine[warm & (in_softmax | ~in_softmax.any())]
     step, steps = inside(STEP, step_instance)
     in_step = np.isin(mine, step)
-    yield STEP, mine[in_step], part[in_step], steps, left_out
-    yield CAPTURE, mine[~warm], part[~warm], 1, left_out
+    yield _Parts(attributed, STEP, mine[in_step], part[in_step], steps, left_out)
+    yield _Parts(attributed, CAPTURE, mine[~warm], part[~warm], 1, left_out)
 
 
 class _Parts:
@@ -162,6 +158,7 @@ class _Parts:
     def __init__(
         self, attributed: AttributedTrace, per: str, kernels: Ints, part: Ints, units: int, warmup: Ints | None
     ) -> None:
+        """Takes ``kernels`` by index, the part of attention each is in (-1: none), and those left out as ``warmup``."""
         self.attributed, self.per, self.units = attributed, per, units
         self.kernels, self.warmup = kernels, warmup
         operations = attributed.trace.operations
