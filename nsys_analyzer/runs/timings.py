@@ -307,9 +307,10 @@ def _table(path: Path) -> pd.DataFrame:
         raise TimingsError(f"{path}: is a pipe or a device", "Give the path of a CSV file")
     try:
         text = path.read_bytes().decode("utf-8-sig").lstrip("\r\n")
-        if text.lstrip()[:1] in ("[", "{"):
-            is_one = text.lstrip()[:1] == "[" or len(text.splitlines()) == 1 or text.splitlines()[0].strip()[-1:] != "}"
-            rows = json.loads(text) if is_one else [json.loads(line) for line in text.splitlines() if line.strip()]
+        first, *others = text.strip().splitlines() or [""]
+        if first[:1] in ("[", "{"):
+            is_row_each = first[:1] == "{" and first.rstrip()[-1:] == "}" and others
+            rows = [json.loads(line) for line in (first, *others) if line.strip()] if is_row_each else json.loads(text)
             frame = pd.DataFrame(rows, dtype=object).rename_axis("row")
             frame = frame.map(lambda cell: "" if cell is None or cell != cell else str(cell))
         else:

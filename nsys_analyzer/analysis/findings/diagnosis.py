@@ -275,7 +275,7 @@ def why_missing(capture: CaptureSummary) -> Words | None:
         return "The program ran on the CPU: no findings are looked for."
     if capture.metadata is None:
         return capture.message or "There is no capture of this run."
-    if has_no_kernel(capture):
+    if capture.has_no_kernel:
         return phrase("No kernel was recorded. {} around steps that run on the GPU.", _how(capture))
     if step is None or not works(step):
         return "Nothing runs on the GPU in the steps."
@@ -292,12 +292,6 @@ def why_missing(capture: CaptureSummary) -> Words | None:
     if capture.diagnosis.doubt:
         return f"No saving can be told here: {capture.diagnosis.doubt}."
     return _inside_graphs(capture, step)
-
-
-def has_no_kernel(capture: CaptureSummary) -> bool:
-    """Tells whether a trace holds no kernel, and no graph that may hide some."""
-    hidden = capture.whole is not None and capture.whole.opaque
-    return capture.coverage is not None and not capture.coverage.kernels and not hidden
 
 
 def works(step: StepSummary) -> bool:

@@ -297,6 +297,12 @@ class Summary:
         return self.pid is not None and self.process == label_of_pid(self.pid)
 
     @property
+    def has_no_kernel(self) -> bool:
+        """True where it was read and holds no kernel, and no graph that may hide some."""
+        hidden = self.whole is not None and self.whole.opaque
+        return self.coverage is not None and not self.coverage.kernels and not hidden
+
+    @property
     def on_cpu(self) -> bool:
         """True where its kernels are operators that ran on the CPU, as the torch recorder writes them without a GPU."""
         return self.gpu == CPU

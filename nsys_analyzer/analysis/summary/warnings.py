@@ -47,8 +47,6 @@ class _Checks:
         self.summary, self.coverage, self.attributed, self.process = summary, coverage, attributed, process
         self.trace, self.whole = attributed.trace, summary.whole
         self.ranges_on_gpu = self.trace.metadata.ranges_on_gpu
-        #: No kernel, and no opaque graph that may hide some.
-        self.has_no_kernel = not coverage.kernels and not (self.whole and self.whole.opaque)
         self.leaves = summary.leaf_phases
         self.messages = _messages(self.trace, process)
 
@@ -61,7 +59,7 @@ class _Checks:
             yield from self._missing_in_torch(has_ranges, has_calls)
             return
         reason = why_no_cuda(self.messages)
-        if self.has_no_kernel:
+        if self.summary.has_no_kernel:
             how = phrase("Capture with `--trace=cuda,nvtx` around steps that run on the GPU.")
             yield phrase("The capture has no kernel. {}", self._quoted(reason) if reason else how)
         if not has_ranges:
@@ -70,7 +68,7 @@ class _Checks:
             yield phrase("The export has no CUDA API table, so no kernel has a launch: capture with `--trace=cuda`.")
 
     def _missing_in_torch(self, has_ranges: bool, has_calls: bool) -> Iterator[Words]:
-        if self.has_no_kernel:
+        if self.summary.has_no_kernel:
             yield "The trace has no kernel: record steps that run on the device."
         if self.ranges_on_gpu:
             yield (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from nsys_analyzer.analysis.findings.diagnosis import has_no_kernel, works
+from nsys_analyzer.analysis.findings.diagnosis import works
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.idle import Cause
@@ -279,9 +279,9 @@ _OF_CAPTURE: tuple[Field[_Stepped], ...] = (
 def _without_steps(evidence: Evidence) -> Iterator[Paragraph]:
     """The captures of a GPU that have no kernel, or in which nothing repeats."""
     lacking = [one for one in evidence.captures if one.step is None and not one.on_cpu and one.metadata]
-    for capture in filter(has_no_kernel, lacking):
+    for capture in [one for one in lacking if one.has_no_kernel]:
         yield Paragraph(phrase("{}: {}", capture.title, capture.findings_missing), capture.title)
-    names = [one.title for one in lacking if not has_no_kernel(one)]
+    names = [one.title for one in lacking if not one.has_no_kernel]
     if names:
         yield Paragraph(
             phrase(
