@@ -94,7 +94,7 @@ def test_markdown_and_figures(here: Path) -> None:
     assert sorted(path.name for path in here.iterdir()) == ["capture.sqlite", "report.md", "report_figures"]
     text = (here / "report.md").read_text(encoding="utf-8")
     links = re.findall(r"!\[[^]]+\]\(([^)]+)\)", text)
-    assert len(links) == 4
+    assert len(links) == 3
     for link in links:
         assert (here / link).read_bytes().startswith(PNG)
     assert sorted(links) == sorted(f"report_figures/{path.name}" for path in (here / "report_figures").iterdir())
@@ -231,7 +231,7 @@ def test_no_two_figures_share_a_file(here: Path) -> None:
     text = (here / "report.md").read_text(encoding="utf-8")
     assert captures_table(text) == [("after/train", "ok"), ("before/train", "ok")]
     links = re.findall(r"\]\((report_figures/[^)]+)\)", text)
-    assert len(links) == len(set(links)) == 8
+    assert len(links) == len(set(links)) == 6
 
 
 # --- JSON ---

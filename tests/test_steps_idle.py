@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -346,17 +345,5 @@ def test_what_a_gap_is_due_to_depends_on_it_alone(
     trace = attributed(random_program(draws), folder)
     _, together = causes_of(trace, (0, cut, 1200))
     apart = [causes_of(trace, bounds)[1] for bounds in ((0, cut), (cut, 1200))]
-    for name in ("base", "base_ns", "pause_ns", "allocator_ns", "largest"):
+    for name in ("base", "base_ns", "pause_ns", "allocator_ns"):
         assert getattr(together, name).tolist() == [one for part in apart for one in getattr(part, name).tolist()]
-
-
-def test_the_largest_part_of_a_gap(tmp_path: Path) -> None:
-    """[200, 520): 200 of the allocator, 110 of a pause, 10 of the launch; [600, 730): 110 and 20."""
-    export = program().work((512, 516), (520, 600)).work((720, 724), (730, 1000))
-    export.api(MALLOC, 150, 400)
-    export.api("cudaEventRecord_v3020", 510, 511)
-    export.api("cudaEventRecord_v3020", 605, 610)
-    _, causes = causes_of(attributed(export, tmp_path), (0, 1000))
-    assert [CAUSES[code] for code in causes.largest] == ["allocator", "host"]
-    without_pauses = replace(causes, pause_ns=causes.pause_ns * 0)
-    assert [CAUSES[code] for code in without_pauses.largest] == ["allocator", "launch"]

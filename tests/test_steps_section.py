@@ -26,7 +26,7 @@ from nsys_analyzer.analysis.summary.statistics import MemoryRow, Stats
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing, Paragraph, Table, Timeline, unfolded
+from nsys_analyzer.report.model import Answer, Block, Details, Interval, Listing, Paragraph, Table, unfolded
 from nsys_analyzer.report.renderers.markdown import render
 from nsys_analyzer.report.renderers.terminal import print_answers
 from nsys_analyzer.report.sections import build_report, steps
@@ -329,7 +329,6 @@ def test_many_captures_are_folded(capture: CaptureSummary) -> None:
     assert all(id(table) in inside for table in tables)
     code = [one for one in unfolded(found.blocks) if isinstance(one, Listing) and one.kind == "python"]
     assert len(code) == len(FINDINGS)
-    assert not [block for block in unfolded(found.blocks) if isinstance(block, Timeline)]
 
 
 def test_many_captures_on_the_terminal(capture: CaptureSummary, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,10 +354,9 @@ def test_every_cause_has_its_words() -> None:
     assert set(CAUSES) == set(idle.CAUSES)
 
 
-def test_the_first_figure_is_the_step(real_capture: RealCapture) -> None:
+def test_the_first_thing_to_fix_is_in_the_answer(real_capture: RealCapture) -> None:
     (summary,) = summarize(Trace.load(real_capture("train_small256")), "train_small256")
     report = build_report(Evidence(complete([summary])))
-    assert isinstance(report.figures[0], Timeline)
     (answer,) = report.sections[1].answers
     assert plain(answer.more[0]).startswith("1. ")
     assert 'What to fix first: "The GPU waits for launches", which saves ' in plain(answer.text)

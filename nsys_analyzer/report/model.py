@@ -195,33 +195,6 @@ class Panels:
 
 
 @dataclass(frozen=True)
-class Strip:
-    """A lane of a timeline: its title, and the name, start and end in ms of each of its blocks.
-
-    Attributes:
-        kind: "ranges" and "calls" are boxes with their names, "stream" is colored by kernel class, "idle" by cause.
-    """
-
-    title: str
-    kind: Literal["ranges", "calls", "stream", "idle"]
-    blocks: tuple[tuple[str, float, float], ...]
-
-
-@dataclass(frozen=True)
-class Timeline:
-    """Lanes below each other over one axis of time: what the CPU's threads and the GPU's streams did.
-
-    ``cpu_ahead``: whether the CPU's ranges belong to later work of the GPU than what is below them.
-    """
-
-    key: str
-    title: str
-    lanes: tuple[Strip, ...]
-    x_axis: str = "ms since the step began"
-    cpu_ahead: bool = False
-
-
-@dataclass(frozen=True)
 class WorkPoint:
     """Work of a class of kernels: of arithmetic intensity in FLOP/byte, and the rate that it reaches in FLOP/s."""
 
@@ -249,7 +222,7 @@ class Roofline:
     y_axis: str = "FLOP/s"
 
 
-Figure: TypeAlias = "Bars | Lines | Panels | Timeline | Roofline"
+Figure: TypeAlias = "Bars | Lines | Panels | Roofline"
 Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Seen | Figure"
 
 
@@ -303,4 +276,4 @@ class Report:
     def figures(self) -> tuple[Figure, ...]:
         """Every figure of the report."""
         blocks = (block for section in self.sections for block in unfolded(section.blocks))
-        return tuple(block for block in blocks if isinstance(block, Bars | Lines | Panels | Timeline | Roofline))
+        return tuple(block for block in blocks if isinstance(block, Bars | Lines | Panels | Roofline))

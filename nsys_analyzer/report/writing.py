@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.report.figures import SOFTWARE
-from nsys_analyzer.report.model import Report, Timeline
+from nsys_analyzer.report.model import Report
 from nsys_analyzer.report.renderers import RENDERERS
 from nsys_analyzer.report.renderers.json_report import GENERATOR
 from nsys_analyzer.system.atomic_write import atomic_write, check_regular, link_target, write_text
@@ -121,7 +121,7 @@ def _drawn(built: Report) -> dict[str, str]:
     """Each figure as SVG, by its key."""
     from nsys_analyzer.report.figures import svg
 
-    return {figure.key: svg(figure) for figure in built.figures if not isinstance(figure, Timeline)}
+    return {figure.key: svg(figure) for figure in built.figures}
 
 
 def file_names(keys: Iterable[str]) -> dict[str, str]:

@@ -20,7 +20,6 @@ from nsys_analyzer.report.model import (
     Roofline,
     Seen,
     Table,
-    Timeline,
 )
 from nsys_analyzer.report.renderers.inline import cell
 from nsys_analyzer.report.renderers.markdown import fitting
@@ -108,7 +107,7 @@ def _block(block: Block, drawn: dict[str, str]) -> Iterator[Node]:
         yield ("html_block", "", f"<details><summary>{_as_html(block.title)}</summary>")
         yield from (node for one in block.blocks for node in _block(one, drawn))
         yield ("html_block", "", "</details>")
-    elif isinstance(block, Bars | Lines | Panels | Timeline | Roofline):
+    elif isinstance(block, Bars | Lines | Panels | Roofline):
         if block.key in drawn:
             yield from (("paragraph_open", "p"), ("inline", (("image", visible(block.title)),)))
     elif isinstance(block, Listing) and block.kind == "bullets":

@@ -68,12 +68,6 @@ class Causes:
         others = (host, self.pause_ns - self.data_ns), (data, self.data_ns), (allocator, self.allocator_ns)
         return (self.base, self.base_ns), *others
 
-    @property
-    def largest(self) -> Ints:
-        """Shape (gaps,): code into ``CAUSES`` of what has the largest part of each gap."""
-        parts = np.argmax(np.stack([self.base_ns, self.pause_ns, self.allocator_ns]), axis=0)
-        return np.select([parts == 0, parts == 1], [self.base, self.pause], _ALLOCATOR)
-
 
 def find_causes(gaps: Gaps, host: Host, launched: Ints, rank: Codes, steps: Bools) -> Causes:
     """The causes of the gaps of one device.

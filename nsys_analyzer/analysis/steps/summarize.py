@@ -18,7 +18,6 @@ from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.host import Host, find_host, is_loading
 from nsys_analyzer.analysis.steps.idle import CAUSES, Cause, Causes, IdleRow, find_causes, idle_stretches
-from nsys_analyzer.analysis.steps.lanes import Lane, draw_lanes
 from nsys_analyzer.analysis.steps.step import (
     INPUT,
     OUTSIDE,
@@ -47,13 +46,8 @@ _MOST_OPERATIONS = 300_000
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
 
 
-def summarize_steps(
-    attributed: AttributedTrace, process: int, steps: Steps
-) -> tuple[StepSummary, Study | None, tuple[Lane, ...]]:
-    """The steps of one process by its global ID, some of them in detail, and one as it passed.
-
-    The detail is None where no launch is known, and there are no lanes then.
-    """
+def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[StepSummary, Study | None]:
+    """The steps of one process by its global ID, and some of them in detail; None where no launch is known."""
     operations = attributed.trace.operations
     mine = np.flatnonzero(operations.process == process).astype(np.int32)
     every, windows = steps.windows, _some_of(steps.windows, len(mine))
@@ -82,11 +76,11 @@ def summarize_steps(
         devices=tuple(narrowed(one, DeviceSteps) for one in dissected),
     )
     if on_cpu:
-        return summary, None, ()
+        return summary, None
     gpu = attributed.trace.metadata.gpu(pid_of(process), devices[main])
     timed = replace(summary, launch_latency_us=view.latency(chosen[main]), queue=view.queue(chosen[main]))
     study = study_steps(attributed, steps, view.host, chosen[main], view.rank, gpu)
-    return timed, study, view.lanes(chosen[main])
+    return timed, study
 
 
 def _by_ranges(view: View, host: Host, device: DissectedSteps) -> DissectedSteps:
@@ -345,25 +339,9 @@ class View:
         near: SmallInts = chosen[(time >= self.every.called[low]) & (time < self.every.left[high])]
         return near
 
-    def lanes(self, chosen: SmallInts) -> tuple[Lane, ...]:
-        """A step of median duration as it passed."""
-        length = self.windows.end - self.windows.start
-        middle = np.argsort(length, kind="stable")[(len(length) - 1) // 2]
-        windows = self.windows.select(np.array([middle]))
-        bounds = int(windows.start[0]), int(windows.end[0])
-        operations = self.attributed.trace.operations
-        near = chosen[(operations.end[chosen] > bounds[0]) & (operations.start[chosen] < bounds[1] + _BEHIND_NS)]
-        near = near[np.argsort(operations.start[near], kind="stable")]
-        anatomy, causes = self._dissect(windows, near)
-        return draw_lanes(
-            self.attributed, self.host, bounds, near, self.label, self.classes, anatomy.gaps, causes.largest
-        )
-
 
 #: So many steps before the middle one, and from it on, tell how far the program runs ahead.
 _LOOKED_AT = 8
-#: How far behind a step its last gap's end is looked for, ns.
-_BEHIND_NS = 1_000_000_000
 
 
 def _idle_times(rows: Sequence[IdleRow], steps: int, scale: float) -> Iterator[IdleTime]:

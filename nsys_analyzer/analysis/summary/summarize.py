@@ -133,10 +133,10 @@ class _ProcessView:
             modules=modules,
         )
         if self.steps:
-            step, study, lanes = summarize_steps(self.attributed, self.process.global_pid, self.steps)
+            step, study = summarize_steps(self.attributed, self.process.global_pid, self.steps)
             members = () if summary.on_cpu else record_members(self.attributed, self.process, self.steps, name)
             phases = tuple(_with_length(phase, step) for phase in phases)
-            summary = replace(summary, step=step, study=study, lanes=lanes, members=members, phases=phases)
+            summary = replace(summary, step=step, study=study, members=members, phases=phases)
         check_attribution(summary)
         warnings = capture_warnings(summary, coverage, self.attributed, self.process.global_pid)
         warnings = (*warnings, contradiction) if contradiction else warnings

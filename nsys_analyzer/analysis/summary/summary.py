@@ -11,7 +11,6 @@ from nsys_analyzer.analysis.findings.finding import Diagnosis, Finding
 from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
-from nsys_analyzer.analysis.steps.lanes import Lane
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
@@ -325,7 +324,6 @@ class CaptureSummary(Summary):
         device: its GPU.
         diagnosis: what slows its steps down; None where no launches are known.
         study: some of the steps in detail, None where no launch is known.
-        lanes: one step of median duration as it passed.
         members: what each of its devices did step by step, where it exchanges something with others.
         tracks: every moment of its measured steps, where that was asked for.
     """
@@ -334,7 +332,6 @@ class CaptureSummary(Summary):
     metadata: Metadata | None = None
     diagnosis: Diagnosis | None = None
     study: Study | None = field(default=None, compare=False, repr=False)
-    lanes: tuple[Lane, ...] = field(default=(), compare=False, repr=False)
     members: tuple[Member, ...] = field(default=(), compare=False, repr=False)
     tracks: Tracks | None = field(default=None, compare=False, repr=False)
 

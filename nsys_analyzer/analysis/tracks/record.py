@@ -15,7 +15,6 @@ from nsys_analyzer.analysis.ranges.paths import range_paths
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.host import Host, find_host
 from nsys_analyzer.analysis.steps.idle import CAUSES
-from nsys_analyzer.analysis.steps.lanes import thread_title
 from nsys_analyzer.analysis.steps.summarize import View
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.analysis.summary.device_memory import memory_levels
@@ -46,6 +45,14 @@ def _some_of(windows: Windows, operations: int, most: int) -> Windows:
     middle = int(np.argsort(windows.end - windows.start, kind="stable")[(len(windows) - 1) // 2])
     first = min(max(middle - count // 2, 0), len(windows) - count)
     return windows.select(np.arange(first, first + count))
+
+
+def _thread_title(attributed: AttributedTrace, thread: int) -> str:
+    """What a thread is called: the main one has the ID of its process."""
+    own = thread & ~PROCESS_MASK
+    if own == pid_of(thread):
+        return "main thread"
+    return f"thread {attributed.trace.metadata.thread_names.get(thread) or own}"
 
 
 class _Texts:
@@ -148,7 +155,7 @@ class _Recorder:
         """What each thread is called; those of one name have their IDs, too."""
         if self.attributed.trace.metadata.ranges_on_gpu:
             return ["ranges on the GPU"] * len(threads)
-        titles = [thread_title(self.attributed, one) for one in threads.tolist()]
+        titles = [_thread_title(self.attributed, one) for one in threads.tolist()]
         own = (threads & ~PROCESS_MASK).tolist()
         return [
             f"CPU: {one} {tid}" if titles.count(one) > 1 else f"CPU: {one}"

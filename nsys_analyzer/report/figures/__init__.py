@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from nsys_analyzer.report.model import Bars, Figure, Lines, Panels, Roofline
+from nsys_analyzer.report.model import Bars, Figure, Lines, Panels
 
 #: What a PNG file says of the program that made it.
 SOFTWARE = "nsys-analyze"
@@ -68,7 +68,6 @@ def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], styl
     from nsys_analyzer.report.figures.bars import draw_bars
     from nsys_analyzer.report.figures.curves import draw_lines, draw_panels
     from nsys_analyzer.report.figures.roofline import draw_roofline
-    from nsys_analyzer.report.figures.timeline import draw_timeline
     from nsys_analyzer.report.figures.words import TITLE, wrapped
 
     with warnings.catch_warnings(), matplotlib.rc_context(_STYLE | style):
@@ -83,8 +82,6 @@ def _save(figure: Figure, target: Any, form: str, metadata: dict[str, Any], styl
             draw_lines(canvas, figure)
         elif isinstance(figure, Panels):
             draw_panels(canvas, figure)
-        elif isinstance(figure, Roofline):
-            draw_roofline(canvas, figure)
         else:
-            draw_timeline(canvas, figure)
+            draw_roofline(canvas, figure)
         canvas.savefig(target, format=form, metadata=metadata)

@@ -32,7 +32,6 @@ from nsys_analyzer.report.sections.findings import (
     saving,
     without_profiler,
 )
-from nsys_analyzer.report.sections.step_timeline import timeline_of
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_percent, milliseconds, milliseconds_between
 from nsys_analyzer.text import Words, joined, phrase, plural
@@ -82,8 +81,6 @@ def unread(evidence: Evidence) -> tuple[Block, ...]:
 def _of_capture(capture: CaptureSummary, step: StepSummary, *, many: bool) -> Iterator[Block]:
     lines = in_lines(capture) if works(step) and not capture.on_cpu else ()
     yield Answer(capture.title, _text(capture, step), _short(capture, step), lines)
-    if not many and (figure := timeline_of(capture)):
-        yield figure
     yield Paragraph(_windows(capture, step), capture.title)
     if capture.on_cpu:
         yield from tables_of_cpu(capture.title, step)
