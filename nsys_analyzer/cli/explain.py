@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     "--format", "output_format", type=click.Choice(["text", "markdown", "json"]), default="text", show_default=True,
     help="json holds every figure, as the report's JSON does.",
 )  # fmt: skip
+@click.option(
+    "--all", "everything", is_flag=True, help="Print the rest of the report, too, with all that is folded in it."
+)
 @scheduler_option
 @unprofiled_options
 @names_options("--phase", "--phase-name")
@@ -39,27 +42,24 @@ def explain(
     step_ms: float | None,
     in_order: bool,
     output_format: str,
+    everything: bool,
     scheduler: str | None,
     names: PhaseNames,
     given: Run,
 ) -> None:
     """Print why a training step of TRACE is as long as it is, and what would make it shorter.
 
-    What the GPU does in a step, why it idles, and the findings, the largest saving first: what was seen, the lines of
-    code to try, and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
+    The first block of the report, and the findings, the largest saving first: what was seen, the lines of code to try,
+    and how to check it. TRACE is a capture or a folder of captures; several are the ranks of a run, say.
     """
     from nsys_analyzer.cli.run_progress import reading
     from nsys_analyzer.experiments.loading import load_evidence
-    from nsys_analyzer.report.evidence import FEW
-    from nsys_analyzer.report.model import Report
     from nsys_analyzer.report.renderers import markdown
     from nsys_analyzer.report.renderers.json_report import STEPS, captures_data, in_json
     from nsys_analyzer.report.renderers.terminal import print_section
     from nsys_analyzer.report.screen import data_stream
-    from nsys_analyzer.report.sections import ranks, steps
-    from nsys_analyzer.report.sections.folding import fold
+    from nsys_analyzer.report.sections import EXPLAINING, build_report
     from nsys_analyzer.system.cluster import Workers
-    from nsys_analyzer.text import plain
 
     workers = Workers(scheduler, reading, _tell)
     evidence = load_evidence(
@@ -69,22 +69,15 @@ def explain(
     if output_format == "json":
         click.echo(in_json(captures_data(evidence.captures, evidence.runs, STEPS)), nl=False, file=data_stream())
         return
-    for capture in evidence.captures:
-        for warning in capture.warnings:
-            _tell(f"Warning: {capture.title}: {plain(warning, '`')}")
-    section = steps.answer(evidence)
-    section = replace(section, blocks=(*section.blocks, *steps.unread(evidence)))
-    sections = tuple(one for one in (ranks.answer(evidence), section) if one.blocks)
-    names_of = ", ".join(trace.name or str(trace) for trace in traces)
-    if not sections:
-        click.echo(f"{names_of} holds no step that ran on a GPU: there is nothing to explain.")
-    elif output_format == "markdown":
-        shown = tuple(map(fold, sections)) if len(evidence.captures) > FEW else sections
-        click.echo(markdown.render(Report(f"The steps of {names_of}", shown), {}), nl=False)
-    else:
-        for place, one in enumerate(sections):
-            click.echo(nl=place > 0)
-            print_section(one)
+    built = build_report(evidence)
+    kept = tuple(one for one in built.sections if everything or one.key in EXPLAINING)
+    if output_format == "markdown":
+        click.echo(markdown.render(replace(built, sections=kept), {}), nl=False)
+        return
+    click.secho(built.title, bold=True)
+    for place, one in enumerate(kept):
+        click.echo(nl=place > 0)
+        print_section(one)
 
 
 def _tell(line: str) -> None:

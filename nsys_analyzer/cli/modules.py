@@ -44,7 +44,7 @@ def modules(
     from nsys_analyzer.report.sections.modules import modules_section
 
     evidence = load_evidence((trace,), (), command_line(), _tell, names, given)
-    section = modules_section(evidence.measured, every=every)
+    section = modules_section(evidence.captures, every=every)
     if output_format == "json":
         click.echo(in_json(captures_data(evidence.captures, keys=MODULES)), nl=False, file=data_stream())
     elif not section.blocks:

@@ -98,10 +98,12 @@ def report(
         return
     write_as(output_format, built, target, figures=not no_figures, force=force)
     if not RENDERERS[output_format].is_data:
-        from nsys_analyzer.report.renderers.terminal import print_answers
+        from nsys_analyzer.report.renderers.terminal import print_first_screen
+        from nsys_analyzer.report.sections import first_screen
+        from nsys_analyzer.report.sections.about import warnings_of
 
-        print_answers(built)
-        warnings = sum(len(capture.warnings) for capture in evidence.captures)
+        print_first_screen(built, first_screen(built))
+        warnings = len(warnings_of(evidence))
         count = f", with {warnings} {plural(warnings, 'warning')}" if warnings else ""
         click.echo(f"\n{target}{count}")
     if open_page:

@@ -79,8 +79,8 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
     from nsys_analyzer.capture.jobs import locked, remaining, run_sweep
     from nsys_analyzer.cli.run_progress import interruptible, shown
     from nsys_analyzer.experiments.loading import load_evidence
-    from nsys_analyzer.report.renderers.terminal import print_answers
-    from nsys_analyzer.report.sections import build_report
+    from nsys_analyzer.report.renderers.terminal import print_first_screen
+    from nsys_analyzer.report.sections import build_report, first_screen
     from nsys_analyzer.report.writing import ELSEWHERE, check_replaceable, write_as
     from nsys_analyzer.runs.timings_csv import NAME as TIMINGS
     from nsys_analyzer.runs.timings_csv import has_rows
@@ -100,7 +100,7 @@ def _run(plan: Plan, folder: Path, timeout_s: float, resume: bool | None) -> Non
         raise CaptureError(error.message, _NO_PLACE) from error
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be written ({error.strerror})", _NO_PLACE) from error
-    print_answers(built)
+    print_first_screen(built, first_screen(built))
     click.echo(f"\n{folder / 'report.md'}")
     if any(result.status in ("failed", "timeout") for result in results):
         sys.exit(1)

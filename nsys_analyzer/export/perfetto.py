@@ -33,7 +33,7 @@ from nsys_analyzer.export.perfetto_packets import (
     slice_packets,
 )
 from nsys_analyzer.export.writing import Capture
-from nsys_analyzer.report.sections.anatomy import CAUSES as CAUSE_WORDS
+from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Integers, Ints, distinct, distinct_rows
 from nsys_analyzer.trace.columns import (

@@ -1,28 +1,37 @@
-"""The evidence: the captures that the questions are answered from."""
+"""What a report is made from, and the words that follow from it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Unprofiled
-from nsys_analyzer.report.model import Bars, FinishedBench, Paragraph, Spread, Typical
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.model import FinishedBench, Typical
 from nsys_analyzer.text import Words
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import ParallelRun
 
-#: Up to so many captures each is answered in full view; of more, tables of one row each come first.
-FEW = 6
+#: What the GPU's idle time is due to.
+CAUSE_WORDS: dict[Cause, str] = {
+    "launch": "launching, short pauses",
+    "sync": "waits for the GPU",
+    "copy": "waits for a copy",
+    "allocator": "allocates or frees memory",
+    "host": "other CPU work",
+    "data": "loads a batch",
+    "communication": "a collective waits to start",
+    "unknown": "unknown",
+}
 #: The class that a message of Python's starts with, which is longer than a cell is wide.
 _EXCEPTION = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): ")
-#: What stands where no capture can answer a question.
-NOTHING_MEASURED = Paragraph("No capture of this report has the ranges or kernels to answer this.")
 #: Letters of a message that a table's cell has room for.
 _MESSAGE = 60
 
@@ -65,23 +74,8 @@ class Evidence:
     @property
     def kernel_rows(self) -> Iterator[KernelRow]:
         """The kernels of every whole capture, which no phase has more than."""
-        for capture in self.measured:
+        for capture in self.captures:
             yield from capture.whole.kernels if capture.whole else ()
-
-    @property
-    def kernel(self) -> str:
-        """The word for its kernels: operator, where every capture is of the CPU."""
-        return kernel_word(*self.measured)
-
-    @property
-    def measured(self) -> tuple[CaptureSummary, ...]:
-        """The captures with GPU operations."""
-        return tuple(capture for capture in self.captures if capture.whole)
-
-
-def spread(stats: Stats | None) -> Spread | None:
-    """Mean and standard deviation as a cell; None without figures."""
-    return None if stats is None or stats.mean is None else Spread(stats.mean, stats.std)
 
 
 def typical(stats: Stats | None) -> Typical | None:
@@ -91,30 +85,24 @@ def typical(stats: Stats | None) -> Typical | None:
     return Typical(stats.median, stats.min, stats.max)
 
 
-def figures_of(evidence: Evidence, draw: Callable[[CaptureSummary], Bars]) -> tuple[Bars, ...]:
-    """The figure of each capture that has something to draw; many captures are drawn together."""
-    figures = [draw(capture) for capture in evidence.measured] if len(evidence.captures) <= FEW else []
-    return tuple(figure for figure in figures if figure.groups and any(any(v) for _, v in figure.series))
-
-
 def kernel_word(*captures: CaptureSummary) -> str:
     """The word for what runs: "kernel", or "operator" where all these captures are of the CPU."""
     return "operator" if captures and all(capture.on_cpu for capture in captures) else "kernel"
 
 
+def step_noun(step: StepSummary | None) -> str:
+    """What a step is called: the whole capture, where nothing tells its steps."""
+    return "for the whole capture" if step and step.is_pass else "a step"
+
+
 def status_of(status: str, message: str = "") -> str:
-    """A status as a cell, with what was said of it, shortened to the cell's room."""
+    """A status as a cell, with the start of what was said of it; the whole message stands among the warnings."""
     words = status.replace("_", " ")
     return f"{words}: {shortened(message)}" if message else words
 
 
-def ended(unprofiled: Unprofiled) -> str | None:
-    """How a run that was timed ended, None where it ended well or nothing is known of it."""
-    return None if unprofiled.status in ("ok", "missing") else status_of(unprofiled.status)
-
-
 def shortened(message: str) -> str:
-    """The start of a message, on one line; the whole message stands among the warnings."""
+    """The start of a message, on one line."""
     line = _EXCEPTION.sub("", " ".join(message.split()))
     return line if len(line) <= _MESSAGE else f"{line[: _MESSAGE - 1].rstrip()}…"
 

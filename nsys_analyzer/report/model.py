@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from nsys_analyzer.text import Words
 
@@ -94,15 +94,10 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer of a question for one configuration, computed: in a sentence or two, and in a few words.
+    """A sentence that answers a question and can be quoted; ``capture`` is the one that it tells of, or empty."""
 
-    ``more`` are lines that belong to the few words, such as what to do first.
-    """
-
-    capture: str
     text: Words
-    short: Words
-    more: tuple[Words, ...] = ()
+    capture: str = ""
 
 
 @dataclass(frozen=True)
@@ -131,6 +126,31 @@ class Details:
 
     title: str
     blocks: tuple[Block, ...]
+    capture: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Tables of one shape, each with its caption; a page shows one at a time, the terminal the first."""
+
+    tables: tuple[Table, ...]
+
+
+class Bar(NamedTuple):
+    """One bar of ``StepBars``: its label, empty where it is the only one, and the ms of each part."""
+
+    label: str
+    ms: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class StepBars:
+    """Steps as bars on one scale, of the same ``parts``; ``title`` says what they are of, ``note`` what they omit."""
+
+    parts: tuple[str, ...]
+    rows: tuple[Bar, ...]
+    title: str
+    note: str = ""
     capture: str = ""
 
 
@@ -223,7 +243,7 @@ class Roofline:
 
 
 Figure: TypeAlias = "Bars | Lines | Panels | Roofline"
-Block: TypeAlias = "Paragraph | Answer | Listing | Table | Details | Seen | Figure"
+Block: TypeAlias = "Paragraph | Answer | Listing | Table | Choice | StepBars | Details | Seen | Figure"
 
 
 def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
@@ -237,17 +257,11 @@ def unfolded(blocks: tuple[Block, ...]) -> Iterator[Block]:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of the report: a title, its blocks, and the topic of its answers in a word or two."""
+    """One section of the report: a title, empty for the first one below the report's own, and its blocks."""
 
     key: str
     title: str
     blocks: tuple[Block, ...]
-    topic: str = ""
-
-    @property
-    def answers(self) -> tuple[Answer, ...]:
-        """The section's answers, folded ones too."""
-        return tuple(block for block in unfolded(self.blocks) if isinstance(block, Answer))
 
 
 @dataclass(frozen=True)

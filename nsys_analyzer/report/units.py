@@ -125,11 +125,16 @@ def milliseconds_between(low: float, high: float) -> str:
     return f"{_between(low, high, '–')}{_SPACE}ms"
 
 
-def about_milliseconds(value: float) -> str:
-    """An estimated time with its unit, for sentences: 88 ms, 9.37 ms."""
-    places = max(2 - math.floor(math.log10(value)), 0) if value > 0 else 0
+def about(value: float) -> str:
+    """A number in three digits, without zeros behind the point: 52, 9.37, 1,235."""
+    places = max(2 - math.floor(math.log10(abs(value))), 0) if value else 0
     written = f"{value:,.{places}f}"
-    return f"{written.rstrip('0').rstrip('.') if places else written}{_SPACE}ms"
+    return written.rstrip("0").rstrip(".") if places else written
+
+
+def about_milliseconds(value: float) -> str:
+    """A time in three digits with its unit, for sentences: 88 ms, 9.37 ms."""
+    return f"{about(value)}{_SPACE}ms"
 
 
 def about_percent(value: float) -> str:

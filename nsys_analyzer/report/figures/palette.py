@@ -56,8 +56,8 @@ PARTS = {
 }
 
 CLOCKS = {
-    "python": TEAL,
-    "wall": GRAY,
+    "unprofiled": TEAL,
+    "profiled": GRAY,
     "gpu span": BLUE,
     "operator span": BLUE,
     "gpu busy": ORANGE,
@@ -75,18 +75,6 @@ CAUSES = {
     "data": "#558855",
     "communication": "#9955aa",
     "unknown": "#554455",
-}
-
-#: The causes as a legend names them.
-CAUSE_WORDS = {
-    "launch": "launching, short pauses",
-    "sync": "waits for the GPU",
-    "copy": "waits for a copy",
-    "allocator": "allocates or frees memory",
-    "host": "other CPU work",
-    "data": "loads a batch",
-    "communication": "a collective waits to start",
-    "unknown": "unknown",
 }
 
 #: Implementations, precisions, models, the memory over a step and the variants of a sweep.

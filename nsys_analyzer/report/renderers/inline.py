@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import quote
 
 from nsys_analyzer.report.units import ABSENT
@@ -31,21 +32,16 @@ _SPECIAL = re.compile(
 _BLOCK = re.compile(r"#{1,6}(?=\s|$)|>|[-+](?=\s|$)|(?=-)(?:-\s*){3,}$")
 _NUMBERED = re.compile(r"(\d{1,9})([.)])(?=\s|$)")
 _CLOSING_HASHES = re.compile(r"(?<![^\s])(#+)$")
-#: A name that leaves a table too little room for its other columns.
-_LONG_NAME = re.compile(r"[\w.-]{25,}")
 _BACKTICKS = re.compile("`+")
 _AROUND = {"strong": "**", "emphasis": "*"}
 
 
-def inline(text: Words, *, narrow: bool = False) -> str:
-    """A text inside a line; where it is narrow, long names may break behind an underscore."""
+def inline(text: Words) -> str:
+    """A text inside a line."""
     written, before = "", ""
     for span in spans(text):
         touching = before == span.kind == "code"  # two spans of code side by side would be read as one
-        shown = _span(span)
-        if narrow and span.kind == "plain":
-            shown = _LONG_NAME.sub(lambda name: name[0].replace("_", "_<wbr>"), shown)
-        written += f"{' ' if touching else ''}{shown}"
+        written += f"{' ' if touching else ''}{_span(span)}"
         before = span.kind
     return written
 
@@ -58,6 +54,12 @@ def line(text: Words) -> str:
     return _NUMBERED.sub(r"\1\\\2", written, count=1) if _NUMBERED.match(written) else written
 
 
+def answer(text: Words) -> str:
+    """A sentence that stands out, on one line: its code does, too."""
+    written = "".join(_span(replace(span, kind="plain") if span.kind == "strong" else span) for span in spans(text))
+    return f"**{written.strip() or ABSENT}**"
+
+
 def heading(text: Words) -> str:
     """A text that is the title of a section."""
     return _CLOSING_HASHES.sub(r"\\\1", inline(text).strip())
@@ -65,7 +67,7 @@ def heading(text: Words) -> str:
 
 def cell(text: Words) -> str:
     """A text in a cell of a table."""
-    return inline(text, narrow=True).replace("|", "\\|").strip()
+    return inline(text).replace("|", "\\|").strip()
 
 
 def alternative(text: Words) -> str:

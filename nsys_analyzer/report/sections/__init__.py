@@ -1,69 +1,122 @@
-"""The questions of the report, one module each, in the order a reader meets them.
-
-Each module has ``answer(evidence) -> Section``. A new question is a new module and a row here.
-"""
+"""The report: of one capture its decision, findings and answers; of several the overview first, each capture folded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 
-from nsys_analyzer.report.evidence import FEW, Evidence
-from nsys_analyzer.report.model import Report, Section
-from nsys_analyzer.report.sections import (
-    attribution_check,
-    captures,
-    conditions,
-    generate,
-    glossary,
-    kernel_names,
-    limits,
-    matmul_share,
-    models,
-    modules,
-    other_kernels,
-    phase_times,
-    ranks,
-    softmax,
-    steps,
-    summary,
-    timings,
-    top_kernel,
-    warnings,
-)
-from nsys_analyzer.report.sections.folding import fold
+from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES, compared_phases, parts_and_enclosing
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.report.evidence import Evidence, kernel_word
+from nsys_analyzer.report.model import Block, Details, Paragraph, Report, Section, StepBars
+from nsys_analyzer.report.sections import ranks
+from nsys_analyzer.report.sections.about import about
+from nsys_analyzer.report.sections.attention import answer_attention, why_no_attention
+from nsys_analyzer.report.sections.decision import decide
+from nsys_analyzer.report.sections.findings import findings_of_capture, shared_findings
+from nsys_analyzer.report.sections.kernels import answer_matmul, answer_other_kernels, answer_top_kernel, kernel_table
+from nsys_analyzer.report.sections.limits import answer_limits
+from nsys_analyzer.report.sections.modules import answer_modules
+from nsys_analyzer.report.sections.overview import overview
+from nsys_analyzer.report.sections.steps import step_details
+from nsys_analyzer.report.sections.times import answer_times, question, times_in_full
+from nsys_analyzer.text import strong
 
-QUESTIONS: tuple[Callable[[Evidence], Section], ...] = (
-    ranks.answer,
-    steps.answer,
-    timings.answer,
-    phase_times.answer,
-    top_kernel.answer,
-    other_kernels.answer,
-    matmul_share.answer,
-    limits.answer,
-    softmax.answer,
-    modules.answer,
-    captures.answer,
-    conditions.answer,
-    models.answer,
-    attribution_check.answer,
-    warnings.answer,
-    glossary.answer,
-    kernel_names.answer,
-    generate.answer,
-)
+#: The sections that explain a step: what comes first, and what would make it shorter.
+EXPLAINING = ("decision", "overview", "ranks", "findings")
+#: Kernels that "Details" lists.
+_MOST_KERNELS = 200
 
 
 def build_report(evidence: Evidence) -> Report:
-    """The summary, every question that has an answer, what the answers rest on, and the experiments after them."""
+    """The report of captures, with the experiments after it."""
     benches = tuple(bench.section for bench in evidence.benches)
     if benches and not evidence.captures:
         return Report("Experiments on transformers", benches, benches=evidence.benches)
-    sections = tuple(section for question in QUESTIONS if (section := question(evidence)).blocks)
-    many = len(evidence.captures) > FEW
-    first = summary.summarize_answers(evidence, sections)
-    said = (first, *(map(fold, sections) if many else sections), *benches)
-    stepped = [one.step for one in evidence.captures if one.step]
-    is_pass = bool(stepped) and all(step.is_pass for step in stepped)
-    title = f"Where the time of the {'capture' if is_pass else 'training step'} goes"
-    return Report(title, said, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
+    if len(evidence.captures) == 1:
+        (capture,) = evidence.captures
+        title, sections = capture.title, [*sections_of(capture, evidence)]
+    else:
+        title = evidence.runs[0].name if len(evidence.runs) == 1 else f"{len(evidence.captures)} captures"
+        sections = [*_of_several(evidence)]
+    said = (*sections, about(evidence), *benches)
+    shown = tuple(section for section in said if section.blocks)
+    return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
+
+
+def sections_of(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
+    """The sections of one capture, from the decision to the details."""
+    yield decide(capture, evidence)
+    if len(evidence.captures) == 1:
+        yield ranks.answer(evidence)
+        yield findings_of_capture(capture)
+    yield from _answers(capture, evidence)
+    yield Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture)))
+    yield Section("modules", "Which modules take the time?", tuple(answer_modules(capture)))
+    yield Section("details", "Details", tuple(_details(capture, evidence)))
+
+
+def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
+    """The five questions, those that have an object; with letters where all five do."""
+    labels, kernel = evidence.labels, kernel_word(capture)
+    found = [
+        ("times", question(capture), tuple(answer_times(capture))),
+        ("top_kernel", f"Which {kernel} takes the most time?", tuple(answer_top_kernel(capture, labels))),
+        ("kernels", f"Which other {kernel}s and classes matter?", tuple(answer_other_kernels(capture, labels))),
+        ("matmul", "What share is matmul?", tuple(answer_matmul(capture))),
+        ("attention", "How does softmax compare with the attention matmuls?", tuple(answer_attention(capture))),
+    ]
+    trains = all(capture.phase(name) for name in TRAINING_PHASES)
+    lettered = trains and all(blocks for _, _, blocks in found)
+    for letter, (key, title, blocks) in zip("abcde", found, strict=True):
+        if blocks:
+            yield Section(key, f"({letter}) {title}" if lettered else title, blocks)
+
+
+def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
+    """What few readers need, folded: times in full, what fills a step, idle time by cause, all kernels."""
+    title = capture.title
+    if (times := times_in_full(capture)).rows:
+        yield Details("Times in full: median, minimum and maximum", (times,), title)
+    yield from step_details(capture)
+    if compared_phases(capture):
+        parts, enclosing = parts_and_enclosing(capture)
+        tables = [
+            kernel_table(capture, phases, evidence.labels, _MOST_KERNELS) for phases in (parts, enclosing) if phases
+        ]
+        yield Details(f"All {kernel_word(capture)}s", tuple(tables), title)
+    if capture.attention is None and capture.whole and not capture.on_cpu:
+        yield Details("How to compare softmax with the attention matmuls", (why_no_attention(capture),), title)
+
+
+def _of_several(evidence: Evidence) -> Iterator[Section]:
+    """The overview, the runs of several ranks, the findings that captures share, and each capture folded."""
+    yield overview(evidence)
+    yield ranks.answer(evidence)
+    yield shared_findings(evidence.captures)
+    folded = (
+        Details(capture.title, tuple(_flat(sections_of(capture, evidence))), capture.title)
+        for capture in evidence.captures
+    )
+    yield Section("captures", "Capture by capture", tuple(folded))
+
+
+def _flat(sections: Iterable[Section]) -> Iterator[Block]:
+    """Sections inside something folded: their titles are paragraphs."""
+    for section in sections:
+        if section.title and section.blocks:
+            yield Paragraph(strong(section.title))
+        yield from section.blocks
+
+
+def first_screen(report: Report) -> Section:
+    """What a report says first: its first section, and the bars and the answer of its ranks."""
+    first = report.sections[0]
+    of_ranks = [
+        block
+        for section in report.sections[1:]
+        if section.key == "ranks"
+        for block in section.blocks
+        if not isinstance(block, Details)
+    ]
+    kept = of_ranks[: 2 if any(isinstance(block, StepBars) for block in of_ranks) else 1]
+    return Section(first.key, first.title, (*first.blocks, *kept))

@@ -14,13 +14,14 @@ from nsys_analyzer.analysis.comparison.comparison import (
     StepChange,
 )
 from nsys_analyzer.analysis.kernels.labels import short_labels
+from nsys_analyzer.report.evidence import CAUSE_WORDS
 from nsys_analyzer.report.model import Block, Cell, Listing, Paragraph, Shift, Table
-from nsys_analyzer.report.sections.anatomy import CAUSES
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import format_number, milliseconds_between
 from nsys_analyzer.text import Words, phrase
 from nsys_analyzer.trace.metadata import CPU
 
+_CAUSES: dict[str, str] = dict(CAUSE_WORDS.items())
 #: What is below this share of the step is not in a table by itself; and so many rows of kernels are.
 _MATTERS, _MOST_KERNELS = 0.005, 10
 
@@ -87,9 +88,6 @@ def name_of(part: PartChange) -> str:
     if part.kind == "compute":
         return f"compute: {part.name}"
     return f"idle: {_CAUSES[part.name]}" if part.kind == "idle" else part.kind
-
-
-_CAUSES: dict[str, str] = {cause: words.removeprefix("of ") for cause, words in CAUSES.items()}
 
 
 def _parts(step: StepChange, capture: str) -> Table:

@@ -93,7 +93,7 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
     alone = len(pairs) == 1
     blocks: list[Block] = [] if alone else [_overview(pairs)]
     for pair in pairs:
-        blocks.append(Answer(pair.title, _text(pair), VERDICTS[pair.verdict]))
+        blocks.append(Answer(_text(pair), pair.title))
         first, more = (tuple(part(pair.comparison, pair.title)) for part in (explaining, others))
         if alone:
             blocks += [*first, Details("Times, kernels and findings", more, pair.title)]
@@ -109,7 +109,7 @@ def answer(found: Comparisons, limit: float, *, detailed: bool = True) -> Sectio
         if any(run.shares_gpu for pair in pairs for run in pair.comparison.before.runs):
             words.append(_ORDERED)
         blocks.append(Details("What the words mean", (Listing(tuple(words)),)))
-    return Section("comparison", TITLE, tuple(blocks), "comparison")
+    return Section("comparison", TITLE, tuple(blocks))
 
 
 def _overview(pairs: Sequence[Pair]) -> Table:

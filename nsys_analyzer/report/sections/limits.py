@@ -2,103 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limits, PhaseRate
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.evidence import FEW, Evidence
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Section, Table, WorkPoint
-from nsys_analyzer.report.sections.sweep import over_sweep
+from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Table, WorkPoint
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import format_number, milliseconds, percent
+from nsys_analyzer.report.units import about_milliseconds, format_number, percent
 from nsys_analyzer.text import Text, Words, joined, phrase
 
-#: What a time is, in a table and in a sentence.
+#: What a time is.
 _TIMES = {
-    "unprofiled": ("without the profiler", "without the profiler"),
-    "estimated": ("estimated, without the profiler", "estimated without the profiler"),
-    "gpu_busy": ("GPU busy, without idle time", "of GPU work, idle time left out"),
-    "wall": ("wall, profiled", "under the profiler"),
+    "unprofiled": "without the profiler",
+    "estimated": "estimated without the profiler",
+    "gpu_busy": "of GPU work, idle time left out",
+    "wall": "under the profiler",
 }
-_MFU = "MFU of the step, % of the peak of its own precision"
 _OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
-_LEGEND: tuple[Words, ...] = (
-    phrase(
-        "*MFU*: the model's FLOPs ÷ time ÷ peak of the precision that most of the matmul time ran in. One forward pass "
-        "is 8·B·S·d²·L of projections, 4·B·S²·d·L of attention, 6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the "
-        "head; backward is twice that."
-    ),
-    phrase(
-        "Only the model's FLOPs count. Work beyond them (a forward pass recomputed in backward, the fused attention "
-        "of backward, which computes its scores again) makes rates too low. Attention counts the whole S × S square; "
-        "a causal kernel may do half of it, which makes its rate too high."
-    ),
-    phrase(
-        "*Best peak*: the highest dense rate of the GPU that its datasheet gives. *Time*: without the profiler where "
-        "it is known; else of a step as estimated, of a phase its profiled wall time if the GPU is busy for 90 % of "
-        "it, and GPU busy if not, so that this MFU is an upper bound."
-    ),
-    phrase(
-        "*Least bytes*, counted and not measured: each matmul reads both operands once and writes its result once, "
-        "in elements of 4 bytes (fp32, TF32) or 2 (bf16, fp16); fused attention reads Q, K and V and writes its "
-        "result; softmax as in its own section. A copy on the device reads and writes each byte. *B/s* is a lower "
-        "bound, *arithmetic intensity* (FLOPs ÷ least bytes) an upper one."
-    ),
-)
-_LEGEND_OF_COUNTED = phrase(
-    "*MFU*: the model's FLOPs ÷ time ÷ peak of the precision that most of the matmul time ran in. FLOPs were counted "
-    "by PyTorch's formulas as the operators of one step ran, a matmul of (m, k) and (k, n) as 2·m·k·n; where shapes "
-    "are given, they follow from these: one forward pass is 8·B·S·d²·L of projections, 4·B·S²·d·L of attention, "
-    "6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head, and backward twice that."
-)
 
 
-def answer(evidence: Evidence) -> Section:
-    """MFU of step and phases, rates of classes, the share of tensor cores, and a roofline for each capture."""
-    found = [(capture, limits) for capture in evidence.measured if (limits := capture.limits)]
-    blocks: list[Block] = [*over_sweep(evidence, _mfu_of_step, "percent", _MFU, "mfu")]
-    for capture, limits in found:
-        notes = (Listing(limits.notes, capture=capture.title),) if limits.notes else ()
-        blocks += [_answer(capture, limits), *_tables(capture, limits), *notes]
-    if any(limits.phases or limits.classes for _, limits in found):
-        known = any(limits.phases for _, limits in found)
-        shown = [_LEGEND_OF_COUNTED, *_LEGEND[1:]] if any(map(_counted, evidence.measured)) else _LEGEND
-        blocks += [Listing(tuple(shown) if known else _LEGEND[-1:]), *map(Paragraph, _peaks(found))]
-    if len(evidence.captures) <= FEW:
-        blocks += [figure for capture, limits in found if (figure := _figure(capture, limits)).points]
-    return Section("limits", "How far is it from the hardware's limits?", tuple(blocks), "limits")
-
-
-def _counted(capture: CaptureSummary) -> bool:
-    return capture.run is not None and capture.run.flops is not None
-
-
-def _mfu_of_step(capture: CaptureSummary) -> float | None:
+def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
+    """MFU of step and phases, rates of classes, the share of tensor cores, and a roofline."""
     limits = capture.limits
-    step = limits.phase(STEP) if limits else None
+    if limits is None:
+        return
+    yield Answer(_sentence(limits), capture.title)
+    yield from _tables(capture, limits)
+    if limits.notes:
+        yield Listing(limits.notes, capture=capture.title)
+    if peaks := _peaks(limits):
+        yield Paragraph(peaks, capture.title)
+    if (figure := _figure(capture, limits)).points:
+        yield figure
+
+
+def mfu_of_step(capture: CaptureSummary) -> float | None:
+    """MFU of the step; None where it is not known."""
+    step = capture.limits.phase(STEP) if capture.limits else None
     return step.mfu if step else None
 
 
-def _answer(capture: CaptureSummary, limits: Limits) -> Answer:
+def _sentence(limits: Limits) -> Words:
+    """The rate of the step (else of a phase) against the peak, what it means, and the share of tensor cores."""
     chief, cores = limits.chief, _tensor_cores(limits)
+    after = f" {cores}." if cores else ""
     if limits.doubt or chief is None:
-        said: Words = limits.doubt or _missing(limits)
-        short = "left out: a rate would be above a peak" if limits.doubt else "MFU is not known"
-        return Answer(capture.title, joined(" ", [said, *([f"{cores}."] if cores else [])]), _and(short, cores))
+        return joined("", [limits.doubt or _missing(limits), after])
     name = "the step" if chief.phase == STEP else chief.phase
-    rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {milliseconds(chief.ms)} {_TIMES[chief.time_of][1]}"
+    time = f"{about_milliseconds(chief.ms)} {_TIMES[chief.time_of]}"
+    rate = f"{format_number(chief.flops_per_s, 'flop/s')} in {time}"
     if chief.mfu is None:
         best = f", {percent(chief.mfu_of_best)} of the GPU's best peak" if chief.mfu_of_best is not None else ""
-        text = joined(" ", [f"{name} does {rate}{best}.", _missing(limits)])
-        return Answer(capture.title, text, _and(f"{name} {format_number(chief.flops_per_s, 'flop/s')}{best}", cores))
-    mfu = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {limits.precision} peak"
+        return joined("", [f"{name.capitalize()} does {rate}{best}. ", _missing(limits), after])
     best = "" if limits.best_precision == limits.precision else _of_best(limits, chief)
     meaning = _meaning(limits, chief)
-    text = f"{mfu}{best}: {rate}.{f' {meaning}' if meaning else ''}{f' {cores}.' if cores else ''}"
-    return Answer(capture.title, text, _and(f"MFU of {name} {percent(chief.mfu)} ({limits.precision})", cores))
-
-
-def _and(first: str, second: str) -> str:
-    return f"{first}; {second}" if second else first
+    said = f"MFU of {name} is {percent(chief.mfu)} of the GPU's {limits.precision} peak{best}: {rate}."
+    return f"{said}{f' {meaning}' if meaning else ''}{after}"
 
 
 def _of_best(limits: Limits, phase: PhaseRate) -> str:
@@ -166,7 +126,7 @@ def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, ...]:
     phases: tuple[Field[PhaseRate], ...] = (
         Field("phase", "text", lambda one: one.phase),
         Field("ms", "ms", lambda one: one.ms),
-        Field("time", "text", lambda one: _TIMES[one.time_of][0]),
+        Field("time", "text", lambda one: _TIMES[one.time_of]),
         Field("model FLOPs", "flop", lambda one: one.model_flops),
         Field("achieved", "flop/s", lambda one: one.flops_per_s),
         Field(of_peak, "percent", lambda one: one.mfu),
@@ -201,23 +161,16 @@ def _of_bandwidth(one: ClassRate, limits: Limits) -> float | None:
     return (one.bytes_per_s or 0.0) / (limits.peak_bytes_per_s or 1.0) if known else None
 
 
-def _peaks(found: list[tuple[CaptureSummary, Limits]]) -> list[str]:
-    """The peaks of each GPU and where they are from."""
-    said: dict[str, dict[str, float]] = {}
-    ends: dict[str, str] = {}
-    for _, limits in found:
-        if limits.source:
-            roofs = said.setdefault(limits.gpu, {})
-            roofs.update(limits.roofs)
-            if limits.best_precision and limits.best_peak_flops:
-                roofs[limits.best_precision] = limits.best_peak_flops
-            ends[limits.gpu] = f"{format_number(limits.peak_bytes_per_s or 0, 'bytes/s')} ({limits.source})"
-    return [
-        f"Peaks of {gpu}: "
-        + ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in roofs.items())
-        + f", memory {ends[gpu]}."
-        for gpu, roofs in said.items()
-    ]
+def _peaks(limits: Limits) -> str:
+    """The peaks of the GPU and where they are from."""
+    if not limits.source:
+        return ""
+    roofs = dict(limits.roofs)
+    if limits.best_precision and limits.best_peak_flops:
+        roofs[limits.best_precision] = limits.best_peak_flops
+    said = ", ".join(f"{name} {format_number(peak, 'flop/s')}" for name, peak in roofs.items())
+    memory = format_number(limits.peak_bytes_per_s or 0, "bytes/s")
+    return f"Peaks of {limits.gpu}: {said}, memory {memory} ({limits.source})."
 
 
 def _figure(capture: CaptureSummary, limits: Limits) -> Roofline:

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 
 from nsys_analyzer.analysis.modules.module import Folded, Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
-_MOST_ROWS, _LEAST_SHARE = 40, 0.002
+_MOST_ROWS, _LEAST_SHARE = 16, 0.005
 #: Layers that differ are named one by one, so many of them.
 _MOST_OUTLIERS = 4
 #: Modules in the few words of an answer.
 _NAMED, _MATTERS = 3, 0.01
 _NO_MODULE, _COMMUNICATION = "(no module)", "(communication)"
-_LEGEND = (
+#: What the figures of modules are.
+LEGEND = (
     phrase(
         "Total kernel time, mean of a step (of a forward pass where no step is known). A module's time holds that of "
         "the modules inside it; *own* is without them, and `*` stands for layers of one kind, whose times are added up."
@@ -28,10 +28,10 @@ _LEGEND = (
         "*Forward* holds every phase but backward and optimizer. A forward pass that is computed again in backward "
         "counts as backward."
     ),
-)
-_LEGEND_OF_FLOPS = phrase(
-    "*FLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from the sizes of "
-    "the operators' inputs where the capture has them."
+    phrase(
+        "*TFLOP/s*, *GFLOP/s*: FLOPs ÷ kernel time. FLOPs were counted while a step of the program ran, or follow from "
+        "the sizes of the operators' inputs where the capture has them."
+    ),
 )
 #: Less of backward than this that is known by module, where forward is known, gets a word on how to know it.
 _COVERED = 0.5
@@ -42,22 +42,17 @@ _DEEPER = "· "
 _Row = tuple[Module, float]
 
 
-def answer(evidence: Evidence) -> Section:
-    """The tree of modules of each capture, layers of one kind as one."""
-    return modules_section(evidence.measured)
-
-
 def modules_section(captures: Sequence[CaptureSummary], *, every: bool = False) -> Section:
-    """The section; ``every`` is for each layer by itself, however little it takes."""
-    found = [(capture.title, capture.modules) for capture in captures if capture.modules]
-    blocks = [block for title, modules in found for block in _of_capture(title, modules, every=every)]
-    if found:
-        with_flops = any(one.forward.flops for _, modules in found for one in modules.modules)
-        blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_FLOPS] if with_flops else []))))
-    return Section("modules", "Which modules take the time?", tuple(blocks), "modules")
+    """The tree of modules of each capture, layers of one kind as one; ``every`` is for each layer by itself."""
+    blocks = [block for capture in captures for block in answer_modules(capture, every=every)]
+    return Section("modules", "Which modules take the time?", (*blocks, Listing(LEGEND)) if blocks else ())
 
 
-def _of_capture(title: str, modules: Modules, *, every: bool) -> Iterator[Block]:
+def answer_modules(capture: CaptureSummary, *, every: bool = False) -> Iterator[Block]:
+    """The modules of one capture, and the layers that differ from the others of their kind."""
+    title, modules = capture.title, capture.modules
+    if modules is None:
+        return
     folded = fold_modules(modules.modules)
     yield _answer(title, modules, folded)
     yield _table(title, modules, modules.modules if every else folded.modules, every=every)
@@ -86,7 +81,7 @@ def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
         "a module, by {}.",
         milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
     )  # fmt: skip
-    return Answer(title, text, named)
+    return Answer(text, title)
 
 
 def _how(unknown: float) -> Words:

@@ -6,17 +6,17 @@ import shlex
 from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.steps.step import OUTSIDE
-from nsys_analyzer.report.evidence import Evidence, typical
-from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Section
-from nsys_analyzer.report.sections.anatomy import CAUSES
-from nsys_analyzer.report.sections.findings import FIELDS as FINDINGS
-from nsys_analyzer.report.sections.findings import FIRST, fixed, saves_of, seen
+from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
+from nsys_analyzer.report.model import Answer, Block, Details, Lines, Listing, Paragraph, Section
+from nsys_analyzer.report.sections.bars import bars_of_run
+from nsys_analyzer.report.sections.findings import findings_of_run
 from nsys_analyzer.report.tables import Field, table
-from nsys_analyzer.report.units import milliseconds, percent
-from nsys_analyzer.text import Words, joined, phrase, plural, strong
+from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds, milliseconds_between
+from nsys_analyzer.text import Words, joined, phrase, plural
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
@@ -26,6 +26,8 @@ _MATTERS, _ROW = 0.02, 0.002
 #: Rows of the tables of collectives and of losses.
 _MOST_ROWS = 12
 _CAPTION = "The steps of each rank, ms of the median step, to which the parts are scaled:"
+#: The finding of what makes a rank late.
+_LATE_RANK = "late_rank"
 #: Fewer steps are no curve.
 _CURVE = 3
 _LEGEND = (
@@ -41,11 +43,11 @@ _LEGEND = (
         "*own time*: the step without waiting. A rank is *late* by as much as its own time is longer than the "
         "shortest one."
     ),
-)
-_LEGEND_OF_SIZES = phrase(
-    "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median time "
-    "of transferring, as nccl-tests defines them: of n ranks, 2·(n−1)/n × bytes of an all-reduce, (n−1) × bytes of "
-    "an all-gather, a reduce-scatter and an all-to-all."
+    phrase(
+        "*bytes*: the message of one rank, as NCCL counts it. *bus bandwidth*: the bytes over each link ÷ the median "
+        "time of transferring, as nccl-tests defines them: of n ranks, 2·(n−1)/n × bytes of an all-reduce, (n−1) × "
+        "bytes of an all-gather, a reduce-scatter and an all-to-all."
+    ),
 )
 _NO_SIZES = (
     "The sizes of messages are not known: the export lacks what NCCL notes of its calls. Repeat `nsys export` with "
@@ -59,14 +61,10 @@ _NOT_READ = (
 
 
 def answer(evidence: Evidence) -> Section:
-    """Each run of several ranks: its steps, its collectives, and the rank that the others wait for."""
-    torch = {one.source for one in evidence.captures if one.metadata and one.metadata.profiler == "torch"}
+    """Each run of several ranks: its steps, the rank that the others wait for, and what would make a step shorter."""
+    torch = {one.source for one in evidence.captures if one.profiler == "torch"}
     blocks = [block for run in evidence.runs for block in _of_run(run, torch)]
-    blocks = [*of_one_side(evidence), *blocks]
-    if blocks:
-        sized = any(row.bytes is not None for run in evidence.runs for row in run.collectives)
-        blocks.append(Listing((*_LEGEND, *([_LEGEND_OF_SIZES] if sized else []))))
-    return Section("ranks", "How do the ranks work together?", tuple(blocks), "ranks")
+    return Section("ranks", "Ranks", (*of_one_side(evidence), *blocks))
 
 
 def of_one_side(evidence: Evidence) -> list[Paragraph]:
@@ -97,28 +95,32 @@ def _open_question(evidence: Evidence, alone: Sequence[RankFigures]) -> Words:
 
 def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
     """What is said of a run; ``torch`` are the files that PyTorch's profiler wrote."""
-    yield Answer(run.name, _text(run), _short(run), tuple(_in_lines(run)))
-    yield table(
-        _RANKS,
-        run.ranks,
-        _CAPTION if run.alignment else "The steps of each rank, ms of the median step:",
-        capture=run.name,
-    )
-    yield table(_COMMUNICATION, run.ranks, "Communication of each rank, ms of a step:", capture=run.name)
+    yield Answer(_sentence(run), run.name)
+    if bars := bars_of_run(run):
+        yield bars
+    yield from findings_of_run(run)
+    caption = _CAPTION if run.alignment else "The steps of each rank, ms of the median step:"
+    tables: list[Block] = [table(_RANKS, run.ranks, caption, capture=run.name)]
+    tables.append(table(_COMMUNICATION, run.ranks, "Communication of each rank, mean ms of a step:", capture=run.name))
     if run.slowest is not None and len(run.ranks) > 1:
-        yield table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name)
-        if run.steps >= _CURVE:
-            yield _own_times(run)
-    yield from _findings(run)
-    yield from _losses(run)
-    yield from _collectives(run, by_nsys=torch.isdisjoint(one.source for one in run.ranks))
+        tables.append(table(_STEPS, run.ranks, "From step to step, ms (median, least and most):", capture=run.name))
+        tables += [_own_times(run)] if run.steps >= _CURVE else []
+    tables += _losses(run)
+    tables += _collectives(run, by_nsys=torch.isdisjoint(one.source for one in run.ranks))
     said = [*([_clocks(run, run.alignment)] if run.alignment else []), *run.notes]
-    if said:
-        yield Listing(tuple(said), capture=run.name)
+    tables += [Listing((*said, *_LEGEND), capture=run.name)]
+    yield Details(f"Rank by rank: {run.name}", tuple(tables), run.name)
 
 
-def _text(run: ParallelRun) -> Words:
-    return joined(" ", (_what(run), _who_is_late(run), _communication(run)))
+def _sentence(run: ParallelRun) -> Words:
+    return joined(" ", (_what(run), _who_is_late(run), *_shorter(run), _communication(run)))
+
+
+def _shorter(run: ParallelRun) -> Iterator[str]:
+    """What a step saves without what makes the slowest rank late, where a finding tells it."""
+    late = next((finding for finding in run.findings if finding.id == _LATE_RANK), None)
+    if late:
+        yield f"Without that a step is {milliseconds_between(late.saves_ms_low, late.saves_ms_high)} shorter."
 
 
 def _what(run: ParallelRun) -> str:
@@ -163,7 +165,7 @@ def _loss(row: LostTime) -> Words:
         return f"in transferring: {milliseconds(row.ms)} more"
     where = row.phase if row.phase == OUTSIDE else f"in {row.phase}"
     words: list[Words] = [f"{where}: {milliseconds(row.ms)} more {row.part}"]
-    words += [f", because {CAUSES[row.cause]}"] if row.cause else []
+    words += [f" ({CAUSE_WORDS[row.cause]})"] if row.cause else []
     words += [phrase(" in the range `{}`", row.range)] if row.range else []
     words += [f" ({row.kernel_class})"] if row.kernel_class else []
     words += [phrase(" in the module `{}`", row.module)] if row.module else []
@@ -171,51 +173,20 @@ def _loss(row: LostTime) -> Words:
 
 
 def _communication(run: ParallelRun) -> str:
-    """How much communication the slowest step has, and how much of it nothing hides."""
-    most = max(run.ranks, key=lambda one: one.exposed_communication_ms)
-    exposed, step = most.exposed_communication_ms, most.step_ms.median or 0.0
-    said = f"Of {milliseconds(most.communication_ms)} of communication a step, nothing hides {milliseconds(exposed)}"
-    said += f" ({percent(exposed / step)} of the step, {most.label})" if step else ""
-    if most.exposed_waiting_ms is None or most.exposed_transfer_ms is None:
-        return f"{said}."
-    waits, transfers = milliseconds(most.exposed_waiting_ms), milliseconds(most.exposed_transfer_ms)
-    return f"{said}: {waits} of waiting, {transfers} of transferring."
-
-
-def _short(run: ParallelRun) -> Words:
-    slowest = run.slowest_rank
-    exposed = max(one.exposed_communication_ms for one in run.ranks)
-    shared = f"{' and '.join(run.strategies)}; " if run.strategies else ""
-    late = ""
-    if slowest and run.skew_ms is not None and slowest.step_ms.median and len(run.ranks) > 1:
-        is_late = run.skew_ms >= _MATTERS * slowest.step_ms.median
-        late = f"{slowest.label} late by {milliseconds(run.skew_ms)}; " if is_late else "no rank is late; "
-    return f"{shared}{late}exposed communication {milliseconds(exposed)} a step"
-
-
-def _in_lines(run: ParallelRun) -> Iterator[str]:
-    """The first findings in a line each; of the step under the profiler."""
-    for place, one in enumerate(run.findings[:FIRST], 1):
-        yield f"{place}. {one.title}: {saves_of(one, Interval(one.step_ms, one.step_ms))}"
+    """How much of the median step is communication that nothing hides, on the rank with most of it."""
+    exposed = {one.label: median(step.exposed_communication_ms for step in one.steps) for one in run.ranks if one.steps}
+    most = max(run.ranks, key=lambda one: exposed.get(one.label, one.exposed_communication_ms))
+    ms, step = exposed.get(most.label, most.exposed_communication_ms), most.step_ms.median or 0.0
+    share = f", {about_percent(ms / step)} of the step" if step else ""
+    said = f"On {most.label} {about_milliseconds(ms)} of communication is exposed in the median step{share}"
+    waits = [step.exposed_waiting_ms for step in most.steps if step.exposed_waiting_ms is not None]
+    return f"{said}, of which it waits {about_milliseconds(median(waits))}." if waits else f"{said}."
 
 
 def _own_times(run: ParallelRun) -> Lines:
     """The own time of each rank, step by step."""
     series = tuple((one.label, tuple((float(step.number), step.own_ms) for step in one.steps)) for one in run.ranks)
     return Lines(f"{run.name}-own-times", f"Own time of each rank: {run.name}", series, "step", "ms without waiting")
-
-
-def _findings(run: ParallelRun) -> Iterator[Block]:
-    """What would make the step shorter; of the step under the profiler, as the ranks' times are."""
-    if not run.findings:
-        return
-    rows = list(enumerate(run.findings, 1))
-    caption = "What to fix, the largest saving first; of the step under the profiler:"
-    yield table(FINDINGS, rows, caption, capture=run.name, names=2)
-    for place, one in rows:
-        yield Paragraph(strong(f"{place}. {one.title}"), run.name)
-        yield Paragraph(joined(" ", one.evidence), run.name)
-        yield from (*seen(one, run.name), *fixed(one, run.name))
 
 
 def _losses(run: ParallelRun) -> Iterator[Block]:
@@ -243,7 +214,7 @@ def _losses(run: ParallelRun) -> Iterator[Block]:
 
 
 def _why(row: LostTime) -> Words:
-    words: list[Words] = [CAUSES[row.cause]] if row.cause else []
+    words: list[Words] = [CAUSE_WORDS[row.cause]] if row.cause else []
     words += [phrase("range `{}`", row.range)] if row.range else []
     words += [row.kernel_class] if row.kernel_class else []
     words += [phrase("module `{}`", row.module)] if row.module else []

@@ -28,10 +28,10 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
     names = anchors(report.sections)
     blocks = Blocks(figures, {label: name for name, label in report.labels.items()}, views)
     sections = [_section(section, name, blocks) for section, name in zip(report.sections, names, strict=True)]
-    entries = [(name, section.title) for section, name in zip(report.sections, names, strict=True)]
+    entries = [(name, section.title) for section, name in zip(report.sections, names, strict=True) if section.title]
     if data:  # behind the summary
         sections.insert(1, _part("timeline.html"))
-        entries.insert(1, (_TIMELINE, "Timeline"))
+        entries.insert(0, (_TIMELINE, "Timeline"))
     script = _script()
     return _part("page.html").format(
         policy=_policy(script),
@@ -47,7 +47,8 @@ def render(report: Report, figures: Mapping[str, str]) -> str:
 
 def _section(section: Section, name: str, blocks: Blocks) -> str:
     inner = "\n".join(blocks.render(block) for block in section.blocks)
-    return f'<section id="{name}"><h2>{inline(section.title)}</h2>\n{inner}\n</section>'
+    title = f"<h2>{inline(section.title)}</h2>\n" if section.title else ""
+    return f'<section id="{name}">{title}{inner}\n</section>'
 
 
 @cache

@@ -6,11 +6,13 @@ import re
 from collections.abc import Container, Mapping, Sequence
 from html import escape
 
+from nsys_analyzer.report.figures.palette import text_color
 from nsys_analyzer.report.model import (
     TEXT_UNITS,
     Answer,
     Block,
     Cell,
+    Choice,
     Column,
     Details,
     Interval,
@@ -20,11 +22,14 @@ from nsys_analyzer.report.model import (
     Seen,
     Shift,
     Spread,
+    StepBars,
     Table,
     Typical,
 )
 from nsys_analyzer.report.renderers.html.inline import inline, name
-from nsys_analyzer.report.units import format_cell
+from nsys_analyzer.report.renderers.step_bar import color_of, legend
+from nsys_analyzer.report.sections.bars import IDLE
+from nsys_analyzer.report.units import about_milliseconds, format_cell
 from nsys_analyzer.text import Text, plain, visible
 
 _NO_ANCHOR = re.compile(r"[^a-z0-9]+")
@@ -58,8 +63,8 @@ class Blocks:
         match block:
             case Paragraph(text, capture):
                 return f"<p{_of(capture)}>{inline(text)}</p>"
-            case Answer(capture, text):
-                return f'<p class="answer"{_of(capture)}><strong>{inline(capture)}:</strong> {inline(text)}</p>'
+            case Answer(text, capture):
+                return f'<p class="answer"{_of(capture)}><strong>{inline(text)}</strong></p>'
             case Listing(lines, "bullets", capture):
                 items = "".join(f"<li>{inline(line)}</li>" for line in lines)
                 return f"<ul{_of(capture)}>{items}</ul>"
@@ -68,6 +73,10 @@ class Blocks:
                 return f'<div class="listing"{_of(capture)}><pre tabindex="0"><code>{code}</code></pre></div>'
             case Table():
                 return self._table(block)
+            case Choice(tables):
+                return f'<div class="choice">{"".join(map(self._table, tables))}</div>'
+            case StepBars():
+                return _bars(block)
             case Details(title, blocks, capture):
                 inner = "\n".join(map(self.render, blocks))
                 return f"<details{_of(capture)}><summary>{escape(visible(title))}</summary>\n{inner}\n</details>"
@@ -111,6 +120,50 @@ class Blocks:
             f'<td{_align(column)}{known}><details class="name"><summary>{inline(shown)}</summary>'
             f"<code>{name(full)}</code></details></td>"
         )
+
+
+#: Units of width of a bar, its height, and the room of labels before and times behind several bars.
+_WIDTH, _HEIGHT, _LABEL, _TIME = 1000, 34, 90, 90
+
+
+def _bars(bars: StepBars) -> str:
+    """Bars as SVG, each part in its color, and their legend."""
+    totals = [sum(row.ms) for row in bars.rows]
+    several = len(bars.rows) > 1
+    left, right = (_LABEL, _TIME) if several else (0, 0)
+    scale = (_WIDTH - left - right) / (max(totals) or 1.0)
+    drawn = []
+    for place, (row, total) in enumerate(zip(bars.rows, totals, strict=True)):
+        x, y = float(left), place * (_HEIGHT + 6)
+        if several:
+            drawn.append(f'<text x="0" y="{y + 22}">{escape(visible(row.label))}</text>')
+        for part, ms in zip(bars.parts, row.ms, strict=True):
+            wide = ms * scale
+            said = escape(f"{part} {about_milliseconds(ms)}")
+            drawn.append(
+                f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_HEIGHT}" fill="{color_of(part)}"'
+                f"{_FADED if part == IDLE else ''}><title>{said}</title></rect>"
+            )
+            if wide > 9 * len(part) + 8:
+                ink = "currentColor" if part == IDLE else text_color(color_of(part))
+                drawn.append(f'<text x="{x + wide / 2:.1f}" y="{y + 22}" fill="{ink}" class="in">{escape(part)}</text>')
+            x += wide
+        if several:
+            drawn.append(f'<text x="{x + 8:.1f}" y="{y + 22}">{escape(about_milliseconds(total))}</text>')
+    height = len(bars.rows) * (_HEIGHT + 6) - 6
+    label = escape(visible(f"{bars.title} {', '.join(legend(bars, totals))}"))
+    picture = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
+    keys = "".join(
+        f'<li><i style="background:{color_of(part)}{";opacity:.35" if part == IDLE else ""}"></i>{escape(said)}</li>'
+        for part, said in zip(bars.parts, legend(bars, totals), strict=True)
+    )
+    note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
+    title = f"<figcaption>{escape(bars.title)}</figcaption>"
+    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="keys">{keys}</ul>{note}</figure>'
+
+
+#: What idle time is drawn with, beside its color.
+_FADED = ' fill-opacity="0.35"'
 
 
 def number(cell: Cell) -> float | None:

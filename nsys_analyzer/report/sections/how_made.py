@@ -1,14 +1,13 @@
-"""How to generate this file."""
+"""How a report and its captures were made: the commands that were run, where they are known, else a recipe."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 
 from nsys_analyzer.analysis.ranges.inference import FUNCTION_RANGES
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
-from nsys_analyzer.report.model import Block, Listing, Paragraph, Section
+from nsys_analyzer.report.model import Block, Listing, Paragraph
 from nsys_analyzer.share.names import shown_command
 from nsys_analyzer.text import Words, code, joined, phrase
 from nsys_analyzer.trace.metadata import Recording
@@ -40,15 +39,9 @@ _OPAQUE = (
     "To change: {} traced each CUDA graph as a whole, so that its kernels are unknown. `--cuda-graph-trace=node`, as "
     "below, traces them one by one."
 )
-_HOW_TO_READ = phrase(
-    "Unless stated otherwise, times of phases are medians over the measured steps, and figures of kernels are means "
-    "over them. Steps inside a warm-up range are left out and counted. A kernel belongs to the NVTX ranges that were "
-    "open when it was *launched*: those of its own thread, and for PyTorch's autograd threads those of the thread that "
-    "waits for the backward pass."
-)
 
 
-def answer(evidence: Evidence) -> Section:
+def how_made(evidence: Evidence) -> tuple[Block, ...]:
     """The commands that were run, where known, else a recipe marked as such; and the command of this report."""
     whole = evidence.command.startswith(_RUN)
     ran = dict.fromkeys(c.run.run for c in evidence.captures if c.run and c.run.run)
@@ -60,7 +53,7 @@ def answer(evidence: Evidence) -> Section:
     lines = tuple(line for part in parts for line in ("", *(row for one in part for row in _wrapped(one))))[1:]
     recipe = () if runs or captured else (*_recorded(evidence), *_recipe(evidence))
     commands = [Listing(lines, "commands")] if lines else []
-    return Section("generate", "How to generate this file", (*recipe, *commands, Paragraph(_HOW_TO_READ)))
+    return (*recipe, *commands)
 
 
 def _recorded(evidence: Evidence) -> list[Block]:
@@ -88,14 +81,9 @@ def _said(capture: CaptureSummary) -> Words:
         f"events {', '.join(others)}" if others else "",
         code(f"--cuda-graph-trace={mode}") if mode in ("graph", "node") else "",
         phrase("`{}` (its ranges are there)", _ANNOTATED) if _is_annotated(capture) else "",
-        phrase("program `{}`", _shown(recording.program)) if recording.program else "",
+        phrase("program `{}`", shown_command(recording.program)) if recording.program else "",
     )
     return joined(", ", [part for part in parts if part])
-
-
-def _shown(program: Sequence[str]) -> str:
-    """A command line without what is private in it."""
-    return shown_command(program)
 
 
 def _is_annotated(capture: CaptureSummary) -> bool:
@@ -109,9 +97,9 @@ def _recipe(evidence: Evidence) -> list[Block]:
     traced = [capture.metadata for capture in evidence.captures if capture.metadata]
     profilers = {metadata.profiler for metadata in traced} or {"nsys"}
     programs = [metadata.recording.program for metadata in traced if metadata.recording.program]
-    program = _shown(programs[0]) if programs else "python train.py"
+    program = shown_command(programs[0]) if programs else "python train.py"
     annotated = f"{_ANNOTATED} " if any(map(_is_annotated, evidence.captures)) else ""
-    on_gpu = any(not capture.on_cpu for capture in evidence.measured)
+    on_gpu = any(not capture.on_cpu for capture in evidence.captures if capture.whole)
     activities = ", ".join(f"ProfilerActivity.{one}" for one in (("CPU", "CUDA") if on_gpu else ("CPU",)))
     blocks: list[Block] = [Paragraph("A recipe, not what was run:")]
     if "nsys" in profilers:

@@ -1,0 +1,300 @@
+"""What a report's figures rest on: conditions, the attribution check, warnings, names, how it was made, a glossary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from nsys_analyzer.analysis.kernels.classes import CLASSES
+from nsys_analyzer.analysis.summary.profiler_cost import API_CALL, NVTX_RANGE, OPERATOR
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage
+from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND, IDLE
+from nsys_analyzer.analysis.transformer.costs import forward_flops
+from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
+from nsys_analyzer.configuration import OPTIONS, Option
+from nsys_analyzer.report.evidence import Evidence, kernel_word, shortened, status_of
+from nsys_analyzer.report.model import Block, Details, Listing, Paragraph, Section
+from nsys_analyzer.report.sections.how_made import how_made
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import about_percent, percent
+from nsys_analyzer.text import Words, emphasis, joined, phrase, plural
+from nsys_analyzer.trace.metadata import first_sentence, touches_no_figure
+
+
+def about(evidence: Evidence) -> Section:
+    """Everything below the answers, folded."""
+    parts: tuple[tuple[str, tuple[Block, ...]], ...] = (
+        ("Conditions", tuple(_conditions(evidence))),
+        ("Kernel attribution check", tuple(_attribution(evidence))),
+        (_count_of_warnings(evidence), tuple(_warnings(evidence))),
+        ("Full kernel names", tuple(_names(evidence))),
+        ("How this report was made", how_made(evidence)),
+        ("Glossary", (Listing(tuple(_glossary(evidence))),)),
+    )
+    return Section("about", "About", tuple(Details(title, blocks) for title, blocks in parts if blocks))
+
+
+# --- conditions
+
+_CAPTURE: Field[CaptureSummary] = Field("capture", "text", lambda c: c.title)
+_CAPTURES: tuple[Field[CaptureSummary], ...] = (
+    _CAPTURE,
+    Field("model", "text", lambda c: model.name if (model := _configuration(c).model) else None),
+    Field("context", "count", lambda c: _configuration(c).context_length),
+    Field("batch", "count", lambda c: _configuration(c).batch_size),
+    Field("status", "text", lambda c: _status(c)),
+    Field("steps", "count", lambda c: _steps(c)),
+    Field("kernels", "count", lambda c: c.coverage.kernels if c.coverage else None),
+    Field("forward FLOPs", "flop", lambda c: _flops(_configuration(c))),
+    Field("model known from", "text", lambda c: c.configuration.source if c.configuration else None),
+)
+_RECORDED: tuple[Field[CaptureSummary], ...] = (
+    _CAPTURE,
+    Field("GPU", "text", lambda c: _device(c)),
+    Field("memory", "bytes", lambda c: c.conditions.gpu_memory_bytes if c.conditions else None),
+    Field("multiprocessors", "count", lambda c: c.conditions.gpu_sm_count if c.conditions else None),
+    Field("driver", "text", lambda c: c.conditions.driver if c.conditions else None),
+    Field("runtime", "text", lambda c: f"{c.conditions.platform} {c.conditions.runtime}" if c.conditions else None),
+    Field("profiler", "text", lambda c: f"{c.profiler} {c.profiler_version}" if c.profiler else None),
+    Field("schema", "text", lambda c: c.conditions.schema_version if c.conditions else None),
+    Field("torch", "text", lambda c: c.run.torch if c.run else None),
+    Field("matmul precision", "text", lambda c: _precision(c)),
+)
+_MODEL: tuple[Field[ModelSize], ...] = (
+    Field("model", "text", lambda model: model.name),
+    Field("d_model", "count", lambda model: model.d_model),
+    Field("d_ff", "count", lambda model: model.d_ff),
+    Field("layers", "count", lambda model: model.num_layers),
+    Field("heads", "count", lambda model: model.num_heads),
+    Field("d_head", "count", lambda model: model.d_head),
+    Field("parameters", "count", lambda model: model.parameters),
+    Field("matmuls per forward", "count", lambda model: model.gemms_per_forward),
+)
+
+
+def _asked(option: Option) -> Field[CaptureSummary]:
+    def said(capture: CaptureSummary) -> str | None:
+        value = getattr(capture.run, option.name, None)
+        return ("no", "yes")[value] if isinstance(value, bool) else None if value is None else str(value)
+
+    return Field(option.column or option.name, "text", said)
+
+
+_ASKED = (_CAPTURE, *(_asked(option) for option in OPTIONS.values() if option.column != ""))
+
+
+def _conditions(evidence: Evidence) -> Iterator[Block]:
+    """What was captured, where, how, of which models, and what the runs were asked for."""
+    captures = evidence.captures
+    models = {c.configuration.model for c in captures if c.configuration and c.configuration.model}
+    for found in (
+        table(_CAPTURES, captures),
+        table(_RECORDED, captures),
+        table(_ASKED, captures, "What was asked for, as each run's manifest says:"),
+        table(_MODEL, sorted(models, key=lambda model: model.parameters), "The models:"),
+    ):
+        if found.rows:
+            yield found
+
+
+def _configuration(capture: CaptureSummary) -> Configuration:
+    return capture.configuration or Configuration()
+
+
+def _status(capture: CaptureSummary) -> str:
+    """The status, with what the run said of it; why a file could not be read stands in the warnings."""
+    unreadable = capture.status == "failed" and capture.message in capture.warnings
+    status = status_of(capture.status, "" if unreadable else capture.message or "")
+    return f"{status}, on the CPU" if capture.on_cpu else status
+
+
+def _steps(capture: CaptureSummary) -> int | None:
+    """Measured steps: those that were found; untraced, what the run says."""
+    if capture.step and not capture.step.is_pass:
+        return capture.step.instances
+    return capture.run.steps if capture.run and capture.status == "not_profiled" else None
+
+
+def _flops(known: Configuration) -> int | None:
+    """The FLOPs of a forward pass, None where its shapes are not known."""
+    model, batch, context = known.model, known.batch_size, known.context_length
+    return forward_flops(model, batch, context) if model and batch and context else None
+
+
+def _device(capture: CaptureSummary) -> str | None:
+    """The GPU of its kernels, else the one that the run names."""
+    if capture.gpu:
+        return "none (CPU)" if capture.on_cpu else capture.gpu
+    return capture.run.gpu if capture.run else None
+
+
+def _precision(capture: CaptureSummary) -> str | None:
+    known = {name: share for name, share in capture.precisions.items() if name != "unknown"}
+    total = sum(known.values())
+    named = (name if len(known) == 1 else f"{name} {percent(share / total)}" for name, share in known.items())
+    return ", ".join(named) or None
+
+
+# --- the attribution check
+
+#: A capture's title and its coverage.
+_Covered = tuple[str, Coverage]
+_COUNTS: tuple[Field[_Covered], ...] = (
+    Field("capture", "text", lambda row: row[0]),
+    Field("all", "count", lambda row: row[1].kernels),
+    Field("same thread", "count", lambda row: row[1].how["same thread"]),
+    Field("other thread", "count", lambda row: row[1].how["other thread"]),
+    Field("graph", "count", lambda row: row[1].how["graph"], fills=bool),
+    Field("no range", "count", lambda row: row[1].unattributed),
+    Field("no range ms", "ms", lambda row: row[1].unattributed_ms, fills=bool),
+    Field("warm-up", "count", lambda row: row[1].in_warmup, fills=bool),
+    Field("dropped", "count", lambda row: row[1].lost_launches, fills=bool),
+)
+_SUM = (
+    "Same thread + other thread + graph + no range = all kernels: each is counted once. *Same thread*: launched inside "
+    "a range of its own thread; *other thread*: launched by a thread that takes over the ranges of the thread that "
+    "waits for it, as PyTorch's autograd threads do; *graph*: launched by the replay of a CUDA graph inside a range; "
+    "*no range*: launched outside every range. *Warm-up*: kernels of warm-up instances, which are left out of all "
+    "figures. *Dropped*: launches whose kernel is not in the capture."
+)
+
+
+def _attribution(evidence: Evidence) -> Iterator[Block]:
+    """Attributed + unattributed = all, in count and in time."""
+    covered = [(capture.title, capture.coverage) for capture in evidence.captures if capture.coverage]
+    if covered:
+        yield table(_COUNTS, covered)
+        yield Paragraph(phrase(_SUM.replace("kernel", kernel_word(*_measured(evidence)))))
+
+
+def _measured(evidence: Evidence) -> tuple[CaptureSummary, ...]:
+    return tuple(capture for capture in evidence.captures if capture.whole)
+
+
+# --- warnings
+
+
+def warnings_of(evidence: Evidence) -> dict[Words, list[str]]:
+    """Every warning once, with the captures that it is of; a message that a table shortened is among them."""
+    captures_of: dict[Words, list[str]] = {}
+    for capture in evidence.captures:
+        message = capture.message or ""
+        cut = [" ".join(message.split())] if shortened(message) != message else []
+        for warning in dict.fromkeys((*capture.warnings, *cut)):
+            captures_of.setdefault(warning, []).append(capture.title)
+    for note in evidence.notes:
+        captures_of.setdefault(note, []).append(evidence.timings)
+    return captures_of
+
+
+def _count_of_warnings(evidence: Evidence) -> str:
+    count = len(warnings_of(evidence))
+    return f"{count} {plural(count, 'warning')}"
+
+
+def _warnings(evidence: Evidence) -> Iterator[Block]:
+    """The warnings, and the profilers' messages about other things than CUDA and NVTX, each once."""
+    found = warnings_of(evidence)
+    if found:
+        yield Listing(tuple(phrase("**{}** {}", f"{', '.join(names)}:", text) for text, names in found.items()))
+    messages = [one for c in evidence.captures if c.metadata for one in c.metadata.diagnostics]
+    texts = dict.fromkeys(one.text for one in messages if one.severity in (2, 3) and touches_no_figure(one.text))
+    if texts:
+        title = f"{len(texts)} {plural(len(texts), 'message')} of the profiler without an effect on the figures"
+        yield Details(title, (Listing(tuple(map(first_sentence, texts))),))
+
+
+# --- names
+
+
+def _names(evidence: Evidence) -> Iterator[Block]:
+    """The full name behind every short label."""
+    classes: dict[str, set[str]] = {}
+    for row in evidence.kernel_rows:
+        classes.setdefault(row.name, set()).add(row.kernel_class)
+    cut = {name: label for name, label in evidence.labels.items() if label != name}
+    # No table: its columns would be as wide as the longest name, and a line of a list breaks anywhere.
+    if cut:
+        ordered = sorted(cut, key=lambda name: cut[name])
+        yield Listing(
+            tuple(phrase("`{}` ({}): `{}`", cut[one], ", ".join(sorted(classes[one])), one) for one in ordered)
+        )
+
+
+# --- the glossary
+
+
+def _glossary(evidence: Evidence) -> Iterator[Words]:
+    """What the words and columns of the report mean, those that it has."""
+    measured = _measured(evidence)
+    cpu, gpu = any(c.on_cpu for c in measured), any(not c.on_cpu for c in measured)
+    costs = ", ".join(
+        f"{one.low_us} to {one.high_us} µs for each {one.event}" for one in (API_CALL, NVTX_RANGE, OPERATOR)
+    )
+    for term, meaning in _TERMS.items():
+        yield joined("", (emphasis(term), f": {meaning}"))
+    for term, meaning in (_GPU_TERMS if gpu else {}).items():
+        text = meaning.format(busy=about_percent(GPU_BOUND), idle=about_percent(IDLE), costs=costs)
+        yield joined("", (emphasis(term), f": {text}"))
+    for term, meaning in (_CPU_TERMS if cpu else {}).items():
+        yield joined("", (emphasis(term), f": {meaning}"))
+    limited = any(c.limits and (c.limits.phases or c.limits.classes) for c in measured)
+    for term, meaning in (_LIMIT_TERMS if limited else {}).items():
+        yield joined("", (emphasis(term), f": {meaning}"))
+    for term, meaning in (_ATTENTION_TERMS if any(c.attention for c in measured) else {}).items():
+        yield joined("", (emphasis(term), f": {meaning}"))
+    classes: Mapping[str, None] = dict.fromkeys(row.kernel_class for row in evidence.kernel_rows)
+    for name, meaning in CLASSES.items():
+        if name in classes:
+            yield joined("", (emphasis(name), f" (class): {meaning}"))
+
+
+_TERMS = {
+    "step": "one pass of the program's loop; its length is the median from the start of one to the start of the next.",
+    "unprofiled": "timed without a profiler, with the GPU's work inside; estimated is what a replay of the recorded "
+    "steps takes without the profiler's cost.",
+    "profiled": "the length of the range under the profiler. Times of phases are medians of the measured instances, "
+    "figures of kernels are means; warm-up is left out.",
+    "profiler's overhead": "profiled ÷ unprofiled − 1; unknown where GPU work goes on after the range.",
+    "saves": "what a step would be shorter by if this alone were changed, and no profiler ran. The recorded steps are "
+    "replayed without the profiler's cost, as they are and with the change. The two numbers rest on the least and the "
+    "most that the change may save and that the profiler may cost. Savings overlap: they must not be added.",
+}
+_GPU_TERMS = {
+    "GPU busy": "the time in which at least one GPU operation (kernel, copy, fill) runs.",
+    "GPU span": "from the start of the phase's first GPU operation to the end of its last one.",
+    "total kernel time": "the sum of all kernel durations; more than GPU busy where kernels overlap.",
+    "compute, exposed, idle": "a kernel other than a collective, or a fill, runs; a copy or a collective runs and "
+    "nothing computes; nothing runs.",
+    "launching, short pauses": "the GPU has no work left while the program launches the next operation; pauses of "
+    "about 1 µs between two operations that are both launched count here, too.",
+    "other CPU work": "the program makes no CUDA call for 0.1 ms or longer.",
+    "verdict": "GPU-bound: busy for {busy} or more of the time; GPU waits: idle for {idle} or more of it; neither; or "
+    "undecided, where times under the profiler leave it open. Estimated cost of the profiler: {costs} of PyTorch's "
+    "profiler.",
+    "top kernel": "the kernel with the most time in a phase, other than a collective.",
+}
+_CPU_TERMS = {
+    "operators": "PyTorch's operators on the CPU, each by its own time without the operators that it calls.",
+    "operators busy": "the time in which operators compute on the CPU; the rest is Python's and PyTorch's own.",
+    "operator span": "from the start of the phase's first operator to the end of its last one.",
+}
+_LIMIT_TERMS = {
+    "MFU": "the model's FLOPs ÷ time ÷ peak of the precision that most of the matmul time ran in. One forward pass is "
+    "8·B·S·d²·L of projections, 4·B·S²·d·L of attention, 6·B·S·d·d_ff·L of feed-forward and 2·B·S·d·V of the head; "
+    "backward is twice that. Where a run counted FLOPs, they are PyTorch's: a matmul of (m, k) and (k, n) is 2·m·k·n. "
+    "Work beyond the model's (a recomputed forward) makes rates too low; a causal kernel that does half of S × S, too "
+    "high.",
+    "time of a rate": "without the profiler where it is known; else of a step as estimated, of a phase its profiled "
+    "time if the GPU is busy for 90 % of it, and GPU busy if not, so that this MFU is an upper bound.",
+    "B/s, FLOP per byte": "by the least bytes, counted and not measured: each matmul reads both operands once and "
+    "writes its result once; fused attention reads Q, K and V and writes its result; a copy on the device reads and "
+    "writes each byte. B/s is a lower bound, FLOP per byte an upper one.",
+    "best peak": "the highest dense rate of the GPU that its datasheet gives.",
+}
+_ATTENTION_TERMS = {
+    "softmax, matmul (of attention)": "all kernels launched inside the softmax ranges (max, subtract, exp, sum, "
+    "divide), or those named softmax where there is no such range; the matmul kernels inside the attention ranges. "
+    "FLOPs: 5·B·H·S²·L of softmax, 4·B·S²·d·L of the matmuls; their ratio is 4·d_head ÷ 5.",
+    "softmax B/s": "a lower bound: each softmax kernel reads its score tensor (B·H·S² elements) once and writes its "
+    "result once; max and sum write B·H·S values, subtract and divide read them.",
+}

@@ -1,0 +1,95 @@
+"""What fills a step, and the steps of several ranks, as bars: what computes, what only copies or communicates, idle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nsys_analyzer.analysis.ranks.run import ParallelRun, RankFigures
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.report.model import Bar, StepBars
+from nsys_analyzer.report.units import about_milliseconds
+
+IDLE = "idle"
+#: Parts of a smaller share of every bar are one.
+LEAST_SHARE = 0.01
+#: Bars of ranks that are shown; of more those with the least and the most own time.
+MOST_RANKS = 12
+#: What stands before the legend of several bars, whose times stand behind them.
+_SEVERAL = "Profiled steps:"
+
+
+def bars_of_step(step: StepSummary, capture: str) -> StepBars | None:
+    """A bar of each device of a step under the profiler; None where nothing runs on the GPU."""
+    times: list[dict[str, float]] = []
+    for device in step.devices:
+        others = {"exposed copies": device.exposed_copy_ms, "exposed communication": device.exposed_communication_ms}
+        times.append({**{one.kernel_class: one.ms for one in device.classes}, **others, IDLE: device.idle_ms})
+    classes = {one.kernel_class for device in step.devices for one in device.classes}
+    longest_first = sorted(classes, key=lambda name: (-sum(row.get(name, 0.0) for row in times), name))
+    names = (*longest_first, "exposed copies", "exposed communication", IDLE)
+    several = len(step.devices) > 1
+    rows = tuple(
+        Bar(f"GPU {device.device}" if several else "", tuple(row.get(name, 0.0) for name in names))
+        for device, row in zip(step.devices, times, strict=True)
+    )
+    if not any(any(row.ms[:-1]) for row in rows):
+        return None
+    of = "The whole capture" if step.is_pass else "A step"
+    title = _SEVERAL if several else f"{of}, profiled, {about_milliseconds(step.length_ms)}:"
+    return _without_small(StepBars(names, rows, title, capture=capture))
+
+
+def bars_of_run(run: ParallelRun) -> StepBars | None:
+    """A bar of each rank of a run; None of a single one, which its capture's bar shows by kernel class."""
+    if len(run.ranks) < 2:
+        return None
+    shown = _shown_ranks(run)
+    names = ("compute", "exposed copies", "waiting", "transferring", "exposed communication", IDLE)
+    rows = tuple(Bar(one.label, _parts_of(one)) for one in shown)
+    left = len(run.ranks) - len(shown)
+    between = " between these in own time" if run.slowest is not None else ""
+    note = f"{left} more{between}: see the report." if left else ""
+    return _without_small(StepBars(names, rows, _SEVERAL, note, run.name))
+
+
+def _shown_ranks(run: ParallelRun) -> Sequence[RankFigures]:
+    """The ranks, of many those with the least and the most own time, in their order."""
+    if len(run.ranks) <= MOST_RANKS:
+        return run.ranks
+    if run.slowest is None:
+        return run.ranks[:MOST_RANKS]
+    fastest_first = sorted(
+        range(len(run.ranks)),
+        key=lambda i: (own.median or 0.0) if (own := run.ranks[i].own_ms) else 0.0,
+    )
+    half = MOST_RANKS // 2
+    return [run.ranks[i] for i in sorted((*fastest_first[:half], *fastest_first[-half:]))]
+
+
+def _parts_of(rank: RankFigures) -> tuple[float, ...]:
+    """The parts of a rank's step; what is exposed is one part where waiting is not known."""
+    waits, transfers, both = rank.exposed_waiting_ms, rank.exposed_transfer_ms, rank.exposed_communication_ms
+    known = waits is not None and transfers is not None
+    exposed = (waits or 0.0, transfers or 0.0, 0.0) if known else (0.0, 0.0, both)
+    return (rank.compute_ms, rank.exposed_copy_ms, *exposed, rank.idle_ms)
+
+
+def _without_small(bars: StepBars) -> StepBars:
+    """The bars without parts that none of them has, and with several small parts as one, before idle time."""
+    totals = [sum(row.ms) for row in bars.rows]
+    held = [i for i in range(len(bars.parts)) if any(row.ms[i] > 0 for row in bars.rows) or bars.parts[i] == IDLE]
+    small = [
+        i
+        for i in held
+        if bars.parts[i] != IDLE
+        and all(row.ms[i] < LEAST_SHARE * total for row, total in zip(bars.rows, totals, strict=True))
+    ]
+    kept = [i for i in held[:-1] if i not in small or len(small) == 1]
+    smaller = (f"{len(small)} smaller parts",) if len(small) > 1 else ()
+
+    def ms(row: Bar) -> tuple[float, ...]:
+        return (*(row.ms[i] for i in kept), *(sum(row.ms[i] for i in small) for _ in smaller), row.ms[held[-1]])
+
+    names = (*(bars.parts[i] for i in kept), *smaller, IDLE)
+    return replace(bars, parts=names, rows=tuple(Bar(row.label, ms(row)) for row in bars.rows))

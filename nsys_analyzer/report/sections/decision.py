@@ -1,0 +1,235 @@
+"""What a reader sees first of a capture: how long its step is, what fills it, what to do, what limits the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.steps.step import StepSummary
+from nsys_analyzer.analysis.summary.compared import compared_phases
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.evidence import Evidence, kernel_word, step_noun
+from nsys_analyzer.report.model import Answer, Block, Cell, Listing, Paragraph, Section, Table
+from nsys_analyzer.report.sections.bars import bars_of_step
+from nsys_analyzer.report.sections.findings import FIRST, nothing_found, saving, to_fix
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import about, about_milliseconds, about_percent, milliseconds_between
+from nsys_analyzer.text import Text, Words, code, joined, phrase, plural, spans
+
+#: An interval that is narrower than this share of its middle is not shown.
+_NARROW = 0.03
+#: Letters of a kernel's label in the table of phases, and cells of the longest bar of savings.
+_LABEL, _CELLS = 44, 14
+#: Limits of the figures that are named here; all of them stand under "About".
+_LIMITS = 3
+_OPTIONS = {"model": "--model", "context length": "--context-length", "batch size": "--batch-size"}
+
+
+def decide(capture: CaptureSummary, evidence: Evidence) -> Section:
+    """The first block of a capture."""
+    blocks = (
+        Paragraph(conditions(capture), capture.title),
+        *_of_step(capture),
+        *_phases(capture, evidence.labels),
+        *_limits(capture),
+    )
+    return Section("decision", "", blocks)
+
+
+def conditions(capture: CaptureSummary) -> str:
+    """What was captured, in a line: NVIDIA H200 · fp32 · small, context 256, batch 4 · 3 steps · nsys 2025.3."""
+    known, step = capture.configuration, capture.step
+    precision = max(capture.precisions, key=lambda name: capture.precisions[name], default="unknown")
+    shapes = [known.model.name] if known and known.model else []
+    shapes += [f"context {known.context_length:,}"] if known and known.context_length else []
+    shapes += [f"batch {known.batch_size}"] if known and known.batch_size else []
+    steps = "" if step is None else "one pass" if step.is_pass else f"{step.instances:,} {_steps(capture)}"
+    version = ".".join((capture.profiler_version or "").split(".")[:2])
+    recorded = f"{'PyTorch' if capture.profiler == 'torch' else capture.profiler or ''} {version}".strip()
+    ended = "" if capture.status in ("ok", "no_kernels") else capture.status.replace("_", " ")
+    device = capture.gpu or (capture.run.gpu if capture.run else "") or ""
+    said = (ended, device, "" if precision == "unknown" else precision, ", ".join(shapes), steps, recorded)
+    return " · ".join(part for part in said if part) or capture.source
+
+
+def _steps(capture: CaptureSummary) -> str:
+    """Training steps, forward passes, or steps."""
+    count = capture.step.instances if capture.step else 0
+    if any(capture.phase(name) for name in ("backward", "optimizer")):
+        return f"training {plural(count, 'step')}"
+    alone = capture.phase("forward") is not None and capture.step is not None and capture.step.source != "range"
+    return "forward passes" if alone and count > 1 else plural(count, "step")
+
+
+def _of_step(capture: CaptureSummary) -> Iterator[Block]:
+    """The length of a step in a line, what fills it, and what to do first."""
+    step, title = capture.step, capture.title
+    if step is None:
+        why = capture.findings_missing or capture.message or "Nothing of this capture was measured."
+        yield Answer(_unprofiled_alone(capture) or why, title)
+        return
+    yield Answer(_length(capture, step), title)
+    if bars := bars_of_step(step, title):
+        yield bars
+    first = to_fix(capture)[:FIRST]
+    if first:
+        yield _do_first(capture)
+        if step.unprofiled_ms and not step.unprofiled_ms.timed and not capture.on_cpu:
+            yield Paragraph(phrase("To narrow this: `--step-ms N`, the step's time without the profiler."), title)
+    if capture.findings_missing:
+        yield Paragraph(capture.findings_missing, title)
+    elif not first and not capture.on_cpu:
+        yield Paragraph(step.in_words(nothing_found(capture)), title)
+
+
+def _unprofiled_alone(capture: CaptureSummary) -> str:
+    """The step of a run that was timed without being profiled."""
+    known = capture.unprofiled
+    ms = known.typical_ms(STEP) if known else None
+    return f"{about_milliseconds(ms)} a step, timed without a profiler" if ms else ""
+
+
+def _length(capture: CaptureSummary, step: StepSummary) -> str:
+    """How long a step takes, how much of it the GPU works, and the model's FLOPs against the peak."""
+    noun = step_noun(step)
+    said = [f"{in_brief(capture)} {noun}{_in_brackets(step)}"]
+    share = working_share(capture)
+    if capture.on_cpu:
+        said += [] if share is None else [f"operators run for {about_percent(share)} of it"]
+    elif share is not None:
+        of = "it" if step.unprofiled_ms else "that"
+        said.append(f"the GPU works {about_percent(share)} of {of}")
+        if exposed := step.exposed_communication_ms / step.total_ms if step.total_ms else 0.0:
+            said += [f"only communicates {about_percent(exposed)}"] if exposed >= _NARROW else []
+    rate = capture.limits.phase(STEP) if capture.limits else None
+    said += [f"MFU {about_percent(rate.mfu)}"] if rate and rate.mfu is not None else []
+    return " · ".join(said)
+
+
+def in_brief(capture: CaptureSummary) -> str:
+    """The one length of a step: without the profiler where that is known, ≈ where it is estimated."""
+    step = capture.step
+    if step is None:
+        return ""
+    known = step.unprofiled_ms
+    if known is None:
+        return about_milliseconds(step.length_ms)
+    return f"{'' if known.timed else '≈ '}{about_milliseconds((known.low + known.high) / 2)}"
+
+
+def _in_brackets(step: StepSummary) -> str:
+    """What else is known of the length: how it was found, and what it is under the profiler."""
+    known, profiled = step.unprofiled_ms, about(step.length_ms)
+    if known is None:
+        return " under the profiler"
+    if known.timed:
+        return f" (measured; profiled {profiled})"
+    wide = known.high - known.low > _NARROW * (known.high + known.low) / 2
+    between = milliseconds_between(known.low, known.high).removesuffix("\N{NO-BREAK SPACE}ms")
+    return f" ({f'{between}, ' if wide else ''}estimated; profiled {profiled})"
+
+
+def working_share(capture: CaptureSummary) -> float | None:
+    """The GPU's work (on a CPU that of the operators) as a share of the step as its length is said."""
+    step = capture.step
+    if step is None or not step.total_ms:
+        return None
+    works = step.total_ms - step.idle_ms
+    known = step.unprofiled_ms
+    length = (known.low + known.high) / 2 if known and not capture.on_cpu else step.total_ms
+    return min((step.compute_ms if capture.on_cpu else works) / length, 1.0) if length else None
+
+
+#: The place of a finding among those of its capture, its title, what it saves, and that as a share of the largest.
+_Saving = tuple[int, str, Cell, float]
+
+
+def _do_first(capture: CaptureSummary) -> Table:
+    first = to_fix(capture)[:FIRST]
+    most = max(finding.saves_ms for finding in first) or 1.0
+    rows: list[_Saving] = [
+        (place, finding.title, saving(finding), finding.saves_ms / most) for place, finding in enumerate(first, 1)
+    ]
+    fields: tuple[Field[_Saving], ...] = (
+        Field("#", "text", lambda row: str(row[0])),
+        Field("Do first", "text", lambda row: row[1]),
+        Field(f"saves {step_noun(capture.step)}, ms", "ms", lambda row: row[2]),
+        Field("", "text", lambda row: "▓" * max(round(row[3] * _CELLS), 1)),
+    )
+    return table(fields, rows, capture=capture.title, names=2)
+
+
+#: A phase by its name, and what was recorded of it.
+_Part = tuple[str, PhaseSummary | None]
+
+
+def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
+    """The phases that are compared, the others that were timed, and the step."""
+    timed, compared = capture.unprofiled, compared_phases(capture)
+    shown: dict[str, PhaseSummary | None] = {phase.phase: phase for phase in compared}
+    for name in timed.phases if timed else ():
+        shown.setdefault(name, capture.phase(name))
+    if (step := capture.phase(STEP)) and compared:
+        shown.setdefault(STEP, step)
+    shown = {name: phase for name, phase in shown.items() if name != STEP} | (
+        {STEP: shown[STEP]} if STEP in shown else {}
+    )
+    kernel = kernel_word(capture)
+    fields: tuple[Field[_Part], ...] = (
+        Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),
+        Field("unprofiled ms", "ms", lambda part: timed.typical_ms(part[0]) if timed else None),
+        Field("profiled ms", "ms", lambda part: part[1].wall_ms.median if part[1] else None),
+        Field(
+            "operators ms" if capture.on_cpu else "GPU busy ms", "ms",
+            lambda part: part[1].gpu_busy_ms.median if part[1] and part[1].kernels else None,
+        ),
+        Field("matmul", "percent", lambda part: _matmul(capture, *part)),
+        Field(f"top {kernel} (launches a pass)", "text", lambda part: _top(part[1], labels)),
+    )  # fmt: skip
+    phases = table(fields, shown.items(), capture=capture.title)
+    if phases.rows:
+        yield phases
+
+
+def _matmul(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> float | None:
+    shares = capture.matmul.step if capture.matmul and name == STEP else None
+    return shares.matmul if shares else phase.share_of("matmul") if phase else None
+
+
+def _top(phase: PhaseSummary | None, labels: dict[str, str]) -> Words | None:
+    kernels = phase.kernels if phase else ()
+    row = next((row for row in kernels if row.kernel_class != COMMUNICATION), None)
+    if row is None:
+        return None
+    label = labels.get(row.name, row.name)
+    short = label if len(label) <= _LABEL else f"{label[: _LABEL - 1].rstrip()}…"
+    return phrase("{} ({:,.0f})", code(short), row.launches_per_instance)
+
+
+def _limits(capture: CaptureSummary) -> Iterator[Block]:
+    """What limits the figures: what is not known and how to give it, then the warnings in a sentence each."""
+    missing = capture.limits.missing if capture.limits else ()
+    found: list[Words] = [
+        phrase("the {} is unknown (`{}`)", name, _OPTIONS[name]) for name in missing if name in _OPTIONS
+    ]
+    found += map(_first_sentence, capture.warnings)
+    count = f"{len(found)} {plural(len(found), 'thing')} {'limits' if len(found) == 1 else 'limit'} these figures"
+    if len(found) == 1:
+        yield Paragraph(joined("", (f"{count}: ", found[0])), capture.title)
+    elif found:
+        yield Paragraph(f"{count}:", capture.title)
+        more = [f"and {len(found) - _LIMITS} more, under “About”"] if len(found) > _LIMITS else []
+        yield Listing((*found[:_LIMITS], *more), capture=capture.title)
+
+
+def _first_sentence(text: Words) -> Words:
+    """A warning up to its first full stop; "About" has all of it."""
+    kept = []
+    for span in spans(text):
+        head, stop, _ = span.text.partition(". ") if span.kind == "plain" else (span.text, "", "")
+        kept.append(replace(span, text=head))
+        if stop:
+            break
+    return Text(tuple(kept))

@@ -1,0 +1,254 @@
+"""Several captures side by side: by model and context length where these tell them, else a row of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
+from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.configuration import Run
+from nsys_analyzer.report.evidence import Evidence, model_of, status_of
+from nsys_analyzer.report.model import Bars, Block, Cell, Choice, Curves, Details, Panels, Section, Table, Unit
+from nsys_analyzer.report.sections.decision import working_share
+from nsys_analyzer.report.sections.findings import saving, to_fix
+from nsys_analyzer.report.sections.kernels import top_kernel
+from nsys_analyzer.report.sections.limits import mfu_of_step
+from nsys_analyzer.report.tables import Field, table
+
+#: Models and contexts that a variant needs for a table of its own.
+_LEAST = 2
+_MOST_BARS = 24
+#: The unit of a drawn axis, and what a figure is multiplied by.
+_AXES: dict[Unit, tuple[str, float]] = {
+    "percent": ("%", 100.0), "bytes": ("GiB", 2.0**-30), "count": ("launches", 1.0), "factor": ("ratio", 1.0),
+}  # fmt: skip
+_Value = Callable[[CaptureSummary], Cell]
+
+
+class Measure(NamedTuple):
+    """A figure of each capture; ``key`` names its drawing, empty where none is made."""
+
+    title: str
+    unit: Unit
+    value: _Value
+    key: str = ""
+
+
+def overview(evidence: Evidence) -> Section:
+    """The captures by model and context length, else in rows; then what is drawn of them."""
+    captures, measures = evidence.captures, _measures(evidence.labels)
+    grid = tuple(found for one in measures for found in _tables(captures, one))
+    blocks: list[Block] = [Choice(grid)] if grid else []
+    if speed := _speed_ups(captures, measures[0]):
+        blocks.append(speed)
+    rows = table(_fields(evidence.labels), captures)
+    blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
+    drawn = [figure for one in measures for figure in _draw(captures, one)]
+    blocks += drawn[:1]
+    blocks += [Details("More figures over the sweep", tuple(drawn[1:]))] if drawn[1:] else []
+    return Section("overview", "", tuple(blocks))
+
+
+def _measures(labels: Mapping[str, str]) -> tuple[Measure, ...]:
+    def kernel(capture: CaptureSummary) -> Cell:
+        leader = top_kernel(capture)
+        return labels[leader.kernel.name] if leader else None
+
+    return (
+        Measure("Step ms", "ms", step_ms, "step"),
+        Measure("Forward ms", "ms", lambda c: _phase_ms(c, "forward"), "forward"),
+        Measure("Backward ms", "ms", lambda c: _phase_ms(c, "backward")),
+        Measure("Matmul's share of the step", "percent", _matmul, "matmul"),
+        Measure("Attention matmul time ÷ softmax time", "factor", _ratio, "matmul-to-softmax"),
+        Measure("Top kernel", "code", kernel),
+        Measure("What to do first", "text", lambda c: found[0].title if (found := to_fix(c)) else None),
+        Measure("GPU works", "percent", working_share, "gpu-busy"),
+        Measure("MFU of the step", "percent", mfu_of_step, "mfu"),
+        Measure("Peak memory", "bytes", lambda c: c.unprofiled.peak_memory_bytes if c.unprofiled else None, "memory"),
+    )
+
+
+def step_ms(capture: CaptureSummary) -> Cell:
+    """The one length of a step: without the profiler where that is known; of a run that failed, how it ended."""
+    step, timed = capture.step, capture.unprofiled
+    if timed and (ms := timed.typical_ms(STEP)):
+        return ms
+    if step and step.unprofiled_ms:
+        return (step.unprofiled_ms.low + step.unprofiled_ms.high) / 2
+    if step and not step.is_pass:
+        return step.length_ms
+    failed = capture.status not in ("ok", "no_kernels", "not_profiled")
+    return status_of(capture.status) if failed else None
+
+
+def _phase_ms(capture: CaptureSummary, name: str) -> float | None:
+    """The time of a phase: without the profiler where it was timed so."""
+    phase = capture.phase(name)
+    timed = capture.unprofiled.typical_ms(name) if capture.unprofiled else None
+    return timed if timed is not None else phase.wall_ms.median if phase else None
+
+
+def _matmul(capture: CaptureSummary) -> float | None:
+    shares = capture.matmul.of_all if capture.matmul else None
+    return shares.matmul if shares else None
+
+
+def _ratio(capture: CaptureSummary) -> float | None:
+    return capture.attention.runtime_ratio if capture.attention else None
+
+
+def _fields(labels: Mapping[str, str]) -> tuple[Field[CaptureSummary], ...]:
+    fields: list[Field[CaptureSummary]] = [
+        Field("capture", "text", lambda c: c.title),
+        # How a capture ended is said where one of them ended otherwise than well.
+        Field("status", "text", lambda c: status_of(c.status), lambda cell: cell not in (None, "ok")),
+    ]
+    fields += (Field(one.title, one.unit, one.value) for one in _measures(labels))
+    fields.append(Field("saves ms", "ms", lambda c: saving(found[0]) if (found := to_fix(c)) else None))
+    return tuple(fields)
+
+
+# --- places in a sweep
+
+
+class Variant(NamedTuple):
+    """The options by which captures differ beside model and context length; those that all share are empty."""
+
+    batch: str
+    precision: str
+    mode: str
+    attention: str
+    compiled: str
+    graph: str
+
+    def __str__(self) -> str:
+        return " ".join(part for part in self if part)
+
+    @property
+    def base(self) -> Variant:
+        """The variant that this one is a speed-up over: in fp32, not compiled, without a CUDA graph."""
+        return self._replace(precision="fp32" if self.precision else "", compiled="", graph="")
+
+
+class Place(NamedTuple):
+    """The place of a capture in a sweep."""
+
+    model: str
+    context: int
+    variant: Variant
+
+
+def _places(captures: Sequence[CaptureSummary]) -> dict[str, Place]:
+    """Capture title to its place; empty where a context is unknown, or two captures have the same place."""
+    parts = {capture.title: _parts(capture) for capture in captures}
+    shared = [len(set(values)) == 1 for values in zip(*parts.values(), strict=True)]
+    places: dict[str, Place] = {}
+    for capture in captures:
+        known = capture.configuration or Configuration()
+        if known.context_length is None:
+            return {}
+        own = ("" if same else part for part, same in zip(parts[capture.title], shared, strict=True))
+        places[capture.title] = Place(model_of(capture), known.context_length, Variant(*own))
+    return places if len(set(places.values())) == len(captures) else {}
+
+
+def _parts(capture: CaptureSummary) -> tuple[str, ...]:
+    known, run = capture.configuration or Configuration(), capture.run or Run()
+    return (
+        f"batch {known.batch_size}" if known.batch_size else "",
+        known.precision or "",
+        known.mode or "",
+        known.attention or "",
+        "compiled" if run.compile else "",
+        "CUDA graph" if run.cuda_graph else "",
+    )
+
+
+def _cells(captures: Sequence[CaptureSummary], value: _Value) -> dict[Place, Cell]:
+    """The figures by place; none where fewer than two captures have one, or their places are not known."""
+    places = _places(captures)
+    cells: dict[Place, Cell] = {places[c.title]: cell for c in captures if places and (cell := value(c)) is not None}
+    return cells if len(cells) >= _LEAST else {}
+
+
+def _tables(captures: Sequence[CaptureSummary], measure: Measure) -> tuple[Table, ...]:
+    """By model and context of each variant that has several of both, then the variants side by side."""
+    cells = _cells(captures, measure.value)
+    variants = dict.fromkeys(place.variant for place in cells)
+    wide = [variant for variant in variants if _is_wide(cells, variant)]
+    narrow = [place for place in cells if place.variant not in wide]
+    found = [_by_context(cells, variant, measure) for variant in wide]
+    return (*found, *([_by_variant(cells, narrow, measure.unit, measure.title)] if narrow else []))
+
+
+def _is_wide(cells: Mapping[Place, Cell], variant: Variant) -> bool:
+    own = [place for place in cells if place.variant == variant]
+    return len({place.context for place in own}) >= _LEAST
+
+
+def _by_context(cells: Mapping[Place, Cell], variant: Variant, measure: Measure) -> Table:
+    own = [place for place in cells if place.variant == variant]
+
+    def at(context: int) -> Field[str]:
+        return Field(f"context {context:,}", measure.unit, lambda model: cells.get(Place(model, context, variant)))
+
+    fields: list[Field[str]] = [Field("model", "text", lambda model: model)]
+    fields += map(at, sorted({place.context for place in own}))
+    title = f"{measure.title}{f', {variant}' if any(variant) else ''}"
+    return table(fields, dict.fromkeys(place.model for place in own), f"{title}:")
+
+
+def _by_variant(
+    cells: Mapping[Place, Cell], chosen: Sequence[Place] | Mapping[Place, Cell], unit: Unit, title: str,
+    name: Callable[[Variant], str] = str,
+) -> Table:  # fmt: skip
+    """The models and contexts of the chosen places, with every variant that they have."""
+
+    def of(variant: Variant) -> Field[tuple[str, int]]:
+        return Field(name(variant) or "otherwise", unit, lambda row: cells.get(Place(*row, variant)))
+
+    fields: list[Field[tuple[str, int]]] = [
+        Field("model", "text", lambda row: row[0]),
+        Field("context", "count", lambda row: row[1]),
+        *map(of, dict.fromkeys(place.variant for place in cells)),
+    ]
+    rows = dict.fromkeys((place.model, place.context) for place in chosen)
+    return table(fields, rows, f"{title}, by variant:", names=2)
+
+
+def _speed_ups(captures: Sequence[CaptureSummary], measure: Measure) -> Table | None:
+    """How many times as fast as in fp32 and not compiled each other variant is, at each model and context."""
+    cells = _cells(captures, measure.value)
+    factors: dict[Place, Cell] = {}
+    for place, own in cells.items():
+        base = cells.get(place._replace(variant=place.variant.base))
+        if place.variant != place.variant.base and isinstance(own, float) and isinstance(base, float):
+            factors[place] = base / own
+    title = "Speed-up of the step"
+    return _by_variant(factors, factors, "factor", title, lambda one: f"{one} over {one.base}") if factors else None
+
+
+def _draw(captures: Sequence[CaptureSummary], measure: Measure) -> tuple[Panels | Bars, ...]:
+    """A panel for each model with a curve over context for each variant; else, of a few captures, a bar for each."""
+    if not measure.key:
+        return ()
+    axis, factor = _AXES.get(measure.unit, (measure.unit, 1.0))
+    known = {c.title: found * factor for c in captures if isinstance(found := measure.value(c), (int, float))}
+    points = {place: known[title] for title, place in _places(captures).items() if title in known}
+    panels = tuple((model, _curves(points, model)) for model in dict.fromkeys(place.model for place in points))
+    if any(len(curve) > 1 for _, curves in panels for _, curve in curves):
+        title, log_y = f"{measure.title}, by context length", measure.unit in ("ms", "bytes")
+        return (Panels(measure.key, title, panels, "context length, tokens", axis, log_y=log_y),)
+    bars = Bars(measure.key, measure.title, tuple(known), ((axis, tuple(known.values())),), axis, "horizontal")
+    return (bars,) if 1 < len(known) <= _MOST_BARS else ()
+
+
+def _curves(points: Mapping[Place, float], model: str) -> Curves:
+    """The curve of each variant of a model."""
+    curves: dict[Variant, list[tuple[float, float]]] = {place.variant: [] for place in points}
+    for place, value in points.items():
+        if place.model == model:
+            curves[place.variant].append((place.context, value))
+    return tuple((str(variant) or "all", tuple(sorted(curve))) for variant, curve in curves.items() if curve)

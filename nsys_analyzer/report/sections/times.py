@@ -1,0 +1,123 @@
+"""(a) How long forward, backward and optimizer take, on the CPU's clock and on the GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from nsys_analyzer.analysis.ranges.phases import STEP
+from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
+from nsys_analyzer.report.evidence import typical
+from nsys_analyzer.report.model import Answer, Bars, Block, Table
+from nsys_analyzer.report.tables import Field, table
+from nsys_analyzer.report.units import about_milliseconds
+
+#: The clocks of a GPU, and those of a CPU.
+_CLOCKS = (
+    ("unprofiled", "profiled", "GPU span", "GPU busy", "total kernel time"),
+    ("unprofiled", "profiled", "operator span", "operators busy", "total operator time"),
+)
+#: What the column calls a verdict on the share of a phase's time in which the GPU works.
+_VERDICTS = {"GPU-bound": "GPU-bound", "GPU waits": "GPU waits", "neither": "neither", "undecided": "undecided"}
+#: A phase below this share of the longest one has no bar that can be seen.
+_VISIBLE = 0.01
+
+
+def measured(capture: CaptureSummary) -> list[PhaseSummary]:
+    """The measured phases, and the whole capture where they do not answer for it."""
+    whole = [capture.whole] if capture.whole and not capture.phases_suffice else []
+    return [*(phase for phase in capture.phases if phase.instances), *whole]
+
+
+def question(capture: CaptureSummary) -> str:
+    """The question, of the phases that there are."""
+    named = [phase.phase for phase in measured(capture) if phase.phase in TRAINING_PHASES]
+    if not named:
+        return "How long do the phases take?"
+    listed = " and ".join([", ".join(named[:-1]), named[-1]]) if len(named) > 1 else named[0]
+    return f"How long {'does' if len(named) == 1 else 'do'} {listed} take?"
+
+
+def answer_times(capture: CaptureSummary) -> Iterator[Block]:
+    """The time of each phase without the profiler and under it, and how long the GPU works in it."""
+    phases = measured(capture)
+    if not phases:
+        return
+    named = [phase for phase in phases if phase.phase in TRAINING_PHASES]
+    yield Answer(_sentence(capture, named or phases), capture.title)
+    yield _table(capture, phases)
+    bars = _bars(capture)
+    if bars.groups:
+        yield bars
+
+
+def _sentence(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
+    """Each phase with its time and the work in it: "Without the profiler forward takes 10.2 ms (GPU busy 8.93 ms), …"."""
+    timed = all(phase.python_ms for phase in phases)
+    said = ", ".join(_phase(capture, phase, timed=timed) for phase in phases)
+    return f"{'Without' if timed else 'Under'} the profiler {said}."
+
+
+def _phase(capture: CaptureSummary, phase: PhaseSummary, *, timed: bool) -> str:
+    stats = phase.python_ms if timed else phase.wall_ms
+    ms = stats.typical if stats else None
+    busy = about_milliseconds(phase.gpu_busy_ms.typical or 0.0)
+    works = "operators" if capture.on_cpu else "GPU busy"
+    if ms is None:  # the whole capture, which has no range
+        return f"the {phase.label} takes {busy} of {'operators' if capture.on_cpu else 'GPU work'}"
+    takes = f"{phase.label} takes {about_milliseconds(ms)}"
+    if not phase.gpu_ms:
+        return f"{takes} (no work on the GPU)"
+    if timed or phase.synchronized:
+        return f"{takes} ({works} {busy})"
+    return f"the range of {phase.label} lasts {about_milliseconds(ms)} and launches {busy} of work"
+
+
+def _table(capture: CaptureSummary, phases: list[PhaseSummary]) -> Table:
+    names = _CLOCKS[capture.on_cpu]
+    fields: tuple[Field[PhaseSummary], ...] = (
+        Field("phase", "text", lambda phase: phase.label),
+        Field("n", "count", lambda phase: phase.instances),
+        Field(f"{names[0]} ms", "ms", lambda phase: phase.python_ms.typical if phase.python_ms else None),
+        Field(f"{names[1]} ms", "ms", lambda phase: phase.wall_ms.typical),
+        Field(f"{names[2]} ms", "ms", lambda phase: phase.gpu_span_ms.typical if phase.gpu_ms else None),
+        Field(f"{names[3]} ms", "ms", lambda phase: phase.gpu_busy_ms.typical if phase.gpu_ms else None),
+        Field(f"{names[4]} ms", "ms", lambda phase: phase.kernel_time_ms.typical if phase.gpu_ms else None),
+        Field("profiler's overhead", "percent", lambda phase: capture.profiler_overhead(phase.phase)),
+        Field("verdict", "text", lambda phase: _VERDICTS[phase.busy_share.verdict] if phase.busy_share else None),
+    )
+    return table(fields, phases, capture=capture.title, names=2)
+
+
+def times_in_full(capture: CaptureSummary) -> Table:
+    """The median of each time with its least and most."""
+    names = _CLOCKS[capture.on_cpu]
+    fields: tuple[Field[PhaseSummary], ...] = (
+        Field("phase", "text", lambda phase: phase.label),
+        Field(f"{names[0]} ms", "ms", lambda phase: typical(phase.python_ms)),
+        Field(f"{names[1]} ms", "ms", lambda phase: typical(phase.wall_ms)),
+        Field(f"{names[2]} ms", "ms", lambda phase: typical(phase.gpu_span_ms) if phase.gpu_ms else None),
+        Field(f"{names[3]} ms", "ms", lambda phase: typical(phase.gpu_busy_ms) if phase.gpu_ms else None),
+        Field("GPU work after the range ms", "ms", lambda p: None if p.synchronized else typical(p.gpu_lag_ms)),
+        Field("GPU busy share", "percent", lambda phase: phase.busy_share.low if phase.busy_share else None),
+        Field("at most", "percent", lambda phase: phase.busy_share.high if phase.busy_share else None),
+    )
+    return table(fields, measured(capture), capture=capture.title)
+
+
+def _bars(capture: CaptureSummary) -> Bars:
+    phases = [phase for phase in capture.phases if phase.phase != STEP or len(capture.phases) == 1]
+    longest = max((phase.wall_ms.mean or 0.0 for phase in phases), default=0.0)
+    phases = [phase for phase in phases if (phase.wall_ms.mean or 0.0) > longest * _VISIBLE]
+    clocks = [(p.python_ms, p.wall_ms, p.gpu_span_ms, p.gpu_busy_ms, p.kernel_time_ms) for p in phases]
+    medians = zip(*(tuple(one.median if one else None for one in of_phase) for of_phase in clocks), strict=True)
+    series = zip(_CLOCKS[capture.on_cpu], medians, strict=False)
+    return Bars(
+        f"{capture.title}-phase-times",
+        f"{capture.title}: time per phase by clock",
+        tuple(phase.phase for phase in phases),
+        tuple(one for one in series if any(value is not None for value in one[1])),
+        "ms per instance",
+        "nested",
+        mark=_CLOCKS[0][0],
+    )
