@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES, compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
-from nsys_analyzer.report.model import Block, Details, Paragraph, Report, Section, StepBars
+from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report, Section, StepBars
 from nsys_analyzer.report.sections import ranks
 from nsys_analyzer.report.sections.about import about
 from nsys_analyzer.report.sections.attention import answer_attention, why_no_attention
@@ -34,25 +35,48 @@ def build_report(evidence: Evidence) -> Report:
         return Report("Experiments on transformers", benches, benches=evidence.benches)
     if len(evidence.captures) == 1:
         (capture,) = evidence.captures
-        title, sections = capture.title, [*sections_of(capture, evidence)]
+        title, sections = capture.title, [*_of_one(capture, evidence)]
     else:
         title = evidence.runs[0].name if len(evidence.runs) == 1 else f"{len(evidence.captures)} captures"
         sections = [*_of_several(evidence)]
-    said = (*sections, about(evidence), *benches)
-    shown = tuple(section for section in said if section.blocks)
+    shown = tuple(section for section in (*sections, about(evidence), *benches) if section.blocks)
     return Report(title, shown, evidence.captures, evidence.labels, evidence.benches, evidence.runs)
 
 
-def sections_of(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
+def _of_one(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     """The sections of one capture, from the decision to the details."""
     yield decide(capture, evidence)
-    if len(evidence.captures) == 1:
-        yield ranks.answer(evidence)
-        yield findings_of_capture(capture)
+    yield ranks.answer(evidence)
+    yield findings_of_capture(capture)
     yield from _answers(capture, evidence)
-    yield Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture)))
-    yield Section("modules", "Which modules take the time?", tuple(answer_modules(capture)))
-    yield Section("details", "Details", tuple(_details(capture, evidence)))
+
+
+def _of_several(evidence: Evidence) -> Iterator[Section]:
+    """The overview, the runs of several ranks, the findings that captures share, and each capture folded."""
+    members = ranks.are_ranks(evidence.captures, evidence.runs)
+    others = [one for one in evidence.captures if one.title not in members]
+    of_ranks = ranks.answer(evidence)
+    if others:
+        yield overview(evidence.captures, evidence.labels)
+        yield of_ranks
+        yield shared_findings(others)
+    else:
+        yield replace(of_ranks, title="")
+    folded = []
+    for capture in evidence.captures:
+        own = [findings_of_capture(capture)] if capture.title in members else []
+        sections = (decide(capture, evidence), *own, *_answers(capture, evidence))
+        if capture.status != "not_profiled":  # the overview has all that is known of a run that was timed alone
+            folded.append(Details(capture.title, tuple(_flat(sections)), capture.title))
+    yield Section("captures", "Capture by capture", tuple(folded))
+
+
+def _flat(sections: Iterable[Section]) -> Iterator[Block]:
+    """Sections inside something folded: their titles are paragraphs."""
+    for section in sections:
+        if section.title and section.blocks:
+            yield Paragraph(strong(section.title))
+        yield from section.blocks
 
 
 def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
@@ -70,6 +94,9 @@ def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     for letter, (key, title, blocks) in zip("abcde", found, strict=True):
         if blocks:
             yield Section(key, f"({letter}) {title}" if lettered else title, blocks)
+    yield Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture)))
+    yield Section("modules", "Which modules take the time?", tuple(answer_modules(capture)))
+    yield Section("details", "Details", tuple(_details(capture, evidence)))
 
 
 def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
@@ -88,35 +115,8 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
         yield Details("How to compare softmax with the attention matmuls", (why_no_attention(capture),), title)
 
 
-def _of_several(evidence: Evidence) -> Iterator[Section]:
-    """The overview, the runs of several ranks, the findings that captures share, and each capture folded."""
-    yield overview(evidence)
-    yield ranks.answer(evidence)
-    yield shared_findings(evidence.captures)
-    folded = (
-        Details(capture.title, tuple(_flat(sections_of(capture, evidence))), capture.title)
-        for capture in evidence.captures
-    )
-    yield Section("captures", "Capture by capture", tuple(folded))
-
-
-def _flat(sections: Iterable[Section]) -> Iterator[Block]:
-    """Sections inside something folded: their titles are paragraphs."""
-    for section in sections:
-        if section.title and section.blocks:
-            yield Paragraph(strong(section.title))
-        yield from section.blocks
-
-
 def first_screen(report: Report) -> Section:
-    """What a report says first: its first section, and the bars and the answer of its ranks."""
-    first = report.sections[0]
-    of_ranks = [
-        block
-        for section in report.sections[1:]
-        if section.key == "ranks"
-        for block in section.blocks
-        if not isinstance(block, Details)
-    ]
-    kept = of_ranks[: 2 if any(isinstance(block, StepBars) for block in of_ranks) else 1]
-    return Section(first.key, first.title, (*first.blocks, *kept))
+    """What a report says first: its first section, and the answer and the bars of its ranks."""
+    of_ranks = [section for section in report.sections[1:] if section.key == "ranks"]
+    said = [block for section in of_ranks for block in section.blocks if isinstance(block, Answer | StepBars)]
+    return replace(report.sections[0], blocks=(*report.sections[0].blocks, *said))

@@ -9,7 +9,7 @@ from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run
-from nsys_analyzer.report.evidence import Evidence, model_of, status_of
+from nsys_analyzer.report.evidence import status_of
 from nsys_analyzer.report.model import Bars, Block, Cell, Choice, Curves, Details, Panels, Section, Table, Unit
 from nsys_analyzer.report.sections.decision import working_share
 from nsys_analyzer.report.sections.findings import saving, to_fix
@@ -36,14 +36,14 @@ class Measure(NamedTuple):
     key: str = ""
 
 
-def overview(evidence: Evidence) -> Section:
+def overview(captures: Sequence[CaptureSummary], labels: Mapping[str, str]) -> Section:
     """The captures by model and context length, else in rows; then what is drawn of them."""
-    captures, measures = evidence.captures, _measures(evidence.labels)
+    measures = _measures(labels)
     grid = tuple(found for one in measures for found in _tables(captures, one))
     blocks: list[Block] = [Choice(grid)] if grid else []
     if speed := _speed_ups(captures, measures[0]):
         blocks.append(speed)
-    rows = table(_fields(evidence.labels), captures)
+    rows = table(_fields(labels), captures)
     blocks.append(Details(f"All {len(captures)} captures", (rows,)) if grid else rows)
     drawn = [figure for one in measures for figure in _draw(captures, one)]
     blocks += drawn[:1]
@@ -147,11 +147,12 @@ def _places(captures: Sequence[CaptureSummary]) -> dict[str, Place]:
     places: dict[str, Place] = {}
     for capture in captures:
         known = capture.configuration or Configuration()
-        if known.context_length is None:
+        if known.context_length is None or known.model is None:
             return {}
         own = ("" if same else part for part, same in zip(parts[capture.title], shared, strict=True))
-        places[capture.title] = Place(model_of(capture), known.context_length, Variant(*own))
-    return places if len(set(places.values())) == len(captures) else {}
+        places[capture.title] = Place(known.model.name, known.context_length, Variant(*own))
+    wide = max(len({place.context for place in places.values()}), len({place.model for place in places.values()}))
+    return places if wide >= _LEAST and len(set(places.values())) == len(captures) else {}
 
 
 def _parts(capture: CaptureSummary) -> tuple[str, ...]:

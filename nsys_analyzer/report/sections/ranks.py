@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
 from nsys_analyzer.analysis.steps.step import OUTSIDE
+from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import CAUSE_WORDS, Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Details, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.bars import bars_of_run
@@ -112,64 +113,65 @@ def _of_run(run: ParallelRun, torch: AbstractSet[str]) -> Iterator[Block]:
     yield Details(f"Rank by rank: {run.name}", tuple(tables), run.name)
 
 
+def are_ranks(captures: Iterable[CaptureSummary], runs: Iterable[ParallelRun]) -> frozenset[str]:
+    """The titles of the captures that are ranks of a run of several."""
+    ranks = {(one.capture, one.process) for run in runs if len(run.ranks) > 1 for one in run.ranks}
+    return frozenset(c.title for c in captures if any((one.capture, one.process) in ranks for one in c.members))
+
+
 def _sentence(run: ParallelRun) -> Words:
-    return joined(" ", (_what(run), _who_is_late(run), *_shorter(run), _communication(run)))
-
-
-def _shorter(run: ParallelRun) -> Iterator[str]:
-    """What a step saves without what makes the slowest rank late, where a finding tells it."""
-    late = next((finding for finding in run.findings if finding.id == _LATE_RANK), None)
-    if late:
-        yield f"Without that a step is {milliseconds_between(late.saves_ms_low, late.saves_ms_high)} shorter."
-
-
-def _what(run: ParallelRun) -> str:
-    """How many ranks share the work, how, and how long a step takes."""
+    """How many ranks share the work and how, how long a step takes, who is late and why, what is exposed."""
     count = max(len(run.ranks), run.world_size)
     what = plural(count, "device" if all(one.rank is None for one in run.ranks) else "rank")
     shared = f", {' and '.join(run.strategies)}" if run.strategies else ""
     step = max((one.step_ms.median or 0.0) for one in run.ranks)
-    median = f" (median; {run.steps} {plural(run.steps, 'step')} of all ranks)" if run.steps else ""
-    return f"{count} {what}{shared}: a step takes {milliseconds(step)} under the profiler{median}."
+    first = f"{count} {what}{shared}: {about_milliseconds(step)} a step under the profiler."
+    return joined(" ", (first, _who_is_late(run), _communication(run)))
 
 
 def _who_is_late(run: ParallelRun) -> Words:
     slowest = run.slowest_rank
     if slowest is None or run.skew_ms is None or slowest.step_ms.median is None or len(run.ranks) < 2:
         return "Who waits for whom is not known."
+    skew = about_milliseconds(run.skew_ms)
     if run.skew_ms < _MATTERS * slowest.step_ms.median:
-        return f"No rank is late: their own times differ by {milliseconds(run.skew_ms)}."
+        return f"No rank is late: their own times differ by {skew}."
     if run.is_pipeline:
-        return phrase("The longest stage is {}'s: {} more own time.", slowest.label, milliseconds(run.skew_ms))
+        return f"The longest stage is {slowest.label}'s, by {skew} of own time."
     if run.takes_turns:
-        return (
-            f"No rank is late throughout: they take turns, and their own times differ by {milliseconds(run.skew_ms)}."
-        )
-    often = f"in {slowest.slowest_steps} of {run.steps} steps"
-    named = slowest.label.capitalize()
-    late = phrase("{} is late by {} ({}).", named, milliseconds(run.skew_ms), often)
+        return f"No rank is late throughout: they take turns, and their own times differ by {skew}."
     most = run.lost[0] if run.lost and run.lost[0].ms > 0 else None
-    said: list[Words] = [late, *([phrase("It loses most of that {}.", _loss(most))] if most else [])]
+    late: list[Words] = [
+        f"{slowest.label.capitalize()} is late by {skew} in {slowest.slowest_steps} of {run.steps} steps"
+    ]
+    late += [joined("", (", ", _loss(most)))] if most else []
+    finding = next((one for one in run.findings if one.id == _LATE_RANK), None)
+    if finding:
+        late.append(
+            f"; without that a step is {milliseconds_between(finding.saves_ms_low, finding.saves_ms_high)} shorter"
+        )
     own = slowest.own_ms.median if slowest.own_ms else None
     if own and own - run.least_cpu_ms < run.skew_ms / 2:
-        said.append(
-            "But a step would hardly be shorter without that: the other programs need "
-            f"{milliseconds(run.least_cpu_ms)} of the CPU for one."
-        )
-    return joined(" ", said)
+        needs = about_milliseconds(run.least_cpu_ms)
+        late.append(f"; but a step would hardly be shorter: the other programs need {needs} of the CPU for one")
+    return joined("", (*late, "."))
 
 
 def _loss(row: LostTime) -> Words:
-    """A loss in words: "in forward: 13.5 ms more idle, because launching takes time"."""
+    """A loss in words: "13.5 ms of idle (launching) in forward"."""
+    what = joined("", (f"{about_milliseconds(row.ms)} of {row.part}", *_because(row)))
     if row.part == "transferring":
-        return f"in transferring: {milliseconds(row.ms)} more"
-    where = row.phase if row.phase == OUTSIDE else f"in {row.phase}"
-    words: list[Words] = [f"{where}: {milliseconds(row.ms)} more {row.part}"]
-    words += [f" ({CAUSE_WORDS[row.cause]})"] if row.cause else []
-    words += [phrase(" in the range `{}`", row.range)] if row.range else []
-    words += [f" ({row.kernel_class})"] if row.kernel_class else []
-    words += [phrase(" in the module `{}`", row.module)] if row.module else []
-    return joined("", words)
+        return what
+    return joined(" ", (what, row.phase if row.phase == OUTSIDE else f"in {row.phase}"))
+
+
+def _because(row: LostTime) -> Iterator[Words]:
+    said = (CAUSE_WORDS[row.cause] if row.cause else "", row.kernel_class)
+    yield from (f" ({word})" for word in said if word)
+    if row.range:
+        yield phrase(" in the range `{}`", row.range)
+    if row.module:
+        yield phrase(" in the module `{}`", row.module)
 
 
 def _communication(run: ParallelRun) -> str:

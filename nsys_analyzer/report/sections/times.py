@@ -52,7 +52,7 @@ def answer_times(capture: CaptureSummary) -> Iterator[Block]:
 
 
 def _sentence(capture: CaptureSummary, phases: list[PhaseSummary]) -> str:
-    """Each phase with its time and the work in it: "Without the profiler forward takes 10.2 ms (GPU busy 8.93 ms), …"."""
+    """Each phase with its time and the work in it: "Under the profiler forward takes 10.2 ms (GPU busy 8.93 ms)"."""
     timed = all(phase.python_ms for phase in phases)
     said = ", ".join(_phase(capture, phase, timed=timed) for phase in phases)
     return f"{'Without' if timed else 'Under'} the profiler {said}."
