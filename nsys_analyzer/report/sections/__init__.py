@@ -24,8 +24,6 @@ from nsys_analyzer.text import strong
 
 #: The sections that explain a step: what comes first, and what would make it shorter.
 EXPLAINING = ("decision", "overview", "ranks", "findings")
-#: Kernels that "Details" lists.
-_MOST_KERNELS = 200
 
 
 def build_report(evidence: Evidence) -> Report:
@@ -107,16 +105,17 @@ def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:
     yield from step_details(capture)
     if compared_phases(capture):
         parts, enclosing = parts_and_enclosing(capture)
-        tables = [
-            kernel_table(capture, phases, evidence.labels, _MOST_KERNELS) for phases in (parts, enclosing) if phases
-        ]
+        tables = [kernel_table(capture, phases, evidence.labels) for phases in (parts, enclosing) if phases]
         yield Details(f"All {kernel_word(capture)}s", tuple(tables), title)
     if capture.attention is None and capture.whole and not capture.on_cpu:
         yield Details("How to compare softmax with the attention matmuls", (why_no_attention(capture),), title)
 
 
 def first_screen(report: Report) -> Section:
-    """What a report says first: its first section, and the answer and the bars of its ranks."""
-    of_ranks = [section for section in report.sections[1:] if section.key == "ranks"]
-    said = [block for section in of_ranks for block in section.blocks if isinstance(block, Answer | StepBars)]
-    return replace(report.sections[0], blocks=(*report.sections[0].blocks, *said))
+    """What a report says first: its first section, and of its ranks the answers, the bars and the findings' titles."""
+    first = report.sections[0]
+    of_ranks = [block for section in report.sections if section.key == "ranks" for block in section.blocks]
+    kept: tuple[type[Block], ...] = (Answer, StepBars, Paragraph) if len(report.runs) == 1 else (Answer,)
+    evidence = {block for block, before in zip(of_ranks[1:], of_ranks, strict=False) if isinstance(before, Paragraph)}
+    said = [block for block in of_ranks if isinstance(block, kept) and block not in evidence]
+    return replace(first, blocks=(*(first.blocks if first.key != "ranks" else ()), *said))

@@ -180,7 +180,7 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     fields: tuple[Field[_Part], ...] = (
         Field("phase", "text", lambda part: part[1].label if part[1] else part[0]),
         Field("unprofiled ms", "ms", lambda part: timed.typical_ms(part[0]) if timed else None),
-        Field("profiled ms", "ms", lambda part: part[1].wall_ms.median if part[1] else None),
+        Field("profiled ms", "ms", lambda part: _profiled(capture, *part)),
         Field(
             "operators ms" if capture.on_cpu else "GPU busy ms", "ms",
             lambda part: part[1].gpu_busy_ms.median if part[1] and part[1].kernels else None,
@@ -191,6 +191,13 @@ def _phases(capture: CaptureSummary, labels: dict[str, str]) -> Iterator[Table]:
     phases = table(fields, shown.items(), capture=capture.title)
     if phases.rows:
         yield phases
+
+
+def _profiled(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> float | None:
+    """The time under the profiler; None of a range that only launches work, which goes on after it."""
+    if name == STEP and capture.step and not capture.step.is_pass:
+        return capture.step.length_ms
+    return phase.wall_ms.median if phase and phase.synchronized else None
 
 
 def _matmul(capture: CaptureSummary, name: str, phase: PhaseSummary | None) -> float | None:
@@ -211,9 +218,12 @@ def _top(phase: PhaseSummary | None, labels: dict[str, str]) -> Words | None:
 def _limits(capture: CaptureSummary) -> Iterator[Block]:
     """What limits the figures: what is not known and how to give it, then the warnings in a sentence each."""
     missing = capture.limits.missing if capture.limits else ()
-    found: list[Words] = [
-        phrase("the {} is unknown (`{}`)", name, _OPTIONS[name]) for name in missing if name in _OPTIONS
-    ]
+    names = [name for name in missing if name in _OPTIONS]
+    found: list[Words] = []
+    if names:
+        listed = " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+        options = " ".join(_OPTIONS[name] for name in names)
+        found.append(phrase("the {} {} unknown (`{}`)", listed, "are" if len(names) > 1 else "is", options))
     found += map(_first_sentence, capture.warnings)
     count = f"{len(found)} {plural(len(found), 'thing')} {'limits' if len(found) == 1 else 'limit'} these figures"
     if len(found) == 1:

@@ -15,7 +15,7 @@ from nsys_analyzer.report.units import counted, percent
 from nsys_analyzer.text import joined, phrase
 
 #: Kernels that stand in full view; "Details" has all of them.
-_SHOWN, _DRAWN = 8, 12
+_SHOWN, _DRAWN = 6, 12
 _MEMORY = {"memcpy": "copies of memory", "memset": "fills of memory"}
 #: A share worth naming, a change of a share worth a word, and a share too thin to see in a figure, %.
 _MATTERS, _SMALL, _THIN = 0.03, 0.005, 0.5
@@ -31,13 +31,13 @@ def answer_top_kernel(capture: CaptureSummary, labels: Mapping[str, str]) -> Ite
         return
     said = [
         phrase(
-            "`{}` of {}, {} in {}", labels[one.kernel.name], one.scope, percent(one.kernel.share),
+            "in {} `{}`, {} in {}", one.scope, labels[one.kernel.name], percent(one.kernel.share),
             counted(one.kernel.launches_per_instance, "launch"),
         )
         for one in found
     ]  # fmt: skip
     verdict = _verdict({one.scope: one.kernel.name for one in found}, kernel)
-    text = joined("", ("Most time takes ", joined("; ", said), ".", f" {verdict}" if verdict else ""))
+    text = joined("", (f"The top {kernel}: ", joined("; ", said), ".", f" {verdict}" if verdict else ""))
     yield Answer(text, capture.title)
     rows = [(one.scope, one.kernel) for one in found]
     rows += [(f"{one.scope}, communication", one.collective) for one in found if one.collective]
@@ -111,7 +111,8 @@ def kernel_table(
     """The ms and the share of each kernel in each phase, and the ms of copies and fills, which have no share."""
     every, kernel = merge_kernels(*(phase.kernels for phase in phases)), kernel_word(capture)
     keys = [row.key for row in every[:most]]
-    copies = [(kind, "memory") for kind in _MEMORY if any(row.kind == kind for p in phases for row in p.memory)]
+    seen = {row.kind for phase in phases for row in phase.memory} if most is None else set()
+    copies = [(kind, "memory") for kind in _MEMORY if kind in seen]
     fields: tuple[Field[_Key], ...] = (
         Field(kernel, "code", lambda key: _MEMORY[key[0]] if key in copies else labels[key[0]]),
         Field("class", "text", lambda key: key[1]),
@@ -142,7 +143,7 @@ def answer_matmul(capture: CaptureSummary) -> Iterator[Block]:
     yield Answer(_matmul_sentence(capture, share), capture.title)
     scopes = share.scopes
     rows = sorted((row for one in scopes for row in one.classes), key=lambda row: -row.ms_per_instance)
-    names = dict.fromkeys(row.kernel_class for row in rows)
+    names = dict.fromkeys(row.kernel_class for row in rows if any(one.of(row.kernel_class) >= _SMALL for one in scopes))
     yield _class_table(capture, scopes, names)
     if any(one.communicates for one in scopes) and any(one.computing().classes for one in scopes):
         without = tuple(one.computing() for one in scopes)
@@ -192,7 +193,7 @@ def _change(inference: ClassShares, step: ClassShares) -> str:
     """By how much the share changes, and which classes take or give it."""
     change = step.of(MATMUL) - inference.of(MATMUL)
     if abs(change) < _SMALL:
-        return "the same"
+        return "about the same"
     others = {row.kernel_class for row in (*inference.classes, *step.classes)} - {MATMUL}
     towards = -1 if change < 0 else 1
     change_of = {name: (inference.of(name) - step.of(name)) * towards for name in others}

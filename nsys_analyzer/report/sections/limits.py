@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limits, PhaseRate
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
-from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Roofline, Table, WorkPoint
+from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Roofline, Table, WorkPoint
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, format_number, percent
 from nsys_analyzer.text import Text, Words, joined, phrase
@@ -28,11 +28,14 @@ def answer_limits(capture: CaptureSummary) -> Iterator[Block]:
     if limits is None:
         return
     yield Answer(_sentence(limits), capture.title)
-    yield from _tables(capture, limits)
+    phases, classes = _tables(capture, limits)
+    if phases.rows:
+        yield phases
     if limits.notes:
         yield Listing(limits.notes, capture=capture.title)
-    if peaks := _peaks(limits):
-        yield Paragraph(peaks, capture.title)
+    if classes.rows:
+        peaks = [Paragraph(_peaks(limits), capture.title)] if limits.source else []
+        yield Details("Rates by class while its kernels run, and the peaks", (classes, *peaks), capture.title)
     if (figure := _figure(capture, limits)).points:
         yield figure
 
@@ -118,7 +121,7 @@ def _is(names: list[str]) -> str:
     return "are" if len(names) > 1 else "is"
 
 
-def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, ...]:
+def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, Table]:
     """The phases, then the classes with whatever is known of each."""
     of_peak = f"MFU, of {limits.precision}" if limits.precision else "MFU"
     of_best = f"of best peak, {limits.best_precision}"
@@ -142,12 +145,10 @@ def _tables(capture: CaptureSummary, limits: Limits) -> tuple[Table, ...]:
         Field("of peak bandwidth", "percent", lambda one: _of_bandwidth(one, limits)),
         Field("FLOP per byte", "count", lambda one: one.intensity),
     )
-    caption = "Each class while its kernels run (one forward, backward or step):"
-    built = (
-        table(phases, limits.phases, "The model's FLOPs against time and peak:", capture=capture.title),
-        table(classes, limits.classes, caption, capture=capture.title, names=2),
+    return (
+        table(phases, limits.phases, capture=capture.title),
+        table(classes, limits.classes, capture=capture.title, names=2),
     )
-    return tuple(one for one in built if one.rows)
 
 
 def _best(title: str) -> Field[PhaseRate]:
@@ -163,8 +164,6 @@ def _of_bandwidth(one: ClassRate, limits: Limits) -> float | None:
 
 def _peaks(limits: Limits) -> str:
     """The peaks of the GPU and where they are from."""
-    if not limits.source:
-        return ""
     roofs = dict(limits.roofs)
     if limits.best_precision and limits.best_peak_flops:
         roofs[limits.best_precision] = limits.best_peak_flops

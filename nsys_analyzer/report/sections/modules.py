@@ -12,7 +12,7 @@ from nsys_analyzer.report.units import milliseconds, percent
 from nsys_analyzer.text import Words, joined, phrase
 
 #: Rows of the table in a report, and the share that a row has at least; the command shows all.
-_MOST_ROWS, _LEAST_SHARE = 16, 0.005
+_MOST_ROWS, _LEAST_SHARE = 10, 0.005
 #: Layers that differ are named one by one, so many of them.
 _MOST_OUTLIERS = 4
 #: Modules in the few words of an answer.
@@ -77,7 +77,7 @@ def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
         if share is not None
     ]
     text = phrase(
-        "Of the kernel time of forward and backward ({} a {}), these modules have the most own time: {}. {} belongs to "
+        "Of the time of forward and backward ({} a {}), these modules have the most own: {}. {} of it belongs to "
         "a module, by {}.",
         milliseconds(total), modules.per, named, " and ".join(covered), modules.source,
     )  # fmt: skip
@@ -87,7 +87,7 @@ def _answer(title: str, modules: Modules, folded: Folded) -> Answer:
 def _how(unknown: float) -> Words:
     """How the modules of the backward pass can be known."""
     return phrase(
-        "Which modules the kernels of backward belong to is not known for {} of their time. "
+        "Which modules backward belongs to is not known for {} of its time. "
         "`nsys-analyze run --modules` records it, and for our own targets `--autograd-ranges` does.",
         percent(unknown),
     )
@@ -123,7 +123,7 @@ def _table(title: str, modules: Modules, shown: Sequence[Module], *, every: bool
     ]
     rows = [*kept, *(one for one in others if one.ms)]
     cells = [(one, total) for one in rows]
-    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms of kernel time:", capture=title)
+    return table((*_FIELDS, _rate(cells)), cells, f"Modules{rest}, ms:", capture=title)
 
 
 def _row(name: str, forward: Work, backward: Work) -> Module:

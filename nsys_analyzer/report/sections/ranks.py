@@ -17,7 +17,7 @@ from nsys_analyzer.report.sections.bars import bars_of_run
 from nsys_analyzer.report.sections.findings import findings_of_run
 from nsys_analyzer.report.tables import Field, table
 from nsys_analyzer.report.units import about_milliseconds, about_percent, milliseconds, milliseconds_between
-from nsys_analyzer.text import Words, joined, phrase, plural
+from nsys_analyzer.text import Words, joined, phrase, plural, strong
 
 if TYPE_CHECKING:
     from nsys_analyzer.analysis.ranks.run import Alignment, CollectiveFigures, LostTime, ParallelRun, RankFigures
@@ -64,7 +64,10 @@ _NOT_READ = (
 def answer(evidence: Evidence) -> Section:
     """Each run of several ranks: its steps, the rank that the others wait for, and what would make a step shorter."""
     torch = {one.source for one in evidence.captures if one.profiler == "torch"}
-    blocks = [block for run in evidence.runs for block in _of_run(run, torch)]
+    blocks: list[Block] = []
+    for run in evidence.runs:
+        blocks += [Paragraph(strong(run.name))] if len(evidence.runs) > 1 else []
+        blocks += _of_run(run, torch)
     return Section("ranks", "Ranks", (*of_one_side(evidence), *blocks))
 
 

@@ -146,7 +146,9 @@ def _bars(bars: StepBars) -> str:
             )
             if wide > 9 * len(part) + 8:
                 ink = "currentColor" if part == IDLE else text_color(color_of(part))
-                drawn.append(f'<text x="{x + wide / 2:.1f}" y="{y + 22}" fill="{ink}" class="in">{escape(part)}</text>')
+                drawn.append(
+                    f'<text x="{x + wide / 2:.1f}" y="{y + 22}" style="fill:{ink}" class="in">{escape(part)}</text>'
+                )
             x += wide
         if several:
             drawn.append(f'<text x="{x + 8:.1f}" y="{y + 22}">{escape(about_milliseconds(total))}</text>')

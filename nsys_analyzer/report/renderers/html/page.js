@@ -14,7 +14,7 @@ function makeSortable(table) {
   const body = table.tBodies[0];
   const heads = [...table.tHead.rows[0].cells];
   const order = new Map([...body.rows].map((row, place) => [row, place]));
-  if (order.size < 2) return;
+  if (order.size < FEW_ROWS) return;
   heads.forEach((head, column) => {
     const button = element("button", "", { type: "button" });
     button.append(...head.childNodes);
@@ -105,6 +105,25 @@ async function copied(code) {
   }
 }
 
+/** Tables of one shape, of which one is shown at a time; a button for each. */
+function makeChoice(choice) {
+  const tables = [...choice.querySelectorAll(".table")];
+  if (tables.length < 2) return;
+  const bar = element("div", "", { class: "switch", role: "group", "aria-label": "What the table shows" });
+  const buttons = tables.map((table) => {
+    const button = element("button", table.querySelector("caption").textContent.replace(/:$/, ""), { type: "button" });
+    button.addEventListener("click", () => show(table));
+    return button;
+  });
+  const show = (chosen) => tables.forEach((table, place) => {
+    table.hidden = table !== chosen;
+    buttons[place].setAttribute("aria-pressed", String(table === chosen));
+  });
+  bar.append(...buttons);
+  choice.prepend(bar);
+  show(tables[0]);
+}
+
 /** A choice of one capture, where the page has several: what tells of others alone is hidden. */
 function addPicker(onPick) {
   const told = [...document.querySelectorAll("[data-capture]")];
@@ -122,10 +141,11 @@ function addPicker(onPick) {
       const isPicked = one.dataset.capture === name;
       one.hidden = name !== "" && !isPicked;
       // What is folded because of the others is unfolded.
-      for (let around = one; isPicked && around; around = around.parentElement?.closest("details")) {
-        if (around.tagName === "DETAILS" && around !== one) around.open = true;
-      }
+      const folded = one.tagName === "DETAILS" && one.parentElement.tagName === "SECTION";
+      if (isPicked && folded) one.open = true;
     }
+    // What tells of all captures makes room for the one that was picked.
+    for (const one of document.querySelectorAll("#overview")) one.hidden = name !== "";
     for (const row of rows) row.classList.toggle("picked", name !== "" && row.dataset.row === name);
     onPick(name);
   });
@@ -136,6 +156,7 @@ function setUpPage() {
     makeSortable(table);
     makeFilterable(table);
   }
+  document.querySelectorAll(".choice").forEach(makeChoice);
   document.querySelectorAll(".listing").forEach(addCopyButton);
   const boxes = [...document.querySelectorAll(".table")];
   const watch = new ResizeObserver((changed) => changed.forEach((one) => makeReachable(one.target)));
