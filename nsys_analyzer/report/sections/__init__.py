@@ -8,7 +8,7 @@ from dataclasses import replace
 from nsys_analyzer.analysis.summary.compared import TRAINING_PHASES, compared_phases, parts_and_enclosing
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence, kernel_word
-from nsys_analyzer.report.model import Answer, Block, Details, Paragraph, Report, Section, StepBars
+from nsys_analyzer.report.model import Answer, Bars, Block, Details, Paragraph, Report, Roofline, Section, StepBars
 from nsys_analyzer.report.sections import ranks
 from nsys_analyzer.report.sections.about import about
 from nsys_analyzer.report.sections.attention import answer_attention, why_no_attention
@@ -89,12 +89,18 @@ def _answers(capture: CaptureSummary, evidence: Evidence) -> Iterator[Section]:
     ]
     trains = all(capture.phase(name) for name in TRAINING_PHASES)
     lettered = trains and all(blocks for _, _, blocks in found)
-    for letter, (key, title, blocks) in zip("abcde", found, strict=True):
-        if blocks:
-            yield Section(key, f"({letter}) {title}" if lettered else title, blocks)
-    yield Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture)))
-    yield Section("modules", "Which modules take the time?", tuple(answer_modules(capture)))
-    yield Section("details", "Details", tuple(_details(capture, evidence)))
+    titles = [
+        f"({letter}) {title}" if lettered else title for letter, (_, title, _) in zip("abcde", found, strict=True)
+    ]
+    sections = [Section(key, title, blocks) for title, (key, _, blocks) in zip(titles, found, strict=True)]
+    sections.append(Section("limits", "How far is it from the hardware's limits?", tuple(answer_limits(capture))))
+    sections.append(Section("modules", "Which modules take the time?", tuple(answer_modules(capture))))
+    figures = tuple(block for section in sections for block in section.blocks if isinstance(block, Bars | Roofline))
+    for section in sections:
+        if section.blocks:
+            yield replace(section, blocks=tuple(block for block in section.blocks if block not in figures))
+    drawn = [Details("Figures", figures, capture.title)] if figures else []
+    yield Section("details", "Details", (*drawn, *_details(capture, evidence)))
 
 
 def _details(capture: CaptureSummary, evidence: Evidence) -> Iterator[Block]:

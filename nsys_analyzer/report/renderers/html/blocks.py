@@ -122,50 +122,37 @@ class Blocks:
         )
 
 
-#: Units of width of a bar, its height, and the room of labels before and times behind several bars.
-_WIDTH, _HEIGHT, _LABEL, _TIME = 1000, 34, 90, 90
-
-
 def _bars(bars: StepBars) -> str:
-    """Bars as SVG, each part in its color, and their legend."""
+    """Bars of parts in their colors, each as long as its part of the longest step, and their legend."""
     totals = [sum(row.ms) for row in bars.rows]
-    several = len(bars.rows) > 1
-    left, right = (_LABEL, _TIME) if several else (0, 0)
-    scale = (_WIDTH - left - right) / (max(totals) or 1.0)
+    keys = list(legend(bars, totals))
     drawn = []
-    for place, (row, total) in enumerate(zip(bars.rows, totals, strict=True)):
-        x, y = float(left), place * (_HEIGHT + 6)
-        if several:
-            drawn.append(f'<text x="0" y="{y + 22}">{escape(visible(row.label))}</text>')
-        for part, ms in zip(bars.parts, row.ms, strict=True):
-            wide = ms * scale
-            said = escape(f"{part} {about_milliseconds(ms)}")
-            drawn.append(
-                f'<rect x="{x:.1f}" y="{y}" width="{wide:.1f}" height="{_HEIGHT}" fill="{color_of(part)}"'
-                f"{_FADED if part == IDLE else ''}><title>{said}</title></rect>"
-            )
-            if wide > 9 * len(part) + 8:
-                ink = "currentColor" if part == IDLE else text_color(color_of(part))
-                drawn.append(
-                    f'<text x="{x + wide / 2:.1f}" y="{y + 22}" style="fill:{ink}" class="in">{escape(part)}</text>'
-                )
-            x += wide
-        if several:
-            drawn.append(f'<text x="{x + 8:.1f}" y="{y + 22}">{escape(about_milliseconds(total))}</text>')
-    height = len(bars.rows) * (_HEIGHT + 6) - 6
-    label = escape(visible(f"{bars.title} {', '.join(legend(bars, totals))}"))
-    picture = f'<svg viewBox="0 0 {_WIDTH} {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg>'
-    keys = "".join(
-        f'<li><i style="background:{color_of(part)}{";opacity:.35" if part == IDLE else ""}"></i>{escape(said)}</li>'
-        for part, said in zip(bars.parts, legend(bars, totals), strict=True)
+    for row, total in zip(bars.rows, totals, strict=True):
+        parts = "".join(
+            f'<span style="flex:{ms:.6g};{_paint(part)}" title="{escape(f"{part} {about_milliseconds(ms)}")}">'
+            f"{escape(part)}</span>"
+            for part, ms in zip(bars.parts, row.ms, strict=True)
+            if ms
+        )
+        label = f"<b>{escape(visible(row.label))}</b>" if row.label else ""
+        time = f"<i>{escape(about_milliseconds(total))}</i>" if row.label else ""
+        share = total / (max(totals) or 1.0)
+        bar = f'<div class="bar"><div style="width:{share:.1%}">{parts}</div></div>'
+        drawn.append(f'<div class="row">{label}{bar}{time}</div>')
+    said = escape(visible(f"{bars.title} {', '.join(keys)}"))
+    named = "".join(
+        f'<li><i style="{_paint(part)}"></i>{escape(text)}</li>' for part, text in zip(bars.parts, keys, strict=True)
     )
     note = f"<p>{escape(bars.note)}</p>" if bars.note else ""
+    picture = f'<div role="img" aria-label="{said}">{"".join(drawn)}</div>'
     title = f"<figcaption>{escape(bars.title)}</figcaption>"
-    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="keys">{keys}</ul>{note}</figure>'
+    return f'<figure class="bars"{_of(bars.capture)}>{title}{picture}<ul class="keys">{named}</ul>{note}</figure>'
 
 
-#: What idle time is drawn with, beside its color.
-_FADED = ' fill-opacity="0.35"'
+def _paint(part: str) -> str:
+    """The color of a part and of its name on it; idle time has that of what nothing fills."""
+    color = color_of(part)
+    return "background:var(--track)" if part == IDLE else f"background:{color};color:{text_color(color)}"
 
 
 def number(cell: Cell) -> float | None:

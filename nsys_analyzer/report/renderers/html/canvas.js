@@ -1,6 +1,6 @@
 // The timeline as data: lanes of boxes over one axis in nanoseconds, and how each is drawn.
 
-const HEIGHTS = { ranges: 17, calls: 17, stream: 34, idle: 20, memory: 40 };
+const HEIGHTS = { ranges: 20, calls: 20, stream: 64, idle: 26, memory: 48 };
 const BETWEEN = 6, HEAD = 22, PART = 22;
 
 /** Where a time stands among sorted ones: how many are not behind it. */

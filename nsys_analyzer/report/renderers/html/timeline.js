@@ -58,6 +58,7 @@ class Timeline {
     this.search(document.getElementById("find").value);
     this.fit();
     this.showAll();
+    this.showStep(this.medianStep);
     drawFlame(document.getElementById("flame"), this);
   }
 
@@ -199,6 +200,12 @@ class Timeline {
     if (!steps.length) return this.showAll();
     const [start, end] = steps[Math.min(Math.max(number, 0), steps.length - 1)];
     return this.look(start - 0.02 * (end - start), end + 0.02 * (end - start));
+  }
+
+  /** The number of the step of median duration. */
+  get medianStep() {
+    const longest = this.parts[0].steps.map(([start, end], number) => [end - start, number]).sort((a, b) => a[0] - b[0]);
+    return longest.length ? longest[(longest.length - 1) >> 1][1] : 0;
   }
 
   /** The step in the middle of what is shown. */
