@@ -245,6 +245,7 @@ def recorded(folder: Path, *words: str) -> CaptureSummary:
     return summary
 
 
+@pytest.mark.nightly
 def test_the_same_kernels_as_with_the_programs_own_ranges(tmp_path: Path) -> None:
     """Our target without its ranges, and with them: then no range of the hooks stands beside one of its own."""
     found = {}

@@ -371,7 +371,7 @@ def halves_called_changed(runs: list[Summary]) -> tuple[int, int]:
     return called, looked_at
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_halves_of_every_capture(tmp_path: Path) -> None:
     """At 95 % at most 5 % are called changed."""
     runs: list[Summary] = []

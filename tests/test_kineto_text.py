@@ -71,6 +71,7 @@ def test_a_value_without_end_is_refused(tmp_path: Path) -> None:
         assert peak_of(read_kineto, path) < 40
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("key", ["traceName", "deviceProperties", "traceEvents"])
 def test_many_objects_in_a_value_take_no_memory(key: str, tmp_path: Path) -> None:
     # 20 million objects would take 1.4 GB; those of a piece and of the longest value 100 MB.
