@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.launches import match_launches
-from nsys_analyzer.analysis.intervals.timeline import unions
+from nsys_analyzer.analysis.intervals import unions
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.trace import arrays
 from nsys_analyzer.trace.arrays import blocks, compact, distinct_texts, grown, taken

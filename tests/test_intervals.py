@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import unions
+from nsys_analyzer.analysis.intervals import Cover, unions
 
 GROUPS = 3
 intervals = st.lists(

@@ -10,8 +10,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.steps.anatomy import (
     COMMUNICATING,
     COMPUTE,

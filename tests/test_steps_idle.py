@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Gaps, dissect
 from nsys_analyzer.analysis.steps.host import PAUSE_NS, find_host, is_loading

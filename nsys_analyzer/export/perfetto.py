@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process, is_on_cpu
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.frame import operation_frame
 from nsys_analyzer.analysis.kernels.labels import short_labels
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.graphs import Captures, find_captures
-from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open, merged, open_count
+from nsys_analyzer.analysis.intervals import NONE, Timeline, any_open, merged, open_count
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, STEP, PhaseNames, module_key
 from nsys_analyzer.trace.arrays import Bools, Codes, Ints, SmallInts, blocks, taken
 from nsys_analyzer.trace.columns import GRAPH, Ranges, process_of, stream_thread

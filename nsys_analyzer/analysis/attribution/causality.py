@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.launches import match_launches
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, holds_any
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Axis, holds_any
 from nsys_analyzer.trace import schema
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, distinct_rows
 from nsys_analyzer.trace.columns import Operations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.axis import OFF_AXIS, Axis
+from nsys_analyzer.analysis.intervals import OFF_AXIS, Axis
 from nsys_analyzer.trace.arrays import Bools, Ints
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.trace import Trace

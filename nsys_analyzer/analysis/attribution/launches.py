@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.timeline import NONE, any_open
+from nsys_analyzer.analysis.intervals import NONE, Axis, any_open
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct
 from nsys_analyzer.trace.columns import BEGIN_CAPTURE, END_CAPTURE, LAUNCH, Launches, Operations, process_of
 

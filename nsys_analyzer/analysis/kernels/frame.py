@@ -9,7 +9,7 @@ import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import HOW
 from nsys_analyzer.analysis.attribution.processes import processes_of
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.kernels.classes import CLASSES, FILLS, UNKNOWN
 from nsys_analyzer.analysis.kernels.kernels import launching_operators
 from nsys_analyzer.analysis.kernels.precision import gemm_precision

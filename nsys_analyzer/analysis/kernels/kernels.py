@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import Attribution
-from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
+from nsys_analyzer.analysis.intervals import NONE, Timeline
 from nsys_analyzer.analysis.kernels.classes import OTHER, classify, open_classes
 from nsys_analyzer.trace.arrays import Ints, SmallInts
 from nsys_analyzer.trace.columns import Operations

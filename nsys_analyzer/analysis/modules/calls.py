@@ -16,7 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads, timeline
-from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline, any_open
+from nsys_analyzer.analysis.intervals import NONE, Timeline, any_open
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import is_framework_name
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
+from nsys_analyzer.analysis.intervals import NONE, Timeline
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.modules.calls import Calls, Path, Places, find_calls, parents, path_of
 from nsys_analyzer.analysis.modules.module import BACKWARD, DIRECTIONS, FORWARD, Module, Modules, Work

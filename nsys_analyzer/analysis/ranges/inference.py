@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nsys_analyzer.analysis.attribution.attribution import RangeRoles, autograd_threads
-from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Timeline, any_open, contained, holds_any, merged
 from nsys_analyzer.analysis.ranges.phases import STEP, WARMUP, PhaseNames, is_framework_name
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, distinct
 from nsys_analyzer.trace.columns import Launches, Ranges, process_of

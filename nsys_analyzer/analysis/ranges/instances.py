@@ -21,7 +21,7 @@ from nsys_analyzer.analysis.attribution.attribution import (
 )
 from nsys_analyzer.analysis.attribution.causality import consistent, waits
 from nsys_analyzer.analysis.attribution.launches import dropped_launches
-from nsys_analyzer.analysis.intervals.timeline import NONE, any_open, contained, holds_any, last_before
+from nsys_analyzer.analysis.intervals import NONE, any_open, contained, holds_any, last_before
 from nsys_analyzer.analysis.kernels.kernels import Kernels, find_kernels
 from nsys_analyzer.analysis.ranges.inference import with_inferred_phases
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, MODULE, OTHER_STEP, STEP, WARMUP, PhaseNames

@@ -8,8 +8,7 @@ from itertools import chain, islice
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import Attribution
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
+from nsys_analyzer.analysis.intervals import NONE, Axis, holds_any
 from nsys_analyzer.trace.arrays import Ints, dense_codes, distinct, distinct_rows
 from nsys_analyzer.trace.columns import Ranges
 from nsys_analyzer.trace.trace import Trace

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.ranks.matching import Clock, Matches
 from nsys_analyzer.analysis.ranks.member import (
     ALL_GATHER,

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import Process
-from nsys_analyzer.analysis.intervals.axis import Axis
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP

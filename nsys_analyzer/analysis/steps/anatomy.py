@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.cover import Cover
+from nsys_analyzer.analysis.intervals import Cover
 from nsys_analyzer.analysis.steps.windows import Windows
 from nsys_analyzer.trace.arrays import Codes, Integers, Ints
 from nsys_analyzer.trace.columns import Operations

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.attribution import autograd_threads
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE, Timeline
+from nsys_analyzer.analysis.intervals import NONE, Cover, Timeline
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken

@@ -12,8 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE, Cover
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, Gaps, reached_before
 from nsys_analyzer.analysis.steps.host import Host
 from nsys_analyzer.trace.arrays import Bools, Codes, Ints

@@ -9,8 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
-from nsys_analyzer.analysis.intervals.cover import Cover
-from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
+from nsys_analyzer.analysis.intervals import LONG_AGO, NONE, Cover
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from msgspec import structs
 
-from nsys_analyzer.analysis.intervals.timeline import unions
+from nsys_analyzer.analysis.intervals import unions
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, UNKNOWN
 from nsys_analyzer.analysis.kernels.kernels import Kernels
 from nsys_analyzer.trace.arrays import Ints, SmallInts, blocks

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
-from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
+from nsys_analyzer.analysis.intervals import NONE, holds_any
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.modules.module import Modules
 from nsys_analyzer.analysis.modules.summarize import summarize_modules

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
-from nsys_analyzer.analysis.intervals.timeline import NONE
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.modules.calls import Calls, Places, find_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.paths import range_paths
