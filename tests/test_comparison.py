@@ -17,7 +17,7 @@ from nsys_analyzer.analysis.comparison.comparison import Comparison
 from nsys_analyzer.analysis.comparison.kernels import match_kernels
 from nsys_analyzer.analysis.comparison.matching import match
 from nsys_analyzer.analysis.comparison.pairs import compare_runs
-from nsys_analyzer.analysis.steps.idle import CAUSES
+from nsys_analyzer.analysis.steps.process import CAUSES
 from nsys_analyzer.analysis.steps.step import KernelTime, StepSummary
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.analysis.summary.summary import Summary, Unprofiled

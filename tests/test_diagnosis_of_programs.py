@@ -8,7 +8,7 @@ import pytest
 
 from nsys_analyzer import summarize
 from nsys_analyzer.analysis.findings.finding import Diagnosis
-from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.steps.process import is_loading
 from tests.support.export import GEMM
 from tests.support.program import MAIN, SYNC, Program
 

@@ -7,7 +7,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nsys_analyzer.analysis.kernels import classes
-from nsys_analyzer.analysis.steps import idle
+from nsys_analyzer.analysis.steps import process
 from nsys_analyzer.report.figures.palette import (
     CAUSES,
     CLASSES,
@@ -135,7 +135,7 @@ def test_every_class_has_a_color_of_its_own() -> None:
 
 
 def test_every_cause_has_a_color_of_its_own() -> None:
-    assert set(CAUSES) == set(idle.CAUSES)
+    assert set(CAUSES) == set(process.CAUSES)
     assert len(set(CAUSES.values())) == len(CAUSES)
 
 

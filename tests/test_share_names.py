@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.kernels.classes import classify, first_rule, open_cl
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.modules.calls import _BLOCK
 from nsys_analyzer.analysis.ranges.phases import PhaseNames, is_framework_name, module_key
-from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import PEAKS
 from nsys_analyzer.share.names import (
     CALL,

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.steps import summarize as summarizing
-from nsys_analyzer.analysis.steps.step import OUTSIDE, DeviceSteps, Queue, StepSummary
+from nsys_analyzer.analysis.steps import process as processing
+from nsys_analyzer.analysis.steps.process import OUTSIDE
+from nsys_analyzer.analysis.steps.step import DeviceSteps, Queue, StepSummary
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, global_pid, training_step
 from tests.support.program import NCCL, Program, attributed, summary_of_steps
 
@@ -75,7 +76,7 @@ def test_steps_in_chunks_are_the_same(
 ) -> None:
     """However few operations are looked at together: at least those of a step."""
     whole = summaries(real_capture(name))
-    monkeypatch.setattr(summarizing, "_AT_ONCE", at_once)
+    monkeypatch.setattr(processing, "AT_ONCE", at_once)
     for one, other in zip(summaries(real_capture(name)), whole, strict=True):
         assert [device.total_ms for device in one.devices] == [device.total_ms for device in other.devices]
         assert [device.classes for device in one.devices] == [device.classes for device in other.devices]
@@ -190,7 +191,7 @@ def test_the_parts_of_any_steps_add_up(
     assert whole is not None
     check_sums(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(summarizing, "_AT_ONCE", 2)
+        patch.setattr(processing, "AT_ONCE", 2)
         in_chunks = summary_of_steps(trace, global_pid())
     assert in_chunks is not None
     assert [getattr(in_chunks, part) for part in PARTS] == [getattr(whole, part) for part in PARTS]

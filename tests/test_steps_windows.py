@@ -14,9 +14,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.repetition import find_repeats
-from nsys_analyzer.analysis.steps.windows import Windows, find_windows
+from nsys_analyzer.analysis.steps.windows import Steps, Windows, find_steps, find_windows
 from nsys_analyzer.analysis.summary.summarize import summarize
 from tests.support.export import ADD, AUTOGRAD, GEMM, PID, SOFTMAX, Export, global_pid, training_step
 from tests.support.program import NCCL, Program, attributed

@@ -16,9 +16,8 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.tracks import record
-from nsys_analyzer.analysis.tracks.record import record_tracks
-from nsys_analyzer.analysis.tracks.tracks import MOST_OPERATIONS, Stream, Tracks
+from nsys_analyzer.analysis.steps import tracks as recording
+from nsys_analyzer.analysis.steps.tracks import MOST_OPERATIONS, Stream, Tracks, record_tracks
 from nsys_analyzer.trace.columns import KERNEL, MemoryUses
 from tests.conftest import DATA
 from tests.support.export import ADD, AUTOGRAD, GEMM, Export, training_step
@@ -166,7 +165,7 @@ def test_depths_keep_intervals_apart(spans: list[tuple[int, int]]) -> None:
     """Whatever crosses whatever: two of one depth have no moment in common, and no depth is left out."""
     ordered = sorted((start, -(start + length)) for start, length in spans)
     start, end = np.array([[one for one, _ in ordered], [-one for _, one in ordered]], np.int64).reshape(2, -1)
-    depths = record._depths(start, end)
+    depths = recording._depths(start, end)
     for depth in range(int(depths.max(initial=0)) + 1):
         chosen = depths == depth
         assert (start[chosen][1:] >= end[chosen][:-1]).all()

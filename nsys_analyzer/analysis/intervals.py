@@ -205,15 +205,20 @@ class Cover:
         kept = high > low
         return owner[kept], low[kept], high[kept]
 
-    def inside(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-        """What is covered of some stretches: (position of the stretch, of the interval, start, end) of each part."""
-        first = np.searchsorted(self.end, start, side="right")
-        count = np.maximum(np.searchsorted(self.start, end, side="left") - first, 0)
-        owner = np.repeat(np.arange(len(start)), count)
-        interval = first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
-        low, high = np.maximum(self.start[interval], start[owner]), np.minimum(self.end[interval], end[owner])
-        kept = high > low
-        return owner[kept], interval[kept], low[kept], high[kept]
+
+def overlaps(start: Ints, end: Ints, at_start: Ints, at_end: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """What intervals in order, none of which overlap, have in common with some stretches.
+
+    Returns:
+        For each part in common the position of its stretch, that of its interval, its start and its end.
+    """
+    first = np.searchsorted(end, at_start, side="right")
+    count = np.maximum(np.searchsorted(start, at_end, side="left") - first, 0)
+    owner = np.repeat(np.arange(len(at_start)), count)
+    interval = first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(count) - count, count)
+    low, high = np.maximum(start[interval], at_start[owner]), np.minimum(end[interval], at_end[owner])
+    kept = high > low
+    return owner[kept], interval[kept], low[kept], high[kept]
 
 
 class Axis:

@@ -20,7 +20,7 @@ from nsys_analyzer.analysis.kernels.class_rules import RULES
 from nsys_analyzer.analysis.kernels.classes import CLASSES, LONGEST_NAME, first_rule, readable
 from nsys_analyzer.analysis.kernels.precision import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
-from nsys_analyzer.analysis.steps.host import is_loading
+from nsys_analyzer.analysis.steps.process import is_loading
 from nsys_analyzer.analysis.transformer.peaks import find_peaks
 from nsys_analyzer.trace.columns import UNNAMED
 from nsys_analyzer.trace.metadata import touches_no_figure

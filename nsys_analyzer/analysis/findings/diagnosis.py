@@ -24,7 +24,7 @@ from nsys_analyzer.analysis.findings.waits import (
 )
 from nsys_analyzer.analysis.kernels.classes import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
-from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.replay import Replay
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.study import Study

@@ -12,8 +12,7 @@ from nsys_analyzer.analysis.intervals import NONE, Axis, Cover
 from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.groups import Steps
-from nsys_analyzer.analysis.steps.windows import Windows
+from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
 from nsys_analyzer.trace.columns import COPY, MEMCPY, SYNCHRONIZE, Columns, process_of
 from nsys_analyzer.trace.ranks import UNKNOWN

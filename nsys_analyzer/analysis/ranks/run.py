@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nsys_analyzer.analysis.findings.finding import Finding
-from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.summary.statistics import Stats
 from nsys_analyzer.text import Words
 

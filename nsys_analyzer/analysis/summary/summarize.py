@@ -17,9 +17,10 @@ from nsys_analyzer.analysis.modules.summarize import summarize_modules
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
-from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
+from nsys_analyzer.analysis.steps.tracks import record_tracks
+from nsys_analyzer.analysis.steps.windows import Steps, find_steps
 from nsys_analyzer.analysis.summary.coverage import check_attribution
 from nsys_analyzer.analysis.summary.device_memory import device_memory
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
@@ -74,8 +75,6 @@ def summarize(
     for process in processes:
         summary = _ProcessView(attributed, process, steps[process.global_pid]).summary(name, configuration)
         if tracked:
-            from nsys_analyzer.analysis.tracks.record import record_tracks  # most reports have no timeline
-
             summary = replace(summary, tracks=record_tracks(attributed, process.global_pid, tracked))
         found.append(summary)
     return tuple(found)

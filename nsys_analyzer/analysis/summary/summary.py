@@ -13,6 +13,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
+from nsys_analyzer.analysis.steps.tracks import Lane, Tracks
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.summary.shares import Leader, Limits, MatmulShare
@@ -24,7 +25,6 @@ from nsys_analyzer.analysis.summary.statistics import (
     share_of,
 )
 from nsys_analyzer.analysis.summary.verdicts import Verdict, verdict_of
-from nsys_analyzer.analysis.tracks.tracks import Tracks
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary
 from nsys_analyzer.analysis.transformer.models import Configuration
 from nsys_analyzer.configuration import Run

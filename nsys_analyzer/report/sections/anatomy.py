@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.steps.idle import Cause
+from nsys_analyzer.analysis.steps.process import Cause
 from nsys_analyzer.analysis.steps.step import DeviceSteps, PhaseParts, StepSummary
 from nsys_analyzer.report.model import Cell, Table
 from nsys_analyzer.report.tables import Field, table

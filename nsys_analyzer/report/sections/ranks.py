@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nsys_analyzer.analysis.steps.step import OUTSIDE
+from nsys_analyzer.analysis.steps.process import OUTSIDE
 from nsys_analyzer.report.evidence import Evidence, typical
 from nsys_analyzer.report.model import Answer, Block, Interval, Lines, Listing, Paragraph, Section
 from nsys_analyzer.report.sections.anatomy import CAUSES

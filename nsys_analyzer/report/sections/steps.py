@@ -8,8 +8,8 @@ from dataclasses import replace
 from nsys_analyzer.analysis.findings.diagnosis import works
 from nsys_analyzer.analysis.findings.finding import Finding
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.steps.idle import Cause
-from nsys_analyzer.analysis.steps.step import OUTSIDE, StepSummary
+from nsys_analyzer.analysis.steps.process import OUTSIDE, Cause
+from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import FEW, Evidence
 from nsys_analyzer.report.model import Answer, Block, Details, Listing, Paragraph, Section, Table
