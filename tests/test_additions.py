@@ -68,7 +68,7 @@ def test_a_finding_is_a_function_and_an_entry(
             "frequent_optimizer",
             "The optimizer runs in every step",
             (saved_work(work * (1 - 1 / 4)), saved_work(work * (1 - 1 / 10))),
-            (f"It takes {case.ms(work):.3g} ms.",),
+            (f"It takes {case.study.ms(work):.3g} ms.",),
             "The step is replayed with a quarter and with a tenth of its work.",
             ("if step % 4 == 0: optimizer.step()",),
             "Call it in every tenth step: if the step is no shorter, the GPU had other work.",

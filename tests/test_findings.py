@@ -21,12 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import summarize
-from nsys_analyzer.analysis.findings.copies import find_device_to_host_copy, find_layout_copies, find_pageable_copy
 from nsys_analyzer.analysis.findings.diagnosis import diagnose
 from nsys_analyzer.analysis.findings.finding import Candidate, Case, Diagnosis, Finding, Rule
 from nsys_analyzer.analysis.findings.kernels import (
     find_exposed_communication,
     find_fp32_matmul,
+    find_layout_copies,
     find_small_grids,
     find_unfused_attention,
     find_unfused_elementwise,
@@ -35,9 +35,11 @@ from nsys_analyzer.analysis.findings.kernels import (
 from nsys_analyzer.analysis.findings.waits import (
     find_allocator,
     find_data_loading,
+    find_device_to_host_copy,
     find_host_stall,
     find_host_sync,
     find_launch_bound,
+    find_pageable_copy,
 )
 from nsys_analyzer.text import plain
 from nsys_analyzer.trace.columns import (

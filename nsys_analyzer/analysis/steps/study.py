@@ -120,6 +120,12 @@ class Study:
         holds: Bools = np.array([*(bool(pattern.search(name)) for name in self.kernels), False])[self.kernel]
         return holds
 
+    def calls_of(self, pieces: Bools) -> Bools:
+        """Marks the calls that launched some pieces."""
+        calls = np.zeros(len(self.call), np.bool_)
+        calls[self.replay.launch[pieces]] = True
+        return calls
+
     @property
     def busy_ms(self) -> float:
         """The GPU's work in a step, of the steps that a replay looks at, ms."""
