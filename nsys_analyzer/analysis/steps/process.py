@@ -139,6 +139,8 @@ class ProcessWork:
         self._mine = np.flatnonzero((process_of(ranges.thread) == process) & ~is_engine)
         of_mine = process_of(ranges.thread[self._mine]), ranges.start[self._mine], ranges.end[self._mine]
         self._open = Timeline(*of_mine, latest=True)
+        is_step = attributed.roles.mask(STEP, OTHER_STEP)[self._mine]
+        self._names = np.append(np.where(is_step, NONE, ranges.name[self._mine]), NONE)
         self.busy = self._find_busy(int(windows.start[0]), int(windows.end[-1]))
 
     def _classify(self) -> None:
@@ -165,7 +167,7 @@ class ProcessWork:
         threads = distinct(taken(launches.thread, self.attributed.attribution.launch, NONE))
         is_mine = np.isin(launches.thread, threads[process_of(threads) == self.process])
         self.index = np.flatnonzero(is_mine).astype(np.int32)
-        calls = launches.select(self.index)
+        calls = launches.select(is_mine)
         if (calls.start[1:] <= calls.start[:-1]).any():
             order = np.lexsort((-calls.end, calls.start))
             self.index, calls = self.index[order], calls.select(order)
@@ -224,8 +226,7 @@ class ProcessWork:
 
     def ranges_at(self, time: Ints) -> Ints:
         """Returns the code of the name of the innermost range at some moments; -1 in none but a step's."""
-        steps, names = self.attributed.roles.mask(STEP, OTHER_STEP), self.attributed.trace.ranges.name
-        return np.append(np.where(steps, NONE, names), NONE)[self.innermost(time)]
+        return self._names[self._open.at(np.full(len(time), self.process), time)]
 
     def loads_before(self, time: Ints) -> Bools:
         """Tells whether the program loads a batch just before some moments."""

@@ -32,7 +32,7 @@ from nsys_analyzer.analysis.steps.study import Study, study_steps
 from nsys_analyzer.analysis.steps.tracks import Lane, draw_lanes
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
-from nsys_analyzer.trace.arrays import SmallInts
+from nsys_analyzer.trace.arrays import SmallInts, distinct_rows
 from nsys_analyzer.trace.columns import process_of
 
 #: Operations of a process that are dissected in all, about.
@@ -115,11 +115,12 @@ def _on_device(work: ProcessWork, windows: Windows, device: int, length_ms: floa
         length = idle.end - idle.start
         by_cause.add(idle.window, idle.cause, length)
         own_pauses_ns += int(length[idle.own].sum())
-        keys, group = np.unique(np.stack([idle.cause, idle.range, idle.api]), axis=1, return_inverse=True)
-        sums = (np.bincount(group.ravel(), weights, keys.shape[1]) for weights in (length, idle.begins))
-        for key, ns, gap_count in zip(map(tuple, keys.T.tolist()), *(one.tolist() for one in sums), strict=True):
+        first, group = distinct_rows(idle.cause, idle.range, idle.api)
+        rows = zip(*(column[first].tolist() for column in (idle.cause, idle.range, idle.api)), strict=True)
+        sums = (np.bincount(group, weights, len(first)).tolist() for weights in (length, idle.begins))
+        for key, ns, count in zip(rows, *sums, strict=True):
             before = idle_ns.get(key, (0, 0))
-            idle_ns[key] = before[0] + int(ns), before[1] + int(gap_count)
+            idle_ns[key] = before[0] + int(ns), before[1] + int(count)
     steps = len(windows)
     # Computing and copying take as long in a long step as in others: what a step waits is what they leave of it.
     mean = parts.total / (steps * 1e6)
