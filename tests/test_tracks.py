@@ -107,17 +107,6 @@ def test_threads_that_launch_nothing_come_last(tmp_path: Path) -> None:
     assert stream.thread.tolist() == [0, 0, 1, 1, 0]  # backward's two by autograd
 
 
-def test_boxes_of_one_depth_do_not_overlap(real_capture: Callable[[str], Path]) -> None:
-    ((_, tracks),) = tracks_of(real_capture("mem_small256"))
-    nested = [track for track in tracks.tracks if track.kind in ("ranges", "calls")]
-    assert max(int(track.depth.max()) for track in nested) == 8
-    for track in nested:
-        for depth in range(int(track.depth.max()) + 1):
-            chosen = track.depth == depth
-            start, end = track.start[chosen], (track.start + track.duration)[chosen]
-            assert (start[1:] >= end[:-1]).all()
-
-
 def test_memory_that_was_recorded_is_a_curve(step_trace: Path) -> None:
     trace = Trace.load(step_trace)
     (process,) = processes_of(trace)
