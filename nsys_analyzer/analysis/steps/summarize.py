@@ -29,7 +29,6 @@ from nsys_analyzer.analysis.steps.step import (
     narrowed,
 )
 from nsys_analyzer.analysis.steps.study import Study, study_steps
-from nsys_analyzer.analysis.steps.tracks import Lane, draw_lanes
 from nsys_analyzer.analysis.steps.windows import Steps, Windows
 from nsys_analyzer.analysis.summary.statistics import Moments, Stats, values_ms
 from nsys_analyzer.trace.arrays import SmallInts, distinct_rows
@@ -42,13 +41,8 @@ _LOOKED_AT = 8
 _Timed = TypeVar("_Timed", ClassTime, CauseTime, KernelTime, IdleTime)
 
 
-def summarize_steps(
-    attributed: AttributedTrace, process: int, steps: Steps
-) -> tuple[StepSummary, Study | None, tuple[Lane, ...]]:
-    """Summarizes the steps of one process by its global ID, some of them in detail, and one as it passed.
-
-    The detail is None where no launch is known, and there are no lanes then.
-    """
+def summarize_steps(attributed: AttributedTrace, process: int, steps: Steps) -> tuple[StepSummary, Study | None]:
+    """Summarizes the steps of a process by its global ID, and some of them in detail; None where no launch is known."""
     measured = steps.windows
     work = ProcessWork(attributed, process, measured)
     # Of a long capture blocks of steps, evenly spread, tell as much in a part of the time.
@@ -81,8 +75,8 @@ def summarize_steps(
         queue=queue,
     )
     if on_cpu:
-        return summary, None, ()
-    return summary, study_steps(work, steps, chosen), draw_lanes(work, windows, main.device)
+        return summary, None
+    return summary, study_steps(work, steps, chosen)
 
 
 def _on_device(work: ProcessWork, windows: Windows, device: int, length_ms: float) -> DissectedSteps:

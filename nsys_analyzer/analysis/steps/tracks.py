@@ -1,7 +1,4 @@
-"""What happened in the steps, moment by moment: all of them as tracks for a page, one of them as lanes for a figure.
-
-Both show the program's ranges, the calls that block, each stream's work, and why the devices idle.
-"""
+"""What happened in the steps, moment by moment: ranges, calls that block, each stream's work, and why devices idle."""
 
 from __future__ import annotations
 
@@ -12,9 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import autograd_threads
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
-from nsys_analyzer.analysis.intervals import NONE, contained
+from nsys_analyzer.analysis.intervals import NONE
 from nsys_analyzer.analysis.modules.calls import Calls, Places, find_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.paths import range_paths
@@ -22,19 +18,10 @@ from nsys_analyzer.analysis.steps.process import CAUSES, ProcessWork
 from nsys_analyzer.analysis.steps.windows import Windows, find_steps
 from nsys_analyzer.analysis.summary.device_memory import memory_levels
 from nsys_analyzer.trace.arrays import Integers, Ints, distinct_rows
-from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, Ranges, pid_of, process_of
+from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of
 
 #: Operations that a page shows; of longer captures as many steps around the median one as have about so many in all.
 MOST_OPERATIONS = 1_000_000
-#: Lanes of ranges inside each other, and lanes of streams.
-_DEEPEST, _MOST_STREAMS = 3, 4
-#: Of the CPU's, what is shorter than this share of the step is left out (ranges by the mean of their name), and over
-#: such a gap neighbours are joined.
-#: Nothing of the GPU's is joined: thousands of gaps of microseconds are a good part of a step.
-_FINE = 1 / 1600
-
-#: Ranges that cover less of the step have no lane: one short range of a library says nothing of its thread.
-_FEW = 1 / 200
 
 Kind = Literal["ranges", "calls", "stream", "idle"]
 
@@ -107,24 +94,6 @@ class Tracks:
     modules: tuple[str, ...]
     paths: tuple[str, ...]
     memory: tuple[Ints, Ints]
-
-
-@dataclass(frozen=True)
-class Block:
-    """A block of a lane: its name, start and end in ms since the step began."""
-
-    name: str
-    start_ms: float
-    end_ms: float
-
-
-@dataclass(frozen=True)
-class Lane:
-    """A lane of the step: ranges of a thread at one depth, calls that block, a stream by class, idle by cause."""
-
-    title: str
-    kind: Kind
-    blocks: tuple[Block, ...]
 
 
 def record_tracks(attributed: AttributedTrace, process: int, most: int) -> Tracks | None:
@@ -234,7 +203,7 @@ class _Recorder:
         """What each thread is called; those of one name have their IDs, too."""
         if self.attributed.trace.metadata.ranges_on_gpu:
             return ["ranges on the GPU"] * len(threads)
-        titles = [thread_title(self.attributed, one) for one in threads.tolist()]
+        titles = [_thread_title(self.attributed, one) for one in threads.tolist()]
         own = (threads & ~PROCESS_MASK).tolist()
         return [
             f"CPU: {one} {tid}" if titles.count(one) > 1 else f"CPU: {one}"
@@ -338,94 +307,9 @@ def _depths(start: Ints, end: Ints) -> Ints:
     return depths
 
 
-def draw_lanes(work: ProcessWork, windows: Windows, device: int) -> tuple[Lane, ...]:
-    """Draws the lanes of the step of median duration."""
-    step = windows.select(np.array([windows.median]))
-    start, end = bounds = int(step.start[0]), int(step.end[0])
-    operations, mine = work.attributed.trace.operations, work.devices[device]
-    mine = mine[(operations.end[mine] > start) & (operations.start[mine] < end)]
-    mine = mine[np.argsort(operations.start[mine], kind="stable")]
-    streams, counts = np.unique(operations.stream[mine], return_counts=True)
-    lanes = [*_range_lanes(work, bounds), _call_lane(work, bounds)]
-    for stream in streams[np.argsort(-counts, kind="stable")][:_MOST_STREAMS].tolist():
-        here = mine[operations.stream[mine] == stream]
-        blocks = _blocks(operations.start[here], operations.end[here], work.label[here], work.classes, bounds, 0)
-        lanes.append(Lane(f"GPU stream {stream}", "stream", blocks))
-    idle = work.find_idle(step, device)
-    lanes.append(Lane("GPU idle", "idle", _blocks(idle.start, idle.end, idle.cause, CAUSES, bounds, 0)))
-    return tuple(lane for lane in lanes if lane.blocks)
-
-
-def _range_lanes(work: ProcessWork, bounds: tuple[int, int]) -> list[Lane]:
-    """The ranges of the program's thread with most of them, in up to three depths, and those of autograd's."""
-    attributed, ranges = work.attributed, work.attributed.trace.ranges
-    start, end = bounds
-    open_here = (ranges.end > start) & (ranges.start < end) & (process_of(ranges.thread) == work.process)
-    open_here &= ~attributed.roles.mask("step")
-    # A name is shown with all of its ranges or not at all, so that a layer's twelve ranges do not look like three.
-    code = ranges.name[open_here]
-    length = np.bincount(code, (ranges.end - ranges.start)[open_here], len(ranges.names))
-    seen = length >= np.bincount(code, minlength=len(ranges.names)) * ((end - start) * _FINE)
-    open_here &= seen[ranges.name]
-    engine = np.isin(ranges.thread, autograd_threads(attributed.trace))
-    lanes = []
-    for chosen, depths in ((open_here & ~engine, _DEEPEST), (open_here & engine, 1)):
-        threads, counts = np.unique(ranges.thread[chosen], return_counts=True)
-        if len(threads):
-            thread = int(threads[np.argmax(counts)])
-            title = "autograd's thread" if depths == 1 else thread_title(attributed, thread)
-            lanes += _nested(f"CPU: {title}", ranges.select(chosen & (ranges.thread == thread)), bounds, depths)
-    return lanes
-
-
-def thread_title(attributed: AttributedTrace, thread: int) -> str:
+def _thread_title(attributed: AttributedTrace, thread: int) -> str:
     """What a thread is called: the main one has the ID of its process."""
     own = thread & ~PROCESS_MASK
     if own == pid_of(thread):
         return "main thread"
     return f"thread {attributed.trace.metadata.thread_names.get(thread) or own}"
-
-
-def _nested(title: str, ranges: Ranges, bounds: tuple[int, int], depths: int) -> list[Lane]:
-    lanes = []
-    for depth in range(depths):
-        if not len(ranges):
-            break
-        inside = contained(ranges.thread, ranges.start, ranges.end)
-        outer = ranges.select(~inside)
-        outer = outer.select(np.argsort(outer.start, kind="stable"))
-        blocks = _blocks(outer.start, outer.end, outer.name, outer.names, bounds)
-        lane = Lane(title if not depth else "", "ranges", blocks)
-        if sum(block.end_ms - block.start_ms for block in blocks) >= _FEW * (bounds[1] - bounds[0]) / 1e6:
-            lanes.append(lane)
-        ranges = ranges.select(inside)
-    return lanes
-
-
-def _call_lane(work: ProcessWork, bounds: tuple[int, int]) -> Lane:
-    """The calls that wait or allocate, as far as they can be seen."""
-    start, end = bounds
-    calls = work.calls.select(np.union1d(work.waiting, work.allocating))
-    calls = calls.select((calls.end > start) & (calls.start < end))
-    calls = calls.select(calls.end - calls.start >= (end - start) * _FINE)
-    names = tuple(name.partition("_v")[0] for name in calls.names)
-    return Lane(
-        "CPU: blocking calls", "calls", _blocks(calls.start, calls.end, calls.name.astype(np.int64), names, bounds)
-    )
-
-
-def _blocks(
-    start: Ints, end: Ints, code: Ints, names: tuple[str, ...], bounds: tuple[int, int], apart: float = _FINE
-) -> tuple[Block, ...]:
-    """The blocks of a lane, clipped to the step.
-
-    Neighbours of one name are joined, unless the gap between them is longer than ``apart``, a share of the step.
-    """
-    low, high = bounds
-    start, end = np.maximum(start, low), np.minimum(end, high)
-    if not len(start):
-        return ()
-    new = (code[1:] != code[:-1]) | (start[1:] - end[:-1] > (high - low) * apart)
-    first = np.flatnonzero(np.append(True, new))
-    begun, ended = (start[first] - low) / 1e6, (np.maximum.reduceat(end, first) - low) / 1e6
-    return tuple(map(Block, (names[one] for one in code[first].tolist()), begun.tolist(), ended.tolist()))

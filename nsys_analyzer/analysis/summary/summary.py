@@ -13,7 +13,7 @@ from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.ranks.member import Member
 from nsys_analyzer.analysis.steps.step import Ms, StepSummary
 from nsys_analyzer.analysis.steps.study import Study
-from nsys_analyzer.analysis.steps.tracks import Lane, Tracks
+from nsys_analyzer.analysis.steps.tracks import Tracks
 from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
 from nsys_analyzer.analysis.summary.profiler_cost import ProfilerCost
 from nsys_analyzer.analysis.summary.shares import Leader, Limits, MatmulShare
