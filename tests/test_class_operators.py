@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.class_rules.operators import OPERATOR_RULES
-from nsys_analyzer.analysis.kernels.classes import OTHER, classify
+from nsys_analyzer.analysis.kernels.class_rules import OPERATOR_RULES, OTHER
+from nsys_analyzer.analysis.kernels.classes import classify
 from tests.test_classes import CAPTURED
 
 OPERATORS = {

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from nsys_analyzer.analysis.kernels.class_rules import RULES, Rule
-from nsys_analyzer.analysis.kernels.classes import CLASSES, OTHER, UNKNOWN, classify, first_rule, readable
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, OTHER, RULES, UNKNOWN, Rule
+from nsys_analyzer.analysis.kernels.classes import classify, first_rule, readable
 
 # Names as nsys stored them: captures of a transformer in fp32 and bf16, eager, compiled into CUDA graphs, and on
 # two GPUs.

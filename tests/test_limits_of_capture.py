@@ -17,10 +17,9 @@ from nsys_analyzer import Trace
 from nsys_analyzer.analysis.findings.finding import Diagnosis
 from nsys_analyzer.analysis.summary.complete import complete
 from nsys_analyzer.analysis.summary.limits import limits_of, on_tensor_cores, tensor_core_share
-from nsys_analyzer.analysis.summary.shares import Limits
 from nsys_analyzer.analysis.summary.statistics import KernelRow, Stats, class_rows
 from nsys_analyzer.analysis.summary.summarize import summarize
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, PhaseSummary, Unprofiled
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Limits, PhaseSummary, Unprofiled
 from nsys_analyzer.analysis.transformer.costs import (
     attention_matmul_elements,
     fused_attention_elements,

@@ -11,8 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nsys_analyzer import Trace
-from nsys_analyzer.analysis.modules.module import Module, Modules, Outlier, Work, fold_modules
-from nsys_analyzer.analysis.modules.summarize import counted_operators, with_flops
+from nsys_analyzer.analysis.summary.modules import (
+    Module,
+    Modules,
+    Outlier,
+    Work,
+    counted_operators,
+    fold_modules,
+    with_flops,
+)
 from nsys_analyzer.analysis.summary.summarize import summarize
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.configuration import CountedFlops

@@ -9,8 +9,8 @@ from operator import attrgetter
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from nsys_analyzer.analysis.summary.verdicts import IDLE
 from nsys_analyzer.analysis.transformer.models import find_model, model_from_dimensions
+from nsys_analyzer.analysis.transformer.peaks import IDLE
 from nsys_analyzer.configuration import Option
 from nsys_analyzer.experiments.model import Bench, Profiled, Results, Settings, Task, Times, grid, several, single
 from nsys_analyzer.experiments.section import (

@@ -37,7 +37,7 @@ from nsys_analyzer.runs.targets import transformer_targets
 from nsys_analyzer.text import Words, joined, link, phrase, plural
 
 if TYPE_CHECKING:
-    from nsys_analyzer.analysis.summary.device_memory import DeviceMemory
+    from nsys_analyzer.analysis.summary.statistics import DeviceMemory
     from nsys_analyzer.analysis.summary.summary import CaptureSummary
 
 #: Time in ms, and the bytes allocated from then on.

@@ -22,7 +22,7 @@ from nsys_analyzer.analysis.findings.waits import (
     find_host_sync,
     find_launch_bound,
 )
-from nsys_analyzer.analysis.kernels.classes import UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import UNKNOWN
 from nsys_analyzer.analysis.ranges.phases import STEP
 from nsys_analyzer.analysis.steps.idle import Cause
 from nsys_analyzer.analysis.steps.replay import Replay

@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from nsys_analyzer.analysis.attribution.attribution import HOW
+from nsys_analyzer.analysis.attribution.attribution import HOW, range_paths
 from nsys_analyzer.analysis.attribution.processes import processes_of
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.kernels.classes import CLASSES, FILLS, UNKNOWN
-from nsys_analyzer.analysis.kernels.kernels import launching_operators
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
-from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.paths import range_paths
+from nsys_analyzer.analysis.kernels.class_rules import CLASSES, FILLS, UNKNOWN
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
+from nsys_analyzer.analysis.ranges.instances import AttributedTrace, launching_operators
 from nsys_analyzer.analysis.ranges.phases import PhaseNames
 from nsys_analyzer.errors import MissingTableError
 from nsys_analyzer.text import plain

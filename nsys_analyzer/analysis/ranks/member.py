@@ -11,7 +11,7 @@ from nsys_analyzer.analysis.attribution.processes import Process
 from nsys_analyzer.analysis.intervals.axis import Axis
 from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.groups import Steps

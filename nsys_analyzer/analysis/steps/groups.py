@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.steps.windows import Windows, find_windows
 from nsys_analyzer.trace.arrays import Ints

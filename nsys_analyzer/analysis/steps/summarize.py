@@ -11,7 +11,7 @@ import numpy as np
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals.cover import Cover
 from nsys_analyzer.analysis.intervals.timeline import LONG_AGO, NONE
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION, FILLS, UNKNOWN
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION, FILLS, UNKNOWN
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
 from nsys_analyzer.analysis.steps.anatomy import COMMUNICATING, COMPUTE, COPYING, Anatomy, Fragments, dissect

@@ -13,13 +13,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nsys_analyzer.analysis.kernels.classes import COMMUNICATION
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
+from nsys_analyzer.analysis.kernels.class_rules import COMMUNICATION
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.phases import OTHER_STEP, STEP
-from nsys_analyzer.analysis.summary.shares import FUSED, MATMUL, ClassRate, Limits, PhaseRate, TimeOf
-from nsys_analyzer.analysis.summary.statistics import KernelRow
-from nsys_analyzer.analysis.summary.summary import CaptureSummary, PhaseSummary
-from nsys_analyzer.analysis.summary.verdicts import GPU_BOUND
+from nsys_analyzer.analysis.summary.statistics import FUSED, MATMUL, KernelRow
+from nsys_analyzer.analysis.summary.summary import CaptureSummary, ClassRate, Limits, PhaseRate, PhaseSummary, TimeOf
 from nsys_analyzer.analysis.transformer.costs import (
     ELEMENT_BYTES,
     attention_matmul_elements,
@@ -29,7 +27,7 @@ from nsys_analyzer.analysis.transformer.costs import (
     linear_elements,
 )
 from nsys_analyzer.analysis.transformer.models import Configuration, ModelSize
-from nsys_analyzer.analysis.transformer.peaks import Peaks, find_peaks, memory_bytes_per_s
+from nsys_analyzer.analysis.transformer.peaks import GPU_BOUND, Peaks, find_peaks, memory_bytes_per_s
 from nsys_analyzer.configuration import CountedFlops
 from nsys_analyzer.text import plural
 from nsys_analyzer.trace.columns import COPIES, MEMCPY, ON_DEVICE

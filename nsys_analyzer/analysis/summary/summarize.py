@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from msgspec import structs
 
 from nsys_analyzer.analysis.attribution.attribution import HOW, UNATTRIBUTED
+from nsys_analyzer.analysis.attribution.launches import CLOCK_ERROR_NS
 from nsys_analyzer.analysis.attribution.processes import Process, processes_of
 from nsys_analyzer.analysis.intervals.timeline import NONE, holds_any
-from nsys_analyzer.analysis.kernels.precision import gemm_precision
-from nsys_analyzer.analysis.modules.module import Modules
-from nsys_analyzer.analysis.modules.summarize import summarize_modules
+from nsys_analyzer.analysis.kernels.classes import gemm_precision
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import STEP, PhaseNames, is_framework_name
 from nsys_analyzer.analysis.ranks.member import record_members
 from nsys_analyzer.analysis.steps.groups import Steps, find_steps
 from nsys_analyzer.analysis.steps.step import StepSummary
 from nsys_analyzer.analysis.steps.summarize import summarize_steps
-from nsys_analyzer.analysis.summary.coverage import check_attribution
-from nsys_analyzer.analysis.summary.device_memory import device_memory
+from nsys_analyzer.analysis.summary.modules import Modules, summarize_modules
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
     GpuClocks,
@@ -29,6 +29,7 @@ from nsys_analyzer.analysis.summary.statistics import (
     Stats,
     Totals,
     class_rows,
+    device_memory,
     gpu_clocks,
     kernel_rows,
     memory_rows,
@@ -40,6 +41,7 @@ from nsys_analyzer.analysis.summary.summary import CaptureSummary, Coverage, Pha
 from nsys_analyzer.analysis.summary.warnings import capture_warnings
 from nsys_analyzer.analysis.transformer.attention import AttentionSummary, summarize_attention
 from nsys_analyzer.analysis.transformer.models import Configuration
+from nsys_analyzer.errors import NsysAnalyzerError
 from nsys_analyzer.trace.arrays import Bools, Ints, SmallInts, blocks, distinct, taken
 from nsys_analyzer.trace.columns import process_of
 from nsys_analyzer.trace.metadata import Gpu
@@ -354,3 +356,45 @@ def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:
             ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
     total = sum(ms.values())
     return {key: value / total for key, value in sorted(ms.items(), key=lambda item: -item[1])} if total else {}
+
+
+_ROUNDING = 1e-6
+_equal = partial(math.isclose, rel_tol=_ROUNDING, abs_tol=_ROUNDING)
+
+
+def check_attribution(summary: CaptureSummary) -> None:
+    """Checks that every kernel is counted once, that no part holds more than its whole, and that times can be true.
+
+    Raises:
+        NsysAnalyzerError: a check fails: the figures are wrong.
+    """
+    coverage, whole = summary.coverage, summary.whole
+    if coverage is None or whole is None:
+        return
+    in_leaves = sum(phase.kernels_per_instance * phase.instances for phase in summary.leaf_phases)
+    gpu_ms_in_leaves = sum(phase.gpu_ms * phase.instances for phase in summary.leaf_phases)
+    by_name_ms = sum(row.ms_per_instance for row in whole.kernels)
+    phases = (*summary.phases, whole)
+    laws = {
+        "attributed + unattributed kernels are all kernels": coverage.attributed + coverage.unattributed
+        == sum(coverage.how.values())
+        == whole.kernels_per_instance + coverage.in_warmup,
+        "their times add up": _equal(coverage.attributed_ms + coverage.unattributed_ms, coverage.kernel_ms),
+        "kernels by name and in warm-up take the time of all": _equal(
+            by_name_ms + coverage.warmup_ms, coverage.kernel_ms
+        ),
+        "phases hold no more than the ranges": in_leaves <= coverage.in_phases + _ROUNDING
+        and coverage.in_warmup <= coverage.in_phases <= coverage.attributed + coverage.in_warmup,
+        "phases hold no more than the whole capture": gpu_ms_in_leaves <= whole.gpu_ms * (1 + _ROUNDING) + _ROUNDING,
+        "busy time fits into the span": all(_fits(phase.gpu_busy_ms, phase.gpu_span_ms.max) for phase in phases),
+        "spans fit into the capture": all(_fits(phase.gpu_span_ms, coverage.extent_ms) for phase in phases),
+        "wall times fit into the capture": all(_fits(phase.wall_ms, coverage.extent_ms) for phase in phases),
+        "no operation starts before its launch": (coverage.shortest_wait_ms or 0.0) >= -CLOCK_ERROR_NS / 1e6,
+    }
+    broken = [law for law, holds in laws.items() if not holds]
+    if broken:
+        raise NsysAnalyzerError(f"{summary.title}: it does not hold that {broken[0]}", "Please report this capture")
+
+
+def _fits(part: Stats, whole_ms: float | None) -> bool:
+    return part.max is None or whole_ms is None or part.max <= whole_ms + _ROUNDING

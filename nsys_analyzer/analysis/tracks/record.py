@@ -7,18 +7,18 @@ from functools import cached_property
 
 import numpy as np
 
+from nsys_analyzer.analysis.attribution.attribution import range_paths
 from nsys_analyzer.analysis.attribution.processes import is_on_cpu
 from nsys_analyzer.analysis.intervals.timeline import NONE
-from nsys_analyzer.analysis.modules.calls import Calls, Places, find_calls
+from nsys_analyzer.analysis.ranges.calls import Calls, Places, find_calls
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
-from nsys_analyzer.analysis.ranges.paths import range_paths
 from nsys_analyzer.analysis.steps.groups import find_steps
 from nsys_analyzer.analysis.steps.host import Host, find_host
 from nsys_analyzer.analysis.steps.idle import CAUSES
 from nsys_analyzer.analysis.steps.lanes import thread_title
 from nsys_analyzer.analysis.steps.summarize import View
 from nsys_analyzer.analysis.steps.windows import Windows
-from nsys_analyzer.analysis.summary.device_memory import memory_levels
+from nsys_analyzer.analysis.summary.statistics import memory_levels
 from nsys_analyzer.analysis.tracks.tracks import Stream, Track, Tracks
 from nsys_analyzer.trace.arrays import Integers, Ints, distinct, distinct_rows
 from nsys_analyzer.trace.columns import COPIES, KINDS, MEMCPY, PROCESS_MASK, pid_of, process_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from nsys_analyzer.analysis.modules.module import Folded, Module, Modules, Outlier, Work, fold_modules
+from nsys_analyzer.analysis.summary.modules import Folded, Module, Modules, Outlier, Work, fold_modules
 from nsys_analyzer.analysis.summary.summary import CaptureSummary
 from nsys_analyzer.report.evidence import Evidence
 from nsys_analyzer.report.model import Answer, Block, Listing, Paragraph, Section, Table
