@@ -24,6 +24,8 @@ from nsys_analyzer.analysis.steps.summarize import summarize_steps
 from nsys_analyzer.analysis.summary.modules import Modules, summarize_modules
 from nsys_analyzer.analysis.summary.profiler_cost import RecordedEvents
 from nsys_analyzer.analysis.summary.statistics import (
+    FUSED,
+    MATMUL,
     GpuClocks,
     KernelRow,
     Stats,
@@ -330,28 +332,22 @@ def _with_length(phase: PhaseSummary, step: StepSummary) -> PhaseSummary:
 
 
 def _contradiction(configuration: Configuration | None, phases: Sequence[PhaseSummary]) -> str:
-    """Why a configuration read from a file name cannot be the capture's; empty where it can.
-
-    A forward pass of L layers needs at least 4·L + 1 matmuls: QKV, output, gate and up, down of each; and the head.
-    """
-    if not configuration or not configuration.source.startswith("file name") or not configuration.model:
+    """Why a configuration read from a file name cannot be the capture's; empty where it can."""
+    model = configuration.model if configuration and configuration.source.startswith("file name") else None
+    matmuls = sum(one.launches_of(MATMUL) for one in phases if one.phase == "forward" and one.instances)
+    if model is None or not 0 < matmuls < model.fewest_matmuls:
         return ""
-    least = 4 * configuration.model.num_layers + 1
-    for phase in phases:
-        matmuls = sum(row.launches_per_instance for row in phase.classes if row.kernel_class == "matmul")
-        if phase.phase == "forward" and phase.instances and 0 < matmuls < least:
-            return (
-                f"The file name says {configuration.model.name}, which needs {least} matmuls per forward or "
-                f"more; the capture launches {matmuls:,.0f}, so the name is not believed."
-            )
-    return ""
+    return (
+        f"The file name says {model.name}, which needs {model.fewest_matmuls} matmuls per forward or more; the capture "
+        f"launches {matmuls:,.0f}, so the name is not believed."
+    )
 
 
 def _precisions(kernels: Sequence[KernelRow]) -> dict[str, float]:
     """Shares of the matmul and fused attention time by the precision in the kernels' names."""
     ms: dict[str, float] = {}
     for row in kernels:
-        if row.kernel_class in ("matmul", "fused attention"):
+        if row.kernel_class in (MATMUL, FUSED):
             precision = gemm_precision(row.name) or "unknown"
             ms[precision] = ms.get(precision, 0.0) + row.ms_per_instance
     total = sum(ms.values())

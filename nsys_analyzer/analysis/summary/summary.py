@@ -260,6 +260,10 @@ class PhaseSummary(msgspec.Struct, frozen=True):
         """True where an opaque graph hides kernels of the phase, so that no shares of them are known."""
         return any(row.kind == "graph" for row in self.memory)
 
+    def launches_of(self, kernel_class: str) -> float:
+        """The launches of a class in one instance."""
+        return sum(row.launches_per_instance for row in self.classes if row.kernel_class == kernel_class)
+
     def share_of(self, kernel_class: str) -> float | None:
         """The share of a class in the total kernel time, 0 where it has no kernel; None where it is not known."""
         return share_of(self.classes, kernel_class)
