@@ -23,7 +23,7 @@ from nsys_analyzer.analysis.ranges.calls import Calls, Path, Places, find_calls,
 from nsys_analyzer.analysis.ranges.instances import AttributedTrace
 from nsys_analyzer.analysis.ranges.phases import ATTENTION_PARTS, OTHER_STEP, STEP
 from nsys_analyzer.configuration import CountedFlops
-from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows
+from nsys_analyzer.trace.arrays import Bools, Ints, distinct_rows, named
 from nsys_analyzer.trace.columns import KERNEL, Operators, process_of
 
 #: The two directions in which a module works, in the order of ``DIRECTIONS``'s codes.
@@ -409,7 +409,7 @@ def with_flops(modules: Modules, counted: CountedFlops) -> Modules:
 
 def counted_operators(operators: Operators) -> tuple[Ints, Ints]:
     """Finds the operators with known FLOPs, and these; of one that calls another of them (a cast) the inner one."""
-    has_formula = np.array([*(name in _FORMULAS for name in operators.names), False])[operators.name]
+    has_formula = named(operators, _FORMULAS.__contains__)
     index = np.flatnonzero(has_formula & (operators.shapes >= 0))
     around = parents(operators.thread[index], operators.start[index], operators.end[index])
     index = np.delete(index, np.unique(around[around >= 0]))
